@@ -1,0 +1,89 @@
+"""Every exception that packstore raises on purpose.
+
+All derive from :class:`PackstoreError`, so that ``except PackstoreError`` catches whatever packstore has to say. A
+message states which file or record, what was found, what was expected and what to do next; the CLI prints it as one
+line.
+"""
+
+from __future__ import annotations
+
+
+class PackstoreError(Exception):
+    """Base of all packstore errors."""
+
+
+class UsageError(PackstoreError, ValueError):
+    """Arguments that cannot work together, or that name something unknown. The CLI exits with 2."""
+
+
+class SourceError(PackstoreError):
+    """A source as a whole cannot be read: not recognised, empty, a symlink cycle, a broken labels file."""
+
+
+class SampleError(SourceError):
+    """One sample of a source is unusable: empty, truncated, not an image, unreadable.
+
+    Subject to the ``on_error`` policy of a conversion.
+
+    Attributes:
+        key: The sample's key (relative path or id).
+        reason: What is wrong, without the key.
+    """
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(key, reason)
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{printable(self.key)}: {self.reason}"
+
+
+class DecodeError(PackstoreError):
+    """Image bytes that no available decoder turns into pixels."""
+
+
+class StoreError(PackstoreError):
+    """A store cannot be opened or written: not a store, unfinished, of a newer version, broken structure."""
+
+
+class DestinationError(StoreError):
+    """A destination that may not be written: it exists, lies inside the source, has no space, no permission."""
+
+
+class ManifestError(StoreError):
+    """A manifest that is not valid: broken JSON, a wrong digest, impossible numbers."""
+
+
+class CorruptRecordError(StoreError):
+    """A record whose bytes do not match its checksum.
+
+    Attributes:
+        record: Number of the record in its store.
+        key: The record's key.
+        expected: The checksum in the store, as 16 hexadecimal digits.
+        found: The checksum of the bytes read.
+    """
+
+    def __init__(self, record: int, key: str, expected: str, found: str) -> None:
+        super().__init__(record, key, expected, found)
+        self.record = record
+        self.key = key
+        self.expected = expected
+        self.found = found
+
+    def __str__(self) -> str:
+        return (
+            f"record {self.record} ({printable(self.key)}) is damaged: "
+            f"checksum {self.found}, expected {self.expected}; pack it again from its source"
+        )
+
+
+def printable(text: str) -> str:
+    """``text`` on one line, safe for a terminal: control characters and undecodable bytes are escaped.
+
+    Names of files come from strangers; a newline or an escape sequence in one must not forge a line of a report.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)

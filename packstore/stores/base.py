@@ -1,0 +1,205 @@
+"""The contracts of the three formats: a :class:`Reader` and a :class:`Writer`, one pair a format.
+
+A reader has four abstract methods; everything else has a correct default here that a format overrides for speed.
+``tests/store_suite.py`` is the same contract as tests.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.errors import StoreError
+from packstore.manifest import Column, Manifest, Split
+from packstore.progress import ProgressCallback, no_progress
+
+Buffer = bytes | bytearray | memoryview
+"""Bytes of one record."""
+
+NUMPY_DTYPE: dict[str, np.dtype[Any]] = {
+    "uint8": np.dtype("u1"),
+    "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"),
+    "uint64": np.dtype("<u8"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),  # numpy has no bfloat16: its bit patterns
+    "float32": np.dtype("<f4"),
+}
+"""The numpy dtype in which a column dtype is read and written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged(Sequence[memoryview]):
+    """A ragged column: value ``i`` is ``data[offsets[i]:offsets[i + 1]]``.
+
+    Attributes:
+        offsets: ``int64``, shape ``(N + 1,)``, from 0, not decreasing.
+        data: ``uint8``, shape ``(offsets[-1],)``.
+    """
+
+    offsets: NDArray[np.int64]
+    data: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        """The bytes of value ``index`` (an integer, not negative) as a memoryview; no copy."""
+        start, stop = int(self.offsets[index]), int(self.offsets[index + 1])
+        if not 0 <= start <= stop <= len(self.data):
+            raise StoreError(f"offsets of value {index} are out of range: {start}, {stop} of {len(self.data)} bytes")
+        return self.data[start:stop].data
+
+
+ColumnData = NDArray[Any] | Ragged
+"""All values of a column: an array of shape ``(N, *column.shape)``, or :class:`Ragged`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong in a store.
+
+    Attributes:
+        what: What is wrong, on one line, with what was found and what was expected.
+        record: The record where it lies, or None when it is not in a record.
+        key: That record's key.
+        shard: Name of the shard file, or None in a store of one file.
+    """
+
+    what: str
+    record: int | None = None
+    key: str | None = None
+    shard: str | None = None
+
+
+class Reader(ABC):
+    """An open store: ``len(reader)`` records, numbered from 0.
+
+    Readers are safe to use from several threads. They do not survive a fork and do not pickle: open one in each
+    process (``PackedDataset`` does that by itself). Opening costs milliseconds, whatever the number of records.
+
+    Attributes:
+        path: Where the store lies.
+        manifest: What it is.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @abstractmethod
+    def read(self, index: int) -> Buffer:
+        """The image of record ``index`` (0 … N-1) as bytes, or as a read-only memoryview of a map that stays valid
+        as long as somebody holds it. Raises :class:`IndexError` outside the range."""
+
+    @abstractmethod
+    def column(self, name: str) -> ColumnData:
+        """A whole column, mapped or loaded once and then kept: shape ``(N, *column.shape)`` for a fixed one
+        (``bfloat16`` as ``uint16`` bit patterns), :class:`Ragged` for a ragged one. Raises :class:`KeyError` for an
+        unknown name, and :class:`StoreError` for ``image`` where the format keeps images apart (LMDB)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Releases files and maps. Idempotent. Arrays and memoryviews handed out by :meth:`read` and :meth:`column`
+        stay valid."""
+
+    @abstractmethod
+    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        """Yields what is wrong with the container itself: sizes, counts, offsets, container checksums, shard digests.
+
+        Records and column digests are not its business (``verify`` does these for all formats). ``quick`` leaves out
+        whatever reads all of the data.
+        """
+
+    def __len__(self) -> int:
+        return self.manifest.records
+
+    def view(self, index: int) -> Buffer:
+        """Like :meth:`read` without any copy; valid only until the reader is closed."""
+        return self.read(index)
+
+    def array(self, index: int) -> NDArray[Any]:
+        """The image of a record of a tensor encoding as an array: ``(H, W, C)`` uint8 or ``(C, H, W)`` floating point
+        (bfloat16 as uint16 bit patterns). Read-only; shares memory with :meth:`view`."""
+        column = self.manifest.image
+        if column.layout is None:
+            raise StoreError(f"{self.path} holds encoded images ({self.manifest.encoding}), not arrays")
+        flat: NDArray[Any] = np.frombuffer(self.view(index), NUMPY_DTYPE[column.dtype])
+        shape = column.shape
+        if column.kind == "ragged":
+            shape = tuple(int(n) for n in self.fixed("shape")[index])
+        try:
+            return flat.reshape(shape)
+        except ValueError:
+            raise StoreError(f"record {index} of {self.path} holds {flat.size} elements, not {shape}") from None
+
+    def fixed(self, name: str) -> NDArray[Any]:
+        """The fixed column ``name``. Raises :class:`StoreError` when it is ragged."""
+        column = self.column(name)
+        if isinstance(column, Ragged):
+            raise StoreError(f"column {name!r} of {self.path} is ragged")
+        return column
+
+    def ragged(self, name: str) -> Ragged:
+        """The ragged column ``name``. Raises :class:`StoreError` when it is fixed."""
+        column = self.column(name)
+        if not isinstance(column, Ragged):
+            raise StoreError(f"column {name!r} of {self.path} is not ragged")
+        return column
+
+    def key(self, index: int) -> str:
+        """The key of a record; bytes that are not UTF-8 come back as surrogates, as in file names."""
+        return bytes(self.ragged("key")[index]).decode("utf-8", "surrogateescape")
+
+    def split(self, name: str | None) -> Split:
+        """The range of split ``name``, or of the whole store for None."""
+        return Split("all", 0, len(self)) if name is None else self.manifest.split(name)
+
+    def disk_bytes(self) -> int:
+        """Bytes that the store really takes on disk (allocated blocks, so holes do not count)."""
+        files = [self.path] if self.path.is_file() else [p for p in self.path.rglob("*") if p.is_file()]
+        return sum(p.stat().st_blocks * 512 for p in files)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        m = self.manifest
+        return f"<{type(self).__name__} {str(self.path)!r}: {len(self)} records, {m.encoding}>"
+
+
+class Writer(ABC):
+    """Writes one file of one format: images as they come, then everything else when it is sealed.
+
+    A writer writes to exactly the path it is given and knows nothing of staging, shards or splits;
+    :class:`packstore.stores.builder.StoreBuilder` does all that. Memory does not grow with the number of records.
+    """
+
+    def __init__(self, path: Path, image: Column) -> None:
+        """``image`` describes the image column; its ``nbytes`` is not known yet."""
+        self.path = path
+        self.image = image
+
+    @abstractmethod
+    def append(self, images: Sequence[Buffer]) -> None:
+        """Adds records in order. In a fixed column each has exactly ``image.record_nbytes`` bytes."""
+
+    @abstractmethod
+    def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
+        """Writes all other columns and the manifest, closes the file and makes it durable (fsync)."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Closes whatever is open, without finishing. Idempotent, also after :meth:`seal`. Deletes nothing."""
