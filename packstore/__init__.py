@@ -1,8 +1,84 @@
 """packstore packs image datasets once, proves that nothing was lost, and feeds them to a model fast.
 
-The public names are loaded on first use, so that ``import packstore`` costs next to nothing.
+The public names load on first use, so that ``import packstore`` costs next to nothing.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from packstore.errors import (
+    CorruptRecordError,
+    DecodeError,
+    DestinationError,
+    ManifestError,
+    PackstoreError,
+    SampleError,
+    SourceError,
+    StoreError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from packstore.convert import ConvertReport, convert
+    from packstore.dataset import PackedDataset
+    from packstore.manifest import Manifest
+    from packstore.plan import ConvertOptions
+    from packstore.stores import open_store as open 
+    from packstore.stores.base import Problem, Reader
+    from packstore.verify import VerifyOptions, VerifyReport, verify
+
 __version__ = "0.1.0"
+
+# Where each lazily loaded name lives: (module, name there).
+_LAZY = {
+    "ConvertOptions": ("packstore.plan", "ConvertOptions"),
+    "ConvertReport": ("packstore.convert", "ConvertReport"),
+    "Manifest": ("packstore.manifest", "Manifest"),
+    "PackedDataset": ("packstore.dataset", "PackedDataset"),
+    "Problem": ("packstore.stores.base", "Problem"),
+    "Reader": ("packstore.stores.base", "Reader"),
+    "VerifyOptions": ("packstore.verify", "VerifyOptions"),
+    "VerifyReport": ("packstore.verify", "VerifyReport"),
+    "convert": ("packstore.convert", "convert"),
+    "open": ("packstore.stores", "open_store"),
+    "verify": ("packstore.verify", "verify"),
+}
+
+__all__ = [
+    "ConvertOptions",
+    "ConvertReport",
+    "CorruptRecordError",
+    "DecodeError",
+    "DestinationError",
+    "Manifest",
+    "ManifestError",
+    "PackedDataset",
+    "PackstoreError",
+    "Problem",
+    "Reader",
+    "SampleError",
+    "SourceError",
+    "StoreError",
+    "UsageError",
+    "VerifyOptions",
+    "VerifyReport",
+    "convert",
+    "open",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module, attribute = _LAZY[name]
+    except KeyError:
+        raise AttributeError(f"module 'packstore' has no attribute {name!r}") from None
+    value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -109,5 +109,11 @@ SPLIT_ORDER = ("train", "training", "val", "valid", "validation", "dev", "test",
 
 
 def paged(size: int) -> int:
-    """``size`` rounded up to whole 4 KiB pages of LMDB, whose overflow pages have a header of 16 bytes."""
-    return -(-(size + 16) // 4096) * 4096 if size > 2000 else size
+    """Bytes that LMDB takes for a value of ``size``.
+
+    Above about 2 KB these are whole 4 KiB pages with a header of 16 bytes; below, a share of a leaf page, which holds
+    as many entries (10 bytes of key, 8 of header, 2 of index) as fit.
+    """
+    if size > 2020:
+        return -(-(size + 16) // 4096) * 4096
+    return 4096 // (4080 // (size + 20))

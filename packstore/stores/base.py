@@ -167,6 +167,9 @@ class Reader(ABC):
         files = [self.path] if self.path.is_file() else [p for p in self.path.rglob("*") if p.is_file()]
         return sum(p.stat().st_blocks * 512 for p in files)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(f"a {type(self).__name__} does not pickle; pickle its path and open it again")
+
     def __enter__(self) -> Self:
         return self
 
@@ -195,6 +198,13 @@ class Writer(ABC):
     @abstractmethod
     def append(self, images: Sequence[Buffer]) -> None:
         """Adds records in order. In a fixed column each has exactly ``image.record_nbytes`` bytes."""
+
+    def suspend(self) -> None:
+        """Releases open files after the last record; :meth:`seal` or :meth:`abort` follows later.
+
+        A store of many shards seals them all at the end, and must not hold a file open for each until then.
+        """
+        return
 
     @abstractmethod
     def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:

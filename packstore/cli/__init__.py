@@ -1,0 +1,94 @@
+"""The command line: arguments, progress, printing, exit codes. One file a command; the library does the work.
+
+Modules of this room import the library inside the commands, so that ``packstore --help`` is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from packstore import __version__
+from packstore.cli.convert import convert
+from packstore.cli.demo import demo
+from packstore.cli.info import info
+from packstore.cli.verify import verify
+from packstore.errors import PackstoreError, UsageError, printable
+
+EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Every command has examples: packstore COMMAND --help",
+)
+@click.version_option(__version__, "-V", "--version", message="packstore %(version)s")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
+    """Pack image datasets into LMDB, HDF5 or .pth, prove that nothing was lost, and read them fast.
+
+    \b
+    Examples:
+      packstore demo                                  make a small image folder to try things on
+      packstore convert imagenet/ imagenet.lmdb       pack it, files byte for byte
+      packstore verify imagenet.lmdb --against imagenet/
+      packstore info imagenet.lmdb
+    """
+    context.obj = debug
+
+
+for command in (convert, verify, info, demo):
+    cli.add_command(command)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Runs the command line and exits with its code: 0, 1 failure, 2 usage, 3 done but samples were skipped."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # A terminated run cleans up like an interrupted one: both arrive as exceptions in the main thread.
+    signal.signal(signal.SIGTERM, _terminate)
+    debug = "--debug" in arguments
+    if debug:
+        # Accepted after the command too: that is where one adds it when something has just failed.
+        arguments = ["--debug", *(a for a in arguments if a != "--debug")]
+    try:
+        code = cli.main(arguments, prog_name="packstore", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("\npackstore: interrupted", err=True)
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left (`packstore info … | head`); keep the interpreter from complaining again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_FAILURE
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        click.echo(f"packstore: error: {_describe(error, debug)}", err=True)
+        code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILURE
+    sys.exit(code or 0)
+
+
+def _describe(error: Exception, debug: bool) -> str:
+    """One line that says what happened."""
+    if isinstance(error, PackstoreError):
+        return " ".join(str(error).split("\n"))
+    if isinstance(error, OSError):
+        name = f"{printable(os.fsdecode(error.filename))}: " if error.filename is not None else ""
+        return f"{name}{error.strerror or error}"
+    if isinstance(error, MemoryError):
+        return "out of memory; fewer --workers need less"
+    more = "" if debug else "; --debug shows where"
+    return f"unexpected {type(error).__name__}: {' '.join(str(error).split())}{more}"
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)

@@ -1,0 +1,112 @@
+"""What the commands share: the progress bar, sizes for people, parameter types."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from packstore.progress import Progress, ProgressCallback
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+class ByteSize(click.ParamType):
+    """A number of bytes such as 500MB or 1GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(value).strip().lower())
+        if match is None or match[2] not in _UNITS:
+            self.fail(f"{value!r} is not a size; write for example 500MB or 1GiB", param, ctx)
+        return int(float(match[1]) * _UNITS[match[2]])
+
+
+class ImageSize(click.ParamType):
+    """S or HxW in pixels."""
+
+    name = "S|HxW"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        match = re.fullmatch(r"([1-9]\d{0,4})(?:[x×]([1-9]\d{0,4}))?", value.strip().lower())
+        if match is None:
+            self.fail(f"{value!r} is not a size; write for example 224 or 32x48 (height x width)", param, ctx)
+        return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
+
+
+def human_bytes(n: float) -> str:
+    """``1234567`` as ``1.23 MB``: decimal units, as disks are sold and as ``--shard-size 1GB`` means."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(n) < 999.5 or unit == "TB":
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.3g} {unit}"
+        n /= 1000
+    raise AssertionError("not reached")
+
+
+def quantity(n: int, noun: str, plural: str | None = None) -> str:
+    """``1 record``, ``1,200 records``."""
+    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
+@contextmanager
+def progress_bar(quiet: bool) -> Iterator[ProgressCallback]:
+    """A callback that draws a tqdm bar a stage on standard error: images/s, MB/s, time left.
+
+    Draws nothing with ``quiet``, or when standard error is not a terminal.
+    """
+    from packstore.progress import no_progress
+
+    if quiet or not sys.stderr.isatty():
+        yield no_progress
+        return
+    bars = _Bars()
+    try:
+        yield bars
+    finally:
+        bars.close()
+
+
+class _Bars:
+    def __init__(self) -> None:
+        self.bar: Any = None
+        self.stage: str | None = None
+
+    def __call__(self, report: Progress) -> None:
+        from tqdm import tqdm
+
+        if report.stage != self.stage:
+            self.close()
+            self.stage = report.stage
+            known_width = os.get_terminal_size(sys.stderr.fileno()).columns > 0
+            self.bar = tqdm(
+                desc=report.stage,
+                total=report.total,
+                unit=" images",
+                # A terminal that does not know its size says 0 x 0, and tqdm would then draw nothing.
+                ncols=None if known_width else 80,
+                nrows=None if known_width else 24,
+                dynamic_ncols=known_width,
+                smoothing=0.1,
+                leave=False,
+            )
+        self.bar.update(report.done - self.bar.n)
+        elapsed = self.bar.format_dict["elapsed"]
+        if report.done_bytes and elapsed > 0:
+            self.bar.set_postfix_str(f"{report.done_bytes / 1e6 / elapsed:.0f} MB/s", refresh=False)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None

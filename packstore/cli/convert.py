@@ -1,0 +1,158 @@
+"""``packstore convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packstore.cli.common import ByteSize, ImageSize, human_bytes, progress_bar, quantity
+from packstore.errors import printable
+from packstore.manifest import FORMAT_NAMES, FORMATS
+
+if TYPE_CHECKING:
+    from packstore.convert import ConvertReport
+    from packstore.plan import Plan
+
+EXIT_SKIPPED = 3
+_LISTED = 20
+_ENCODINGS = ("original", "jpeg", "uint8", "float16", "bfloat16", "float32")
+
+
+@click.command(short_help="Pack a dataset into a store.")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("dest", type=click.Path(path_type=Path))
+@click.option(
+    "--encoding", type=click.Choice(_ENCODINGS), help="What a record holds.  [default: original; .pth: float16]"
+)
+@click.option("--size", type=ImageSize(), help="Size of tensor encodings: 224, or 32x48 (height x width).")
+@click.option(
+    "--fit", type=click.Choice(["crop", "pad", "squash"]), default="crop", show_default=True,
+    help="How another aspect ratio comes to --size.",
+)  # fmt: skip
+@click.option("--resize", type=click.IntRange(1), metavar="PX", help="jpeg, uint8: shrink the shorter side to this.")
+@click.option("--max-side", type=click.IntRange(1), metavar="PX", help="jpeg, uint8: shrink the longer side to this.")
+@click.option("--quality", type=click.IntRange(1, 100), help="jpeg: quality.  [default: 90]")
+@click.option(
+    "--normalize", metavar="HOW",
+    help="Floating point: imagenet, cifar10, cifar100, auto (computed from the training split), none, or "
+    "M,M,M/S,S,S (mean/std of 0…1).  [default: cifar10 and cifar100 for these, else imagenet]",
+)  # fmt: skip
+@click.option("--exif-transpose", is_flag=True, help="Turn images as their EXIF orientation says.")
+@click.option("--split", metavar="NAME", help="Pack only this split.")
+@click.option("--labels", type=click.Path(path_type=Path), metavar="CSV", help="Labels: columns file,label[,split].")
+@click.option("--source", "source_kind", metavar="KIND", help="imagefolder, flat, cifar10, cifar100 or store, forced.")
+@click.option("--format", type=click.Choice(FORMATS), help="Format, whatever the suffix of DEST.")
+@click.option("--shard-size", type=ByteSize(), help="Split into shards of about this size, e.g. 1GiB.")
+@click.option("--overwrite", is_flag=True, help="Replace DEST, if it is a store, once the new one is complete.")
+@click.option(
+    "--check", type=click.Choice(["header", "decode", "none"]), default="header", show_default=True,
+    help="Check of each file: kind, header and end of image; decoded in full; not at all.",
+)  # fmt: skip
+@click.option(
+    "--on-error", type=click.Choice(["raise", "skip"]), default="raise", show_default=True,
+    help="At a bad file: stop, or leave it out, list it and exit with 3.",
+)  # fmt: skip
+@click.option("--workers", type=click.IntRange(1), help="Threads.  [default: one a core]")
+@click.option("--decoder", default="auto", show_default=True, metavar="NAME",
+              help="turbojpeg, simplejpeg, jpeg4py, opencv or pillow.")  # fmt: skip
+@click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
+    """Pack SOURCE into a new store at DEST.
+
+    SOURCE is an image folder (root/class/…, or root/{train,val,test}/class/…), a folder of images with
+    or without --labels, CIFAR-10 or CIFAR-100 as downloaded (python, binary, .tar.gz), or a store.
+    The suffix of DEST chooses the format: .lmdb, .h5, .hdf5, .pth or .pt. DEST appears when it is complete.
+
+    \b
+    Examples:
+      packstore convert imagenet/ imagenet.lmdb                     files, byte for byte
+      packstore convert imagenet/ small.lmdb --encoding jpeg --resize 256
+      packstore convert imagenet/ i224.h5 --encoding uint8 --size 224
+      packstore convert cifar-10-python.tar.gz cifar.pth            normalised float16
+      packstore convert photos/ photos.lmdb --labels labels.csv --on-error skip
+      packstore convert imagenet.lmdb imagenet.h5                   another format, the same records
+    """
+    from packstore.convert import run_plan
+    from packstore.plan import ConvertOptions, make_plan
+
+    with progress_bar(quiet) as progress:
+        plan = make_plan(source, dest, ConvertOptions(**options), progress)
+        if not dry_run:
+            report = run_plan(plan, progress)
+    plan.source.close()
+    if dry_run:
+        click.echo(describe_plan(plan))
+        return
+    if not quiet:
+        click.echo(describe_report(report))
+    if report.skipped:
+        if quiet:
+            click.echo(f"{dest}: {quantity(len(report.skipped), 'file')} skipped; see packstore info {dest}", err=True)
+        raise click.exceptions.Exit(EXIT_SKIPPED)
+
+
+def describe_plan(plan: Plan) -> str:
+    """The plan of ``--dry-run``."""
+    survey, encode = plan.survey, plan.encode
+    shape = "x".join(map(str, plan.shape)) if plan.shape else None
+    lines = [
+        f"source       {printable(str(plan.source.path))} ({plan.source.kind}), {human_bytes(survey.size_bytes)}",
+        f"destination  {printable(str(plan.destination))} ({FORMAT_NAMES[plan.format]})",
+        f"encoding     {encode.encoding}" + (f", height x width x channels {shape}" if shape else ""),
+    ]
+    if plan.auto_normalize:
+        lines.append("normalise    mean and standard deviation of the training split, to be computed")
+    elif encode.normalization:
+        lines.append(f"normalise    mean {encode.normalization.mean}, std {encode.normalization.std}")
+    lines.append(f"records      {survey.records:,}")
+    lines += [f"  {name:<10} {count:,}" for name, count in survey.splits.items() if name]
+    for column in survey.columns:
+        classes = column.classes
+        lines.append(f"{column.name:<12} {'numbers' if classes is None else _list_classes(classes)}")
+    if survey.ignored:
+        lines.append(f"ignored      {describe_ignored(survey.ignored)}")
+    lines.append(f"estimate     {human_bytes(plan.estimate_bytes)} ({human_bytes(plan.free_bytes)} free)")
+    lines.append("nothing was written (--dry-run)")
+    return "\n".join(lines)
+
+
+def describe_report(report: ConvertReport) -> str:
+    """The summary after a conversion."""
+    manifest = report.manifest
+    seconds = max(report.seconds, 1e-9)
+    rate = f"{manifest.records / seconds:,.0f} images/s, {report.source_bytes / 1e6 / seconds:,.0f} MB/s"
+    ratio = report.disk_bytes / max(1, report.source_bytes)
+    lines = [
+        f"{printable(str(report.destination))}: {quantity(manifest.records, 'record')} "
+        f"({manifest.encoding} in {FORMAT_NAMES[manifest.format]})"
+    ]
+    if manifest.splits:
+        lines.append("  splits   " + ", ".join(f"{s.name} {len(s):,}" for s in manifest.splits))
+    if manifest.classes is not None:
+        lines.append(f"  classes  {_list_classes(manifest.classes)}")
+    if manifest.shards:
+        lines.append(f"  shards   {len(manifest.shards)}")
+    lines.append(
+        f"  bytes    {human_bytes(report.disk_bytes)} on disk, {ratio:.2f} of the images' "
+        f"{human_bytes(report.source_bytes)} in the source"
+    )
+    lines.append(f"  time     {seconds:.1f} s ({rate})")
+    if report.ignored:
+        lines.append(f"  ignored  {describe_ignored(report.ignored)}")
+    if report.skipped:
+        lines.append(f"  skipped  {quantity(len(report.skipped), 'file')}:")
+        lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
+    lines.append(f"prove it with: packstore verify {printable(str(report.destination))}")
+    return "\n".join(lines)
+
+
+def describe_ignored(ignored: Any) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in ignored.items())
+
+
+def _list_classes(classes: tuple[str, ...]) -> str:
+    shown = ", ".join(printable(name) for name in classes[:_LISTED])
+    return f"{len(classes):,} ({shown}{', …' if len(classes) > _LISTED else ''})"

@@ -1,0 +1,31 @@
+"""``packstore demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from packstore.cli.common import quantity
+from packstore.errors import printable
+
+
+@click.command(short_help="Make a small image folder to try things on.")
+@click.argument("directory", type=click.Path(path_type=Path), default=Path("packstore-demo"))
+def demo(directory: Path) -> None:
+    """Make DIRECTORY (packstore-demo by default), a small image folder with the splits train and val.
+
+    The images are drawn, not downloaded: JPEG of several kinds, PNG, BMP, WebP, GIF and TIFF.
+
+    \b
+    Examples:
+      packstore demo
+      packstore convert packstore-demo demo.lmdb
+      packstore verify demo.lmdb --decode --against packstore-demo
+    """
+    from packstore.demo import make_demo
+
+    make_demo(directory)
+    files = sum(1 for p in directory.rglob("*") if p.is_file())
+    name = printable(str(directory))
+    click.echo(f"{name}: {quantity(files, 'file')}; now try: packstore convert {name} demo.lmdb")

@@ -1,0 +1,111 @@
+"""``packstore info``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packstore.cli.common import human_bytes, quantity
+from packstore.errors import printable
+from packstore.manifest import FORMAT_NAMES
+
+if TYPE_CHECKING:
+    from packstore.stores.base import Reader
+
+_LISTED = 20
+
+
+@click.command(short_help="Say what a store is.")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def info(path: Path, as_json: bool) -> None:
+    """Say what the store at PATH is: format, encoding, splits, classes, shapes, sizes, origin.
+
+    \b
+    Examples:
+      packstore info imagenet.lmdb
+      packstore info imagenet.lmdb --json | jq .splits
+    """
+    from packstore.stores import open_store
+
+    with open_store(path) as reader:
+        click.echo(json.dumps(to_json(reader), indent=2) if as_json else describe(reader))
+
+
+def to_json(reader: Reader) -> dict[str, Any]:
+    """The manifest and what the disk says, as JSON values."""
+    manifest = reader.manifest
+    plain: dict[str, Any] = json.loads(manifest.to_json())
+    counts = _class_counts(reader)
+    return {
+        "path": str(reader.path),
+        "dataset_digest": manifest.dataset_digest,
+        "disk_bytes": reader.disk_bytes(),
+        "class_counts": counts,
+        **plain,
+    }
+
+
+def describe(reader: Reader) -> str:
+    """The same for people."""
+    m = reader.manifest
+    disk = reader.disk_bytes()
+    shape = f", {' x '.join(map(str, m.image.shape))} ({m.image.layout})" if m.image.shape else ""
+    rows = [
+        ("path", printable(str(reader.path))),
+        ("format", f"{FORMAT_NAMES[m.format]} (layout version {m.format_version})"),
+        ("records", f"{len(reader):,}"),
+        ("encoding", f"{m.encoding}{shape}"),
+    ]
+    if m.normalization:
+        rows.append(("normalised", f"mean {m.normalization.mean}, std {m.normalization.std}"))
+    for split in m.splits:
+        rows.append(("split", f"{printable(split.name)}: {quantity(len(split), 'record')} from {split.start:,}"))
+    if m.classes is not None:
+        shown = ", ".join(printable(c) for c in m.classes[:_LISTED])
+        rows.append(("classes", f"{len(m.classes):,}: {shown}{', …' if len(m.classes) > _LISTED else ''}"))
+        rows.append(("per class", _spread(list(_class_counts(reader).values()))))
+    each = disk / max(1, len(reader))
+    rows.append(("on disk", f"{human_bytes(disk)}, {human_bytes(each)} a record"))
+    if m.format == "lmdb" and m.records and disk > 1.2 * sum(c.nbytes for c in m.columns):
+        rows.append(("", "LMDB keeps values over 2 kB in whole 4 KiB pages; HDF5 and .pth do not"))
+    for c in m.columns:
+        kind = c.dtype + ("" if c.kind == "fixed" else ", ragged")
+        mean = human_bytes(c.nbytes / max(1, m.records))
+        rows.append((f"column {c.name}", f"{kind}: {human_bytes(c.nbytes)}, {mean} a record"))
+    if m.shards:
+        largest = max(s.nbytes for s in m.shards)
+        rows.append(("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}"))
+    rows.append(("origin", f"{printable(m.origin.name)} ({m.origin.kind})"))
+    given = {k: v for k, v in m.options.items() if v is not None and v is not False}
+    rows.append(("options", ", ".join(f"{k}={v}" for k, v in sorted(given.items())) or "none"))
+    rows.append(("written by", ", ".join(f"{k} {v}" for k, v in sorted(m.versions.items())) or "unknown"))
+    if m.origin.ignored:
+        rows.append(("ignored", f"{quantity(m.origin.ignored, 'file')} of the source that are not images"))
+    if m.skipped:
+        rows.append(("skipped", f"{quantity(len(m.skipped), 'file')}:"))
+        rows += [("", f"{printable(s.key)}: {printable(s.reason)}") for s in m.skipped[:_LISTED]]
+        if len(m.skipped) > _LISTED:
+            rows.append(("", f"… and {len(m.skipped) - _LISTED:,} more (--json lists them)"))
+    rows.append(("digest", m.dataset_digest))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def _class_counts(reader: Reader) -> dict[str, int]:
+    """Number of records by class name."""
+    import numpy as np
+
+    classes = reader.manifest.classes
+    if classes is None:
+        return {}
+    counts = np.bincount(reader.fixed("label"), minlength=len(classes))
+    return {name: int(count) for name, count in zip(classes, counts, strict=False)}
+
+
+def _spread(counts: list[int]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -1,0 +1,99 @@
+"""``packstore verify``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packstore.cli.common import human_bytes, progress_bar, quantity
+from packstore.errors import printable
+
+if TYPE_CHECKING:
+    from packstore.stores.base import Problem
+    from packstore.verify import VerifyReport
+
+_LISTED = 50
+
+
+@click.command(short_help="Prove that a store is whole.")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--decode", is_flag=True, help="Also decode every image in full.")
+@click.option(
+    "--against", type=click.Path(path_type=Path), metavar="SOURCE",
+    help="Also compare with the source (or another store): images, labels, keys, splits.",
+)  # fmt: skip
+@click.option(
+    "--labels", type=click.Path(path_type=Path), metavar="CSV", help="--against: the labels file as in convert."
+)
+@click.option("--source", "source_kind", metavar="KIND", help="--against: kind of the source, forced as in convert.")
+@click.option("--workers", type=click.IntRange(1), help="Threads.  [default: one a core]")
+@click.option("--decoder", default="auto", show_default=True, metavar="NAME", help="Decoder to use.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print problems only.")
+def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
+    """Check the store at PATH: structure, manifest, counts, file digests, every record's checksum.
+
+    Exits with 0 when the store is whole, with 1 when it is not.
+
+    \b
+    Examples:
+      packstore verify imagenet.lmdb
+      packstore verify imagenet.lmdb --decode --against imagenet/
+      packstore verify imagenet.h5 --against imagenet.lmdb
+      packstore verify imagenet.lmdb --json | jq .ok
+    """
+    from packstore.verify import VerifyOptions
+    from packstore.verify import verify as run
+
+    with progress_bar(quiet or as_json) as progress:
+        report = run(path, VerifyOptions(**options), progress=progress)
+    if as_json:
+        click.echo(json.dumps(to_json(report), indent=2))
+    elif not quiet or not report.ok:
+        click.echo(describe(report))
+    raise click.exceptions.Exit(0 if report.ok else 1)
+
+
+def to_json(report: VerifyReport) -> dict[str, Any]:
+    """The report as JSON values."""
+    return {
+        "path": str(report.path),
+        "ok": report.ok,
+        "records": report.manifest.records,
+        "dataset_digest": report.manifest.dataset_digest,
+        "checks": list(report.checks),
+        "checked_bytes": report.checked_bytes,
+        "problem_count": report.problem_count,
+        "problems": [asdict(problem) for problem in report.problems],
+        "skipped_at_packing": [asdict(skipped) for skipped in report.manifest.skipped],
+    }
+
+
+def describe(report: VerifyReport) -> str:
+    """The report for people."""
+    manifest = report.manifest
+    lines = [f"checked  {check}" for check in report.checks]
+    if manifest.skipped:
+        lines.append(f"note     {quantity(len(manifest.skipped), 'file')} had been skipped at packing (packstore info)")
+    lines += [f"problem  {_describe_problem(problem)}" for problem in report.problems[:_LISTED]]
+    if report.problem_count > _LISTED:
+        lines.append(f"problem  … and {report.problem_count - _LISTED:,} more (--json lists them)")
+    path = printable(str(report.path))
+    if report.ok:
+        size = human_bytes(manifest.image.nbytes)
+        lines.append(f"{path}: whole ({quantity(manifest.records, 'record')}, {size} of images)")
+    else:
+        lines.append(f"{path}: NOT whole, {quantity(report.problem_count, 'problem')}")
+    return "\n".join(lines)
+
+
+def _describe_problem(problem: Problem) -> str:
+    shard = f"{problem.shard}: " if problem.shard else ""
+    if problem.record is None:
+        return shard + printable(problem.what)
+    key = f" ({printable(problem.key)})" if problem.key is not None else ""
+    return f"{shard}record {problem.record}{key}: {printable(problem.what)}"

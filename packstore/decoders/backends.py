@@ -1,0 +1,115 @@
+"""The fast JPEG libraries, each loaded on first use: ``data -> uint8 (H, W, 3) RGB``.
+
+Each takes a whole JPEG with 8-bit samples and 1 or 3 components, decodes with the accurate DCT and fancy upsampling (as
+Pillow does), may be called from many threads at once, and raises for anything that is not flawless: the caller then
+asks Pillow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.decoders.jpeg import is_whole
+
+Decode = Callable[[memoryview], NDArray[np.uint8]]
+
+
+class UnavailableError(Exception):
+    """A library cannot be used here; the message says why."""
+
+
+def load(name: str) -> tuple[Decode, str]:
+    """The decode function of the library ``name`` and its version. Raises :class:`UnavailableError`."""
+    try:
+        return _LOADERS[name]()
+    except ImportError as error:
+        raise UnavailableError(f"{error} (pip install {_PACKAGES[name]})") from error
+    except (OSError, RuntimeError, AttributeError) as error:  # what ctypes and cffi say of a missing library or symbol
+        raise UnavailableError(f"{' '.join(str(error).split())} ({_SYSTEM_LIBRARY})") from error
+
+
+def _turbojpeg() -> tuple[Decode, str]:
+    module = importlib.import_module("turbojpeg")
+    base: Any = getattr(module, "TurboJPEG", None)
+    if base is None:
+        raise UnavailableError("the module 'turbojpeg' is not PyTurboJPEG's (pip uninstall turbojpeg)")
+    if not hasattr(base, "_TurboJPEG__report_error"):
+        # Without this hook damaged files would come back as a Python warning and wrong pixels.
+        raise UnavailableError(
+            f"PyTurboJPEG {module.__version__} is not one that packstore knows (pip install 'PyTurboJPEG<2')"
+        )
+
+    def report_error(self: Any, handle: Any) -> None:
+        # PyTurboJPEG turns libjpeg's "corrupt data" into warnings.warn and returns the pixels, right or wrong.
+        raise OSError(self._TurboJPEG__get_error_string(handle))
+
+    strict = type("_StrictTurboJPEG", (base,), {"_TurboJPEG__report_error": report_error})
+    library = strict()  # finds and loads the system's library; each call makes its own handle, so threads can share it
+    rgb = module.TJPF_RGB
+
+    def decode(data: memoryview) -> NDArray[np.uint8]:
+        image: NDArray[np.uint8] = library.decode(data, rgb)
+        return image
+
+    return decode, f"PyTurboJPEG {module.__version__}"
+
+
+def _simplejpeg() -> tuple[Decode, str]:
+    module = importlib.import_module("simplejpeg")
+
+    def decode(data: memoryview) -> NDArray[np.uint8]:
+        image: NDArray[np.uint8] = module.decode_jpeg(data, "RGB", strict=True)
+        return image
+
+    return decode, f"simplejpeg {module.__version__}"
+
+
+def _jpeg4py() -> tuple[Decode, str]:
+    module = importlib.import_module("jpeg4py")
+    importlib.import_module("jpeg4py._cffi").initialize()
+
+    def decode(data: memoryview) -> NDArray[np.uint8]:
+        jpeg = module.JPEG(np.frombuffer(data, np.uint8))
+        jpeg.parse_header()
+        image = np.empty((jpeg.height, jpeg.width, 3), np.uint8)
+        jpeg.decode(image)
+        return image
+
+    return decode, f"jpeg4py {version('jpeg4py')}"
+
+
+def _opencv() -> tuple[Decode, str]:
+    cv2 = importlib.import_module("cv2")
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+
+    def decode(data: memoryview) -> NDArray[np.uint8]:
+        if not is_whole(data):
+            raise ValueError("the JPEG is irregular")  # OpenCV would return what it has and tell nobody
+        bgr = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+        if bgr is None:
+            raise ValueError("OpenCV cannot decode the JPEG")
+        image: NDArray[np.uint8] = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
+        return image
+
+    return decode, f"OpenCV {cv2.__version__}"
+
+
+_SYSTEM_LIBRARY = "on Debian and Ubuntu: apt install libturbojpeg0"
+_PACKAGES = {
+    "turbojpeg": "'PyTurboJPEG<2'",
+    "simplejpeg": "simplejpeg",
+    "jpeg4py": "jpeg4py",
+    "opencv": "opencv-python-headless",
+}
+_LOADERS: dict[str, Callable[[], tuple[Decode, str]]] = {
+    "turbojpeg": _turbojpeg,
+    "simplejpeg": _simplejpeg,
+    "jpeg4py": _jpeg4py,
+    "opencv": _opencv,
+}

@@ -1,0 +1,120 @@
+"""Is a record what its source would give? The rule behind ``verify --against``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.decoders import TOLERANCE
+from packstore.encode.encoder import Encoded, Encoder
+from packstore.encode.pixels import standard_deviations, to_float32
+from packstore.errors import DecodeError
+from packstore.manifest import FLOAT_ENCODINGS
+from packstore.sources.base import Image
+from packstore.stores.base import NUMPY_DTYPE, Buffer
+
+RESIZE_TOLERANCE = 1
+"""Largest difference of a pixel value (of 255) between this resizing and that of another torch or processor."""
+
+JPEG_TOLERANCE = 0.5
+"""Largest mean difference of pixel values (of 255) between a JPEG record and the same image encoded again.
+
+Measured on 600 ImageNet files at shorter side 256, as mean difference of an image, largest of all images: after another
+resizing (Pillow's, within 1 of 255 before encoding) 0.11 at quality 10, 0.19 at 50, 0.27 at 75, 0.33 at 90, 0.36 at 95,
+0.14 at 100; so one value does for every quality. libjpeg-turbo 2.1 and 3.1 give the same bytes for the same pixels. A
+quality that is off by 5 gives 2.5 (median). Comparing with the pixels before encoding would need 24 of 255."""
+
+HALF_ULP = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-23}
+"""Largest relative error of a value by rounding (for float32: by the arithmetic, too)."""
+
+
+def compare(encoder: Encoder, key: str, image: Image, record: Buffer, shape: Sequence[int] | None = None) -> str | None:
+    """What is wrong with ``record``, which ``encoder`` should have made of ``image``; None when nothing is.
+
+    The record is made again. Where its bytes come out the same (as they do with the same library versions), all is
+    well. Otherwise:
+
+    - records that pass through must be the same, byte for byte;
+    - uint8 pixels may differ by :data:`packstore.decoders.TOLERANCE`, by :data:`RESIZE_TOLERANCE` where they were
+      resized;
+    - floating point values by that divided by 255 and the channel's standard deviation, plus rounding;
+    - JPEG records must have the same size, and on average differ from the JPEG made again by at most
+      :data:`JPEG_TOLERANCE` of 255.
+
+    Args:
+        encoder: As the store was made.
+        key: The sample's key, for errors.
+        image: As the source gives it.
+        record: The bytes in the store's image column.
+        shape: What the store's ``shape`` column says, where it has one.
+
+    Raises:
+        SampleError: The source's image cannot be read or decoded.
+        UsageError: As the encoder.
+    """
+    expected = encoder(key, image)
+    found = memoryview(record).cast("B")
+    if shape is not None and expected.shape is not None and tuple(shape) != expected.shape:
+        return f"its shape is {tuple(int(n) for n in shape)}, expected {expected.shape}"
+    if found == memoryview(expected.record):
+        return None
+    if encoder.passes_through:
+        return _bytes_difference(found, memoryview(expected.record))
+    if encoder.encoding == "jpeg":
+        return _jpeg_difference(encoder, expected, found)
+    if found.nbytes != memoryview(expected.record).nbytes:
+        return f"it has {found.nbytes} bytes, expected {memoryview(expected.record).nbytes} (shape {expected.shape})"
+    return _value_difference(encoder, expected, found)
+
+
+def _bytes_difference(found: memoryview, expected: memoryview) -> str:
+    if found.nbytes != expected.nbytes:
+        return f"it has {found.nbytes} bytes, the source {expected.nbytes}"
+    unequal = np.frombuffer(found, np.uint8) != np.frombuffer(expected, np.uint8)
+    return f"{np.count_nonzero(unequal)} of {found.nbytes} bytes differ, the first at {int(unequal.argmax())}"
+
+
+def _jpeg_difference(encoder: Encoder, expected: Encoded, found: memoryview) -> str | None:
+    try:
+        pixels = encoder.decoder.decode(found)
+    except DecodeError as error:
+        return f"it does not decode: {error}"
+    wanted = encoder.decoder.decode(expected.record)
+    if pixels.shape != wanted.shape:
+        return f"it has {pixels.shape[0]}x{pixels.shape[1]} pixels, expected {wanted.shape[0]}x{wanted.shape[1]}"
+    mean = float(np.abs(pixels.astype(np.int16) - wanted).mean())
+    if mean <= JPEG_TOLERANCE:
+        return None
+    return f"its pixels differ by {mean:.2f} of 255 on average, allowed are {JPEG_TOLERANCE:g}"
+
+
+def _value_difference(encoder: Encoder, expected: Encoded, found: memoryview) -> str | None:
+    encoding = encoder.encoding
+    allowed = RESIZE_TOLERANCE if encoder.options.resizes else TOLERANCE
+    pixels = expected.shape[0] * expected.shape[1] if expected.shape is not None else 0
+    values, wanted = _values(found, encoding), _values(memoryview(expected.record), encoding)
+    if encoding not in FLOAT_ENCODINGS:
+        difference = np.abs(values - wanted)
+        limit: Any = allowed
+    else:
+        shape = (3, pixels)
+        values, wanted = values.reshape(shape), wanted.reshape(shape)
+        with np.errstate(invalid="ignore"):  # not-a-number is wrong, and says so below
+            difference = np.abs(values - wanted)
+        std = np.array(standard_deviations(encoder.options.normalization))[:, None]
+        limit = allowed / 255 / std + HALF_ULP[encoding] * (np.abs(wanted) + np.abs(values))
+    wrong = ~(difference <= limit)
+    if not wrong.any():
+        return None
+    worst = float(np.nanmax(np.where(wrong, difference, 0))) if not np.isnan(values).any() else float("nan")
+    tolerance = f"{allowed} of 255" if encoding == "uint8" else f"{float(np.max(limit)):.3g}"
+    return f"{np.count_nonzero(wrong)} of {wrong.size} values differ by up to {worst:g}, allowed are {tolerance}"
+
+
+def _values(data: memoryview, encoding: str) -> NDArray[Any]:
+    if encoding in FLOAT_ENCODINGS:
+        return to_float32(np.frombuffer(data, NUMPY_DTYPE[encoding]), encoding)
+    return np.frombuffer(data, np.uint8).astype(np.int16)

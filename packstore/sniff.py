@@ -1,0 +1,324 @@
+"""Tells an image file by its content, in microseconds: kind, size, what a decoder must know, and whether it ends.
+
+:func:`sniff` reads the header, :func:`check_header` also looks for the end of the image, which a truncated file lacks.
+Neither decodes anything. Written after ITU-T T.81 (JPEG), the PNG and GIF89a specifications, RFC 9649 (WebP), TIFF 6.0
+with BigTIFF, Microsoft's BITMAPINFOHEADER and netpbm's format pages.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+Data = bytes | bytearray | memoryview
+
+
+class HeaderError(ValueError):
+    """Bytes that are no image, or not a whole one.
+
+    Attributes:
+        reason: What is wrong, to follow the name of a file: ``"is empty"``, ``"is truncated: …"``.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ImageInfo(NamedTuple):
+    """What the header of an image file says.
+
+    Attributes:
+        kind: ``jpeg``, ``png``, ``gif``, ``bmp``, ``webp``, ``tiff`` or ``pnm``.
+        width: In pixels, at least 1.
+        height: In pixels, at least 1.
+        components: Samples a pixel as stored: 1 for gray and for palettes, 2 gray with alpha, 3, 4 (CMYK in a JPEG,
+            alpha elsewhere).
+        precision: Bits a sample (a palette index counts as a sample; 24-bit BMP says 8).
+        sof: The frame marker of a JPEG: 0xC0 baseline, 0xC1 extended, 0xC2 progressive, 0xC3 lossless, 0xC9 and
+            0xCA arithmetic-coded …; 0 for other kinds.
+        adobe: The colour transform in a JPEG's Adobe marker (0 none, 1 YCbCr, 2 YCCK), or None without that marker.
+    """
+
+    kind: str
+    width: int
+    height: int
+    components: int
+    precision: int = 8
+    sof: int = 0
+    adobe: int | None = None
+
+    @property
+    def progressive(self) -> bool:
+        """Whether it is a progressive JPEG."""
+        return self.sof in (0xC2, 0xC6, 0xCA, 0xCE)
+
+
+def sniff(data: Data) -> ImageInfo:
+    """What kind of image ``data`` (a whole file) is, by its header. Raises :class:`HeaderError` when it is none or
+    when its header is broken; for any bytes, nothing else."""
+    return _look(data if type(data) is bytes else bytes(data), False)
+
+
+def check_header(data: Data) -> ImageInfo:
+    """Like :func:`sniff`, and raises :class:`HeaderError` also when the end of the image is missing.
+
+    Bytes after the end are allowed, as in many a file on the web.
+    """
+    return _look(data if type(data) is bytes else bytes(data), True)
+
+
+def _look(data: bytes, whole: bool) -> ImageInfo:
+    try:
+        if data[:3] == b"\xff\xd8\xff":
+            return _jpeg(data, whole)
+        for magic, look in _KINDS:
+            if data.startswith(magic):
+                info = look(data, whole)
+                if info.width < 1 or info.height < 1:
+                    raise HeaderError(f"has no pixels: its header says {info.width} x {info.height}")
+                return info
+    except (IndexError, struct.error):
+        raise HeaderError(f"is truncated: its header is cut off after {len(data)} bytes") from None
+    if not data:
+        raise HeaderError("is empty")
+    raise HeaderError(f"is not an image (begins with {data[:8]!r})")
+
+
+def _jpeg(data: bytes, whole: bool) -> ImageInfo:
+    """Walks the segments up to the first scan: an end-of-image marker before that belongs to a thumbnail."""
+    width = height = components = precision = sof = 0
+    adobe: int | None = None
+    at = 2
+    while True:
+        marker = data[at + 1]
+        if data[at] != 0xFF or marker in _NO_SEGMENT:
+            at = _next_marker(data, at)
+            continue
+        length = data[at + 2] << 8 | data[at + 3]
+        if length < 2:
+            raise HeaderError(f"is damaged: a JPEG segment of {length} bytes at byte {at}")
+        if marker == 0xDA:
+            break
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            precision, height, width, components = _FRAME.unpack_from(data, at + 4)
+            if not sof and length < 8 + 3 * components:
+                raise HeaderError(f"is damaged: a JPEG frame header of {length} bytes for {components} components")
+            sof = marker
+        elif marker == 0xEE and length >= 14 and data[at + 4 : at + 9] == b"Adobe":
+            adobe = data[at + 15]
+        at += 2 + length
+    if not sof:
+        raise HeaderError("is damaged: a JPEG without a frame header before its first scan")
+    if not width or not height or not components:
+        raise HeaderError(f"has no pixels: its header says {width} x {height} with {components} components")
+    # Inside a scan, 0xFF is always followed by 0x00 or a restart marker: the pair cannot occur by chance.
+    if whole and data[-2:] != b"\xff\xd9" and data.rfind(b"\xff\xd9", at + 2 + length) < 0:
+        raise HeaderError("is truncated: no end-of-image marker")
+    if at + 2 + length > len(data):
+        raise IndexError
+    return ImageInfo("jpeg", width, height, components, precision, sof, adobe)
+
+
+_FRAME = struct.Struct(">BHHB")
+_NO_SEGMENT = frozenset((0x00, 0x01, *range(0xD0, 0xDA), 0xFF))
+
+
+def _next_marker(data: bytes, at: int) -> int:
+    """Position of the next marker where no segment begins: fill bytes, markers without one, bytes out of place (which
+    libjpeg skips with a warning)."""
+    marker = data[at + 1]
+    if data[at] == 0xFF and marker in (0xD8, 0xD9):
+        what = "a second start" if marker == 0xD8 else "the end"
+        raise HeaderError(f"is damaged: {what} of the image at byte {at}, before any scan")
+    if data[at] == 0xFF and marker != 0xFF:
+        return at + 2
+    found = data.find(b"\xff", at + 1)
+    if found < 0:
+        raise IndexError
+    return found
+
+
+def _png(data: bytes, whole: bool) -> ImageInfo:
+    length, name, width, height, depth, color = struct.unpack_from(">I4sIIBB", data, 8)
+    if name != b"IHDR" or length != 13 or color not in _PNG_COMPONENTS:
+        raise HeaderError(f"is damaged: a PNG that begins with {name!r} of {length} bytes and color type {color}")
+    if whole and data[-12:] != b"\0\0\0\0IEND\xaeB`\x82":
+        at = 8
+        while name != b"IEND":
+            if at + 12 > len(data):
+                raise HeaderError("is truncated: PNG without IEND")
+            length, name = struct.unpack_from(">I4s", data, at)
+            at += 12 + length
+        if at > len(data):
+            raise HeaderError("is truncated: PNG that ends inside IEND")
+    return ImageInfo("png", width, height, _PNG_COMPONENTS[color], depth)
+
+
+_PNG_COMPONENTS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+
+
+def _gif(data: bytes, whole: bool) -> ImageInfo:
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    info = ImageInfo("gif", width, height, 1, (flags & 7) + 1 if flags & 0x80 else 8)
+    if not whole:
+        return info
+    at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    images = 0
+    try:
+        while (block := data[at]) != 0x3B:
+            if block == 0x2C:  # an image: its own palette, the code size, then sub-blocks
+                images += 1
+                flags = data[at + 9]
+                at += 11 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+            elif block == 0x21:  # an extension: its label, then sub-blocks
+                at += 2
+            else:
+                raise HeaderError(f"is damaged: a GIF with a block of unknown kind 0x{block:02x} at byte {at}")
+            while size := data[at]:
+                at += 1 + size
+            at += 1
+    except IndexError:
+        raise HeaderError("is truncated: GIF without trailer") from None
+    if not images:
+        raise HeaderError("is damaged: a GIF without any image")
+    return info
+
+
+def _bmp(data: bytes, whole: bool) -> ImageInfo:
+    start, header = struct.unpack_from("<II", data, 10)
+    compression = image_bytes = 0
+    if header == 12:
+        width, height, _, bits = struct.unpack_from("<HHHH", data, 18)
+    elif 16 <= header <= 124:
+        width, height, _, bits = struct.unpack_from("<iiHH", data, 18)
+        if header >= 40:
+            compression, image_bytes = struct.unpack_from("<II", data, 30)
+    else:
+        raise HeaderError(f"is not an image (begins with {data[:2]!r}, but its BMP header would have {header} bytes)")
+    if bits not in (0, 1, 2, 4, 8, 16, 24, 32):
+        raise HeaderError(f"is damaged: a BMP of {bits} bits a pixel")
+    height = abs(height)  # negative: rows from the top
+    if compression in (0, 3, 6):  # plain, and plain with bit masks
+        image_bytes = (width * bits + 31) // 32 * 4 * height
+    if whole and start + image_bytes > len(data):
+        raise HeaderError(f"is truncated: BMP pixels end at byte {start + image_bytes}, the file has {len(data)}")
+    return ImageInfo("bmp", width, height, *((bits // 8, 8) if bits in (24, 32) else (1, bits)))
+
+
+def _webp(data: bytes, whole: bool) -> ImageInfo:
+    size, form, name, length = struct.unpack_from("<I4s4sI", data, 4)
+    if form != b"WEBP":
+        raise HeaderError(f"is not an image (a RIFF file of kind {form!r})")
+    if whole and size + 8 > len(data):
+        raise HeaderError(f"is truncated: RIFF says {size + 8} bytes, the file has {len(data)}")
+    if name == b"VP8X":
+        alpha, width, height = data[20] & 0x10, _u24(data, 24) + 1, _u24(data, 27) + 1
+        at = 12
+        while whole and name not in (b"VP8 ", b"VP8L", b"ANMF"):
+            at += 8 + length + (length & 1)
+            if at + 8 > size + 8:
+                raise HeaderError("is damaged: a WebP without any image")
+            name, length = struct.unpack_from("<4sI", data, at)
+        return ImageInfo("webp", width, height, 4 if alpha else 3)
+    if whole and 12 + 8 + length > size + 8:
+        raise HeaderError(f"is truncated: a WebP image of {length} bytes in {size + 8} bytes of RIFF")
+    if name == b"VP8L" and data[20] == 0x2F:
+        bits = struct.unpack_from("<I", data, 21)[0]
+        return ImageInfo("webp", (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, 4 if bits >> 28 & 1 else 3)
+    if name == b"VP8 " and data[23:26] == b"\x9d\x01\x2a":
+        width, height = struct.unpack_from("<HH", data, 26)
+        return ImageInfo("webp", width & 0x3FFF, height & 0x3FFF, 3)
+    if len(data) < 30:
+        raise IndexError
+    raise HeaderError(f"is damaged: a WebP whose first chunk is {name!r}, without an image header")
+
+
+def _u24(data: bytes, at: int) -> int:
+    return data[at] | data[at + 1] << 8 | data[at + 2] << 16
+
+
+def _tiff(data: bytes, whole: bool) -> ImageInfo:
+    order = "<" if data[:2] == b"II" else ">"
+    big = 43 in data[2:4]
+    at = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)[0]
+    count_format, size, inline = (order + "Q", 20, 8) if big else (order + "H", 12, 4)
+    if at + struct.calcsize(count_format) > len(data):
+        raise HeaderError(f"is truncated: TIFF directory at byte {at}, the file has {len(data)}")
+    count = struct.unpack_from(count_format, data, at)[0]
+    at += struct.calcsize(count_format)
+    if at + count * size > len(data):
+        raise HeaderError(f"is truncated: TIFF directory of {count} entries at byte {at}, the file has {len(data)}")
+    tags: dict[int, tuple[int, ...]] = {}
+    for entry in range(at, at + count * size, size):
+        tag, kind, length = struct.unpack_from(order + ("HHQ" if big else "HHI"), data, entry)
+        if tag not in _TIFF_TAGS or kind not in _TIFF_TYPES or not length:
+            continue
+        value = entry + size - inline
+        letter, width = _TIFF_TYPES[kind]
+        if length * width > inline:
+            value = struct.unpack_from(order + ("Q" if big else "I"), data, value)[0]
+            if value + length * width > len(data):
+                end = value + length * width
+                raise HeaderError(f"is truncated: TIFF values end at byte {end}, the file has {len(data)}")
+        tags[tag] = struct.unpack_from(f"{order}{length}{letter}", data, value)
+    if 256 not in tags or 257 not in tags:
+        raise HeaderError("is damaged: a TIFF without width and height")
+    if whole:
+        for offsets, counts in ((273, 279), (324, 325)):  # strips, tiles
+            ends = map(int.__add__, tags.get(offsets, ()), tags.get(counts, ()))
+            if (end := max(ends, default=0)) > len(data):
+                raise HeaderError(f"is truncated: TIFF pixels end at byte {end}, the file has {len(data)}")
+        if not tags.get(273) and not tags.get(324):
+            raise HeaderError("is damaged: a TIFF without pixels")
+    bits = tags.get(258, (1,))
+    return ImageInfo("tiff", tags[256][0], tags[257][0], tags.get(277, (1,))[0], bits[0])
+
+
+_TIFF_TAGS = frozenset((256, 257, 258, 273, 277, 279, 324, 325))
+_TIFF_TYPES = {1: ("B", 1), 3: ("H", 2), 4: ("I", 4), 16: ("Q", 8)}
+
+
+def _pnm(data: bytes, whole: bool) -> ImageInfo:
+    form = data[1] - 0x30
+    header = (_PBM if form in (1, 4) else _PGM).match(data)
+    if header is None:
+        if len(data) < 4096 and len(data.split()) < 5:
+            raise IndexError
+        raise HeaderError(f"is not an image (begins with {data[:8]!r}, but has no netpbm header)")
+    width, height = int(header[1]), int(header[2])
+    limit = 1 if form in (1, 4) else int(header[3])
+    if not 1 <= limit <= 65535:
+        raise HeaderError(f"is damaged: a netpbm image with the maximum {limit}")
+    components = 3 if form in (3, 6) else 1
+    samples = width * height * components
+    if whole:
+        found = len(data) - header.end()
+        if form == 4:
+            need = (width + 7) // 8 * height
+        elif form >= 5:
+            need = samples * (1 if limit < 256 else 2)
+        else:  # plain text: values between blanks, or in P1 digits that need none
+            need, rest = samples, data[header.end() :]
+            found = sum(map(len, rest.split())) if form == 1 else len(rest.split())
+        if found < need:
+            unit = "bytes" if form >= 4 else "values"
+            raise HeaderError(f"is truncated: netpbm pixels take {need} {unit}, the file has {found}")
+    return ImageInfo("pnm", width, height, components, limit.bit_length())
+
+
+# Numbers of at most nine digits after blanks or comments; one blank ends the header.
+_GAP = rb"(?:\s|#[^\r\n]*[\r\n])+"
+_PBM = re.compile(rb"P[14]%s(\d{1,9})%s(\d{1,9})\s" % (_GAP, _GAP))
+_PGM = re.compile(rb"P[2356]%s(\d{1,9})%s(\d{1,9})%s(\d{1,9})\s" % (_GAP, _GAP, _GAP))
+
+_KINDS: tuple[tuple[bytes | tuple[bytes, ...], Callable[[bytes, bool], ImageInfo]], ...] = (
+    (b"\x89PNG\r\n\x1a\n", _png),
+    ((b"GIF87a", b"GIF89a"), _gif),
+    (b"RIFF", _webp),
+    (b"BM", _bmp),
+    ((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), _tiff),
+    ((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), _pnm),
+)

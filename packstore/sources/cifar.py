@@ -1,0 +1,253 @@
+"""CIFAR-10 and CIFAR-100 in their published layouts: python or binary, directory or ``.tar.gz``.
+
+Keys are ``train/00000`` and so on, in the order of the batches, the same for all layouts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.errors import SourceError, printable
+from packstore.manifest import Column
+from packstore.progress import Progress, ProgressCallback, no_progress
+from packstore.sources.base import Entry, Source, Survey, paged
+from packstore.sources.cifar_files import Files, find_files, no_cifar
+from packstore.sources.pickles import BatchError, array_of, load_mapping, names_of
+
+_SHAPE = (32, 32, 3)
+_PIXELS = 3072
+_BATCHES_HELD = 2
+_PAGE = 1024  # images turned from planes to pixels at once: a tenth of the time that one by one takes
+_PAGES_HELD = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The label columns of a dataset: name, key in a python batch, key in the python meta file."""
+
+    columns: tuple[tuple[str, str, str], ...]
+    binary_columns: tuple[str, ...]
+
+
+_KINDS = {
+    "cifar10": _Kind((("label", "labels", "label_names"),), ("label",)),
+    "cifar100": _Kind(
+        (
+            ("label", "fine_labels", "fine_label_names"),
+            ("coarse_label", "coarse_labels", "coarse_label_names"),
+        ),
+        ("coarse_label", "label"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What the files hold besides pixels.
+
+    Attributes:
+        classes: The names of the classes, one tuple a label column.
+        labels: int64 of shape ``(rows, label columns)``, one array a batch.
+    """
+
+    classes: tuple[tuple[str, ...], ...]
+    labels: tuple[NDArray[np.int64], ...]
+
+
+class CifarSource(Source):
+    """CIFAR-10 (``label``) or CIFAR-100 (``label``: fine, ``coarse_label``), with the splits ``train`` and ``test``.
+
+    Images are uint8 ``(32, 32, 3)`` RGB, read-only. At most two batches of pixels are in memory, and a few thousand
+    images.
+    """
+
+    def __init__(self, path: Path, files: Files) -> None:
+        super().__init__(path)
+        self.kind = files.layout.kind
+        self._files = files
+        self._kind = _KINDS[self.kind]
+        self._contents: _Contents | None = None
+        self._batches: dict[int, NDArray[np.uint8]] = {}
+        self._pages: dict[tuple[int, int], NDArray[np.uint8]] = {}
+        self._lock = threading.Lock()
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """See :meth:`Source.survey`. The first call reads all files once, for their labels and number of rows.
+
+        Raises :class:`SourceError` for files that are missing, cut off, damaged or unsafe, and for labels that are out
+        of range.
+        """
+        contents = self._learn(progress)
+        splits = dict.fromkeys(self._choose(split), 0)
+        for (name, _), labels in zip(self._files.layout.batches, contents.labels, strict=True):
+            if name in splits:
+                splits[name] += len(labels)
+        records = sum(splits.values())
+        return Survey(
+            splits=splits,
+            columns=tuple(
+                Column(name, "fixed", "int64", classes=classes)
+                for (name, _, _), classes in zip(self._kind.columns, contents.classes, strict=True)
+            ),
+            encoding="uint8",
+            shape=_SHAPE,
+            size_bytes=records * _PIXELS,
+            paged_bytes=records * paged(_PIXELS),
+            key_bytes=sum(_key_bytes(name, count) for name, count in splits.items()),
+        )
+
+    def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """See :meth:`Source.entries`. ``ref`` is (number of the batch, row in it)."""
+        return self._entries(self._learn(no_progress), self._choose(split))
+
+    def _entries(self, contents: _Contents, splits: list[str]) -> Iterator[Entry]:
+        numbers = dict.fromkeys(splits, 0)
+        for batch, (split, _) in enumerate(self._files.layout.batches):
+            if split not in numbers:
+                continue
+            for row, labels in enumerate(contents.labels[batch].tolist()):
+                yield Entry(f"{split}/{numbers[split] + row:05d}", split, tuple(labels), _PIXELS, (batch, row))
+            numbers[split] += len(contents.labels[batch])
+
+    def read(self, entry: Entry) -> NDArray[np.uint8]:
+        """The image, uint8 ``(32, 32, 3)`` RGB, read-only. Raises :class:`SourceError` when its batch cannot be read
+        any more."""
+        batch, row = entry.ref
+        number = row // _PAGE
+        page = self._pages.get((batch, number))
+        if page is None:
+            page = self._page(batch, number)
+        image: NDArray[np.uint8] = page[row - number * _PAGE]
+        return image
+
+    def close(self) -> None:
+        self._batches.clear()
+        self._pages.clear()
+        self._files.close()
+
+    def _page(self, batch: int, number: int) -> NDArray[np.uint8]:
+        with self._lock:
+            page = self._pages.get((batch, number))
+            if page is not None:
+                return page
+            if batch not in self._batches:
+                while len(self._batches) >= _BATCHES_HELD:
+                    del self._batches[next(iter(self._batches))]
+                name = self._files.layout.batches[batch][1]
+                with self._files.read(name) as file:
+                    self._batches[batch] = self._batch(name, file)[0]
+            planes = self._batches[batch][number * _PAGE : (number + 1) * _PAGE].reshape(-1, 3, 32, 32)
+            page = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
+            page.setflags(write=False)
+            while len(self._pages) >= _PAGES_HELD:
+                del self._pages[next(iter(self._pages))]
+            self._pages[batch, number] = page
+            return page
+
+    def _choose(self, split: str | None) -> list[str]:
+        splits = list(dict.fromkeys(name for name, _ in self._files.layout.batches))
+        if split is None:
+            return splits
+        if split not in splits:
+            raise SourceError(f"{self.kind} has no split {printable(split)!r}; splits: {', '.join(splits)}")
+        return [split]
+
+    def _learn(self, progress: ProgressCallback) -> _Contents:
+        if self._contents is not None:
+            return self._contents
+        layout = self._files.layout
+        batches = {name: number for number, (_, name) in enumerate(layout.batches)}
+        meta: dict[str, tuple[tuple[str, ...], ...]] = {}
+        labels: dict[int, NDArray[np.int64]] = {}
+        rows = 0
+        for name, file in self._files.all():
+            if name in batches:
+                labels[batches[name]] = self._batch(name, file)[1]
+                rows += len(labels[batches[name]])
+                progress(Progress("scan", rows, None, rows * _PIXELS))
+            else:
+                meta[name] = self._names(name, file)
+        classes = tuple(names for name in layout.meta for names in meta[name])
+        for number, (_, name) in enumerate(layout.batches):
+            self._check_labels(name, labels[number], classes)
+        if not rows:
+            raise SourceError(f"{printable(str(self.path))} holds no images")
+        self._contents = _Contents(classes, tuple(labels[number] for number in range(len(labels))))
+        return self._contents
+
+    def _names(self, name: str, file: IO[bytes]) -> tuple[tuple[str, ...], ...]:
+        """The names of the classes in a meta file: one tuple a label column that it covers."""
+        try:
+            if self._files.layout.binary:
+                lines = file.read().decode("utf-8").splitlines()
+                return (tuple(line.strip() for line in lines if line.strip()),)
+            meta = load_mapping(file)
+            return tuple(names_of(meta.get(key)) for _, _, key in self._kind.columns)
+        except (BatchError, UnicodeDecodeError) as error:
+            raise SourceError(f"{self._files.where(name)}: {error}") from None
+
+    def _batch(self, name: str, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Pixels, uint8 ``(rows, 3072)`` in planes, and labels, int64 ``(rows, label columns)``."""
+        try:
+            return self._binary_batch(file) if self._files.layout.binary else self._python_batch(file)
+        except BatchError as error:
+            raise SourceError(f"{self._files.where(name)}: {error}") from None
+        except OSError as error:
+            raise SourceError(f"{self._files.where(name)} cannot be read: {error.strerror or error}") from None
+
+    def _binary_batch(self, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        stored = self._kind.binary_columns
+        row = len(stored) + _PIXELS
+        data = np.frombuffer(file.read(), np.uint8)
+        if len(data) % row:
+            raise BatchError(f"{len(data)} bytes are not whole rows of {row}: it is cut off; download it again")
+        rows = data.reshape(-1, row)
+        order = [stored.index(name) for name, _, _ in self._kind.columns]
+        return rows[:, len(stored) :], rows[:, order].astype(np.int64)
+
+    def _python_batch(self, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        found = load_mapping(file)
+        data: NDArray[Any] = array_of(found.get("data"))
+        if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != _PIXELS:
+            raise BatchError(f"data of {data.dtype} {data.shape}, expected uint8 (rows, {_PIXELS})")
+        columns = [array_of(found.get(key)) for _, key, _ in self._kind.columns]
+        for (_, key, _), column in zip(self._kind.columns, columns, strict=True):
+            if column.shape != (len(data),):
+                raise BatchError(f"{key} of shape {column.shape} for {len(data)} images")
+        return data, np.stack(columns, axis=1).astype(np.int64)
+
+    def _check_labels(self, name: str, labels: NDArray[np.int64], classes: tuple[tuple[str, ...], ...]) -> None:
+        for column, names in enumerate(classes):
+            wrong = np.flatnonzero((labels[:, column] < 0) | (labels[:, column] >= len(names)))
+            if len(wrong):
+                row, what = int(wrong[0]), self._kind.columns[column][0]
+                raise SourceError(
+                    f"{self._files.where(name)}, row {row}: {what} {labels[row, column]} is out of range, expected a "
+                    f"number below {len(names)}"
+                )
+
+
+def _key_bytes(split: str, count: int) -> int:
+    """Bytes of the keys of ``count`` images: five digits a number, more where it has more."""
+    return count * (len(split) + 6) + sum(max(0, count - int(10**digits)) for digits in range(5, 11))
+
+
+def open_cifar(path: Path, kind: str | None) -> CifarSource | None:
+    """The CIFAR at ``path``, or None where there is none and ``kind`` does not demand it.
+
+    Raises :class:`SourceError` when ``kind`` (``cifar10``, ``cifar100``) is not there, when several are, and for a
+    damaged archive.
+    """
+    files = find_files(path, kind)
+    if files is not None:
+        return CifarSource(path, files)
+    if kind is not None:
+        raise no_cifar(path, kind)
+    return None

@@ -1,0 +1,242 @@
+"""The published layouts of CIFAR-10 and CIFAR-100 (https://www.cs.toronto.edu/~kriz/cifar.html), and where they lie:
+in a directory, or in a ``.tar.gz`` that is read in place."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import threading
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from packstore.errors import SourceError, UsageError, printable
+from packstore.sources.gzipped import GzipReader
+
+_MAX_MEMBER_BYTES = 1 << 28  # the largest published file, CIFAR-100's train, has 155 MB
+_LOOKED_AT = 64
+_BROKEN = (OSError, EOFError, zlib.error, tarfile.TarError)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One published layout.
+
+    Attributes:
+        kind: ``cifar10`` or ``cifar100``.
+        binary: Rows of bytes, instead of pickles.
+        directory: Name of the directory.
+        archive: Name of the download.
+        batches: (split, file name) of all batches in order.
+        meta: Files with the names of the classes, one a label column.
+    """
+
+    kind: str
+    binary: bool
+    directory: str
+    archive: str
+    batches: tuple[tuple[str, str], ...]
+    meta: tuple[str, ...]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*self.meta, *(name for _, name in self.batches))
+
+    def fits(self, directory: str, files: Iterable[str]) -> bool:
+        """Whether a directory is meant to be this: by its name, or as it holds a meta file and a batch."""
+        there = set(files)
+        return directory == self.directory or (
+            there.issuperset(self.meta[:1]) and any(name in there for _, name in self.batches)
+        )
+
+
+def _train_and_test(suffix: str) -> tuple[tuple[str, str], ...]:
+    train = tuple(("train", f"data_batch_{number}{suffix}") for number in range(1, 6))
+    return (*train, ("test", f"test_batch{suffix}"))
+
+
+LAYOUTS = (
+    Layout("cifar10", False, "cifar-10-batches-py", "cifar-10-python.tar.gz", _train_and_test(""), ("batches.meta",)),
+    Layout(
+        *("cifar10", True, "cifar-10-batches-bin", "cifar-10-binary.tar.gz"),
+        *(_train_and_test(".bin"), ("batches.meta.txt",)),
+    ),
+    Layout(
+        *("cifar100", False, "cifar-100-python", "cifar-100-python.tar.gz"),
+        *((("train", "train"), ("test", "test")), ("meta",)),
+    ),
+    Layout(
+        *("cifar100", True, "cifar-100-binary", "cifar-100-binary.tar.gz"),
+        *((("train", "train.bin"), ("test", "test.bin")), ("fine_label_names.txt", "coarse_label_names.txt")),
+    ),
+)
+
+
+class Files(ABC):
+    """The files of one layout. Safe to use from several threads."""
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        self.path = path
+        self.layout = layout
+
+    @abstractmethod
+    def all(self) -> Iterator[tuple[str, IO[bytes]]]:
+        """Each file of the layout once, as it is best read; a file is to be used up before the next is asked for.
+        Raises :class:`SourceError` for those that are missing, and for an archive that is cut off or damaged."""
+
+    @abstractmethod
+    def read(self, name: str) -> IO[bytes]:
+        """One of them, in memory or on disk. Raises :class:`SourceError`."""
+
+    def where(self, name: str) -> str:
+        return printable(f"{self.path}/{name}")
+
+    def close(self) -> None:
+        return
+
+    def _check_complete(self, there: Iterable[str]) -> None:
+        missing = sorted(set(self.layout.files).difference(there))
+        if missing:
+            raise SourceError(
+                f"{printable(str(self.path))} is {self.layout.kind} without {', '.join(missing)}: download it again"
+            )
+
+
+class DirectoryFiles(Files):
+    """The files of a directory."""
+
+    def all(self) -> Iterator[tuple[str, IO[bytes]]]:
+        self._check_complete(name for name in self.layout.files if (self.path / name).is_file())
+        for name in self.layout.files:
+            with self.read(name) as file:
+                yield name, file
+
+    def read(self, name: str) -> IO[bytes]:
+        try:
+            return (self.path / name).open("rb")
+        except OSError as error:
+            raise SourceError(f"{self.where(name)} cannot be read: {error.strerror or error}") from None
+
+
+class TarFiles(Files):
+    """The members of a ``.tar.gz``: one pass finds them all, later reads go straight to them."""
+
+    def __init__(self, path: Path, layout: Layout, prefix: str) -> None:
+        super().__init__(path, layout)
+        self._prefix = prefix
+        self._gzip = GzipReader(path)
+        self._found: dict[str, tuple[int, int]] = {}  # position and size
+        self._lock = threading.Lock()
+
+    def all(self) -> Iterator[tuple[str, IO[bytes]]]:
+        with self._lock:
+            try:
+                yield from self._all()
+            except _BROKEN as error:
+                raise SourceError(f"{printable(str(self.path))} is cut off or damaged: {error}") from None
+
+    def _all(self) -> Iterator[tuple[str, IO[bytes]]]:
+        self._gzip.seek(0)
+        found: dict[str, tuple[int, int]] = {}
+        with tarfile.open(fileobj=self._gzip, mode="r:") as tar:
+            for member in tar:
+                parent, _, name = member.name.removeprefix("./").rpartition("/")
+                if parent != self._prefix or name not in self.layout.files or not member.isreg():
+                    continue
+                if name in found or member.size > _MAX_MEMBER_BYTES or member.sparse is not None:
+                    raise SourceError(f"{self.where(name)}: {member.size} bytes, or there twice; that is not CIFAR")
+                found[name] = (member.offset_data, member.size)
+                yield name, io.BytesIO(self._content(*found[name]))
+        while self._gzip.read(1 << 20):  # to the end, where the checksum is
+            continue
+        self._check_complete(found)
+        self._found = found
+
+    def _content(self, position: int, size: int) -> bytes:
+        self._gzip.seek(position)
+        parts: list[bytes] = []
+        missing = size
+        while missing and (part := self._gzip.read(missing)):
+            parts.append(part)
+            missing -= len(part)
+        if missing:
+            raise EOFError("the archive ends inside a file")
+        return b"".join(parts)
+
+    def read(self, name: str) -> IO[bytes]:
+        with self._lock:
+            try:
+                return io.BytesIO(self._content(*self._found[name]))
+            except _BROKEN as error:
+                raise SourceError(f"{self.where(name)} is cut off or damaged: {error}") from None
+
+    def close(self) -> None:
+        self._gzip.close()
+
+
+def find_files(path: Path, kind: str | None) -> Files | None:
+    """The files of a CIFAR at ``path``: its directory, its archive, or a folder that holds exactly one of these.
+
+    Args:
+        path: Where to look.
+        kind: ``cifar10`` or ``cifar100``; None takes either.
+
+    Returns:
+        None where there is none. Raises :class:`SourceError` when it cannot be told which of several is meant, or
+        when an archive is damaged.
+    """
+    layouts = [layout for layout in LAYOUTS if kind in (None, layout.kind)]
+    if path.is_file():
+        return _archive(path, layouts)
+    names = _names(path)
+    for layout in layouts:
+        if layout.fits(path.resolve().name, names):
+            return DirectoryFiles(path, layout)
+    directories = [layout for layout in layouts if layout.directory in names and (path / layout.directory).is_dir()]
+    unpacked = {layout.archive for layout in directories}
+    archives = [la for la in layouts if la.archive in names and la.archive not in unpacked]
+    found = [path / layout.directory for layout in directories] + [path / layout.archive for layout in archives]
+    if len(found) > 1:
+        listed = ", ".join(printable(place.name) for place in found)
+        raise SourceError(f"{printable(str(path))} holds {listed}: give the path of one of them")
+    return find_files(found[0], kind) if found else None
+
+
+def _names(path: Path) -> set[str]:
+    try:
+        return set(os.listdir(path))
+    except OSError as error:
+        raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
+
+
+def _archive(path: Path, layouts: list[Layout]) -> Files | None:
+    """The archive at ``path``, if its first members are those of a layout."""
+    try:
+        with path.open("rb") as file:
+            if file.read(3) != b"\x1f\x8b\x08":
+                return None
+        folders: dict[str, set[str]] = {}
+        reader = GzipReader(path)
+        with reader, tarfile.open(fileobj=reader, mode="r:") as tar:
+            for member in islice(tar, _LOOKED_AT):
+                inside = PurePosixPath(member.name)
+                parent = str(inside) if member.isdir() else str(inside.parent)
+                folders.setdefault("" if parent == "." else parent, set()).add(inside.name)
+                for folder, names in folders.items():
+                    for layout in layouts:
+                        if layout.fits(PurePosixPath(folder).name, names):
+                            return TarFiles(path, layout, folder)
+    except _BROKEN as error:
+        raise SourceError(f"{printable(str(path))} is cut off or damaged: {error}") from None
+    return None
+
+
+def no_cifar(path: Path, kind: str) -> UsageError | SourceError:
+    """The error for a source of the kind ``kind`` that is none."""
+    expected = " or ".join(f"{la.directory}/ or {la.archive}" for la in LAYOUTS if la.kind == kind)
+    return SourceError(f"{printable(str(path))} is not {kind}: expected {expected}, or a folder that holds one of them")

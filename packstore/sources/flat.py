@@ -1,0 +1,174 @@
+"""A flat folder: images without labels, or images that a labels file names."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from packstore.errors import SampleError, SourceError, printable
+from packstore.manifest import Column
+from packstore.progress import Progress, ProgressCallback, no_progress
+from packstore.sources.base import Entry, Source, Survey, paged
+from packstore.sources.labels import Contents, LabelsFile, Row, split_name
+from packstore.sources.listing import (
+    NO_FILE,
+    Identity,
+    ancestry,
+    key_size,
+    list_directory,
+    read_file,
+    reason_for,
+    walk,
+)
+
+_REPORT_EVERY = 5000
+
+
+class FlatSource(Source):
+    """The images that lie directly in a folder, sorted by name; or, with a labels file, those that it names, in its
+    order, at any depth.
+
+    Without a labels file there is no label column. With one, labels that are all integers are class numbers as they
+    stand (``classes`` is None); otherwise all are names, numbered in sorted order.
+    """
+
+    kind = "flat"
+
+    def __init__(self, path: Path, labels: Path | None = None) -> None:
+        super().__init__(path)
+        self._root = str(path.absolute())
+        self._labels = None if labels is None else LabelsFile(labels)
+        self._contents: Contents | None = None
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """See :meth:`Source.survey`. Raises :class:`SourceError` for an empty folder, and for a labels file with a
+        line that is wrong (naming it) or that names no files at all."""
+        if self._labels is not None:
+            return self._survey_labelled(self._labels, split, progress)
+        self._choose(("",), split)
+        ignored: Counter[str] = Counter()
+        listing = list_directory(self._root, ignored)
+        self._count_others(listing.directories, (*ancestry(self._root), listing.identity), ignored)
+        if not listing.images:
+            raise SourceError(f"{printable(str(self.path))} holds no images")
+        sizes = [size for size in listing.sizes if size > 0]
+        progress(Progress("scan", len(listing.images), len(listing.images), sum(sizes)))
+        return Survey(
+            splits={"": len(listing.images)},
+            columns=(),
+            encoding="original",
+            shape=None,
+            size_bytes=sum(sizes),
+            paged_bytes=sum(map(paged, sizes)),
+            key_bytes=sum(map(key_size, listing.images)),
+            ignored=dict(ignored),
+        )
+
+    def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """See :meth:`Source.entries`. ``ref`` is None, or tells that the entry is no file."""
+        if self._labels is not None:
+            contents = self._learn(self._labels)
+            return self._labelled(self._labels, contents, self._choose(contents.splits, split))
+        self._choose(("",), split)
+        return self._unlabelled()
+
+    def read(self, entry: Entry) -> bytes:
+        """The bytes of the file. Raises :class:`SampleError` when it cannot be read or is not a file."""
+        if entry.ref is not None:
+            raise SampleError(entry.key, "is not a file but a pipe, a socket or a device")
+        return read_file(f"{self._root}/{entry.key}", entry.key)
+
+    def _unlabelled(self) -> Iterator[Entry]:
+        listing = list_directory(self._root)
+        for name, size in zip(listing.images, listing.sizes, strict=True):
+            yield Entry(name, "", (), max(size, 0), NO_FILE if size < 0 else None)
+
+    def _labelled(self, labels: LabelsFile, contents: Contents, splits: Sequence[str]) -> Iterator[Entry]:
+        numbers = None if contents.classes is None else {name: n for n, name in enumerate(contents.classes)}
+        for split in splits:
+            for row in labels.rows():
+                if row.split != split:
+                    continue
+                label = int(row.label) if numbers is None else numbers.get(row.label)
+                if label is None:
+                    raise SourceError(
+                        f"{labels.where(row.line)}: label {printable(row.label)} is new: the file changed"
+                    )
+                size, ref = self._size(labels, row)
+                yield Entry(row.file, split, (label,), size, ref)
+
+    def _survey_labelled(self, labels: LabelsFile, split: str | None, progress: ProgressCallback) -> Survey:
+        contents = self._learn(labels)
+        splits = dict.fromkeys(self._choose(contents.splits, split), 0)
+        size_bytes = paged_bytes = key_bytes = records = 0
+        for row in labels.rows():
+            size, _ = self._size(labels, row)
+            if row.split not in splits:
+                continue
+            splits[row.split] += 1
+            size_bytes += size
+            paged_bytes += paged(size)
+            key_bytes += key_size(row.file)
+            records += 1
+            if records % _REPORT_EVERY == 0:
+                progress(Progress("scan", records, len(contents.hashes), size_bytes))
+        progress(Progress("scan", records, records, size_bytes))
+        return Survey(
+            splits=splits,
+            columns=(Column("label", "fixed", "int64", classes=contents.classes),),
+            encoding="original",
+            shape=None,
+            size_bytes=size_bytes,
+            paged_bytes=paged_bytes,
+            key_bytes=key_bytes,
+            ignored=self._unnamed(labels, contents),
+        )
+
+    def _unnamed(self, labels: LabelsFile, contents: Contents) -> dict[str, int]:
+        """What lies in the folder and is not in the labels file, by reason."""
+        ignored: Counter[str] = Counter()
+        for directory, listing in walk(self._root, "", ancestry(self._root), ignored):
+            prefix = f"{directory}/" if directory else ""
+            unnamed = len(listing.images) - contents.count_named([prefix + name for name in listing.images])
+            if unnamed:
+                ignored["image that the labels file does not name"] += unnamed
+        own = reason_for(labels.path.name)
+        if ignored[own] and labels.path.resolve().is_relative_to(self.path.resolve()):
+            ignored[own] -= 1  # the labels file itself is used, not passed over
+        return dict(+ignored)
+
+    def _learn(self, labels: LabelsFile) -> Contents:
+        if self._contents is None:
+            self._contents = labels.contents()
+        return self._contents
+
+    def _count_others(self, directories: list[str], above: tuple[Identity, ...], ignored: Counter[str]) -> None:
+        for name in sorted(directories):
+            for _, listing in walk(self._root, name, above, ignored):
+                if listing.images:
+                    ignored["image in a subfolder"] += len(listing.images)
+
+    def _choose(self, splits: tuple[str, ...], split: str | None) -> tuple[str, ...]:
+        if split is None:
+            return splits
+        split = split_name(split)
+        if not split or split not in splits:
+            there = ", ".join(printable(name) for name in splits if name) or "it has none"
+            raise SourceError(f"{printable(str(self.path))} has no split {printable(split)!r}; splits: {there}")
+        return (split,)
+
+    def _size(self, labels: LabelsFile, row: Row) -> tuple[int, int | None]:
+        """Size and ``ref`` of a named file. Raises :class:`SourceError` when it does not exist."""
+        try:
+            found = os.stat(f"{self._root}/{row.file}")  # noqa: PTH116 - one call for each of many files
+        except OSError as error:
+            raise SourceError(
+                f"{labels.where(row.line)}: {printable(row.file)} in {printable(str(self.path))}: "
+                f"{error.strerror or error}"
+            ) from None
+        if stat.S_ISDIR(found.st_mode):
+            raise SourceError(f"{labels.where(row.line)}: {printable(row.file)} is a folder, not an image")
+        return (found.st_size, None) if stat.S_ISREG(found.st_mode) else (0, NO_FILE)

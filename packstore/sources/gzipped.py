@@ -1,0 +1,86 @@
+"""A gzip file that can be read at any position without unpacking it to disk.
+
+``gzip`` starts over at each step back; this keeps the decompressor's state every few megabytes and resumes from there.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from pathlib import Path
+from typing import Any
+
+_CHUNK = 1 << 18
+_STEP = 16 << 20
+_GZIP = 31  # zlib's window bits for a gzip header and trailer
+
+
+class GzipReader(io.RawIOBase):
+    """The content of a gzip file (RFC 1952, several members allowed) as a seekable file. Not for several threads.
+
+    Reading raises :class:`EOFError` where the file is cut off, and :class:`zlib.error` where it is damaged; the
+    checksum of a member is checked when its end is reached.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = path.open("rb")
+        self._position = 0
+        self._inflate = zlib.decompressobj(_GZIP)
+        # (position in the content, position in the file, state) of points to resume from, about 50 KB each
+        self._points: list[tuple[int, int, Any]] = [(0, 0, self._inflate.copy())]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Goes to a position from the start or from the current one; the end is not known before it is reached."""
+        if whence == io.SEEK_CUR:
+            offset += self._position
+        elif whence != io.SEEK_SET:
+            raise io.UnsupportedOperation("the end of a gzip file is not known")
+        point = max((p for p in self._points if p[0] <= offset), key=lambda p: p[0])
+        if offset < self._position or point[0] > self._position:
+            self._position, at, state = point
+            self._file.seek(at)
+            self._inflate = state.copy()
+        while self._position < offset and self._step(min(offset - self._position, _CHUNK)):
+            continue
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._step(min(len(view), _CHUNK * 4)) if len(view) else b""
+        view[: len(data)] = data
+        return len(data)
+
+    def _step(self, size: int) -> bytes:
+        """The next bytes, at most ``size``; empty at the end."""
+        data = b""
+        while not data:
+            pending, ended = self._inflate.unconsumed_tail, False
+            if self._inflate.eof:
+                pending = (self._inflate.unused_data or self._file.read(_CHUNK)).lstrip(b"\0")  # padding is allowed
+                if not pending:
+                    return b""
+                self._inflate = zlib.decompressobj(_GZIP)
+            elif not pending:
+                pending = self._file.read(_CHUNK)
+                ended = not pending
+            data = self._inflate.decompress(pending, size)
+            if ended and not data and not self._inflate.eof:
+                raise EOFError("the gzip file is cut off")
+        self._position += len(data)
+        if self._position >= self._points[-1][0] + _STEP and not self._inflate.eof:
+            self._points.append((self._position, self._file.tell(), self._inflate.copy()))
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

@@ -1,0 +1,191 @@
+"""The labels file of a flat folder: CSV with the columns ``file,label`` and optionally ``split``, header required."""
+
+from __future__ import annotations
+
+import csv
+import re
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from packstore.errors import SourceError, printable
+from packstore.sources.base import SPLIT_ORDER
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_MAX_SPLITS = 100
+
+
+class Row(NamedTuple):
+    """One line of a labels file.
+
+    Attributes:
+        line: Its number in the file, from 1 (of its last line where a quoted field has several).
+        file: Path relative to the folder, with ``/``, without ``.`` and empty parts.
+        label: The label as written, without blanks around it.
+        split: Name of the split, or ``""`` without that column.
+    """
+
+    line: int
+    file: str
+    label: str
+    split: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a labels file names, all in all.
+
+    Attributes:
+        classes: The sorted names of the classes, or None when all labels are class numbers.
+        splits: The names of the splits in the order in which they are packed; ``("",)`` without that column.
+        hashes: :func:`file_hash` of all files, sorted; shape ``(rows,)``. Eight bytes a row, not a set of strings.
+    """
+
+    classes: tuple[str, ...] | None
+    splits: tuple[str, ...]
+    hashes: NDArray[np.uint64]
+
+    def count_named(self, files: list[str]) -> int:
+        """How many of ``files`` are named."""
+        wanted = np.fromiter((file_hash(file) for file in files), np.uint64, len(files))
+        at = np.minimum(np.searchsorted(self.hashes, wanted), len(self.hashes) - 1)
+        return int(np.count_nonzero(self.hashes[at] == wanted))
+
+
+class LabelsFile:
+    """Reads a labels file from the start each time, so that memory does not grow with its length."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def where(self, line: int) -> str:
+        return f"{printable(str(self.path))}, line {line}"
+
+    def rows(self) -> Iterator[Row]:
+        """All rows in the file's order. Raises :class:`SourceError`, naming the line, for anything that is no row."""
+        try:
+            with self.path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+                reader = csv.reader(file, strict=True)
+                try:
+                    yield from self._rows(reader)
+                except csv.Error as error:
+                    raise SourceError(f"{self.where(reader.line_num)}: not CSV: {error}") from None
+        except OSError as error:
+            raise SourceError(f"{printable(str(self.path))} cannot be read: {error.strerror or error}") from None
+
+    def _rows(self, reader: Iterator[list[str]]) -> Iterator[Row]:
+        header = [name.strip().lower() for name in next(reader, [])]
+        missing = [name for name in ("file", "label") if name not in header]
+        if missing or len(set(header)) < len(header):
+            found = ",".join(printable(name) for name in header) or "an empty line"
+            wrong = f"no column {missing[0]}" if missing else "a column twice"
+            raise SourceError(
+                f"{self.where(1)}: the header has {wrong}: {found}; expected file,label or file,label,split"
+            )
+        file, label = header.index("file"), header.index("label")
+        split = header.index("split") if "split" in header else None
+        for fields in reader:
+            if not fields:
+                continue  # a blank line
+            line: int = reader.line_num  # type: ignore[attr-defined]
+            if len(fields) != len(header):
+                raise SourceError(f"{self.where(line)}: {len(fields)} fields, the header has {len(header)}")
+            yield Row(
+                line,
+                self._file(line, fields[file]),
+                self._filled(line, "label", fields[label]),
+                "" if split is None else self._split(line, fields[split]),
+            )
+
+    def _filled(self, line: int, column: str, value: str) -> str:
+        value = value.strip()
+        if not value:
+            raise SourceError(f"{self.where(line)}: the {column} is empty")
+        return value
+
+    def _split(self, line: int, value: str) -> str:
+        return split_name(self._filled(line, "split", value))
+
+    def _file(self, line: int, value: str) -> str:
+        if not value.strip():
+            raise SourceError(f"{self.where(line)}: the file is empty")
+        if "\0" in value:
+            raise SourceError(f"{self.where(line)}: a NUL byte in the file name {printable(value)}")
+        if value.startswith("/"):
+            raise SourceError(f"{self.where(line)}: {printable(value)} is absolute; expected a path inside the folder")
+        if "/" not in value and value not in (".", ".."):
+            return value
+        parts = [part for part in value.split("/") if part not in ("", ".")]
+        if ".." in parts or not parts:
+            raise SourceError(f"{self.where(line)}: {printable(value)} may lead out of the folder")
+        return "/".join(parts)
+
+    def contents(self) -> Contents:
+        """What the whole file names, from one pass (two where some names of classes look like numbers).
+
+        Raises :class:`SourceError` for no rows, a negative class number, a file named twice, too many splits.
+        """
+        names: set[str] = set()
+        splits: set[str] = set()
+        hashes = array("Q")
+        numbers = False
+        negative: Row | None = None
+        for row in self.rows():
+            hashes.append(file_hash(row.file))
+            if row.split not in splits:
+                splits.add(row.split)
+                if len(splits) > _MAX_SPLITS:
+                    raise SourceError(
+                        f"{self.where(row.line)}: more than {_MAX_SPLITS} splits; is this column a split?"
+                    )
+            if not _INTEGER.fullmatch(row.label):
+                names.add(row.label)
+                continue
+            numbers = True
+            if negative is None and int(row.label) < 0:
+                negative = row
+        if not hashes:
+            raise SourceError(f"{printable(str(self.path))} names no files")
+        if names and numbers:  # then those that look like numbers are names as well
+            names.update(row.label for row in self.rows())
+        if negative is not None and not names:
+            raise SourceError(
+                f"{self.where(negative.line)}: label {negative.label} is out of range, expected 0 or more"
+            )
+        ordered = np.sort(np.frombuffer(hashes, np.uint64))
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(twice):
+            self._refuse_duplicates({int(value) for value in twice})
+        known = {name: number for number, name in enumerate(SPLIT_ORDER)}
+        return Contents(
+            tuple(sorted(names)) if names else None,
+            tuple(sorted(splits, key=lambda name: (known.get(name, len(known)), name))),
+            ordered,
+        )
+
+    def _refuse_duplicates(self, suspects: set[int]) -> None:
+        lines: dict[str, int] = {}
+        for row in self.rows():
+            if file_hash(row.file) not in suspects:
+                continue
+            if row.file in lines:  # otherwise two names that share a hash, which is not the labels file's fault
+                raise SourceError(
+                    f"{self.where(row.line)}: {printable(row.file)} is named again, first on line {lines[row.file]}"
+                )
+            lines[row.file] = row.line
+
+
+def split_name(name: str) -> str:
+    """``name``, in lower case where it is one of those that packstore knows."""
+    return name.lower() if name.lower() in SPLIT_ORDER else name
+
+
+def file_hash(file: str) -> int:
+    """XXH3-64 of a file's relative path."""
+    return xxhash.xxh3_64_intdigest(file.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,121 @@
+"""A packstore store as a source: records pass through as they are, each checked against its checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from packstore.errors import CorruptRecordError, SourceError, printable
+from packstore.manifest import ENCODED, Column, Manifest
+from packstore.progress import ProgressCallback, no_progress
+from packstore.sources.base import Entry, Image, Source, Survey, paged
+
+if TYPE_CHECKING:
+    from packstore.stores.base import Reader
+
+_CHUNK = 4096
+_INTERNAL = ("image", "key", "checksum", "shape")
+
+
+class StoreSource(Source):
+    """Any packstore store.
+
+    The label columns are all of its scalar int64 columns; ``Entry.ref`` is the number of the record.
+    """
+
+    kind = "store"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        from packstore.stores import open_store
+
+        self.reader: Reader = open_store(path)
+        manifest = self.manifest
+        self._label_columns = tuple(c for c in manifest.columns if c.name not in _INTERNAL and _is_label(c))
+        self._encoded = manifest.encoding in ENCODED
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.reader.manifest
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """See :meth:`Source.survey`. Raises :class:`SourceError` for a store or a split without records."""
+        manifest = self.manifest
+        ranges = self._ranges(split)
+        splits = {name: stop - start for name, start, stop in ranges}
+        start, stop = ranges[0][1], ranges[-1][2]
+        records = stop - start
+        if not records:
+            raise SourceError(f"{printable(str(self.path))} holds no records" + (f" in {split}" if split else ""))
+        image = manifest.image
+        if image.kind == "fixed":
+            size_bytes, paged_bytes = image.record_nbytes * records, paged(image.record_nbytes) * records
+        else:
+            # The lengths of ragged images are not a column in every format: the mean stands for each of them.
+            size_bytes = image.nbytes * records // manifest.records
+            paged_bytes = paged(-(-image.nbytes // manifest.records)) * records
+        key_offsets = self.reader.ragged("key").offsets
+        return Survey(
+            splits=splits,
+            columns=self._label_columns,
+            encoding=manifest.encoding,
+            shape=image.shape if image.kind == "fixed" else None,
+            size_bytes=size_bytes,
+            paged_bytes=paged_bytes,
+            key_bytes=int(key_offsets[stop] - key_offsets[start]),
+            store=manifest,
+        )
+
+    def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """See :meth:`Source.entries`. ``size_bytes`` is the record's where all have the same, else their mean."""
+        return self._entries(self._ranges(split))
+
+    def _entries(self, ranges: list[tuple[str, int, int]]) -> Iterator[Entry]:
+        image, records = self.manifest.image, max(self.manifest.records, 1)
+        size = image.record_nbytes if image.kind == "fixed" else -(-image.nbytes // records)
+        columns = [self.reader.fixed(c.name) for c in self._label_columns]
+        keys = self.reader.ragged("key")
+        for name, first, last in ranges:
+            for start in range(first, last, _CHUNK):
+                stop = min(start + _CHUNK, last)
+                values_of = [column[start:stop].tolist() for column in columns]
+                labels: Iterable[tuple[int, ...]] = zip(*values_of, strict=True) if columns else [()] * (stop - start)
+                for record, values in zip(range(start, stop), labels, strict=True):
+                    key = bytes(keys[record]).decode("utf-8", "surrogateescape")
+                    yield Entry(key, name, values, size, record)
+
+    def read(self, entry: Entry) -> Image:
+        """The record's bytes, or for a tensor encoding its array.
+
+        Raises :class:`CorruptRecordError` when they do not match the record's checksum.
+        """
+        record: int = entry.ref
+        data = self.reader.read(record)
+        found = xxhash.xxh3_64_intdigest(data)
+        expected = int(self.reader.fixed("checksum")[record])
+        if found != expected:
+            raise CorruptRecordError(record, entry.key, f"{expected:016x}", f"{found:016x}")
+        if self._encoded:
+            return data if isinstance(data, bytes) else bytes(data)
+        return self.reader.array(record)
+
+    def close(self) -> None:
+        self.reader.close()
+
+    def _ranges(self, split: str | None) -> list[tuple[str, int, int]]:
+        """(name, first record, one after the last) of the chosen splits."""
+        splits = self.manifest.splits
+        if split is None:
+            return [(s.name, s.start, s.stop) for s in splits] or [("", 0, self.manifest.records)]
+        chosen = [(s.name, s.start, s.stop) for s in splits if s.name == split]
+        if not chosen:
+            there = ", ".join(printable(s.name) for s in splits) or "it has none"
+            raise SourceError(f"{printable(str(self.path))} has no split {printable(split)!r}; splits: {there}")
+        return chosen
+
+
+def _is_label(column: Column) -> bool:
+    return column.kind == "fixed" and column.dtype == "int64" and column.shape == ()

@@ -1,0 +1,302 @@
+"""Building a store of any format: columns, checksums, splits, shards, and one atomic publish at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from packstore.errors import StoreError, printable
+from packstore.manifest import Column, Manifest, Normalization, Origin, Shard, Skipped, Split
+from packstore.stores import formats
+from packstore.stores.base import Buffer, ColumnData, Ragged, Writer
+from packstore.stores.columns import ColumnSpool, file_digest, plain_buffers, refuse_duplicates
+from packstore.stores.publish import Staging, sync_tree, writing
+
+_HASHES = Column("keyhash", "fixed", "uint64")
+
+
+@dataclasses.dataclass(slots=True)
+class _Part:
+    """One file of the store while it is written: the whole store, or a shard."""
+
+    writer: Writer
+    path: Path
+    start: int
+    stop: int
+    nbytes: int = 0
+
+
+class StoreBuilder:
+    """Writes a store: :meth:`append` batches, then :meth:`commit`. Nothing lies at the destination before that.
+
+    A context manager: leaving it without a commit, or by an exception, aborts and leaves nothing. Not for several
+    threads at once. Memory does not grow with the number of records.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        format: str,
+        encoding: str,
+        columns: Sequence[Column],
+        overwrite: bool = False,
+        shard_size: int | None = None,
+    ) -> None:
+        """Checks the destination; see :func:`packstore.stores.create_store` for arguments and errors."""
+        if shard_size is not None and shard_size < 1:
+            raise StoreError(f"a shard size must be at least 1 byte, got {shard_size}")
+        blank = tuple(dataclasses.replace(c, nbytes=0, digest=None) for c in columns)
+        # Raises for whatever no manifest can hold.
+        Manifest(format, encoding, 0, blank, Origin("", ""))
+        self._format = format
+        self._encoding = encoding
+        self._columns = blank
+        self._shard_size = shard_size
+        self._parts: list[_Part] = []
+        self._runs: list[Split] = []
+        self._splitless = False
+        self.records = 0
+        self._spools: dict[str, ColumnSpool] = {}
+        self._done = False
+        self._staging = Staging(Path(path), overwrite=overwrite, owned=formats.owned_files)
+        try:
+            with writing(self._staging.destination):
+                if shard_size is not None:
+                    self._staging.path.mkdir()
+                for column in (*blank[1:], _HASHES):
+                    self._spools[column.name] = ColumnSpool(column, self._staging.destination.parent)
+        except BaseException:
+            self.abort()
+            raise
+
+    def append(
+        self,
+        images: Sequence[Buffer],
+        columns: Mapping[str, Any],
+        split: str,
+        checksums: NDArray[np.uint64] | None = None,
+    ) -> None:
+        """Adds records.
+
+        Args:
+            images: Bytes of each record's image; in a fixed column exactly the record's size.
+            columns: Values of every column but ``image`` and ``checksum``: for ``key`` (and other ragged ones) a list
+                of ``str`` or bytes, else something array-like of shape ``(len(images), *column.shape)``.
+            split: Name of the split; records of one split follow each other. ``""`` in a store without splits.
+            checksums: ``uint64`` XXH3-64 of each image, when the caller has computed them already.
+
+        Raises:
+            StoreError: Values that do not fit the columns; nothing is added then.
+            DestinationError: The disk is full, or the like; the builder is aborted.
+        """
+        self._open()
+        buffers = plain_buffers(images)
+        sizes = [len(b) for b in buffers]
+        values = self._checked(buffers, sizes, columns, checksums)
+        self._check_split(split)
+        try:
+            with writing(self._staging.destination):
+                self._write(buffers, sizes)
+                for name, column in values.items():
+                    self._spools[name].append(column, len(buffers))
+        except BaseException:
+            self.abort()
+            raise
+        self.records += len(buffers)
+        self._extend_split(split, len(buffers))
+
+    def commit(
+        self,
+        *,
+        origin: Origin,
+        normalization: Normalization | None = None,
+        options: Mapping[str, str | int | float | bool | None] | None = None,
+        versions: Mapping[str, str] | None = None,
+        skipped: Sequence[Skipped] = (),
+    ) -> Manifest:
+        """Seals the store and moves it to its destination. The arguments go into the manifest, which is returned.
+
+        Raises:
+            StoreError: No records, or two with the same key (both named).
+            DestinationError: The store cannot be written or moved. In each case nothing is left.
+        """
+        self._open()
+        try:
+            if not self.records:
+                raise StoreError(f"no records to put into {printable(str(self._staging.destination))}")
+            keys, hashes = (self._spools[n].values(0, self.records) for n in ("key", _HASHES.name))
+            if isinstance(keys, Ragged) and isinstance(hashes, np.ndarray):  # always; the types cannot say it
+                refuse_duplicates(keys, hashes)
+            base = Manifest(
+                self._format,
+                self._encoding,
+                0,
+                self._columns,
+                origin,
+                normalization=normalization,
+                options=dict(options or {}),
+                versions=dict(versions or {}),
+            )
+            with writing(self._staging.destination):
+                manifest = self._seal(base, tuple(skipped))
+            self._staging.publish()
+        except BaseException:
+            self.abort()
+            raise
+        self._close()
+        return manifest
+
+    def abort(self) -> None:
+        """Drops everything written so far. Idempotent; nothing happens after a commit."""
+        if not self._done:
+            self._close()
+            self._staging.discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def _open(self) -> None:
+        if self._done:
+            raise StoreError("this store is committed or aborted already")
+
+    def _close(self) -> None:
+        self._done = True
+        for part in self._parts:
+            part.writer.abort()
+        for spool in self._spools.values():
+            spool.close()
+
+    def _checked(
+        self,
+        buffers: Sequence[bytes | memoryview],
+        sizes: list[int],
+        columns: Mapping[str, Any],
+        checksums: NDArray[np.uint64] | None,
+    ) -> dict[str, Any]:
+        """Values of all spools, checked. Raises :class:`StoreError`."""
+        image, count = self._columns[0], len(buffers)
+        if image.kind == "fixed":
+            wrong = next((i for i, size in enumerate(sizes) if size != image.record_nbytes), None)
+            if wrong is not None:
+                raise StoreError(
+                    f"record {self.records + wrong} has {sizes[wrong]} bytes, not {image.record_nbytes} "
+                    f"({image.dtype} {image.shape})"
+                )
+        given = dict(columns)
+        needed = {c.name for c in self._columns[1:]} - {"checksum"}
+        if given.keys() != needed:
+            raise StoreError(f"values of the columns {sorted(needed)} are needed, got {sorted(given)}")
+        for column in self._columns[1:]:
+            if column.kind == "ragged":
+                try:
+                    given[column.name] = [
+                        v.encode("utf-8", "surrogateescape") if isinstance(v, str) else v for v in given[column.name]
+                    ]
+                except UnicodeEncodeError as error:
+                    raise StoreError(f"a value of column {column.name!r} cannot be stored: {error}") from None
+        if checksums is None:
+            checksums = np.fromiter(map(xxh3_64_intdigest, buffers), np.uint64, count)
+        given["checksum"] = checksums
+        given[_HASHES.name] = np.fromiter(map(xxh3_64_intdigest, given["key"]), np.uint64)
+        values = {name: self._spools[name].check(given[name], count) for name in given}
+        if image.kind == "ragged" and image.layout is not None:
+            if "shape" not in values:
+                raise StoreError("raw pixels of varying size need a 'shape' column")
+            wrong_shape = np.flatnonzero(values["shape"].astype(np.int64).prod(axis=1) != np.array(sizes, np.int64))
+            if len(wrong_shape):
+                i = int(wrong_shape[0])
+                raise StoreError(f"record {self.records + i} has {sizes[i]} bytes, not shape {values['shape'][i]}")
+        return values
+
+    def _check_split(self, split: str) -> None:
+        if split and not self._splitless:
+            if any(run.name == split for run in self._runs[:-1]):
+                raise StoreError(f"records of split {split!r} must follow each other; {self._runs[-1].name!r} began")
+        elif split or self._runs:
+            raise StoreError("either all records have a split or none")
+
+    def _extend_split(self, split: str, count: int) -> None:
+        if not split:
+            self._splitless = self._splitless or count > 0
+        elif self._runs and self._runs[-1].name == split:
+            self._runs[-1] = Split(split, self._runs[-1].start, self.records)
+        elif count:
+            self._runs.append(Split(split, self.records - count, self.records))
+
+    def _write(self, buffers: Sequence[bytes | memoryview], sizes: list[int]) -> None:
+        """Gives images to the current part, and begins a new one where its size would pass ``shard_size``."""
+        if not self._parts:
+            self._begin_part(self.records)
+        first = 0
+        if self._shard_size is not None:
+            for i, size in enumerate(sizes):
+                part = self._parts[-1]
+                if part.nbytes + size > self._shard_size and self.records + i > part.start:
+                    self._append_to_part(buffers[first:i])
+                    part.writer.suspend()
+                    first = i
+                    part = self._begin_part(self.records + i)
+                part.nbytes += size
+        else:
+            self._parts[-1].nbytes += sum(sizes)
+        self._append_to_part(buffers[first:])
+
+    def _append_to_part(self, buffers: Sequence[bytes | memoryview]) -> None:
+        if buffers:
+            self._parts[-1].writer.append(buffers)
+            self._parts[-1].stop += len(buffers)
+
+    def _begin_part(self, start: int) -> _Part:
+        path = self._staging.path
+        if self._shard_size is not None:
+            path = path / f"shard-{len(self._parts):05d}.{formats.SHARD_SUFFIX[self._format]}"
+        part = _Part(formats.new_writer(self._format, path, self._columns[0]), path, start, start)
+        self._parts.append(part)
+        return part
+
+    def _seal(self, base: Manifest, skipped: tuple[Skipped, ...]) -> Manifest:
+        """Seals all parts, and in a sharded store writes the manifest of the whole last."""
+        if self._shard_size is None:
+            manifest, columns = self._describe(base, self._parts[0])
+            manifest = dataclasses.replace(manifest, skipped=skipped)
+            self._parts[0].writer.seal(manifest, columns)
+            return manifest
+        shards = []
+        for part in self._parts:
+            part.writer.seal(*self._describe(base, part))
+            sync_tree(part.path)
+            nbytes, digest = file_digest(formats.data_file(self._format, part.path))
+            shards.append(Shard(part.path.name, part.stop - part.start, nbytes, digest))
+        total = _Part(self._parts[0].writer, self._staging.path, 0, self.records, sum(p.nbytes for p in self._parts))
+        manifest = dataclasses.replace(self._describe(base, total)[0], skipped=skipped, shards=tuple(shards))
+        (self._staging.path / formats.MANIFEST_FILE).write_text(manifest.to_json() + "\n", encoding="ascii")
+        return manifest
+
+    def _describe(self, base: Manifest, part: _Part) -> tuple[Manifest, dict[str, ColumnData]]:
+        """The manifest of a part and its columns except ``image``."""
+        data: dict[str, ColumnData] = {}
+        columns = [dataclasses.replace(self._columns[0], nbytes=part.nbytes)]
+        for column in self._columns[1:]:
+            spool = self._spools[column.name]
+            data[column.name] = spool.values(part.start, part.stop)
+            columns.append(spool.finished(part.start, part.stop, data[column.name]))
+        splits = [
+            Split(run.name, max(run.start, part.start) - part.start, min(run.stop, part.stop) - part.start)
+            for run in self._runs
+            if run.start < part.stop and run.stop > part.start
+        ]
+        count = part.stop - part.start
+        return dataclasses.replace(base, records=count, columns=tuple(columns), splits=tuple(splits)), data

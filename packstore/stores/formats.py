@@ -1,0 +1,141 @@
+"""The three formats by name: recognised by content, imported only when needed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from packstore.errors import DestinationError, StoreError, printable
+from packstore.manifest import Column, Manifest
+from packstore.stores.base import Reader, Writer
+
+MANIFEST_FILE = "manifest.json"
+"""The manifest of a sharded store, in its directory."""
+DATA_FILE = "data.mdb"
+SUFFIXES = {".lmdb": "lmdb", ".h5": "hdf5", ".hdf5": "hdf5", ".pth": "pth", ".pt": "pth"}
+SHARD_SUFFIX = {"lmdb": "lmdb", "hdf5": "h5", "pth": "pth"}
+
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_ZIP_SIGNATURE = b"PK\x03\x04"
+_LMDB_FILES = (DATA_FILE, "lock.mdb")  # any LMDB program that opens it with locks makes the second
+_SHARD = re.compile(r"shard-\d{5}\.(lmdb|h5|pth)")
+
+
+def recognise(path: Path) -> str:
+    """``lmdb``, ``hdf5``, ``pth`` or ``sharded``, from what lies there. Raises :class:`StoreError` otherwise."""
+    shown = printable(str(path))
+    try:
+        if path.is_dir():
+            if (path / DATA_FILE).is_file():
+                return "lmdb"
+            if (path / MANIFEST_FILE).is_file():
+                return "sharded"
+            raise StoreError(f"{shown} is a directory without {DATA_FILE} or {MANIFEST_FILE}, so it is not a store")
+        if not path.exists():
+            raise StoreError(f"{shown} does not exist")
+        if not path.is_file():
+            raise StoreError(f"{shown} is neither a file nor a directory, so it is not a store")
+        with path.open("rb") as file:
+            start = file.read(8)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise StoreError(f"{shown} cannot be opened: {getattr(error, 'strerror', None) or error}") from None
+    if start == _HDF5_SIGNATURE:
+        return "hdf5"
+    if start.startswith(_ZIP_SIGNATURE):
+        return "pth"
+    if path.name in (DATA_FILE, MANIFEST_FILE):
+        raise StoreError(f"{shown} is part of a store; name the directory that it lies in")
+    raise StoreError(f"{shown} is not a store: it begins with {start!r}" if start else f"{shown} is an empty file")
+
+
+def open_reader(path: Path) -> Reader:
+    """Opens a store of any format. Raises :class:`StoreError`."""
+    kind = recognise(path)
+    if kind == "lmdb":
+        from packstore.stores.lmdb_store import LmdbReader
+
+        return LmdbReader(path)
+    if kind == "hdf5":
+        from packstore.stores.hdf5_store import Hdf5Reader
+
+        return Hdf5Reader(path)
+    if kind == "pth":
+        from packstore.stores.pth_store import PthReader
+
+        return PthReader(path)
+    from packstore.stores.sharded import ShardedReader
+
+    return ShardedReader(path)
+
+
+def new_writer(format: str, path: Path, image: Column) -> Writer:
+    """A writer of ``format`` to ``path``, which must not exist."""
+    if format == "lmdb":
+        from packstore.stores.lmdb_store import LmdbWriter
+
+        return LmdbWriter(path, image)
+    if format == "hdf5":
+        from packstore.stores.hdf5_store import Hdf5Writer
+
+        return Hdf5Writer(path, image)
+    from packstore.stores.pth_store import PthWriter
+
+    return PthWriter(path, image)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a store, without opening its data. Raises :class:`StoreError`."""
+    kind = recognise(path)
+    if kind == "lmdb":
+        from packstore.stores.lmdb_store import read_manifest
+
+        return read_manifest(path)
+    if kind == "hdf5":
+        from packstore.stores.hdf5_store import read_manifest
+
+        return read_manifest(path)
+    if kind == "pth":
+        from packstore.stores.pth_store import read_manifest
+
+        return read_manifest(path)
+    from packstore.stores.sharded import read_manifest
+
+    return read_manifest(path)
+
+
+def data_file(format: str, path: Path) -> Path:
+    """The file that holds the data of an unsharded store: the store itself, or an LMDB's ``data.mdb``."""
+    return path / DATA_FILE if format == "lmdb" else path
+
+
+def owned_files(path: Path) -> list[Path]:
+    """All files of the store at ``path``, once it is certain that nothing else lies there.
+
+    Raises:
+        DestinationError: It is not a store, or its directory holds something that is not the store's.
+    """
+    shown = printable(str(path))
+    try:
+        sharded = bool(read_manifest(path).shards)
+    except StoreError as error:
+        raise DestinationError(f"{shown} is not a packstore store, so it is not replaced: {error}") from None
+    if not path.is_dir():
+        return [path]
+    allowed = {MANIFEST_FILE} if sharded else set(_LMDB_FILES)
+    files: list[Path] = []
+    for entry in sorted(path.iterdir()):
+        shard = sharded and _SHARD.fullmatch(entry.name) is not None
+        if shard and entry.is_dir() and not entry.is_symlink():
+            files += [_own(file, set(_LMDB_FILES), shown) for file in sorted(entry.iterdir())]
+        else:
+            files.append(_own(entry, {entry.name} if shard else allowed, shown))
+    return files
+
+
+def _own(file: Path, allowed: set[str], shown: str) -> Path:
+    if file.name not in allowed or file.is_symlink() or not file.is_file():
+        raise DestinationError(
+            f"{shown} also holds {printable(file.name)!r}, which is not the store's, so it is not replaced; "
+            "move that away first"
+        )
+    return file

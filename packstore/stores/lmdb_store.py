@@ -1,0 +1,291 @@
+"""LMDB: the image of record ``i`` alone under ten decimal digits, then whole columns and the manifest by name.
+
+Layout: ``b"%010d" % i`` → image bytes; ``b"label"`` and other fixed columns → ``.npy``; a ragged column as
+``b"key/bytes"`` (``.npy`` uint8) and ``b"key/offsets"`` (``.npy`` int64, N + 1); ``b"manifest"`` → JSON. Letters sort
+after digits, so the whole file is written by sorted appends.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.errors import DestinationError, StoreError, printable
+from packstore.manifest import Column, Manifest
+from packstore.progress import Progress, ProgressCallback, no_progress
+from packstore.stores.base import NUMPY_DTYPE, Buffer, ColumnData, Problem, Ragged, Reader, Writer
+from packstore.stores.columns import OFFSET
+from packstore.stores.formats import DATA_FILE
+from packstore.stores.lmdb_env import Environment, open_environment
+from packstore.stores.lmdb_pages import walk
+from packstore.stores.mapped import check_offsets
+from packstore.stores.publish import sync_tree
+
+KEY = b"%010d"
+_MANIFEST = b"manifest"
+_MAX_VALUE = 0xFFFFFFFF  # LMDB keeps the size of a value in 32 bits
+_TXN_BYTES = 32 << 20
+_TXN_RECORDS = 1 << 16
+_FIRST_MAP = 64 << 20
+_REPORT_EVERY = 1 << 14
+_NPY = np.lib.format
+
+
+class LmdbWriter(Writer):
+    """Appends records in key order, a transaction for every 32 MiB, so that memory stays bounded.
+
+    The result needs no compacting copy: appended leaves are full, and each transaction rewrites only the rightmost
+    page of each level of the tree, which the one after next reuses. Measured: 9 pages of 38,835 more than
+    ``env.copy(compact=True)`` for 50,000 records of 2 KB, 7 of 16,990 for 600 of 110 KB.
+    """
+
+    def __init__(self, path: Path, image: Column, *, map_size: int = _FIRST_MAP) -> None:
+        super().__init__(path, image)
+        self._map_size = map_size
+        self._env: Any = None
+        self._pending: list[tuple[bytes, Buffer]] = []
+        self._pending_bytes = 0
+        self._records = 0
+        path.mkdir()
+        self._open()
+
+    def append(self, images: Sequence[Buffer]) -> None:
+        for image in images:
+            if len(image) > _MAX_VALUE:
+                raise StoreError(
+                    f"record {self._records} has {len(image)} bytes; LMDB holds up to {_MAX_VALUE} a value"
+                )
+            # bytes are kept as they are; a view may be of a buffer that its owner uses again
+            self._pending.append((KEY % self._records, image if type(image) is bytes else bytes(image)))
+            self._records += 1
+            self._pending_bytes += len(image)
+            # By record, never by batch: the file does not depend on how records were handed over.
+            if self._pending_bytes >= _TXN_BYTES or len(self._pending) >= _TXN_RECORDS:
+                self._flush()
+
+    def suspend(self) -> None:
+        self._flush()
+        self._env.close()
+        self._env = None
+
+    def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
+        if self._env is None:
+            self._open()
+        self._flush()
+        parts: dict[str, NDArray[Any] | bytes] = {_MANIFEST.decode(): manifest.to_json().encode("ascii")}
+        for name, data in columns.items():
+            if isinstance(data, Ragged):
+                parts |= {f"{name}/bytes": data.data, f"{name}/offsets": data.offsets}
+            else:
+                parts[name] = data
+        for name in sorted(parts):
+            part = parts[name]
+            value = part if isinstance(part, bytes) else _npy(part)
+            if len(value) > _MAX_VALUE:
+                raise StoreError(
+                    f"column {name!r} has {len(value)} bytes; LMDB holds up to {_MAX_VALUE} a value: use a shard size"
+                )
+            self._pending = [(name.encode("ascii"), value)]
+            self._flush()
+        self._env.sync(True)
+        self.abort()
+        sync_tree(self.path)
+
+    def abort(self) -> None:
+        self._pending = []
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def _open(self) -> None:
+        self._env = lmdb.open(
+            str(self.path), map_size=self._map_size, lock=False, sync=False, mode=0o666, max_dbs=0, create=True
+        )
+
+    def _flush(self) -> None:
+        """Puts what is pending in one transaction; a map that is full grows, and all of it is put again."""
+        while self._pending:
+            try:
+                with self._env.begin(write=True) as txn, txn.cursor() as cursor:
+                    added = cursor.putmulti(self._pending, append=True)[1]
+            except lmdb.MapFullError:
+                # Twice the map: deterministic, and at most 30 times for a terabyte. The file is not that large; it
+                # grows by the pages written.
+                self._map_size *= 2
+                self._env.set_mapsize(self._map_size)
+                continue
+            except lmdb.Error as error:
+                raise DestinationError(f"LMDB cannot write {printable(str(self.path))}: {error}") from error
+            if added != len(self._pending):
+                raise StoreError(f"LMDB took {added} of {len(self._pending)} values of {printable(str(self.path))}")
+            self._pending = []
+        self._pending_bytes = 0
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the LMDB at ``path``. Raises :class:`StoreError`."""
+    return _manifest_of(open_environment(path), path)
+
+
+class LmdbReader(Reader):
+    """Reads an LMDB through an environment that all readers of the same file in the process share.
+
+    :meth:`read` copies; :meth:`view` does not. After a fork the child goes on with the inherited map, which is
+    read-only and without locks; see :mod:`packstore.stores.lmdb_env`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        environment = open_environment(path)
+        super().__init__(path, _manifest_of(environment, path))
+        self._environment: Environment | None = environment
+        self._records = self.manifest.records
+        image = self.manifest.image
+        self._width = image.record_nbytes if image.kind == "fixed" else None
+        self._nbytes = image.nbytes
+        self._columns: dict[str, ColumnData] = {}
+        expected = self._records + len(_named_keys(self.manifest))
+        if environment.entries != expected:
+            raise StoreError(
+                f"{printable(str(path))} is damaged: it has {environment.entries} entries, its manifest says {expected}"
+            )
+
+    def read(self, index: int) -> bytes:
+        return bytes(self.view(index))
+
+    def view(self, index: int) -> memoryview:
+        if not 0 <= index < self._records:
+            raise IndexError(f"record {index} of {self._records}")
+        environment = self._environment or self._open()
+        value = environment.get(KEY % index)
+        if value is None:
+            raise StoreError(f"record {index} of {printable(str(self.path))} is missing")
+        # Before anybody touches the bytes: a damaged size may reach past the end of the map.
+        if len(value) != self._width if self._width is not None else len(value) > self._nbytes:
+            raise StoreError(f"record {index} of {printable(str(self.path))} has {len(value)} bytes: it is damaged")
+        return value
+
+    def array(self, index: int) -> NDArray[Any]:
+        column = self.manifest.image
+        if column.layout is None:
+            return super().array(index)
+        # Not by a plain view: the array must hold the map.
+        environment = self._open()
+        flat = environment.array(self.view(index))
+        shape = column.shape if column.kind == "fixed" else tuple(int(n) for n in self.fixed("shape")[index])
+        try:
+            return flat.view(NUMPY_DTYPE[column.dtype]).reshape(shape)
+        except ValueError:
+            raise StoreError(f"record {index} of {self.path} holds {flat.size} bytes, not shape {shape}") from None
+
+    def column(self, name: str) -> ColumnData:
+        if name not in self._columns:
+            column = self.manifest.column(name)
+            if name == "image":
+                raise StoreError("an LMDB keeps images apart, so they are no array; read them one by one")
+            if column.kind == "fixed":
+                self._columns[name] = self._array(name, NUMPY_DTYPE[column.dtype], (self._records, *column.shape))
+            else:
+                data = self._array(f"{name}/bytes", np.dtype("u1"), (column.nbytes,))
+                self._columns[name] = Ragged(self._array(f"{name}/offsets", OFFSET, (self._records + 1,)), data)
+        return self._columns[name]
+
+    def close(self) -> None:
+        self._environment = None
+        self._columns = {}
+
+    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        """Every page and entry: bounds, order, keys missing or left over, sizes in a fixed column.
+
+        Run this before reading records of an LMDB that may be damaged: LMDB itself trusts its pages.
+        """
+        named = _named_keys(self.manifest)
+        width = self._width
+        record = nbytes = 0
+        for item in walk(self.path / DATA_FILE, overflow=not quick):
+            if isinstance(item, str):
+                yield Problem(item)
+            elif item.key in named:
+                named.remove(item.key)
+            elif len(item.key) == 10 and item.key.isdigit() and record <= int(item.key) < self._records:
+                for missing in range(record, int(item.key)):
+                    yield Problem("its entry is missing", record=missing)
+                record = int(item.key) + 1
+                nbytes += item.size
+                if width is not None and item.size != width:
+                    yield Problem(f"its entry has {item.size} bytes, expected {width}", record=record - 1)
+                if record % _REPORT_EVERY == 0:
+                    progress(Progress("structure", record, self._records, nbytes))
+            else:
+                yield Problem(f"entry {item.key!r} is not the store's")
+        for missing in range(record, self._records):
+            yield Problem("its entry is missing", record=missing)
+        for name in sorted(named):
+            yield Problem(f"entry {name!r} is missing")
+        if nbytes != self.manifest.image.nbytes:
+            yield Problem(f"all images have {nbytes} bytes, the manifest says {self.manifest.image.nbytes}")
+        for column in self.manifest.columns[1:]:
+            if column.kind == "ragged":
+                try:
+                    yield from check_offsets(column.name, self.column(column.name))
+                except StoreError as error:
+                    yield Problem(str(error))
+        progress(Progress("structure", self._records, self._records, nbytes))
+
+    def _open(self) -> Environment:
+        if self._environment is None:
+            raise StoreError(f"{printable(str(self.path))} is closed")
+        return self._environment
+
+    def _array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """The array in the ``.npy`` value ``name``, over the map. Raises :class:`StoreError`."""
+        environment = self._open()
+        value = environment.get(name.encode("ascii"))
+        where = f"column {name!r} of {printable(str(self.path))}"
+        if value is None:
+            raise StoreError(f"{where} is missing")
+        head = io.BytesIO(bytes(value[:1024]))
+        try:
+            if _NPY.read_magic(head) != (1, 0):
+                raise ValueError("not version 1.0")
+            found_shape, fortran, found_dtype = _NPY.read_array_header_1_0(head)
+        except ValueError as error:
+            raise StoreError(f"{where} is no .npy array: {error}") from None
+        raw = value[head.tell() :]
+        if fortran or found_dtype != dtype or found_shape != shape or len(raw) != dtype.itemsize * int(np.prod(shape)):
+            raise StoreError(f"{where} is {found_dtype} {found_shape} in {len(raw)} bytes, not {dtype} {shape}")
+        array = environment.array(raw).view(dtype).reshape(shape)
+        return array if array.flags.aligned else _read_only(array.copy())
+
+
+def _manifest_of(environment: Environment, path: Path) -> Manifest:
+    text = environment.get(_MANIFEST)
+    if text is None:
+        raise StoreError(f"{printable(str(path))} is an LMDB without a packstore manifest")
+    manifest = Manifest.from_json(bytes(text))
+    if manifest.format != "lmdb" or manifest.shards:
+        raise StoreError(f"{printable(str(path))} is an LMDB with the manifest of another store ({manifest.format})")
+    return manifest
+
+
+def _named_keys(manifest: Manifest) -> set[bytes]:
+    names = {_MANIFEST.decode()}
+    for column in manifest.columns[1:]:
+        names |= {column.name} if column.kind == "fixed" else {f"{column.name}/bytes", f"{column.name}/offsets"}
+    return {name.encode("ascii") for name in names}
+
+
+def _npy(array: NDArray[Any]) -> bytes:
+    head = io.BytesIO()
+    _NPY.write_array_header_1_0(head, _NPY.header_data_from_array_1_0(array))
+    return b"".join((head.getvalue(), array.reshape(-1).view(np.uint8).data if array.size else b""))
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    array.flags.writeable = False
+    return array

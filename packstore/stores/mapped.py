@@ -1,0 +1,108 @@
+"""What the two formats that are one mapped file (HDF5 and ``.pth``) have in common when read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.errors import StoreError, printable
+from packstore.manifest import Column, Manifest
+from packstore.stores.base import NUMPY_DTYPE, ColumnData, Problem, Ragged, Reader
+
+
+class MappedReader(Reader):
+    """A reader whose columns, images included, are arrays over one read-only map of the file.
+
+    Arrays and memoryviews hold the map by themselves, in threads, after :meth:`close` and after a fork.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, data: Mapping[str, ColumnData]) -> None:
+        """``data`` holds every column of the manifest, of the right dtypes and shapes."""
+        super().__init__(path, manifest)
+        self._data: Mapping[str, ColumnData] | None = data
+        self._records = manifest.records
+        image = data["image"]
+        self._offsets: NDArray[np.int64] | None = None
+        self._bytes = memoryview(b"")
+        if isinstance(image, Ragged):
+            self._offsets, flat = image.offsets, image.data
+        else:
+            flat = image.reshape(-1).view(np.uint8) if image.size else np.empty(0, np.uint8)
+        if flat.size:
+            self._bytes = flat.data.toreadonly()
+        self._width = manifest.image.record_nbytes
+        self._closed = False
+
+    def read(self, index: int) -> memoryview:
+        if not 0 <= index < self._records:
+            raise IndexError(f"record {index} of {self._records}")
+        if self._offsets is None:
+            start = int(index) * self._width
+            stop = start + self._width
+        else:
+            start, stop = int(self._offsets[index]), int(self._offsets[index + 1])
+        if not 0 <= start <= stop <= len(self._bytes):
+            self._open()
+            raise StoreError(
+                f"record {index} of {printable(str(self.path))} lies at {start} to {stop} of {len(self._bytes)} bytes: "
+                "its offsets are damaged"
+            )
+        return self._bytes[start:stop]
+
+    def column(self, name: str) -> ColumnData:
+        data = self._open()
+        self.manifest.column(name)  # the KeyError that lists the columns
+        return data[name]
+
+    def close(self) -> None:
+        self._data = None
+        self._offsets = None
+        self._width = 1  # so that read finds the map too short
+        self._bytes = memoryview(b"")
+
+    def _open(self) -> Mapping[str, ColumnData]:
+        if self._data is None:
+            raise StoreError(f"{printable(str(self.path))} is closed")
+        return self._data
+
+
+def check_column(column: Column, records: int, data: ColumnData, where: str) -> None:
+    """Raises :class:`StoreError` when ``data`` has not the kind, dtype, shape and size of ``column``.
+
+    Ragged offsets are compared with the size of the data at their ends only; the rest is :func:`check_offsets`.
+    """
+    if isinstance(data, Ragged):
+        ends = int(data.offsets[0]), int(data.offsets[-1])
+        good = column.kind == "ragged" and len(data.offsets) == records + 1 and len(data.data) == column.nbytes
+        if not good or ends != (0, column.nbytes):
+            raise StoreError(
+                f"{where}: column {column.name!r} has {len(data.offsets)} offsets from {ends[0]} to {ends[1]} over "
+                f"{len(data.data)} bytes, not {records + 1} from 0 to {column.nbytes}"
+            )
+        return
+    wanted: tuple[np.dtype[Any], tuple[int, ...]] = NUMPY_DTYPE[column.dtype], (records, *column.shape)
+    if column.kind != "fixed" or (data.dtype, data.shape) != wanted:
+        raise StoreError(f"{where}: column {column.name!r} is {data.dtype} {data.shape}, not {wanted[0]} {wanted[1]}")
+
+
+def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator[Problem]:
+    """Yields a problem for each record of a ragged column whose offsets go backwards or past the end of the data."""
+    if not isinstance(data, Ragged):
+        return
+    if int(data.offsets[0]) != 0 or int(data.offsets[-1]) != len(data.data):
+        yield Problem(
+            f"offsets of column {name!r} run from {int(data.offsets[0])} to {int(data.offsets[-1])}, "
+            f"not from 0 to {len(data.data)}"
+        )
+    for start in range(0, len(data), chunk):
+        part = data.offsets[start : start + chunk + 1]
+        bad = (np.diff(part) < 0) | (part[1:] > len(data.data)) | (part[:-1] < 0)
+        for i in np.flatnonzero(bad).tolist():
+            yield Problem(
+                f"offsets of column {name!r} are {int(part[i])} and {int(part[i + 1])}, over {len(data.data)} bytes",
+                record=start + i,
+            )

@@ -1,0 +1,227 @@
+"""Publishing: write aside in the destination's own directory, make durable, rename; never touch what is foreign.
+
+A staging name is ``.NAME.packstore-PID-RANDOM``, hidden and recognisable. Only what this run made, or what proves to be
+a packstore store (``overwrite``), is ever removed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from packstore.errors import DestinationError, printable
+
+_log = logging.getLogger(__name__)
+
+_NOREPLACE = 1
+_EXCHANGE = 2
+_AT_FDCWD = -100
+# What renameat2 says where the kernel or the file system does not know the flag.
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
+
+Owned = Callable[[Path], list[Path]]
+"""Gives the files of which a store consists; raises :class:`DestinationError` when not all there is packstore's."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an :class:`OSError` (no space, no permission, read-only ...) into a :class:`DestinationError`."""
+    try:
+        yield
+    except OSError as error:
+        raise DestinationError(f"cannot write {printable(str(path))}: {error.strerror or error}") from error
+
+
+class Staging:
+    """A place aside for a store that is being written, and its move to the destination.
+
+    Attributes:
+        destination: Where the store will be.
+        path: Where it is written until then; does not exist yet.
+    """
+
+    def __init__(self, destination: Path, *, overwrite: bool, owned: Owned) -> None:
+        """Checks the destination. Raises :class:`DestinationError` when it may not be written.
+
+        Args:
+            destination: A path that does not exist, or with ``overwrite`` a packstore store.
+            overwrite: Replace a store that is there, once the new one is complete.
+            owned: Proves that an existing destination is a store.
+        """
+        self.destination = destination
+        self._overwrite = overwrite
+        self._owned = owned
+        self._published = False
+        name = destination.name
+        if name in ("", "..") or "\0" in str(destination):
+            raise DestinationError(f"{printable(str(destination))!r} is no name for a store")
+        parent = destination.parent
+        if not parent.is_dir():
+            raise DestinationError(f"{printable(str(parent))} is not a directory; make it first")
+        self._check()
+        short = os.fsdecode(os.fsencode(name)[:200])  # file names end at 255 bytes
+        self.path = parent / f".{short}.packstore-{os.getpid()}-{secrets.token_hex(4)}"
+
+    def publish(self) -> None:
+        """Makes the staged file or directory durable and gives it the destination's name, in one step.
+
+        Raises :class:`DestinationError` when something else has appeared there; the staged store is left where it is
+        for :meth:`discard`.
+        """
+        with writing(self.destination):
+            sync_tree(self.path)
+            if self._check():
+                self._replace()
+            else:
+                _rename_new(self.path, self.destination)
+                self._published = True
+            sync_directory(self.destination.parent)
+
+    def discard(self) -> None:
+        """Removes what was staged, if anything; does nothing after :meth:`publish`."""
+        if self._published:
+            return
+        if self.path.is_dir() and not self.path.is_symlink():
+            shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def _check(self) -> bool:
+        """Whether there is a store to replace. Raises :class:`DestinationError` when the destination is taken."""
+        shown = printable(str(self.destination))
+        with writing(self.destination):
+            try:
+                mode = self.destination.lstat().st_mode
+            except FileNotFoundError:
+                return False
+        if stat.S_ISLNK(mode):
+            raise DestinationError(f"{shown} is a symbolic link; name the path that it points to, or another one")
+        if not self._overwrite:
+            raise DestinationError(f"{shown} exists already; choose another name or replace it with --overwrite")
+        self._owned(self.destination)
+        return True
+
+    def _replace(self) -> None:
+        old, files = identity(self.destination), self._owned(self.destination)
+        _swap(self.path, self.destination)
+        # From here the old store lies at the staging path: prove that it is the one that was checked.
+        if identity(self.path) != old:
+            _swap(self.path, self.destination)
+            raise DestinationError(f"{printable(str(self.destination))} was changed by somebody else meanwhile")
+        self._published = True
+        sync_directory(self.destination.parent)
+        try:
+            for file in (self.path / f.relative_to(self.destination) for f in files):
+                file.unlink(missing_ok=True)
+                if file.parent not in (self.path, self.path.parent):
+                    with suppress(OSError):  # not empty yet, or no longer packstore's alone
+                        file.parent.rmdir()
+            if self.path.is_dir():
+                self.path.rmdir()
+        except OSError as error:
+            _log.warning("the replaced store is left at %s: %s", self.path, error)
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """Device and inode of a path, not following links."""
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def sync_file(path: Path) -> None:
+    """fsync of a file."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """fsync of a directory, where the file system can."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(fd)
+
+
+def sync_tree(path: Path) -> None:
+    """fsync of a file, or of a directory with everything in it."""
+    if not path.is_dir():
+        sync_file(path)
+        return
+    for directory, _, files in os.walk(path):
+        for name in files:
+            sync_file(Path(directory, name))
+        sync_directory(Path(directory))
+
+
+def _swap(a: Path, b: Path) -> None:
+    """Exchanges two existing paths: atomically where the system can, else by renames that are rolled back."""
+    if _renameat2(a, b, _EXCHANGE):
+        return
+    aside = a.with_name(a.name + "-old")
+    b.rename(aside)
+    try:
+        a.rename(b)
+    except BaseException:
+        aside.rename(b)
+        raise
+    aside.rename(a)
+
+
+def _rename_new(source: Path, destination: Path) -> None:
+    """Renames without ever replacing something. Raises :class:`FileExistsError`."""
+    if _renameat2(source, destination, _NOREPLACE):
+        return
+    if source.is_dir():
+        # rename(2) refuses a directory that is not empty and anything that is no directory.
+        if os.path.lexists(destination):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination))
+        source.rename(destination)
+    else:
+        try:
+            os.link(source, destination)
+        except FileExistsError:
+            raise
+        except OSError:  # no hard links here
+            if os.path.lexists(destination):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination)) from None
+            source.rename(destination)
+        else:
+            source.unlink()
+
+
+def _renameat2(source: Path, destination: Path, flag: int) -> bool:
+    """Linux' renameat2(2). Returns False where it is not to be had."""
+    if not sys.platform.startswith("linux"):
+        return False
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    result = call(
+        ctypes.c_int(_AT_FDCWD),
+        ctypes.c_char_p(os.fsencode(source)),
+        ctypes.c_int(_AT_FDCWD),
+        ctypes.c_char_p(os.fsencode(destination)),
+        ctypes.c_uint(flag),
+    )
+    if result == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number), str(source), None, str(destination))

@@ -1,0 +1,179 @@
+"""A store that is split over several files: a directory of shards with one manifest, read as one store."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.errors import ManifestError, StoreError, printable
+from packstore.manifest import FORMAT_NAMES, Column, Manifest, Shard
+from packstore.progress import Progress, ProgressCallback, no_progress
+from packstore.stores import formats
+from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader
+from packstore.stores.columns import file_digest
+
+
+class ShardedReader(Reader):
+    """Opens shards when they are first needed, and keeps them open."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, read_manifest(path))
+        self._starts = [0, *itertools.accumulate(s.records for s in self.manifest.shards)]
+        self._readers: list[Reader | None] = [None] * len(self.manifest.shards)
+        self._columns: dict[str, ColumnData] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def read(self, index: int) -> Buffer:
+        reader, local = self._locate(index)
+        return reader.read(local)
+
+    def view(self, index: int) -> Buffer:
+        reader, local = self._locate(index)
+        return reader.view(local)
+
+    def array(self, index: int) -> NDArray[Any]:
+        reader, local = self._locate(index)
+        return reader.array(local)
+
+    def key(self, index: int) -> str:
+        reader, local = self._locate(index)
+        return reader.key(local)
+
+    def column(self, name: str) -> ColumnData:
+        column = self.manifest.column(name)
+        if name == "image":
+            raise StoreError("a sharded store keeps images apart, so they are no array; read them one by one")
+        if name not in self._columns:
+            self._columns[name] = _joined(column, [self.shard(i).column(name) for i in range(len(self._readers))])
+        return self._columns[name]
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            readers, self._readers = self._readers, [None] * len(self._readers)
+            self._columns = {}
+        for reader in readers:
+            if reader is not None:
+                reader.close()
+
+    def shard(self, number: int) -> Reader:
+        """The reader of one shard. Raises :class:`StoreError` that names the shard when it is missing, not whole, or
+        not the one that the manifest means."""
+        reader = self._readers[number]
+        if reader is None:
+            with self._lock:
+                if self._closed:
+                    raise StoreError(f"{printable(str(self.path))} is closed")
+                reader = self._readers[number]
+                if reader is None:
+                    reader = self._readers[number] = self._open_shard(self.manifest.shards[number])
+        return reader
+
+    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        """Shards missing, left over, of the wrong size or SHA-256 (not ``quick``), and what each finds in itself."""
+        shards = self.manifest.shards
+        names = {shard.name for shard in shards}
+        for entry in sorted(self.path.iterdir()):
+            if entry.name not in names and entry.name != formats.MANIFEST_FILE:
+                yield Problem(f"{printable(entry.name)!r} does not belong to the store")
+        done_bytes = 0
+        for number, shard in enumerate(shards):
+            yield from self._check_shard(number, shard, quick, progress)
+            done_bytes += shard.nbytes
+            progress(Progress("structure", number + 1, len(shards), done_bytes))
+
+    def _check_shard(self, number: int, shard: Shard, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
+        start = self._starts[number]
+        if not quick:
+            try:
+                digest = file_digest(formats.data_file(self.manifest.format, self.path / shard.name))[1]
+            except OSError as error:
+                yield Problem(f"cannot be read: {error.strerror or error}", shard=shard.name)
+                return
+            if digest != shard.digest:
+                yield Problem(f"its SHA-256 is {digest}, expected {shard.digest}", shard=shard.name)
+        try:
+            reader = self.shard(number)
+        except StoreError as error:
+            yield Problem(str(error), shard=shard.name)
+            return
+        for problem in reader.check_structure(quick=quick, progress=progress):
+            record = None if problem.record is None else start + problem.record
+            yield Problem(problem.what, record, problem.key, shard.name)
+
+    def _locate(self, index: int) -> tuple[Reader, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"record {index} of {len(self)}")
+        number = bisect.bisect_right(self._starts, index) - 1
+        return self._readers[number] or self.shard(number), index - self._starts[number]
+
+    def _open_shard(self, shard: Shard) -> Reader:
+        path = self.path / shard.name
+        where = f"shard {shard.name} of {printable(str(self.path))}"
+        try:
+            size = formats.data_file(self.manifest.format, path).stat().st_size
+        except OSError as error:
+            raise StoreError(f"{where} cannot be opened: {error.strerror or error}") from error
+        if size != shard.nbytes:
+            raise StoreError(f"{where} has {size} bytes, expected {shard.nbytes}")
+        reader = formats.open_reader(path)
+        found, whole = reader.manifest, self.manifest
+        same = found.format == whole.format and found.encoding == whole.encoding and found.records == shard.records
+        if not same or found.shards or [_kind(c) for c in found.columns] != [_kind(c) for c in whole.columns]:
+            reader.close()
+            raise StoreError(
+                f"{where} is of another store: it holds {found.records} records of {found.encoding} "
+                f"({FORMAT_NAMES[found.format]}), expected {shard.records} of {whole.encoding}"
+            )
+        return reader
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the sharded store at ``path``. Raises :class:`StoreError`."""
+    file = path / formats.MANIFEST_FILE
+    shown = printable(str(path))
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from error
+    try:
+        manifest = Manifest.from_json(text)
+    except ManifestError as error:
+        raise ManifestError(f"{printable(str(file))}: {error}") from None
+    if not manifest.shards:
+        raise StoreError(f"{shown} has a manifest that names no shards")
+    names = [shard.name for shard in manifest.shards]
+    expected = [f"shard-{i:05d}.{formats.SHARD_SUFFIX[manifest.format]}" for i in range(len(names))]
+    if names != expected:
+        raise StoreError(f"{shown} has a manifest with the shards {names!r:.200}, not {expected!r:.200}")
+    return manifest
+
+
+def _joined(column: Column, parts: list[ColumnData]) -> ColumnData:
+    """The shards' parts of a column as one. A single part is not copied."""
+    if len(parts) == 1:
+        return parts[0]
+    if column.kind == "fixed":
+        joined: NDArray[Any] = np.concatenate([p for p in parts if isinstance(p, np.ndarray)])
+        joined.flags.writeable = False
+        return joined
+    ragged = [p for p in parts if isinstance(p, Ragged)]
+    bases = [0, *itertools.accumulate(len(p.data) for p in ragged)]
+    offsets = np.concatenate(
+        [np.zeros(1, np.int64), *(p.offsets[1:] + base for p, base in zip(ragged, bases, strict=False))]
+    )
+    data = np.concatenate([p.data for p in ragged])
+    offsets.flags.writeable = data.flags.writeable = False
+    return Ragged(offsets, data)
+
+
+def _kind(column: Column) -> tuple[Any, ...]:
+    return column.name, column.kind, column.dtype, column.shape, column.layout, column.classes

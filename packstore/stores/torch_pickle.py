@@ -1,0 +1,88 @@
+"""The pickle inside a ``.pth``, written without torch: a dict of strings, tensors and such dicts.
+
+What torch writes for a tensor is ``torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad,
+backward_hooks)``, with the storage as a persistent id ``("storage", torch.<Dtype>Storage, key, "cpu", numel)``
+(``torch/serialization.py``). The ``weights_only`` unpickler knows exactly these.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class _Storage(NamedTuple):
+    name: str
+    dtype: str
+
+
+STORAGE = {
+    "uint8": _Storage("ByteStorage", "uint8"),
+    "int32": _Storage("IntStorage", "int32"),
+    "int64": _Storage("LongStorage", "int64"),
+    "uint64": _Storage("LongStorage", "int64"),  # the same bits
+    "float16": _Storage("HalfStorage", "float16"),
+    "bfloat16": _Storage("BFloat16Storage", "bfloat16"),
+    "float32": _Storage("FloatStorage", "float32"),
+}
+"""torch's storage class and dtype for each column dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A contiguous CPU tensor over the whole of storage ``key``."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def pickle_dict(content: Mapping[str, Any]) -> bytes:
+    """``content`` (values: ``str``, :class:`Tensor`, or such a dict) as a pickle of protocol 2."""
+    return pickle.PROTO + b"\x02" + _value(content) + pickle.STOP
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, Mapping):
+        return (
+            pickle.EMPTY_DICT
+            + pickle.MARK
+            + b"".join(_value(k) + _value(v) for k, v in value.items())
+            + pickle.SETITEMS
+        )
+    if isinstance(value, Tensor):
+        return _tensor(value)
+    if isinstance(value, tuple):
+        return pickle.MARK + b"".join(map(_value, value)) + pickle.TUPLE
+    if isinstance(value, str):
+        raw = value.encode("utf-8")
+        return pickle.BINUNICODE + struct.pack("<I", len(raw)) + raw
+    if value is False:
+        return pickle.NEWFALSE
+    raw = pickle.encode_long(int(value))
+    return pickle.LONG1 + bytes([len(raw)]) + raw
+
+
+def _tensor(tensor: Tensor) -> bytes:
+    storage = (
+        pickle.MARK
+        + _value("storage")
+        + _global("torch", STORAGE[tensor.dtype].name)
+        + _value(tensor.key)
+        + _value("cpu")
+        + _value(math.prod(tensor.shape))
+        + pickle.TUPLE
+        + pickle.BINPERSID
+    )
+    strides = tuple(math.prod(tensor.shape[i + 1 :]) for i in range(len(tensor.shape)))
+    no_hooks = _global("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE
+    arguments = pickle.MARK + storage + _value(0) + _value(tensor.shape) + _value(strides) + _value(False) + no_hooks
+    return _global("torch._utils", "_rebuild_tensor_v2") + arguments + pickle.TUPLE + pickle.REDUCE
+
+
+def _global(module: str, name: str) -> bytes:
+    return pickle.GLOBAL + f"{module}\n{name}\n".encode("ascii")

@@ -1,0 +1,69 @@
+"""Fixtures for all tests, and the Hypothesis profiles."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# No deadlines and no complaints of slowness: the machines are shared, so time says nothing about the code.
+_COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("dev", _COMMON, max_examples=40)
+# The same examples each time, so that a red CI run means that a change broke something.
+settings.register_profile("ci", _COMMON, max_examples=40, derandomize=True, print_blob=True)
+settings.register_profile("thorough", _COMMON, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+class SharedData:
+    """The folder of real data beside the repository; what is asked for and absent skips the test, by its name."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __truediv__(self, name: str) -> Path:
+        path = self.root / name
+        if not path.exists():
+            pytest.skip(f"no real data: {name} is not in {self.root} (PACKSTORE_TEST_DATA names another folder)")
+        return path
+
+    __call__ = __truediv__
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> SharedData:
+    """Real data: ``shared_data / "imagenet-600"`` is its path, or skips the test where it is not present."""
+    return SharedData(Path(os.environ.get("PACKSTORE_TEST_DATA") or ROOT.parent / "shared" / "data"))
+
+
+@pytest.fixture(scope="session")
+def need() -> Callable[[str, bool], None]:
+    """``need("turbojpeg", available)`` skips the test when that is not available, or fails it where it is promised.
+
+    The environment variable ``PACKSTORE_TEST_REQUIRE`` lists with commas what is promised; ``tools/test`` sets it
+    when the system's packages are installed, so that a test for them cannot quietly stop running.
+    """
+    promised = os.environ.get("PACKSTORE_TEST_REQUIRE", "").split(",")
+
+    def check(name: str, available: bool) -> None:
+        if not available and name in promised:
+            pytest.fail(f"{name} is not available, and PACKSTORE_TEST_REQUIRE says that it must be")
+        if not available:
+            pytest.skip(f"{name} is not available here")
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The image folder of ``packstore demo``, made once a session: for reading only."""
+    from packstore.demo import make_demo
+
+    path = tmp_path_factory.mktemp("demo") / "images"
+    make_demo(path)
+    return path

@@ -1,0 +1,255 @@
+"""The command line as a user meets it: whole processes, what they print and how they exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+import packstore
+from packstore.cli import cli
+from packstore.cli.common import ByteSize, human_bytes
+from tests.datasets import make_cifar10, make_folder, write_image
+
+COMMAND = [sys.executable, "-m", "packstore"]
+
+
+def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("images") / "photos")
+
+
+def test_every_command_has_help_with_examples() -> None:
+    for name, command in cli.commands.items():
+        text = command.help or ""
+        assert "Examples:" in text, name
+        assert f"packstore {name}" in text, name
+        assert command.short_help
+        for parameter in command.params:
+            assert not isinstance(parameter, click.Option) or parameter.help, (name, parameter.name)
+
+
+@pytest.mark.parametrize("command", [[], ["convert"], ["verify"], ["info"], ["demo"]])
+def test_help_loads_nothing_heavy(command: list[str]) -> None:
+    code = (
+        "import sys\nfrom packstore.cli import cli\n"
+        f"try: cli.main({[*command, '--help']!r}, standalone_mode=False)\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'h5py', 'lmdb', 'PIL', 'cv2', 'simplejpeg', 'turbojpeg', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Examples:" in done.stdout
+
+
+def test_convert_verify_info(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.lmdb"
+    done = run("convert", folder, out)
+    assert done.returncode == 0, done.stderr
+    assert "24 records" in done.stdout
+    assert "train 12, val 12" in done.stdout
+    assert done.stderr == ""
+    done = run("verify", out, "--decode", "--against", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "whole" in done.stdout
+    done = run("info", out)
+    assert done.returncode == 0
+    for part in ("LMDB", "original", "ant, bee, cat", "train", "photos", packstore.__version__):
+        assert part in done.stdout
+    facts = json.loads(run("info", out, "--json").stdout)
+    assert facts["records"] == 24
+    assert facts["class_counts"] == {"ant": 8, "bee": 8, "cat": 8}
+    assert json.loads(run("verify", out, "--json").stdout)["ok"] is True
+
+
+def test_quiet_says_nothing(folder: Path, tmp_path: Path) -> None:
+    done = run("convert", "-q", folder, tmp_path / "a.h5")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run("verify", "-q", tmp_path / "a.h5")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_dry_run_tells_the_plan_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
+    done = run("convert", folder, tmp_path / "a.lmdb", "--dry-run", "--encoding", "float16", "--size", "32x48")
+    assert done.returncode == 0, done.stderr
+    for part in ("24", "train", "val", "3 (ant, bee, cat)", "32x48x3", "estimate", "nothing was written"):
+        assert part in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_skipped_files_are_listed_and_the_exit_code_is_3(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos", splits=())
+    (tmp_path / "photos" / "bee" / "\x1b[31mred\n.jpg").write_bytes(b"")
+    (tmp_path / "photos" / "bee" / "Thumbs.db").write_bytes(b"x")
+    done = run("convert", tmp_path / "photos", tmp_path / "a.lmdb", "--on-error", "skip")
+    assert done.returncode == 3
+    assert r"bee/\x1b[31mred\n.jpg: is empty" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "ignored" in done.stdout
+    assert "skipped" in run("info", tmp_path / "a.lmdb").stdout
+    done = run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos")
+    assert done.returncode == 0, done.stdout
+    assert "skipped" in done.stdout
+
+
+def one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
+    assert done.returncode == code, (done.stdout, done.stderr)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert re.fullmatch(r"packstore: error: .+\n", done.stderr), done.stderr
+    return done.stderr
+
+
+def test_errors_are_one_line_with_the_right_exit_code(folder: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    out = tmp_path / "a.lmdb"
+    assert "nowhere" in one_line(run("convert", tmp_path / "nowhere", out), 2)
+    assert ".tar" in one_line(run("convert", folder, tmp_path / "a.tar"), 2)
+    assert "no images" in one_line(run("convert", empty, out), 1)
+    assert "inside the source" in one_line(run("convert", folder, folder / "a.lmdb"), 1)
+    assert "--size" in one_line(run("convert", folder, tmp_path / "a.pth"), 2)
+    assert "a.lmdb" in one_line(run("verify", out), 1)
+    assert "empty" in one_line(run("info", empty), 1)
+    (tmp_path / "hole" / "ant").mkdir(parents=True)
+    (tmp_path / "hole" / "bee").mkdir()
+    write_image(tmp_path / "hole" / "ant" / "a.png", 5, 5, 1)
+    assert "bee" in one_line(run("convert", tmp_path / "hole", out), 1)
+    assert run("convert", folder, out).returncode == 0
+    assert "--overwrite" in one_line(run("convert", folder, out), 1)
+    assert run("convert", folder, out, "--overwrite").returncode == 0
+    for bad in (["convert"], ["convert", folder], ["verify"], ["nothing"], ["convert", folder, out, "--size", "big"]):
+        done = run(*bad)
+        assert done.returncode == 2
+        assert "Usage:" in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    for place in (["--debug", "info", tmp_path / "no"], ["info", tmp_path / "no", "--debug"]):
+        done = run(*place)
+        assert done.returncode == 1
+        assert "Traceback" in done.stderr
+
+
+def test_verify_exits_1_and_names_the_damage(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.h5"
+    packstore.convert(folder, out)
+    with packstore.open(out) as store:
+        data, key = bytes(store.read(7)), store.key(7)
+    content = bytearray(out.read_bytes())
+    content[content.find(data) + 20] ^= 1
+    out.write_bytes(content)
+    done = run("verify", out)
+    assert done.returncode == 1
+    assert f"record 7 ({key})" in done.stdout
+    assert "NOT whole" in done.stdout
+    facts = json.loads(run("verify", out, "--json").stdout)
+    assert facts["problems"][0]["record"] == 7
+
+
+def test_cifar_to_pth_from_the_shell(tmp_path: Path) -> None:
+    make_cifar10(tmp_path)
+    done = run("convert", "cifar-10-batches-py", "cifar.pth", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "float16" in done.stdout
+    assert "train 100, test 20" in done.stdout
+
+
+def test_demo_makes_a_folder_that_packs(tmp_path: Path) -> None:
+    assert run("demo", cwd=tmp_path).returncode == 0
+    assert run("convert", "packstore-demo", "demo.lmdb", cwd=tmp_path).returncode == 0
+    done = run("verify", "demo.lmdb", "--decode", "--against", "packstore-demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "packstore-demo" in one_line(run("demo", cwd=tmp_path), 1)
+
+
+def large_folder(root: Path, files: int) -> Path:
+    write_image(root / "ant" / "0.png", 300, 300, 1)
+    for i in range(1, files):
+        os.link(root / "ant" / "0.png", root / "ant" / f"{i}.png")
+    return root
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("shards", [[], ["--shard-size", "1MB"]])
+def test_an_interrupted_conversion_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, code: int, shards: list[str]
+) -> None:
+    root = large_folder(tmp_path / "photos", 1500)
+    command = [*COMMAND, "convert", str(root), str(tmp_path / "a.h5"), "--encoding", "uint8", "--size", "256", *shards]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # Something lies in the destination's directory as soon as writing has begun.
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) == 1 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process.poll() is None, "the conversion ended before it could be interrupted"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
+    assert [p.name for p in tmp_path.iterdir()] == ["photos"]
+
+
+def test_the_bar_shows_images_bytes_and_time_left_in_a_terminal(tmp_path: Path) -> None:
+    root = large_folder(tmp_path / "photos", 300)
+    master, slave = pty.openpty()
+    command = [*COMMAND, "convert", str(root), str(tmp_path / "a.h5"), "--encoding", "jpeg"]
+    process = subprocess.Popen(command, stderr=slave, stdout=subprocess.DEVNULL)
+    os.close(slave)
+    shown = b""
+    while True:
+        ready, _, _ = select.select([master], [], [], 60)
+        try:
+            chunk = os.read(master, 65536) if ready else b""
+        except OSError:  # Linux says EIO when the other side has closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(master)
+    assert process.wait(timeout=60) == 0
+    text = shown.decode()
+    assert "pack" in text
+    assert "/300" in text
+    assert "images/s" in text
+    assert "MB/s" in text
+
+
+def test_output_into_a_closed_pipe_is_no_drama(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "a.lmdb")
+    shell = f"{sys.executable} -m packstore info {tmp_path / 'a.lmdb'} --json | head -n 1"
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1GiB", 2**30), ("500MB", 500 * 10**6), ("1.5k", 1500), ("4096", 4096), ("2 TiB", 2**41), ("10b", 10)],
+)
+def test_sizes_as_people_write_them(text: str, expected: int) -> None:
+    assert ByteSize().convert(text, None, None) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234567, "1.23 MB"), (999_600, "1 MB"), (10**13, "10 TB")],
+)
+def test_sizes_as_people_read_them(number: int, expected: str) -> None:
+    assert human_bytes(number) == expected

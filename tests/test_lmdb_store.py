@@ -1,0 +1,222 @@
+"""LMDB: the contract, and what is its own."""
+
+from __future__ import annotations
+
+import gc
+import io
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+
+from packstore.errors import DestinationError, StoreError
+from packstore.manifest import Column, Manifest
+from packstore.stores import Ragged, is_store, lmdb_env, lmdb_store, open_store
+from tests.store_suite import ORIGIN, Records, StoreSuite, assert_holds, finished, listing, make_records, write
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def change(path: Path, **entries: bytes | None) -> None:
+    """Puts or deletes entries with plain lmdb, no lock file left."""
+    gc.collect()
+    with lmdb.open(str(path), lock=False, map_size=1 << 30) as env, env.begin(write=True) as txn:
+        for name, value in entries.items():
+            key = name.removeprefix("_").encode()
+            assert txn.delete(key) if value is None else txn.put(key, value)
+
+
+class TestLmdb(StoreSuite):
+    format = "lmdb"
+    suffix = ".lmdb"
+    PLAIN_READER = """
+import io, json, sys
+import lmdb, numpy
+with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as txn:
+    manifest = txn.get(b"manifest").decode()
+    count = json.loads(manifest)["records"]
+    array = lambda name: numpy.load(io.BytesIO(txn.get(name)), allow_pickle=False)
+    at, raw = array(b"key/offsets"), array(b"key/bytes")
+    print(json.dumps({"images": [txn.get(b"%010d" % i).hex() for i in range(count)], "label": array(b"label").tolist(),
+                      "key": [raw[a:b].tobytes().hex() for a, b in zip(at[:-1], at[1:])],
+                      "checksum": array(b"checksum").tolist(), "manifest": manifest}))
+"""
+
+    def data_file(self, path: Path) -> Path:
+        return path / "data.mdb"
+
+    def write_plain(self, path: Path, manifest: Manifest, records: Records, data: dict[str, Any]) -> None:
+        with lmdb.open(str(path), lock=False, map_size=1 << 24) as env, env.begin(write=True) as txn:
+            txn.put(b"manifest", manifest.to_json().encode())
+            for name, values in data.items():
+                if isinstance(values, tuple):
+                    txn.put(f"{name}/bytes".encode(), npy(np.frombuffer(values[0], np.uint8)))
+                    txn.put(f"{name}/offsets".encode(), npy(values[1]))
+                else:
+                    txn.put(name.encode(), npy(values))
+            for i in reversed(range(len(records))):
+                txn.put(b"%010d" % i, records.images[i])
+
+    def test_only_the_data_file(self, path: Path) -> None:
+        write(path, make_records())
+        open_store(path).read(0)
+        assert listing(path) == {"data.mdb"}
+
+    def test_it_is_compact_and_without_holes(self, path: Path, tmp_path: Path) -> None:
+        records = make_records("ragged", 3000, sizes=[2500 + i % 1500 for i in range(3000)])
+        manifest = write(path, records)
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        with lmdb.open(str(path), readonly=True, lock=False) as env:
+            env.copy(str(copy), compact=True)
+        size = (path / "data.mdb").stat().st_size
+        assert size <= (copy / "data.mdb").stat().st_size + 24 * 4096
+        assert (path / "data.mdb").stat().st_blocks * 512 >= size
+        assert manifest.records == 3000
+
+    @pytest.mark.parametrize("map_size", [1 << 16, 1 << 20])
+    def test_the_map_grows(self, tmp_path: Path, map_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever is put when the map is full is put again: nothing lost, nothing twice."""
+        monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 40_000)
+        records = make_records("ragged", 500, sizes=[(i * 37) % 6000 for i in range(500)])
+        columns, data = finished(records)
+        manifest = Manifest("lmdb", "original", len(records), columns, ORIGIN)
+        writer = lmdb_store.LmdbWriter(tmp_path / "x.lmdb", records.columns[0], map_size=map_size)
+        for start in range(0, 500, 50):
+            writer.append(records.images[start : start + 50])
+        spooled = {c.name: data[c.name] for c in columns[1:] if c.kind == "fixed"}
+        spooled["key"] = Ragged(data["key"][1], np.frombuffer(data["key"][0], np.uint8))
+        writer.seal(manifest, spooled)
+        with open_store(tmp_path / "x.lmdb") as reader:
+            assert_holds(reader, records)
+            assert list(reader.check_structure()) == []
+
+    def test_a_value_that_is_too_large(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lmdb_store, "_MAX_VALUE", 5000)
+        with pytest.raises(StoreError, match="record 4 has 9000 bytes; LMDB holds up to 5000"):
+            write(path, make_records())
+        assert listing(path.parent) == set()
+        with pytest.raises(StoreError, match=r"column 'checksum' has .* use a shard size"):
+            write(path, make_records("ragged", 700, sizes=[1] * 700))
+
+    def test_a_full_disk(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Full:
+            def __init__(self, env: Any) -> None:
+                self.env = env
+
+            def begin(self, write: bool) -> Any:
+                raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self.env, name)
+
+        real = lmdb.open
+        monkeypatch.setattr(lmdb_store.lmdb, "open", lambda *a, **k: Full(real(*a, **k)))
+        with pytest.raises(DestinationError, match="No space left"):
+            write(path, make_records())
+        assert listing(path.parent) == set()
+
+    def test_foreign(self, path: Path) -> None:
+        with lmdb.open(str(path), lock=False) as env, env.begin(write=True) as txn:
+            txn.put(b"a", b"b")
+        with pytest.raises(StoreError, match="is an LMDB without a packstore manifest"):
+            open_store(path)
+        assert not is_store(path)
+        gc.collect()
+        (path / "data.mdb").write_bytes(bytes(10000))
+        with pytest.raises(StoreError, match="cannot be opened as an LMDB"):
+            open_store(path)
+
+    def test_open_elsewhere_in_the_process(self, path: Path) -> None:
+        write(path, make_records())
+        with lmdb.open(str(path), readonly=True, lock=False), pytest.raises(StoreError, match="already open"):
+            open_store(path)
+        open_store(path)
+
+    def test_one_environment_for_all_and_none_afterwards(self, path: Path) -> None:
+        records = make_records("uint8")
+        write(path, records)
+        gc.collect()
+        before = len(lmdb_env._environments)
+        readers = [open_store(path) for _ in range(3)]
+        arrays = [readers[0].column("label"), readers[1].array(1), open_store(path.parent / "." / path.name).key(0)]
+        assert len(lmdb_env._environments) == before + 1
+        for reader in readers:
+            reader.close()
+        gc.collect()
+        assert len(lmdb_env._environments) == before + 1  # the arrays hold it
+        del arrays
+        gc.collect()
+        assert len(lmdb_env._environments) == before
+        with lmdb.open(str(path), readonly=True, lock=False) as env, env.begin() as txn:
+            assert txn.get(b"%010d" % 2) == records.images[2]
+
+    def test_image_is_no_column(self, path: Path) -> None:
+        write(path, make_records("uint8"))
+        with pytest.raises(StoreError, match="one by one"):
+            open_store(path).column("image")
+
+    @pytest.mark.parametrize(
+        ("entries", "problem"),
+        [
+            ({"_0000000003": None, "zzz": b""}, "its entry is missing"),
+            ({"_0000000006": None, "zzz": b""}, "its entry is missing"),
+            ({"_0000000000": None, "zzz": b""}, "its entry is missing"),
+            ({"_0000000003": None, "zzz": b""}, "entry b'zzz' is not the store's"),
+            ({"_0000000003": None, "_0000000007": b""}, "entry b'0000000007' is not the store's"),
+            ({"checksum": None, "zzz": b""}, "entry b'checksum' is missing"),
+            ({"_0000000002": b"short"}, "its entry has 5 bytes, expected 60"),
+        ],
+    )
+    def test_entries(self, path: Path, entries: dict[str, bytes | None], problem: str) -> None:
+        write(path, make_records("uint8"))
+        change(path, **entries)
+        reader = open_store(path)
+        assert problem in {p.what for p in reader.check_structure()}
+        assert problem in {p.what for p in reader.check_structure(quick=True)}
+
+    def test_a_missing_or_short_record_is_an_error(self, path: Path) -> None:
+        write(path, make_records("uint8"))
+        change(path, _0000000003=None, _0000000004=b"short", zzz=b"")
+        reader = open_store(path)
+        for index, message in ((3, "record 3 .* is missing"), (4, "record 4 .* has 5 bytes")):
+            with pytest.raises(StoreError, match=message):
+                reader.read(index)
+
+    def test_number_of_entries(self, path: Path) -> None:
+        write(path, make_records())
+        change(path, extra=b"")
+        with pytest.raises(StoreError, match="has 13 entries, its manifest says 12"):
+            open_store(path)
+
+    @pytest.mark.parametrize("value", [b"", b"nonsense", npy(np.zeros(7, np.int32)), npy(np.zeros(6, np.int64))])
+    def test_a_column_that_is_something_else(self, path: Path, value: bytes) -> None:
+        write(path, make_records())
+        change(path, label=value)
+        with pytest.raises(StoreError, match="column 'label'"):
+            open_store(path).column("label")
+
+    def test_two_transactions_a_shard_and_suspended_writers(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 3000)
+        records = make_records("ragged", 60, sizes=[i * 41 for i in range(60)])
+        write(path, records, shard_size=20_000)
+        with open_store(path) as reader:
+            assert_holds(reader, records)
+            assert list(reader.check_structure()) == []
+
+    def test_columns_over_the_map_are_aligned(self, path: Path) -> None:
+        columns = (*make_records().columns, Column("weight", "fixed", "float32", (2,)))
+        records = make_records("ragged", 400, sizes=[1] * 400)
+        weights = np.arange(800, dtype=np.float32).reshape(400, 2)
+        records = Records("original", columns, records.images, {**records.values, "weight": weights}, records.splits)
+        write(path, records)
+        reader = open_store(path)
+        for name in ("label", "checksum", "weight"):
+            assert reader.fixed(name).flags.aligned
+        assert np.array_equal(reader.fixed("weight"), weights)
