@@ -21,29 +21,30 @@ from packstore.errors import (
 )
 
 if TYPE_CHECKING:
-    from packstore.convert import ConvertReport, convert
+    from packstore.conversion import ConvertReport, convert
     from packstore.dataset import PackedDataset
     from packstore.manifest import Manifest
     from packstore.plan import ConvertOptions
-    from packstore.stores import open_store as open 
+    from packstore.stores import open_store as open
     from packstore.stores.base import Problem, Reader
-    from packstore.verify import VerifyOptions, VerifyReport, verify
+    from packstore.verification import VerifyOptions, VerifyReport, verify
 
 __version__ = "0.1.0"
 
-# Where each lazily loaded name lives: (module, name there).
+# Where each lazily loaded name lives: (module, name there). No module of the package has the name of one of them:
+# importing it would put the module in the name's place.
 _LAZY = {
     "ConvertOptions": ("packstore.plan", "ConvertOptions"),
-    "ConvertReport": ("packstore.convert", "ConvertReport"),
+    "ConvertReport": ("packstore.conversion", "ConvertReport"),
     "Manifest": ("packstore.manifest", "Manifest"),
     "PackedDataset": ("packstore.dataset", "PackedDataset"),
     "Problem": ("packstore.stores.base", "Problem"),
     "Reader": ("packstore.stores.base", "Reader"),
-    "VerifyOptions": ("packstore.verify", "VerifyOptions"),
-    "VerifyReport": ("packstore.verify", "VerifyReport"),
-    "convert": ("packstore.convert", "convert"),
+    "VerifyOptions": ("packstore.verification", "VerifyOptions"),
+    "VerifyReport": ("packstore.verification", "VerifyReport"),
+    "convert": ("packstore.conversion", "convert"),
     "open": ("packstore.stores", "open_store"),
-    "verify": ("packstore.verify", "verify"),
+    "verify": ("packstore.verification", "verify"),
 }
 
 __all__ = [

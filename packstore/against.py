@@ -47,6 +47,7 @@ class Comparison:
             self.encoder = make_encoder(encode, self.survey, shape or None, reencode=not alike)
         except UsageError as error:
             raise UsageError(f"{source.path} cannot be compared with {reader.path}: {error}") from None
+        self.shapes = reader.fixed("shape") if manifest.has_column("shape") else None
         self.splits = {s.name: s for s in manifest.splits}
         self.labels = {c.name: reader.fixed(c.name) for c in self.survey.columns if manifest.has_column(c.name)}
 
@@ -127,7 +128,8 @@ class Comparison:
             yield f"not in split {printable(entry.split)!r}, where the source has it"
         try:
             image = self.source.read(entry)
-            difference = compare(self.encoder, entry.key, image, self.reader.view(record))
+            shape = None if self.shapes is None else self.shapes[record]
+            difference = compare(self.encoder, entry.key, image, self.reader.view(record), shape)
         except PackstoreError as error:
             difference = f"cannot be compared: {error}"
         if difference is not None:

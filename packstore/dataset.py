@@ -82,7 +82,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.transform = transform
         self.target_transform = target_transform
         self.dtype = dtype
-        self._decoder = get_decoder(decoder)
+        self.decoder_name = decoder
+        self.decoder = get_decoder(decoder)
         self._reader: Reader | None = open_store(self.path)
         self._pid = os.getpid()
         self.manifest: Manifest = self._reader.manifest
@@ -276,7 +277,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         if self.manifest.encoding not in ENCODED:
             return np.array(reader.array(record))
         try:
-            return self._decoder.decode(reader.view(record))
+            return self.decoder.decode(reader.view(record))
         except DecodeError as error:
             raise DecodeError(f"record {record} ({printable(reader.key(record))}) of {self.path}: {error}") from None
 

@@ -40,6 +40,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_RECORDS = 10**10  # LMDB keys have ten digits
 
 
+def _check(condition: bool, what: str, value: object) -> None:
+    if not condition:
+        raise ManifestError(f"the manifest has an impossible {what}: {value!r:.200}")
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One field of all records.
@@ -108,6 +113,14 @@ class Normalization:
     def __post_init__(self) -> None:
         _check(len(self.mean) == 3 and all(map(math.isfinite, self.mean)), "mean", self.mean)
         _check(len(self.std) == 3 and all(math.isfinite(s) and s > 0 for s in self.std), "std", self.std)
+
+
+NORMALIZATIONS = {
+    "imagenet": Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "cifar10": Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": Normalization((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+"""Mean and standard deviation of well-known training sets, as everybody writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,11 +294,6 @@ def fixed_digest(data: bytes | memoryview) -> str:
 def ragged_digest(offsets_sha256: bytes, data_sha256: bytes) -> str:
     """Digest of a ragged column: SHA-256 of (SHA-256 of its int64 offsets, N + 1 of them from 0) + (of its bytes)."""
     return hashlib.sha256(offsets_sha256 + data_sha256).hexdigest()
-
-
-def _check(condition: bool, what: str, value: object) -> None:
-    if not condition:
-        raise ManifestError(f"the manifest has an impossible {what}: {value!r:.200}")
 
 
 def _canonical(plain: Any) -> str:

@@ -328,7 +328,7 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
     size = encode.size
     options: dict[str, str | int | float | bool | None] = {
         "size": None if size is None else f"{size}" if isinstance(size, int) else f"{size[0]}x{size[1]}",
-        "fit": encode.fit,
+        "fit": None if size is None else encode.fit,
         "resize": encode.resize,
         "max_side": encode.max_side,
         "exif_transpose": encode.exif_transpose,

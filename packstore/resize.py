@@ -1,8 +1,12 @@
 """Antialiased bilinear resizing of uint8 images, as torchvision does it.
 
 The work is done by ``torch.nn.functional.interpolate(antialias=True)`` on channels-last uint8. That kernel releases the
-GIL, runs on the calling thread alone (for one image it uses no OpenMP, whatever ``torch.set_num_threads`` says), and is
-within 1 of 255 of Pillow's ``Image.resize``. torch is imported on first use.
+GIL and runs on the calling thread alone (for one image it uses no OpenMP, whatever ``torch.set_num_threads`` says).
+
+The pixels are those that torchvision gives for uint8 tensors. For Pillow images torchvision calls ``Image.resize``,
+whose weights have more bits: measured on 600 ImageNet files at four sizes, 99.86% of the values are equal, the others
+differ by 1 of 255, and one in four million by 2 (never more, on noise neither). AVX-512, AVX2 and plain code give the
+same pixels. torch is imported on first use.
 """
 
 from __future__ import annotations

@@ -267,28 +267,43 @@ class StoreSuite:
             assert_holds(reader, records)
             assert list(reader.check_structure()) == []
 
-    @given(
-        images=st.lists(st.binary(max_size=5000), min_size=1, max_size=12),
-        keys=st.lists(st.binary(max_size=40), min_size=12, max_size=12, unique=True),
-        batch=st.integers(1, 5),
-        shard_size=st.one_of(st.none(), st.integers(1, 6000)),
-    )
-    def test_any_bytes_round_trip(
-        self,
-        tmp_path_factory: pytest.TempPathFactory,
-        images: list[bytes],
-        keys: list[bytes],
-        batch: int,
-        shard_size: int | None,
-    ) -> None:
-        path = tmp_path_factory.mktemp("any") / f"out{self.suffix}"
-        plain = make_records("ragged", len(images))
-        names = [k.decode("utf-8", "surrogateescape") for k in keys[: len(images)]]
-        records = dataclasses.replace(plain, images=images, values={**plain.values, "key": names})
-        write(path, records, batch=batch, shard_size=shard_size)
-        with open_store(path) as reader:
-            assert_holds(reader, records)
-            assert list(reader.check_structure()) == []
+    def test_any_bytes_round_trip(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        plain = make_records("ragged", 12)
+
+        # Inside, because Hypothesis does not like one decorated test in several classes.
+        @given(
+            images=st.lists(st.binary(max_size=5000), min_size=1, max_size=12),
+            keys=st.lists(st.binary(max_size=40), min_size=12, max_size=12, unique=True),
+            batch=st.integers(1, 5),
+            shard_size=st.one_of(st.none(), st.integers(1, 6000)),
+        )
+        def check(images: list[bytes], keys: list[bytes], batch: int, shard_size: int | None) -> None:
+            path = tmp_path_factory.mktemp("any") / f"out{self.suffix}"
+            values = {
+                "label": plain.values["label"][: len(images)],
+                "key": [k.decode("utf-8", "surrogateescape") for k in keys[: len(images)]],
+            }
+            records = Records("original", plain.columns, images, values, ["train"] * len(images))
+            write(path, records, batch=batch, shard_size=shard_size)
+            with open_store(path) as reader:
+                assert_holds(reader, records)
+                assert list(reader.check_structure()) == []
+
+        check()
+
+    def test_memory_while_writing(self, path: Path) -> None:
+        """LMDB keeps 32 MiB until it has them together; nobody keeps all."""
+        records = make_records()
+        tracemalloc.start()
+        try:
+            with begin(path, records) as builder:
+                for i in range(96):
+                    values = {"label": [0] * 16, "key": [f"{i}/{j}" for j in range(16)]}
+                    builder.append([bytes(65536) for _ in range(16)], values, "")
+                builder.commit(origin=ORIGIN)
+            assert tracemalloc.get_traced_memory()[1] < 40 << 20
+        finally:
+            tracemalloc.stop()
 
     def test_manifest_of_a_megabyte(self, path: Path) -> None:
         records = make_records()
@@ -432,7 +447,7 @@ class StoreSuite:
         with create_store(path, format=self.format, encoding="original", columns=columns) as builder:
             for start in range(0, count, 1000):
                 keys = [f"{i:020d}" for i in range(start, start + 1000)]
-                builder.append([b"x"] * 1000, {"label": np.zeros(1000), "key": keys}, "")
+                builder.append([b"x"] * 1000, {"label": np.zeros(1000, np.int32), "key": keys}, "")
             with pytest.raises(StoreError, match="dtype"):  # and floats are no labels
                 builder.append([b"x"], {"label": [0.5], "key": ["k"]}, "")
             builder.commit(origin=ORIGIN)
@@ -504,7 +519,7 @@ class StoreSuite:
 
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_each_failing_fsync(self, path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where the disk fails at any step, the destination is as before or (after the rename) whole; nothing else."""
+        """Where the disk fails at any step, everything is as before."""
         old, new = make_records(seed=1), make_records(seed=2)
         real, calls = os.fsync, 0
 
@@ -528,12 +543,9 @@ class StoreSuite:
                     message = str(error)
             assert "No space left" in message
             assert [p for p in path.parent.iterdir() if p != path] == []
-            if path.exists():
-                gc.collect()
-                found = [bytes(open_store(path).read(i)) for i in range(7)]
-                assert found == new.images or (overwrite and found == old.images)
-                if not overwrite:
-                    break  # only the last fsync is left: it is published
+            assert path.exists() == overwrite
+            if overwrite:
+                assert_holds(open_store(path), old)
         assert allowed >= 2
         assert_holds(open_store(path), new)
 
@@ -544,12 +556,11 @@ class StoreSuite:
         text = manifest.to_json().encode()
         file = self.data_file(path)
         start = file.read_bytes().index(text)
-        for position in range(start, start + len(text), 37):
+        for position in range(start, start + len(text), 101):
             flip(file, position)
             with pytest.raises(StoreError):
                 open_store(path)
             flip(file, position)
-            gc.collect()
         open_store(path)
 
     def test_truncated(self, path: Path, records: Records) -> None:
@@ -562,7 +573,6 @@ class StoreSuite:
                 with pytest.raises(StoreError):
                     open_store(path)
                 assert not is_store(path)
-                gc.collect()
 
     def test_any_flipped_byte_is_found_or_harmless(self, path: Path, records: Records) -> None:
         """Structure, record checksums and column digests together leave no byte of the data uncovered."""
@@ -570,7 +580,7 @@ class StoreSuite:
         file = self.data_file(path)
         size = file.stat().st_size
         found = 0
-        for position in [*range(0, size, max(1, size // 300) | 1), *range(min(size, 600))]:
+        for position in [*range(0, size, max(1, size // 150) | 1), *range(0, min(size, 600), 3)]:
             flip(file, position, 1 << position % 8)
             try:
                 reader = open_store(path)
@@ -579,15 +589,13 @@ class StoreSuite:
                 if not problems:
                     sums = [xxhash.xxh3_64_intdigest(reader.read(i)) for i in range(len(reader))]
                     damaged = sums != reader.fixed("checksum").tolist()
-                    damaged = damaged or fixed_digest(reader.fixed("label").tobytes()) != (
-                        reader.manifest.column("label").digest
-                    )
-                    damaged = damaged or fixed_digest(reader.fixed("checksum").tobytes()) != (
-                        reader.manifest.column("checksum").digest
-                    )
-                    key = reader.ragged("key")
-                    shas = [hashlib.sha256(a.tobytes()).digest() for a in (key.offsets, key.data)]
-                    damaged = damaged or ragged_digest(*shas) != reader.manifest.column("key").digest
+                    for column in reader.manifest.columns[1:]:
+                        data = reader.column(column.name)
+                        if isinstance(data, Ragged):
+                            shas = [hashlib.sha256(a.tobytes()).digest() for a in (data.offsets, data.data)]
+                            damaged = damaged or ragged_digest(*shas) != column.digest
+                        else:
+                            damaged = damaged or fixed_digest(data.tobytes()) != column.digest
                     if not damaged:
                         assert_holds(reader, records)
                     found += damaged
@@ -595,7 +603,6 @@ class StoreSuite:
                 found += 1
             flip(file, position, 1 << position % 8)
             reader = None  # type: ignore[assignment]
-            gc.collect()
         assert found > 0
         assert_holds(open_store(path), records)
 

@@ -36,7 +36,7 @@ class Room:
 
 ROOMS = (
     # name         files                                            other rooms                 libraries
-    Room("foundation", "errors.py manifest.py progress.py sniff.py", "", "numpy"),
+    Room("foundation", "errors.py manifest.py progress.py sniff.py counter.py parallel.py", "", "numpy"),
     # What a store and a source are. It is the vocabulary of all that stands between the two, so encode may use it.
     Room("contracts", "stores/base.py sources/base.py", "foundation", "numpy"),
     Room("pth store", "stores/pth_store.py", "foundation contracts stores", "numpy torch"),
@@ -54,15 +54,15 @@ ROOMS = (
     Room("encode", "encode.py encode/*.py", "foundation contracts decoders", "numpy torch PIL simplejpeg"),
     Room(
         "convert",
-        "convert.py verify.py plan.py against.py parallel.py",
+        "conversion.py verification.py plan.py against.py",
         "foundation contracts sources stores encode decoders",
         "numpy xxhash",
     ),
     Room("dataset", "dataset.py", "foundation contracts stores decoders", "numpy torch PIL"),
     Room("order", "order.py", "foundation", "numpy torch"),
-    Room("augment", "augment.py", "foundation", "numpy torch"),
+    Room("augment", "augment.py augment/*.py", "foundation", "numpy torch"),
     Room("ring", "ring.py", "foundation", "numpy torch"),
-    Room("loader", "loader.py", "foundation dataset order augment ring", "numpy torch"),
+    Room("loader", "loader.py loader/*.py", "foundation contracts decoders dataset order augment ring", "numpy torch"),
     Room("demo", "demo.py", "foundation", "numpy PIL"),
     # The public names, each loaded on first use.
     Room("package", "__init__.py", "foundation contracts stores convert dataset loader"),
@@ -188,17 +188,17 @@ def test_a_file_imports_what_its_room_may(file: str) -> None:
         ("sources/folder.py", "from packstore.stores import open_store", "sources may not import packstore.stores"),
         ("sources/folder.py", "import importlib\nimportlib.import_module('h5py')", "may not import the library h5py"),
         ("order.py", "from packstore.ring import Ring", "order may not import packstore.ring.Ring"),
-        ("convert.py", "from packstore.cli import main", "convert may not import packstore.cli.main"),
+        ("conversion.py", "from packstore.cli import main", "convert may not import packstore.cli.main"),
         ("dataset.py", "import requests", "dataset may not import the library requests"),
-        ("convert.py", "if True:\n    print('done')", "convert.py:2: print() outside cli/"),
-        ("convert.py", "import sys\nsys.exit(1)", "convert.py:2: sys.exit outside cli/"),
-        ("convert.py", "raise SystemExit(1)", "SystemExit outside cli/"),
+        ("conversion.py", "if True:\n    print('done')", "conversion.py:2: print() outside cli/"),
+        ("conversion.py", "import sys\nsys.exit(1)", "conversion.py:2: sys.exit outside cli/"),
+        ("conversion.py", "raise SystemExit(1)", "SystemExit outside cli/"),
         ("misplaced.py", "", "is in no room"),
         ("stores/deep/misplaced.js", "", "is in no room"),
     ],
 )
 def test_the_check_sees(file: str, text: str, message: str) -> None:
-    files = frozenset({"__init__.py", "manifest.py", "convert.py", "ring.py", "order.py", "dataset.py"})
+    files = frozenset({"__init__.py", "manifest.py", "conversion.py", "ring.py", "order.py", "dataset.py"})
     files |= {
         "cli/__init__.py",
         "stores/__init__.py",
@@ -217,7 +217,7 @@ def test_the_check_admits() -> None:
     text = "import json, numpy as np\nfrom packstore import __version__\nfrom packstore.errors import StoreError\n"
     assert violations("stores/lmdb_store.py", text + "import lmdb", files) == []
     assert violations("sources/store.py", text + "from packstore.stores import open_store", files) == []
-    assert violations("convert.py", "import packstore\nversion = packstore.__version__", files) == []
+    assert violations("conversion.py", "import packstore\nversion = packstore.__version__", files) == []
     assert violations("cli/anything.py", text + "import sys\nprint(1)\nsys.exit(2)", files) == []
 
 
@@ -267,3 +267,10 @@ except SystemExit as end:
     assert not end.code, end.code
 """
     assert loaded_by(code) == set()
+
+
+def test_no_module_takes_the_place_of_a_public_name() -> None:
+    """``import packstore.x`` binds ``packstore.x``: a module called like a public function would hide it."""
+    import packstore
+
+    assert not {path.stem for path in PACKAGE.iterdir()} & set(packstore.__all__)

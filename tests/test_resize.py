@@ -1,7 +1,8 @@
-"""Resizing: torchvision's sizes, torch's pixels, within 1 of Pillow's."""
+"""Resizing: torchvision's sizes, torch's pixels, and Pillow's but for rounding."""
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,13 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
+from packstore.decoders import get_decoder
 from packstore.errors import UsageError
 from packstore.resize import FITS, fit, limit, limited_size, resize, shorter_side, target_size
+from tests.conftest import SharedData
 from tests.datasets import pixels
 
 Pixels = NDArray[np.uint8]
@@ -34,9 +37,13 @@ def pillow(image: Pixels, height: int, width: int) -> Pixels:
     return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))
 
 
-def difference(a: Pixels, b: Pixels) -> int:
-    assert a.shape == b.shape
-    return int(np.abs(a.astype(np.int16) - b).max())
+def assert_close(found: Pixels, expected: Pixels) -> None:
+    """Within 1 of 255, but for a value in a million, which may be 2 off: torch rounds after each direction, with
+    weights of 16 bits."""
+    assert found.shape == expected.shape
+    difference = np.abs(found.astype(np.int16) - expected)
+    assert difference.max() <= 2
+    assert np.count_nonzero(difference > 1) <= max(2, difference.size // 1_000_000)
 
 
 # torchvision.transforms.functional, written out: resize and center_crop of a PIL image. torchvision itself is no
@@ -61,13 +68,28 @@ def torchvision_center_crop(image: Pixels, size: int) -> Pixels:
 
 
 @given(images(), SIDES, SIDES)
-def test_within_one_of_pillow(image: Pixels, height: int, width: int) -> None:
-    assert difference(resize(image, height, width), pillow(image, height, width)) <= 1
+def test_close_to_pillow(image: Pixels, height: int, width: int) -> None:
+    assert_close(resize(image, height, width), pillow(image, height, width))
+
+
+def test_real_images_are_close_to_pillow(shared_data: SharedData) -> None:
+    values = unequal = beyond = 0
+    for path in [p for p in sorted((shared_data / "imagenet-600").rglob("*")) if p.is_file()][::6]:
+        image = get_decoder("pillow").decode(path.read_bytes())
+        found = limit(image, 224)
+        difference = np.abs(found.astype(np.int16) - pillow(image, *found.shape[:2]))
+        assert difference.max() <= 2
+        values += difference.size
+        unequal += np.count_nonzero(difference)
+        beyond += np.count_nonzero(difference > 1)
+    assert unequal <= values // 100
+    assert beyond <= values // 1_000_000
 
 
 @given(images(), SIDES, SIDES)
 def test_equal_to_torchvision_on_tensors(image: Pixels, height: int, width: int) -> None:
     """torchvision passes uint8 ``(1, 3, H, W)`` to interpolate where the processor has AVX2."""
+    assume((height, width) != (1, 1))  # torch 2.13 fails an assertion of its own there, unless channels come last
     tensor = torch.from_numpy(image).permute(2, 0, 1)[None].contiguous()
     expected = torch.nn.functional.interpolate(tensor, (height, width), mode="bilinear", antialias=True)
     np.testing.assert_array_equal(resize(image, height, width), expected[0].permute(1, 2, 0).numpy())
@@ -79,6 +101,15 @@ def test_the_result_is_plain(image: Pixels, height: int, width: int) -> None:
     assert result.shape == (height, width, 3)
     assert result.dtype == np.uint8
     assert result.flags.c_contiguous
+
+
+@pytest.mark.parametrize("height", [1, 2, 3, 17])
+@pytest.mark.parametrize("width", [1, 2, 3, 17])
+def test_tiny_images(height: int, width: int) -> None:
+    """torch finds a memory format ambiguous where a side is 1, and its kernels have failed there."""
+    image = pixels(height, width, 1)
+    for to in itertools.product((1, 2, 3, 17), repeat=2):
+        assert_close(resize(image, *to), pillow(image, *to))
 
 
 @given(images())
@@ -143,7 +174,7 @@ def test_limit() -> None:
     assert limit(image, 50, 120).shape == (40, 120, 3)
     assert limit(image, None, 150).shape == (50, 150, 3)
     assert limit(image, 200, 400) is image
-    assert difference(limit(image, 50), pillow(image, 50, 150)) <= 1
+    assert_close(limit(image, 50), pillow(image, 50, 150))
 
 
 @given(images(), SIDES)
@@ -151,7 +182,7 @@ def test_crop_is_torchvisions_resize_and_center_crop(image: Pixels, size: int) -
     height, width = torchvision_size(*image.shape[:2], size)
     whole = resize(image, height, width)
     np.testing.assert_array_equal(fit(image, size), torchvision_center_crop(whole, size))
-    assert difference(fit(image, size), torchvision_center_crop(pillow(image, height, width), size)) <= 1
+    assert_close(fit(image, size), torchvision_center_crop(pillow(image, height, width), size))
 
 
 @given(images(), SIDES, SIDES, st.sampled_from(FITS))

@@ -194,8 +194,7 @@ stop() {
     kill -s "$1" $$
 }
 
-# Makes $venv unless a working one is there. Empties it only if we made it. Sets $fresh to yes if it
-# made it.
+# Makes $venv unless a working one is there; $fresh says whether it did. Empties what is there only if we made that.
 make_venv() {
     local ours='' why=''
     fresh=no

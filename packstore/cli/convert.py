@@ -12,11 +12,11 @@ from packstore.errors import printable
 from packstore.manifest import FORMAT_NAMES, FORMATS
 
 if TYPE_CHECKING:
-    from packstore.convert import ConvertReport
+    from packstore.conversion import ConvertReport
     from packstore.plan import Plan
 
 EXIT_SKIPPED = 3
-_LISTED = 20
+_LISTED = 8
 _ENCODINGS = ("original", "jpeg", "uint8", "float16", "bfloat16", "float32")
 
 
@@ -75,7 +75,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
       packstore convert photos/ photos.lmdb --labels labels.csv --on-error skip
       packstore convert imagenet.lmdb imagenet.h5                   another format, the same records
     """
-    from packstore.convert import run_plan
+    from packstore.conversion import run_plan
     from packstore.plan import ConvertOptions, make_plan
 
     with progress_bar(quiet) as progress:

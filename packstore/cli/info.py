@@ -15,7 +15,7 @@ from packstore.manifest import FORMAT_NAMES
 if TYPE_CHECKING:
     from packstore.stores.base import Reader
 
-_LISTED = 20
+_LISTED = 8
 
 
 @click.command(short_help="Say what a store is.")

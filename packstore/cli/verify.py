@@ -14,7 +14,7 @@ from packstore.errors import printable
 
 if TYPE_CHECKING:
     from packstore.stores.base import Problem
-    from packstore.verify import VerifyReport
+    from packstore.verification import VerifyReport
 
 _LISTED = 50
 
@@ -46,8 +46,8 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
       packstore verify imagenet.h5 --against imagenet.lmdb
       packstore verify imagenet.lmdb --json | jq .ok
     """
-    from packstore.verify import VerifyOptions
-    from packstore.verify import verify as run
+    from packstore.verification import VerifyOptions
+    from packstore.verification import verify as run
 
     with progress_bar(quiet or as_json) as progress:
         report = run(path, VerifyOptions(**options), progress=progress)

@@ -55,6 +55,7 @@ class Decoder:
     Attributes:
         name: One of :data:`DECODERS`.
         max_pixels: Images of more pixels are refused.
+        version: Name and version of the library behind it.
     """
 
     def __init__(self, name: str, max_pixels: int = MAX_PIXELS) -> None:

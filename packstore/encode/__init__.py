@@ -5,13 +5,12 @@
 
 from packstore.encode.compare import compare
 from packstore.encode.encoder import Encoded, Encoder, encode_jpeg
-from packstore.encode.options import CHECKS, MAX_SIDE, NORMALIZATIONS, EncodeOptions, parse_normalize, parse_size
+from packstore.encode.options import CHECKS, MAX_SIDE, EncodeOptions, parse_normalize, parse_size
 from packstore.encode.statistics import DatasetStatistics
 
 __all__ = [
     "CHECKS",
     "MAX_SIDE",
-    "NORMALIZATIONS",
     "DatasetStatistics",
     "EncodeOptions",
     "Encoded",

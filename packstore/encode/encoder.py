@@ -214,7 +214,11 @@ class Encoder:
 
 
 def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
-    """``pixels``, uint8 ``(H, W, 3)`` RGB, as a baseline JPEG: YCbCr 4:2:0, accurate DCT. Releases the GIL."""
+    """``pixels``, uint8 ``(H, W, 3)`` RGB, as a baseline JPEG: YCbCr 4:2:0. Releases the GIL.
+
+    Always simplejpeg, so that records do not depend on what else is installed: libjpeg-turbo's own choice of DCT, the
+    fast one below quality 96 (measured on 300 images: 0.06 dB less than the accurate one at 90, 0.27 dB at 95).
+    """
     import simplejpeg
 
     pixels = np.ascontiguousarray(pixels)

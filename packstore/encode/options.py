@@ -1,4 +1,4 @@
-"""What shapes a record: :class:`EncodeOptions`, well-known normalisations, and how a command line spells them."""
+"""What shapes a record: :class:`EncodeOptions`, and how a command line spells sizes and normalisations."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ from dataclasses import dataclass
 
 from packstore.decoders import DECODERS
 from packstore.errors import ManifestError, UsageError
-from packstore.manifest import ENCODINGS, FLOAT_ENCODINGS, Normalization
-from packstore.resize import FITS, Size, target_size
-
-NORMALIZATIONS = {
-    "imagenet": Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "cifar10": Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": Normalization((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-}
-"""Mean and standard deviation of well-known training sets, as everybody writes them."""
+from packstore.manifest import ENCODINGS, FLOAT_ENCODINGS, NORMALIZATIONS, Normalization
+from packstore.resize import FITS, Size
 
 CHECKS = ("header", "decode", "none")
 MAX_SIDE = 65_535
@@ -56,7 +49,7 @@ class EncodeOptions:
         check_choice("check", self.check, CHECKS)
         check_choice("decoder", self.decoder, ("auto", *DECODERS))
         if self.size is not None:
-            for side in target_size(self.size):
+            for side in self.size if isinstance(self.size, tuple) and len(self.size) == 2 else (self.size,):
                 _check_range("size", side, MAX_SIDE)
         if self.resize is not None:
             _check_range("resize", self.resize, MAX_SIDE)

@@ -34,7 +34,7 @@ def normalization_tables(encoding: str, normalization: Normalization | None) -> 
     Raises:
         UsageError: The values are too large for the encoding.
     """
-    mean, std = (np.array(values, np.float32)[:, None] for values in _moments(normalization))
+    mean, std = (np.array(values, np.float32)[:, None] for values in moments(normalization))
     values = (np.arange(256, dtype=np.float32) / np.float32(255) - mean) / std
     return from_float32(values, encoding)
 
@@ -84,10 +84,7 @@ def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
 
 
-def standard_deviations(normalization: Normalization | None) -> tuple[float, ...]:
-    return _moments(normalization)[1]
-
-
-def _moments(normalization: Normalization | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def moments(normalization: Normalization | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Means and standard deviations; 0 and 1 for None."""
     chosen = normalization or _PLAIN
     return chosen.mean, chosen.std

@@ -82,12 +82,12 @@ def _has_folders_of_images(path: Path) -> bool:
     (the image folder then says which of them are empty)."""
     from packstore.sources.listing import ancestry, list_directory, walk
 
-    root = list_directory(str(path.absolute()))
-    above = (*ancestry(str(path.absolute())), root.identity)
-    if any(
-        listing.images for name in sorted(root.directories) for _, listing in walk(str(path.absolute()), name, above)
-    ):
-        return True
+    place = str(path.absolute())
+    root = list_directory(place)
+    above = (*ancestry(place), root.identity)
+    for name in sorted(root.directories):
+        if any(listing.images for _, listing in walk(place, name, above)):
+            return True
     return bool(root.directories) and not root.images
 
 

@@ -29,6 +29,9 @@ from packstore.sources.listing import (
 )
 
 
+_KEPT_FILES = 250_000  # about 25 MB of names; listing as many again takes 0.6 s
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """One split of the folder, or the folder itself when it has none.
@@ -64,6 +67,8 @@ class ImageFolderSource(Source):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._root = str(path.absolute())
+        self._kept: dict[str, list[tuple[str, str, Listing]]] = {}  # what the survey has listed, by split
+        self._kept_files = 0
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """See :meth:`Source.survey`. One pass over the listing with a ``stat`` a file.
@@ -72,6 +77,7 @@ class ImageFolderSource(Source):
         unlabelled splits together, a cycle of links, and a directory that cannot be listed.
         """
         ignored: Counter[str] = Counter()
+        self._kept, self._kept_files = {}, 0
         parts = self._parts(ignored)
         chosen = self._choose(parts, split)
         classes = _all_classes(parts)
@@ -184,7 +190,25 @@ class ImageFolderSource(Source):
         return parts
 
     def _directories(self, part: _Part, ignored: Counter[str] | None) -> Iterator[tuple[str, str, Listing]]:
-        """(class, path relative to the root, what is in it) of each directory of a part, in order."""
+        """(class, path relative to the root, what is in it) of each directory of a part, in order.
+
+        What a survey lists is kept, where it is little enough, so that it need not be listed again.
+        """
+        if ignored is None:
+            yield from self._kept[part.split] if part.split in self._kept else self._list(part, None)
+            return
+        listed: list[tuple[str, str, Listing]] | None = []
+        for found in self._list(part, ignored):
+            self._kept_files += len(found[2].images)
+            if self._kept_files > _KEPT_FILES:
+                listed = None
+            if listed is not None:
+                listed.append(found)
+            yield found
+        if listed is not None:
+            self._kept[part.split] = listed
+
+    def _list(self, part: _Part, ignored: Counter[str] | None) -> Iterator[tuple[str, str, Listing]]:
         if not part.classes:
             path = f"{self._root}/{part.directory}" if part.directory else self._root
             yield "", part.directory, list_directory(path)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from packstore.errors import CorruptRecordError, SourceError, printable
+from packstore.errors import CorruptRecordError, SourceError, StoreError, printable
 from packstore.manifest import ENCODED, Column, Manifest
 from packstore.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Image, Source, Survey, paged
-
-if TYPE_CHECKING:
-    from packstore.stores.base import Reader
+from packstore.stores import open_store
+from packstore.stores.base import NUMPY_DTYPE, Buffer, Reader
 
 _CHUNK = 4096
 _INTERNAL = ("image", "key", "checksum", "shape")
@@ -30,8 +32,6 @@ class StoreSource(Source):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        from packstore.stores import open_store
-
         self.reader: Reader = open_store(path)
         manifest = self.manifest
         self._label_columns = tuple(c for c in manifest.columns if c.name not in _INTERNAL and _is_label(c))
@@ -100,7 +100,16 @@ class StoreSource(Source):
             raise CorruptRecordError(record, entry.key, f"{expected:016x}", f"{found:016x}")
         if self._encoded:
             return data if isinstance(data, bytes) else bytes(data)
-        return self.reader.array(record)
+        return self._array(record, data)
+
+    def _array(self, record: int, data: Buffer) -> NDArray[Any]:
+        """Like ``reader.array``, from bytes that are already read and checked, and that stay valid."""
+        image = self.manifest.image
+        shape = image.shape if image.kind == "fixed" else tuple(self.reader.fixed("shape")[record].tolist())
+        flat: NDArray[Any] = np.frombuffer(data, NUMPY_DTYPE[image.dtype])
+        if math.prod(shape) != flat.size:
+            raise StoreError(f"record {record} of {printable(str(self.path))} holds {flat.size} elements, not {shape}")
+        return flat.reshape(shape)
 
     def close(self) -> None:
         self.reader.close()

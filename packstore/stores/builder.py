@@ -98,7 +98,7 @@ class StoreBuilder:
             DestinationError: The disk is full, or the like; the builder is aborted.
         """
         self._open()
-        buffers = plain_buffers(images)
+        buffers = plain_buffers(images, "image")
         sizes = [len(b) for b in buffers]
         values = self._checked(buffers, sizes, columns, checksums)
         self._check_split(split)
@@ -210,8 +210,8 @@ class StoreBuilder:
         if checksums is None:
             checksums = np.fromiter(map(xxh3_64_intdigest, buffers), np.uint64, count)
         given["checksum"] = checksums
-        given[_HASHES.name] = np.fromiter(map(xxh3_64_intdigest, given["key"]), np.uint64)
         values = {name: self._spools[name].check(given[name], count) for name in given}
+        values[_HASHES.name] = np.fromiter(map(xxh3_64_intdigest, values["key"]), np.uint64, count)
         if image.kind == "ragged" and image.layout is not None:
             if "shape" not in values:
                 raise StoreError("raw pixels of varying size need a 'shape' column")

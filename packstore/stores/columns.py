@@ -43,9 +43,9 @@ class ColumnSpool:
         ``(count, *shape)`` in the column's dtype. Raises :class:`StoreError` for anything that does not fit."""
         name = self.column.name
         if self.column.kind == "ragged":
-            items = list(values)
-            if len(items) != count or not all(isinstance(v, (bytes, bytearray, memoryview)) for v in items):
-                raise StoreError(f"column {name!r} needs {count} values of bytes, got {len(items)} values")
+            items = plain_buffers(values, name)
+            if len(items) != count:
+                raise StoreError(f"column {name!r} needs {count} values, got {len(items)}")
             return items
         dtype = NUMPY_DTYPE[self.column.dtype]
         try:
@@ -177,16 +177,18 @@ def file_digest(path: Path) -> tuple[int, str]:
         return file.tell(), digest
 
 
-def plain_buffers(images: Sequence[Buffer]) -> list[bytes | memoryview]:
-    """Images as ``bytes`` or flat byte views, so that ``len`` is their size. Raises :class:`StoreError` otherwise."""
+def plain_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryview]:
+    """Values of the ragged column ``name`` (or images) as ``bytes`` or flat byte views, so that ``len`` is their size.
+
+    Raises :class:`StoreError` for anything else."""
     try:
-        return [image if type(image) is bytes else _flat(image) for image in images]
+        return [value if type(value) is bytes else _flat(value) for value in values]
     except (TypeError, ValueError) as error:
-        raise StoreError(f"an image must be bytes or a contiguous memoryview: {error}") from None
+        raise StoreError(f"values of {name!r} must be bytes or contiguous memoryviews: {error}") from None
 
 
-def _flat(image: Buffer) -> bytes | memoryview:
-    view = memoryview(image)
+def _flat(value: Buffer) -> bytes | memoryview:
+    view = memoryview(value)
     return view.cast("B") if view.nbytes else b""  # a view with a zero in its shape cannot be cast
 
 

@@ -254,8 +254,8 @@ class LmdbReader(Reader):
             if _NPY.read_magic(head) != (1, 0):
                 raise ValueError("not version 1.0")
             found_shape, fortran, found_dtype = _NPY.read_array_header_1_0(head)
-        except ValueError as error:
-            raise StoreError(f"{where} is no .npy array: {error}") from None
+        except Exception as error:  # numpy parses the header as Python source: a damaged one raises nearly anything
+            raise StoreError(f"{where} has no valid .npy header: {error}") from error
         raw = value[head.tell() :]
         if fortran or found_dtype != dtype or found_shape != shape or len(raw) != dtype.itemsize * int(np.prod(shape)):
             raise StoreError(f"{where} is {found_dtype} {found_shape} in {len(raw)} bytes, not {dtype} {shape}")

@@ -83,17 +83,24 @@ class Staging:
                 self._replace()
             else:
                 _rename_new(self.path, self.destination)
+                try:
+                    sync_directory(self.destination.parent)
+                except OSError:
+                    self.destination.rename(self.path)  # it may not last, so it is not published
+                    raise
                 self._published = True
-            sync_directory(self.destination.parent)
 
     def discard(self) -> None:
         """Removes what was staged, if anything; does nothing after :meth:`publish`."""
         if self._published:
             return
-        if self.path.is_dir() and not self.path.is_symlink():
-            shutil.rmtree(self.path, ignore_errors=True)
-        else:
-            self.path.unlink(missing_ok=True)
+        try:
+            if self.path.is_dir():
+                shutil.rmtree(self.path)
+            else:
+                self.path.unlink(missing_ok=True)
+        except OSError as error:  # called while another error is on its way, which says more
+            _log.warning("cannot remove the unfinished store %s: %s", self.path, error)
 
     def _check(self) -> bool:
         """Whether there is a store to replace. Raises :class:`DestinationError` when the destination is taken."""
@@ -117,8 +124,12 @@ class Staging:
         if identity(self.path) != old:
             _swap(self.path, self.destination)
             raise DestinationError(f"{printable(str(self.destination))} was changed by somebody else meanwhile")
+        try:
+            sync_directory(self.destination.parent)
+        except OSError:
+            _swap(self.path, self.destination)
+            raise
         self._published = True
-        sync_directory(self.destination.parent)
         try:
             for file in (self.path / f.relative_to(self.destination) for f in files):
                 file.unlink(missing_ok=True)

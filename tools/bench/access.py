@@ -3,8 +3,9 @@
 
     .venv/bin/python tools/bench/access.py [IMAGES] [--records 1280000]
 
-Opening is timed in fresh processes, with the imports done beforehand, and its memory is what the process grows by. For an
-item, `ds[i]` and the bare decode of the same bytes run over the same records in turn; the difference is packstore's own.
+Opening is timed in fresh processes, with the imports done beforehand, and its memory is what the process grows by.
+For an item, `ds[i]` and the bare decode of the same bytes run over the same records in turn; the difference is
+packstore's own.
 """
 
 from __future__ import annotations

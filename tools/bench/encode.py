@@ -35,7 +35,7 @@ def bare(paths: list[Path], workers: int) -> None:
     def work(part: list[Path]) -> int:
         size = 0
         for path in part:
-            pixels = limit(decoder.decode(path.read_bytes()), resize=256)
+            pixels = limit(decoder.decode(path.read_bytes()), resize_to=256)
             size += len(simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420"))
         return size
 

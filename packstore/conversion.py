@@ -29,6 +29,7 @@ from packstore.stores.builder import StoreBuilder
 # bounded: about (2 * workers + 1) batches.
 _PASS_RECORDS, _PASS_BYTES = 256, 4 << 20
 _DECODE_RECORDS, _DECODE_BYTES = 16, 1 << 20
+_SMALL_FILE = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,10 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         normalization = _statistics(plan, workers, progress).normalization()
         plan = replace(plan, encode=replace(plan.encode, normalization=normalization), auto_normalize=False)
     encoder = plan.encoder()
+    if encoder.passes_through and plan.survey.size_bytes < _SMALL_FILE * plan.survey.records:
+        # Reading a small file is system calls and Python: threads would only wait for each other's GIL. Measured for
+        # 50,000 files of 2 KB on 2 cores: 0.92 s with one thread beside the writing one, 1.08 s with two.
+        workers = min(workers, plan.options.workers or 1)
     columns = _columns(encoder, plan)
     skipped: list[Skipped] = []
     source_bytes = done = 0
