@@ -23,6 +23,7 @@ from packstore.errors import (
 if TYPE_CHECKING:
     from packstore.conversion import ConvertReport, convert
     from packstore.dataset import PackedDataset
+    from packstore.loader import LoaderOptions, PackedLoader
     from packstore.manifest import Manifest
     from packstore.plan import ConvertOptions
     from packstore.stores import open_store as open
@@ -36,8 +37,10 @@ __version__ = "0.1.0"
 _LAZY = {
     "ConvertOptions": ("packstore.plan", "ConvertOptions"),
     "ConvertReport": ("packstore.conversion", "ConvertReport"),
+    "LoaderOptions": ("packstore.loader", "LoaderOptions"),
     "Manifest": ("packstore.manifest", "Manifest"),
     "PackedDataset": ("packstore.dataset", "PackedDataset"),
+    "PackedLoader": ("packstore.loader", "PackedLoader"),
     "Problem": ("packstore.stores.base", "Problem"),
     "Reader": ("packstore.stores.base", "Reader"),
     "VerifyOptions": ("packstore.verification", "VerifyOptions"),
@@ -53,9 +56,11 @@ __all__ = [
     "CorruptRecordError",
     "DecodeError",
     "DestinationError",
+    "LoaderOptions",
     "Manifest",
     "ManifestError",
     "PackedDataset",
+    "PackedLoader",
     "PackstoreError",
     "Problem",
     "Reader",

@@ -1,8 +1,8 @@
 """Random numbers without a generator: each a pure function of (seed, epoch, record, stream, draw).
 
-A record's crop in epoch 7 is then the same whichever thread, rank or device works it out, alone or in a batch, before or
-after a resume: there is no state that could be in another place. Everything is int64 arithmetic that never overflows
-(a 32-bit value times a constant below 2**31), so numpy and torch, CPU and CUDA, give the same bits.
+A record's crop in epoch 7 is then the same whichever thread, rank or device works it out, alone or in a batch, before
+or after a resume: there is no state that could be in another place. Everything is int64 arithmetic that never
+overflows (a 32-bit value times a constant below 2**31), so numpy and torch, CPU and CUDA, give the same bits.
 
 The 32-bit mixing function is two rounds of xorshift and multiply with the constants ``[16 21f0aaad 15 735a2d97 15]``,
 the least biased of that shape with both factors below 2**31 (github.com/skeeto/hash-prospector, "Best two-round
@@ -107,9 +107,10 @@ class Draws:
         if count is None:
             return mix(self._base ^ mix((self._draw_key + draw * _GOLDEN) & MASK))
         base = self._base
-        numbers = np.arange(draw, draw + count, dtype=np.int64)
-        # 0 * base puts nothing onto a device but the numbers, and without waiting: there is no arange without torch.
-        steps = numbers if isinstance(base, np.ndarray) else base.new_ones(count).cumsum(0) + (draw - 1)
+        if isinstance(base, np.ndarray):
+            steps: Array = np.arange(draw, draw + count, dtype=np.int64)
+        else:
+            steps = base.new_ones(count).cumsum(0) + (draw - 1)  # arange on its device, without importing torch
         return mix(base[None] ^ mix((self._draw_key + steps * _GOLDEN) & MASK)[:, None])
 
     def uniform(self, draw: int, count: int | None = None) -> Array:

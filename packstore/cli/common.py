@@ -18,7 +18,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-class ByteSize(click.ParamType):
+class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
     """A number of bytes such as 500MB or 1GiB."""
 
     name = "size"
@@ -32,7 +32,7 @@ class ByteSize(click.ParamType):
         return int(float(match[1]) * _UNITS[match[2]])
 
 
-class ImageSize(click.ParamType):
+class ImageSize(click.ParamType):  # type: ignore[type-arg]
     """S or HxW in pixels."""
 
     name = "S|HxW"

@@ -28,7 +28,6 @@ from packstore.sources.listing import (
     walk,
 )
 
-
 _KEPT_FILES = 250_000  # about 25 MB of names; listing as many again takes 0.6 s
 
 

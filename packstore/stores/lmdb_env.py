@@ -1,7 +1,7 @@
-"""LMDB environments for reading: one a file and process, shared by all readers, closed with the last array over it.
+"""LMDB environments for reading: one a file and process, shared by all readers, closed with the last of them.
 
 py-lmdb 2 and later refuse to open a file twice in a process, so environments are kept by device and inode in a weak
-dictionary; readers, and all arrays that lie over the map, hold them by plain references.
+dictionary; readers hold them by plain references.
 
 Fork: LMDB's rule against using an environment in a child is about lock tables, reader slots and the writer's mutex. A
 read-only environment with ``lock=False`` has none of them: it is a read-only map and a file descriptor, both of which
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.errors import StoreError, printable
+from packstore.stores.lmdb_pages import Damage, Pages
 
 _environments: WeakValueDictionary[tuple[int, int], Environment] = WeakValueDictionary()
 _lock = threading.RLock()
@@ -31,13 +32,13 @@ class Environment:
     """A read-only environment with one transaction for each thread.
 
     Attributes:
-        entries: Number of entries.
+        pages: The same file without LMDB, for everything but images.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Any, pages: Pages) -> None:
         self._env = env
         self._local = threading.local()
-        self.entries = int(env.stat()["entries"])
+        self.pages = pages
 
     def get(self, key: bytes) -> memoryview | None:
         """The value of a key over the map, valid as long as this object lives; None when there is none."""
@@ -50,53 +51,40 @@ class Environment:
         except lmdb.Error as error:
             raise StoreError(f"{printable(self._env.path())} is damaged at {key!r}: {error}") from error
 
-    def array(self, value: memoryview) -> NDArray[np.uint8]:
-        """``value`` (from :meth:`get`) as a read-only array that keeps the map alive."""
-        if not len(value):
-            return np.empty(0, np.uint8)
-        address = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
-        return np.asarray(_Mapped(self, address, len(value)))
+    def find(self, name: str) -> NDArray[np.uint8] | None:
+        """The value of a named key, as an array that holds its own map."""
+        try:
+            return self.pages.find(name.encode("ascii"))
+        except Damage as damage:
+            raise StoreError(f"{printable(self._env.path())} is damaged: {damage}") from None
 
     def renew(self) -> None:
         """Forgets transactions that were begun before a fork."""
         self._local = threading.local()
 
 
-class _Mapped:
-    """Memory of a map, as numpy takes it: the array's base is this object, and this object holds the environment."""
-
-    __slots__ = ("__array_interface__", "owner")
-
-    def __init__(self, owner: Environment, address: int, size: int) -> None:
-        self.owner = owner
-        self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, True), "version": 3}
-
-
 def open_environment(path: Path) -> Environment:
     """The environment of the LMDB directory ``path``. Raises :class:`StoreError`."""
     shown = printable(str(path))
     try:
-        with _lock:
-            found = (path / "data.mdb").stat()
-            identity = found.st_dev, found.st_ino
+        with _lock, (path / "data.mdb").open("rb") as file:
+            identity = _identity(os.fstat(file.fileno()))
             environment = _environments.get(identity)
             if environment is None:
-                environment = _environments[identity] = _open(path, shown)
+                pages = Pages(file)  # finds damage before LMDB trips over it
+                env = lmdb.open(str(path), readonly=True, lock=False, readahead=False, create=False, max_dbs=0)
+                if _identity((path / "data.mdb").stat()) != identity:
+                    raise StoreError(f"{shown} was replaced while it was opened; open it again")
+                environment = _environments[identity] = Environment(env, pages)
             return environment
     except OSError as error:
         raise StoreError(f"{shown} cannot be opened: {error.strerror or error}") from error
-
-
-def _open(path: Path, shown: str) -> Environment:
-    try:
-        env = lmdb.open(str(path), readonly=True, lock=False, readahead=False, create=False, max_dbs=0)
-        needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-    except lmdb.Error as error:
+    except (Damage, lmdb.Error) as error:
         raise StoreError(f"{shown} cannot be opened as an LMDB: {error}") from error
-    size = (path / "data.mdb").stat().st_size
-    if size < needed:  # reading past the end of a map kills the process, so this comes before the first page
-        raise StoreError(f"{shown} is truncated: data.mdb has {size} of {needed} bytes")
-    return Environment(env)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def _after_fork_in_child() -> None:

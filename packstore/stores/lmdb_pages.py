@@ -1,19 +1,23 @@
 """LMDB's own structure, read page by page without LMDB.
 
 LMDB keeps no checksums and follows what its pages say, so a damaged size or page number can end the process instead of
-raising. This walk touches every branch and leaf page (and, when asked, the header of every overflow run) with bounds
-checks, and says what is wrong. The format is that of LMDB 0.9, ``lmdb.h`` version 1, on 64-bit little-endian machines
-(``mdb.c``: ``MDB_page``, ``MDB_node``, ``MDB_meta``).
+raising (py-lmdb touches every page of a value before it returns it). So manifest and columns are found here, with
+bounds checks; and the walk looks at every branch and leaf page (and, when asked, the header of every overflow run) and
+says what is wrong. The format is that of LMDB 0.9, ``lmdb.h`` version 1, on 64-bit little-endian machines (``mdb.c``:
+``MDB_page``, ``MDB_node``, ``MDB_meta``).
 """
 
 from __future__ import annotations
 
+import bisect
 import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 _HEADER = struct.Struct("<QHHHH")  # page number, pad, flags, lower, upper
 _OVERFLOW = struct.Struct("<QHHI")  # page number, pad, flags, number of pages
@@ -24,10 +28,9 @@ _META_DB, _META_END = 40, 136
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _BRANCH, _LEAF, _OVERFLOW_PAGE = 1, 2, 4
 _BIG = 1
-_NONE = 2**64 - 1
 
 
-class Damage(Exception):  # noqa: N818 - stays inside this module
+class Damage(Exception):  # noqa: N818 - the LMDB modules turn it into a StoreError or a Problem
     """What is wrong with a page."""
 
 
@@ -48,30 +51,58 @@ class _Tree:
     map_size: int
 
 
-def walk(path: Path, *, overflow: bool) -> Iterator[Value | str]:
-    """All entries of an LMDB's main database in order, and between them one line for each thing that is wrong.
+class Pages:
+    """The main database of one ``data.mdb``, mapped.
 
-    Args:
-        path: Its ``data.mdb``.
-        overflow: Also look at the header of each value that has pages of its own.
+    Attributes:
+        map: The whole file, ``uint8``; arrays over it hold the map by themselves.
+        entries: Number of entries, from the header.
     """
-    with path.open("rb") as file:
+
+    def __init__(self, file: BinaryIO) -> None:
+        """Reads the header pages only. Raises :class:`Damage`."""
         try:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                tree = _newest_tree(data)
-                found = 0
-                last = b""
-                for item in _subtree(data, tree, tree.root, 1, overflow):
-                    if isinstance(item, Value):
-                        found += 1
-                        if item.key <= last:
-                            yield f"key {item.key!r} follows {last!r}"
-                        last = item.key
-                    yield item
-                if found != tree.entries:
-                    yield f"the tree has {found} entries, its header says {tree.entries}"
-        except (Damage, ValueError) as damage:  # ValueError: an empty file cannot be mapped
-            yield str(damage)
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError as error:  # an empty file cannot be mapped
+            raise Damage(f"data.mdb is unusable: {error}") from None
+        self._tree = _newest_tree(self._data)
+        self.map: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8)
+        self.entries = self._tree.entries
+
+    def find(self, key: bytes) -> NDArray[np.uint8] | None:
+        """The value of ``key`` over the map, or None. Reads one page a level. Raises :class:`Damage`."""
+        data, tree, page = self._data, self._tree, self._tree.root
+        for level in range(1, tree.depth + 1):
+            nodes = _nodes(data, tree, page, level)
+            # The first key of a branch page counts as smaller than all others.
+            place = bisect.bisect_right(nodes, key, level < tree.depth, key=lambda node: _key(data, node)) - 1
+            if place < 0:
+                return None
+            if level < tree.depth:
+                page = _child(data, nodes[place])
+        node = nodes[place]
+        if _key(data, node) != key:
+            return None
+        start, size = _value(data, tree, page, node)
+        return self.map[start : start + size]
+
+    def walk(self, *, overflow: bool) -> Iterator[Value | str]:
+        """All entries in order, and between them one line for each thing that is wrong.
+
+        Args:
+            overflow: Also look at the header of each value that has pages of its own.
+        """
+        found = 0
+        last = b""
+        for item in _subtree(self._data, self._tree, self._tree.root, 1, overflow):
+            if isinstance(item, Value):
+                found += 1
+                if item.key <= last:
+                    yield f"key {item.key!r} follows {last!r}"
+                last = item.key
+            yield item
+        if found != self.entries:
+            yield f"the tree has {found} entries, its header says {self.entries}"
 
 
 def _newest_tree(data: mmap.mmap) -> _Tree:
@@ -96,62 +127,79 @@ def _newest_tree(data: mmap.mmap) -> _Tree:
     tree = newest[1]
     if (tree.last_page + 1) * page_size > len(data):
         raise Damage(f"data.mdb has {len(data)} bytes, its header says {(tree.last_page + 1) * page_size}")
-    if tree.root == _NONE and tree.entries:
-        raise Damage("the tree has no root")
+    if not 1 <= tree.depth <= 32:
+        raise Damage(f"the tree is {tree.depth} pages deep" if tree.entries else "it is empty")
     return tree
 
 
 def _subtree(data: mmap.mmap, tree: _Tree, page: int, level: int, overflow: bool) -> Iterator[Value | str]:
     """Entries below a page. A page that cannot be followed is one line; the walk goes on behind it."""
     try:
-        flags, nodes = _nodes(data, tree, page)
-        if flags != (_LEAF if level == tree.depth else _BRANCH):
-            raise Damage(f"page {page} at level {level} of {tree.depth} has flags {flags:#x}")
+        nodes = _nodes(data, tree, page, level)
     except Damage as damage:
         yield str(damage)
         return
     for node in nodes:
-        low, high, node_flags, key_size = _NODE.unpack_from(data, node)
-        if flags == _BRANCH:
-            yield from _subtree(data, tree, low | high << 16 | node_flags << 32, level + 1, overflow)
+        if level < tree.depth:
+            yield from _subtree(data, tree, _child(data, node), level + 1, overflow)
             continue
-        size = low | high << 16
-        value = node + _NODE.size + key_size
-        end = page * tree.page_size + tree.page_size
-        inline = 8 if node_flags & _BIG else size
-        if node_flags not in (0, _BIG) or value + inline > end:
-            yield f"an entry of page {page} has flags {node_flags:#x}, a key of {key_size} and a value of {size} bytes"
+        try:
+            size = _value(data, tree, page, node, overflow)[1]
+        except Damage as damage:
+            yield str(damage)
             continue
-        key = data[node + _NODE.size : value]
-        if node_flags & _BIG:
-            problem = _check_overflow(data, tree, int.from_bytes(data[value : value + 8], "little"), size, overflow)
-            if problem:
-                yield f"the value of {key!r} {problem}"
-        yield Value(key, size)
+        yield Value(_key(data, node), size)
 
 
-def _nodes(data: mmap.mmap, tree: _Tree, page: int) -> tuple[int, list[int]]:
-    """Flags and positions of the nodes of a branch or leaf page."""
+def _nodes(data: mmap.mmap, tree: _Tree, page: int, level: int) -> list[int]:
+    """Positions of the nodes of a branch or leaf page; the keys of all lie inside of it."""
     if not 2 <= page <= tree.last_page:
         raise Damage(f"the tree names page {page} of {tree.last_page + 1}")
     start = page * tree.page_size
+    end = start + tree.page_size
     number, _, flags, lower, upper = _HEADER.unpack_from(data, start)
     if number != page:
         raise Damage(f"page {page} says that it is page {number}")
-    if lower < _HEADER.size or lower % 2 or not lower <= upper <= tree.page_size:
+    if flags != (_BRANCH if level < tree.depth else _LEAF):
+        raise Damage(f"page {page} at level {level} of {tree.depth} has flags {flags:#x}")
+    if lower <= _HEADER.size or lower % 2 or not lower <= upper <= tree.page_size:
         raise Damage(f"page {page} has the bounds {lower} and {upper}")
     pointers = struct.unpack_from(f"<{(lower - _HEADER.size) // 2}H", data, start + _HEADER.size)
-    if any(not upper <= p <= tree.page_size - _NODE.size for p in pointers):
-        raise Damage(f"page {page} has an entry outside of itself")
-    return flags, [start + p for p in pointers]
+    nodes = [start + p for p in pointers]
+    for pointer, node in zip(pointers, nodes, strict=True):
+        if not upper <= pointer <= tree.page_size - _NODE.size:
+            raise Damage(f"page {page} has an entry outside of itself")
+        if node + _NODE.size + _NODE.unpack_from(data, node)[3] > end:
+            raise Damage(f"page {page} has a key that reaches out of it")
+    return nodes
 
 
-def _check_overflow(data: mmap.mmap, tree: _Tree, page: int, size: int, header: bool) -> str | None:
+def _key(data: mmap.mmap, node: int) -> bytes:
+    start = node + _NODE.size
+    return data[start : start + _NODE.unpack_from(data, node)[3]]
+
+
+def _child(data: mmap.mmap, node: int) -> int:
+    low, high, top, _ = _NODE.unpack_from(data, node)
+    return int(low | high << 16 | top << 32)
+
+
+def _value(data: mmap.mmap, tree: _Tree, page: int, node: int, header: bool = True) -> tuple[int, int]:
+    """Position and size of the value of a leaf's node. Raises :class:`Damage` when it cannot lie there."""
+    low, high, flags, key_size = _NODE.unpack_from(data, node)
+    size = low | high << 16
+    start = node + _NODE.size + key_size
+    if flags not in (0, _BIG) or start + (8 if flags else size) > (page + 1) * tree.page_size:
+        raise Damage(f"an entry of page {page} has flags {flags:#x}, a key of {key_size} and a value of {size} bytes")
+    if not flags:
+        return start, size
+    first = int.from_bytes(data[start : start + 8], "little")
     pages = (_HEADER.size - 1 + size) // tree.page_size + 1
-    if page < 2 or page + pages - 1 > tree.last_page:
-        return f"has {size} bytes from page {page} on, past the last page {tree.last_page}"
+    shown = f"the value of {_key(data, node)!r} has {size} bytes from page {first} on"
+    if first < 2 or first + pages - 1 > tree.last_page:
+        raise Damage(f"{shown}, past the last page {tree.last_page}")
     if header:
-        number, _, flags, count = _OVERFLOW.unpack_from(data, page * tree.page_size)
-        if (number, flags) != (page, _OVERFLOW_PAGE) or count < pages:
-            return f"has {size} bytes on page {page}, which says it is page {number}, flags {flags:#x}, of {count}"
-    return None
+        number, _, kind, count = _OVERFLOW.unpack_from(data, first * tree.page_size)
+        if (number, kind) != (first, _OVERFLOW_PAGE) or count < pages:
+            raise Damage(f"{shown}, which says it is page {number}, flags {kind:#x}, of {count}")
+    return first * tree.page_size + _HEADER.size, size

@@ -21,14 +21,12 @@ from packstore.manifest import Column, Manifest
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.stores.base import NUMPY_DTYPE, Buffer, ColumnData, Problem, Ragged, Reader, Writer
 from packstore.stores.columns import OFFSET
-from packstore.stores.formats import DATA_FILE
 from packstore.stores.lmdb_env import Environment, open_environment
-from packstore.stores.lmdb_pages import walk
 from packstore.stores.mapped import check_offsets
 from packstore.stores.publish import sync_tree
 
 KEY = b"%010d"
-_MANIFEST = b"manifest"
+_MANIFEST = "manifest"
 _MAX_VALUE = 0xFFFFFFFF  # LMDB keeps the size of a value in 32 bits
 _TXN_BYTES = 32 << 20
 _TXN_RECORDS = 1 << 16
@@ -78,7 +76,7 @@ class LmdbWriter(Writer):
         if self._env is None:
             self._open()
         self._flush()
-        parts: dict[str, NDArray[Any] | bytes] = {_MANIFEST.decode(): manifest.to_json().encode("ascii")}
+        parts: dict[str, NDArray[Any] | bytes] = {_MANIFEST: manifest.to_json().encode("ascii")}
         for name, data in columns.items():
             if isinstance(data, Ragged):
                 parts |= {f"{name}/bytes": data.data, f"{name}/offsets": data.offsets}
@@ -150,10 +148,9 @@ class LmdbReader(Reader):
         self._nbytes = image.nbytes
         self._columns: dict[str, ColumnData] = {}
         expected = self._records + len(_named_keys(self.manifest))
-        if environment.entries != expected:
-            raise StoreError(
-                f"{printable(str(path))} is damaged: it has {environment.entries} entries, its manifest says {expected}"
-            )
+        found = environment.pages.entries
+        if found != expected:
+            raise StoreError(f"{printable(str(path))} is damaged: it has {found} entries, its manifest says {expected}")
 
     def read(self, index: int) -> bytes:
         return bytes(self.view(index))
@@ -174,9 +171,8 @@ class LmdbReader(Reader):
         column = self.manifest.image
         if column.layout is None:
             return super().array(index)
-        # Not by a plain view: the array must hold the map.
-        environment = self._open()
-        flat = environment.array(self.view(index))
+        # Over a copy: an array over LMDB's map would crash the process when used after close.
+        flat = np.frombuffer(self.read(index), np.uint8)
         shape = column.shape if column.kind == "fixed" else tuple(int(n) for n in self.fixed("shape")[index])
         try:
             return flat.view(NUMPY_DTYPE[column.dtype]).reshape(shape)
@@ -207,7 +203,7 @@ class LmdbReader(Reader):
         named = _named_keys(self.manifest)
         width = self._width
         record = nbytes = 0
-        for item in walk(self.path / DATA_FILE, overflow=not quick):
+        for item in self._open().pages.walk(overflow=not quick):
             if isinstance(item, str):
                 yield Problem(item)
             elif item.key in named:
@@ -244,12 +240,11 @@ class LmdbReader(Reader):
 
     def _array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """The array in the ``.npy`` value ``name``, over the map. Raises :class:`StoreError`."""
-        environment = self._open()
-        value = environment.get(name.encode("ascii"))
+        value = self._open().find(name)
         where = f"column {name!r} of {printable(str(self.path))}"
         if value is None:
             raise StoreError(f"{where} is missing")
-        head = io.BytesIO(bytes(value[:1024]))
+        head = io.BytesIO(value[:1024].tobytes())
         try:
             if _NPY.read_magic(head) != (1, 0):
                 raise ValueError("not version 1.0")
@@ -259,22 +254,22 @@ class LmdbReader(Reader):
         raw = value[head.tell() :]
         if fortran or found_dtype != dtype or found_shape != shape or len(raw) != dtype.itemsize * int(np.prod(shape)):
             raise StoreError(f"{where} is {found_dtype} {found_shape} in {len(raw)} bytes, not {dtype} {shape}")
-        array = environment.array(raw).view(dtype).reshape(shape)
+        array: NDArray[Any] = raw.view(dtype).reshape(shape)
         return array if array.flags.aligned else _read_only(array.copy())
 
 
 def _manifest_of(environment: Environment, path: Path) -> Manifest:
-    text = environment.get(_MANIFEST)
+    text = environment.find(_MANIFEST)
     if text is None:
         raise StoreError(f"{printable(str(path))} is an LMDB without a packstore manifest")
-    manifest = Manifest.from_json(bytes(text))
+    manifest = Manifest.from_json(text.tobytes())
     if manifest.format != "lmdb" or manifest.shards:
         raise StoreError(f"{printable(str(path))} is an LMDB with the manifest of another store ({manifest.format})")
     return manifest
 
 
 def _named_keys(manifest: Manifest) -> set[bytes]:
-    names = {_MANIFEST.decode()}
+    names = {_MANIFEST}
     for column in manifest.columns[1:]:
         names |= {column.name} if column.kind == "fixed" else {f"{column.name}/bytes", f"{column.name}/offsets"}
     return {name.encode("ascii") for name in names}

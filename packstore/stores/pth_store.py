@@ -212,5 +212,5 @@ def _check_zip(path: Path, progress: ProgressCallback) -> Iterator[Problem]:
                     done_bytes += size
                 except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, zlib.error) as error:
                     yield Problem(f"entry {printable(info.filename)!r}: {error}")
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         yield Problem(f"the zip structure is broken: {error}")

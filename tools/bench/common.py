@@ -17,7 +17,6 @@ from datetime import date
 from pathlib import Path
 from statistics import median
 
-
 # As users run it: with compiled modules kept, which some development environments switch off.
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 

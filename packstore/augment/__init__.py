@@ -1,0 +1,28 @@
+"""Augmentations in torchvision's words, for whole batches, with random numbers that depend on the record alone.
+
+An operation works on a batch of a loader's images, on any device. Geometry (:class:`Geometry`) can instead be planned
+for images of any sizes, so that only the pixels it needs are decoded and resized. Either way the same seed gives the
+same crops and flips.
+"""
+
+from packstore.augment.base import Frames, Geometry, Operation, render
+from packstore.augment.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+from packstore.augment.pipeline import apply_ops, output_size, plan_ops, split_ops
+from packstore.augment.pixels import Cutout, RandomHorizontalFlip
+
+__all__ = [
+    "CenterCrop",
+    "Cutout",
+    "Frames",
+    "Geometry",
+    "Operation",
+    "RandomCrop",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "Resize",
+    "apply_ops",
+    "output_size",
+    "plan_ops",
+    "render",
+    "split_ops",
+]

@@ -1,0 +1,392 @@
+"""``PackedLoader``: from a packed store to batches on the device.
+
+Two ways lead there, chosen by themselves: *resident*, where the whole split lies in device memory, and *streaming*,
+where threads read and decode into a ring of page-locked buffers that a stream of its own copies to the device.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.augment import Geometry, RandomResizedCrop, Resize, split_ops
+from packstore.dataset import PackedDataset
+from packstore.decoders import get_decoder
+from packstore.errors import UsageError
+from packstore.loader.assemble import Assembler
+from packstore.loader.finish import Finish
+from packstore.loader.options import LoaderOptions, ranks
+from packstore.loader.resident import choose, load_images, planar
+from packstore.loader.stats import Stats
+from packstore.manifest import Manifest
+from packstore.order import Order
+from packstore.parallel import default_workers
+from packstore.ring import Ring, Slot, transport_to
+
+__all__ = ["LoaderOptions", "PackedLoader"]
+
+_log = logging.getLogger("packstore")
+_SLICE = 16  # images that a thread takes at a time: few enough to balance, enough to plan their crops at once
+_RESIDENT_CHUNK = 4096  # images that are augmented at once when they are resident: a call costs as much as 100 images
+_STATE_VERSION = 1
+
+
+class PackedLoader:
+    """Batches of a :class:`packstore.PackedDataset`, on its device. Used like torch's ``DataLoader``.
+
+    An item is a tuple with one value a column of the dataset, by default ``(images, labels)``: images ``(B, 3, H, W)``,
+    uint8, or floating point with ``normalize`` or ``dtype`` or from a floating point store; labels int64 ``(B,)``; keys
+    a list. With a single column it is that value itself.
+
+    The order and all random numbers are a pure function of seed, epoch and record: the same with one thread or
+    sixteen, on CPU or GPU, resident or streaming, resumed or not. Each ``for`` over the loader is the next epoch.
+
+    Args:
+        dataset: What to load. Its ``columns`` and ``device`` count; its ``transform``, ``output`` and ``dtype`` have to
+            be the defaults, since they work item by item.
+        batch_size: Images a batch (and rank).
+        options: A :class:`LoaderOptions`; the keyword arguments replace its fields.
+
+    Attributes:
+        epoch: The epoch that the next ``for`` begins.
+        mode: ``"resident"`` or ``"streaming"``, and ``mode_reason`` why.
+
+    Raises:
+        UsageError: Options that do not go together, or not with this store.
+        DecodeError: (while iterating) a record cannot be decoded; names the record and its key.
+    """
+
+    def __init__(
+        self, dataset: PackedDataset, batch_size: int = 1, options: LoaderOptions | None = None, **overrides: Any
+    ) -> None:
+        self.dataset = dataset
+        self.options = options = replace(options or LoaderOptions(), **overrides)
+        self.batch_size = batch_size
+        self.device = dataset.device
+        self.epoch = 0
+        _check_dataset(dataset)
+        manifest = dataset.manifest
+        self.rank, self.world_size = ranks(options)
+        self._first = dataset.reader.split(dataset.split).start
+        self._subset = None if options.indices is None else _indices(options.indices, len(dataset))
+        self._order = self._make_order(len(dataset) if self._subset is None else len(self._subset))
+        resident, self.mode_reason = choose(
+            manifest, len(dataset), self.device, True if options.pre_transform is not None else options.resident
+        )
+        self.mode = "resident" if resident else "streaming"
+        _log.info("%s: %s (%s)", dataset.path, self.mode, self.mode_reason)
+        self._stats = Stats()
+        planned, _ = split_ops(options.augment, flip=True)
+        self._at_decoding = () if resident else _at_decoding(manifest, planned)
+        self._finish = Finish(
+            manifest, options, len(self._at_decoding), in_threads=not resident and self.device.type == "cpu"
+        )
+        self._assembler: Assembler | None = None
+        self._images: torch.Tensor | None = None
+        self._columns: dict[str, torch.Tensor] = {}
+        self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
+        self._resume: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        """Batches an epoch, on this rank."""
+        if self.options.sampler is None:
+            return int(self._order.batches(self.epoch))
+        return self._sampler_order(len(self.options.sampler)).batches(0)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._resume is not None:
+            (epoch, first), self._resume = self._resume, None
+        else:
+            epoch, first = self.epoch, 0
+        self.epoch = epoch + 1
+        self._running = epoch, first
+        return self._resident(epoch, first) if self.mode == "resident" else self._streaming(epoch, first)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration the one of ``epoch``, as ``DistributedSampler.set_epoch`` does."""
+        if not isinstance(epoch, int) or epoch < 0:
+            raise UsageError(f"an epoch is a whole number from 0, got {epoch!r}")
+        self.epoch = epoch
+        self._resume = None
+
+    def stats(self) -> dict[str, float]:
+        """Where the time went since the loader was made or ``reset_stats()``.
+
+        ``images``, ``batches``, ``skipped``, ``seconds``, ``images_per_second``, and seconds of each stage:
+        ``wait`` (the consumer stood idle), ``read`` and ``decode`` (summed over threads), ``augment`` and ``copy``.
+        """
+        return self._stats.snapshot()
+
+    def reset_stats(self) -> None:
+        self._stats.reset()
+
+    # Resume -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the latest iteration stands; what it has given by then, a resumed one leaves out."""
+        epoch, batches = self._resume or self._running or (self.epoch, 0)
+        return {
+            "version": _STATE_VERSION,
+            "epoch": epoch,
+            "batches": batches,
+            "seed": self.options.seed,
+            "length": self._order.length,
+            "global_batch_size": self.batch_size * self.world_size,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Makes the next iteration go on after the batches of ``state``, also with another number of ranks when the
+        global batch size is the same.
+
+        Raises:
+            UsageError: The state is that of another dataset, seed or global batch size.
+        """
+        if state.get("version") != _STATE_VERSION:
+            raise UsageError(f"the loader's state has version {state.get('version')!r}, expected {_STATE_VERSION}")
+        own = self.state_dict()
+        for name in ("seed", "length", "global_batch_size"):
+            if state.get(name) != own[name]:
+                raise UsageError(f"the loader's state has {name} {state.get(name)!r}, this loader {own[name]!r}")
+        self._resume = int(state["epoch"]), int(state["batches"])
+        self.epoch = self._resume[0]
+
+    # Order ------------------------------------------------------------------------------------------------------
+
+    def _make_order(self, length: int) -> Order:
+        o = self.options
+        return Order(
+            length=length,
+            batch_size=self.batch_size,
+            seed=o.seed,
+            shuffle=o.shuffle,
+            drop_last=o.drop_last,
+            rank=self.rank,
+            world_size=self.world_size,
+            block=o.block,
+        )
+
+    def _sampler_order(self, length: int) -> Order:
+        return replace(self._order, length=length, shuffle=False, block=None)
+
+    def _epoch_order(self, epoch: int) -> tuple[Order, int, NDArray[np.int64] | None]:
+        """The order of an epoch, the epoch number that it wants, and the dataset indices of its positions."""
+        sampler = self.options.sampler
+        if sampler is None:
+            return self._order, epoch, self._subset
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        drawn = _indices(np.fromiter((int(i) for i in sampler), np.int64), len(self.dataset))
+        return self._sampler_order(len(drawn)), 0, drawn
+
+    def _batches(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
+        """Record numbers of this rank's batches, from batch ``first`` on."""
+        order, numbered, indices = self._epoch_order(epoch)
+        for number in range(first, order.batches(numbered)):
+            positions = order.batch(numbered, number)
+            yield self._first + (positions if indices is None else indices[positions])
+
+    # Streaming --------------------------------------------------------------------------------------------------
+
+    def _make_assembler(self) -> Assembler:
+        if self._assembler is None:
+            decoder = self.dataset.decoder
+            # All decoders give the same pixels; this one costs the least under the GIL.
+            decoder = get_decoder("simplejpeg") if self.dataset.decoder_name == "auto" else decoder
+            self._assembler = Assembler(self.dataset.reader, decoder, self._at_decoding, self._stats)
+        return self._assembler
+
+    def _streaming(self, epoch: int, first: int) -> Iterator[Any]:
+        ring = Ring(transport_to(self.device), self.options.prefetch + 1)
+        threads = self.options.threads or default_workers()
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader")
+        pending: deque[_Job] = deque()
+        self._stats.start()
+        try:
+            batches = self._batches(epoch, first)
+            given = first
+            while True:
+                while len(pending) < self.options.prefetch:
+                    records = next(batches, None)
+                    slot = None if records is None else ring.acquire()
+                    if records is None or slot is None:
+                        break
+                    pending.append(_Job(self, slot, records, epoch).start(ring, pool))
+                if not pending:
+                    return
+                job = pending.popleft()
+                value, skipped = job.result(ring)
+                given += 1
+                self._running = epoch, given
+                self._stats.batch(len(job.records) - skipped, skipped)
+                yield value
+                del value  # the consumer's alone from here on, so that its memory is free before the next batch
+        finally:
+            for job in pending:
+                job.cancel()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    # Resident ---------------------------------------------------------------------------------------------------
+
+    def _load(self) -> torch.Tensor:
+        if self._images is None:
+            self._images = load_images(
+                self._make_assembler(), self._first, len(self.dataset), self.device, self.options.pre_transform
+            )
+            for name in self.dataset.columns:
+                if name not in ("image", "key"):
+                    values = self._values(name, np.arange(self._first, self._first + len(self.dataset)))
+                    self._columns[name] = values.to(self.device)
+        return self._images
+
+    def _resident(self, epoch: int, first: int) -> Iterator[Any]:
+        images = self._load()
+        self._stats.start()
+        at_once = max(1, _RESIDENT_CHUNK // self.batch_size) if self._finish.batched else 1
+        given = first
+        batches = self._batches(epoch, first)
+        while True:
+            group = list(islice(batches, at_once))
+            if not group:
+                return
+            start = perf_counter()
+            records = torch.from_numpy(np.concatenate(group)).to(self.device, non_blocking=True)
+            places = records - self._first
+            chunk = self._finish.augment(images.index_select(0, places), records, epoch)
+            self._stats.add(augment=perf_counter() - start)
+            offset = 0
+            for part in group:
+                rows = slice(offset, offset + len(part))
+                offset += len(part)
+                value = self._assembled(self._finish_only(chunk[rows]), part, places[rows])
+                given += 1
+                self._running = epoch, given
+                self._stats.batch(len(part))
+                yield value
+
+    def _finish_only(self, images: torch.Tensor) -> Any:
+        images = self._finish.convert(images)
+        transform = self.options.transform
+        return images if transform is None else transform(images)
+
+    # Items ------------------------------------------------------------------------------------------------------
+
+    def _values(self, name: str, records: NDArray[np.int64]) -> torch.Tensor:
+        values = self.dataset.reader.fixed(name)[records]
+        return torch.from_numpy(values.view(np.int64) if values.dtype == np.uint64 else np.array(values))
+
+    def _assembled(self, images: Any, records: NDArray[np.int64], places: torch.Tensor | None) -> Any:
+        """A batch as the user gets it; ``places`` are rows of the resident columns, or None in streaming."""
+        values: list[Any] = []
+        for name in self.dataset.columns:
+            if name == "image":
+                values.append(images)
+            elif name == "key":
+                values.append([self.dataset.reader.key(int(record)) for record in records])
+            else:
+                column = self._values(name, records) if places is None else self._columns[name].index_select(0, places)
+                column = column.to(self.device, non_blocking=True)
+                values.append(self._finish.labels(column) if name == "label" else column)
+        return values[0] if len(values) == 1 else tuple(values)
+
+
+class _Job:
+    """A batch under way: slices of it in threads, then the shipment to the device."""
+
+    def __init__(self, loader: PackedLoader, slot: Slot, records: NDArray[np.int64], epoch: int) -> None:
+        self.records = records
+        self._loader = loader
+        self._slot = slot
+        self._epoch = epoch
+        self._errors: dict[int, Exception] | None = {} if loader.options.on_error == "skip" else None
+        self._buffer = torch.empty(0)
+        self._floats: torch.Tensor | None = None
+        self._slices: list[tuple[int, Future[list[int]]]] = []
+
+    def start(self, ring: Ring, pool: ThreadPoolExecutor) -> _Job:
+        """Hands slices to the threads."""
+        assembler, count = self._loader._make_assembler(), len(self.records)
+        self._buffer = ring.buffer(self._slot, 0, (count, *assembler.shape), assembler.dtype)
+        dtype = self._loader._finish.dtype_in_threads
+        if dtype is not None:
+            self._floats = ring.buffer(self._slot, 1, self._buffer.shape, dtype)
+        self._slices = [(first, pool.submit(self._fill, first)) for first in range(0, count, _SLICE)]
+        return self
+
+    def _fill(self, first: int) -> list[int]:
+        rows, loader = slice(first, first + _SLICE), self._loader
+        part = self._buffer[rows]
+        failed = loader._make_assembler().fill(part, self.records[rows], loader.options.seed, self._epoch, self._errors)
+        if self._floats is not None:
+            start = perf_counter()
+            loader._finish.normalize_rows(part, self._floats[rows])
+            loader._stats.add(augment=perf_counter() - start)
+        return failed
+
+    def result(self, ring: Ring) -> tuple[Any, int]:
+        """The batch, and how many of its records were skipped. Waits for it."""
+        loader, stats = self._loader, self._loader._stats
+        start = perf_counter()
+        failed = [first + row for first, future in self._slices for row in future.result()]
+        ready = perf_counter()
+        batch, records = self._buffer if self._floats is None else self._floats, self.records
+        if failed:
+            kept = np.setdiff1d(np.arange(len(records)), failed)
+            batch, records = batch[torch.from_numpy(kept)], records[kept]
+            for error in (self._errors or {}).values():
+                _log.warning("skipped: %s", error)
+        self._slot.shipment = ring.transport.send((batch, torch.from_numpy(records)), self._finish)
+        images = self._slot.shipment.receive()
+        value = loader._assembled(images, records, None)
+        ring.release(self._slot, images)
+        stats.add(wait=ready - start, copy=perf_counter() - ready)
+        return value, len(failed)
+
+    def _finish(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        images = planar(tensors[0], self._loader._make_assembler())
+        return self._loader._finish(images, tensors[1], self._epoch)
+
+    def cancel(self) -> None:
+        for _, future in self._slices:
+            future.cancel()
+
+
+def _at_decoding(manifest: Manifest, planned: tuple[Geometry, ...]) -> tuple[Geometry, ...]:
+    """Which of the operations that can run while images are decoded do so. Those of images that have one size already
+    run on whole batches, unless they resize, since that is done image by image anyway."""
+    if manifest.image.layout == "CHW":
+        return ()
+    if manifest.image.kind == "ragged" or any(isinstance(op, (RandomResizedCrop, Resize)) for op in planned):
+        return planned
+    return ()
+
+
+def _check_dataset(dataset: PackedDataset) -> None:
+    if dataset.transform is not None or dataset.target_transform is not None:
+        raise UsageError("the dataset has a transform, which works item by item: give it to the loader, for batches")
+    if dataset.output != "tensor" or dataset.dtype is not None:
+        raise UsageError("the loader makes tensors: leave output and dtype of the dataset alone, and give it dtype=")
+    if "image" not in dataset.columns:
+        raise UsageError(f"the dataset's columns are {', '.join(dataset.columns)}: there is no image to load")
+    if len(dataset) == 0:
+        raise UsageError(f"{dataset.path} has no records to load")
+
+
+def _indices(values: Any, length: int) -> NDArray[np.int64]:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UsageError(f"indices should be a list of whole numbers, got {array.dtype} of shape {array.shape}")
+    array = array.astype(np.int64)
+    array = np.where(array < 0, array + length, array)
+    if len(array) and not 0 <= array.min() <= array.max() < length:
+        raise UsageError(f"indices should be from 0 to {length - 1}, got {array.min()} to {array.max()}")
+    return array

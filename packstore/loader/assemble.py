@@ -1,0 +1,233 @@
+"""From records to rows of a batch buffer: read, decode, crop and resize, in worker threads.
+
+Everything here runs under the GIL except the decoding and resizing itself, so it is kept short: work comes in slices of
+a batch, and what can be computed for a whole slice at once is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.augment import Frames, Geometry, output_size, plan_ops, render
+from packstore.counter import Draws
+from packstore.decoders import Decoder
+from packstore.errors import DecodeError, PackstoreError, UsageError, printable
+from packstore.loader.stats import Stats
+from packstore.manifest import ENCODED, Manifest
+from packstore.sniff import HeaderError, sniff
+from packstore.stores.base import NUMPY_DTYPE, Reader
+
+# The kernel behind interpolate(antialias=True), with an output to write into and without interpolate's checks, which
+# under the GIL cost more than this call.
+_resize: Any = torch._C._nn._upsample_bilinear2d_aa
+_HEAD = 4096
+# torch splits work over its threads from this many elements on. Here every core has a thread of ours already, and they
+# would wait for each other: pieces are kept smaller. (Measured for a mirrored 224 x 224 image: 26 µs in pieces, and
+# 8 ms of processor time in one, with two of our threads on two cores.)
+SERIAL_ELEMENTS = 32768
+
+_TORCH_DTYPE = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class SizeError(UsageError):
+    """Images of differing sizes that no operation brings to one."""
+
+
+class Assembler:
+    """Writes records into rows of batch buffers; used from many threads.
+
+    Attributes:
+        shape: Shape of a row: ``(H, W, 3)`` uint8, or ``(3, H, W)`` of a floating point store.
+        dtype: Its dtype.
+    """
+
+    def __init__(self, reader: Reader, decoder: Decoder, operations: Sequence[Geometry], stats: Stats) -> None:
+        """
+        Args:
+            reader: The open store.
+            decoder: For stores of image files.
+            operations: The first operations of the user's list, to be run here.
+            stats: Where the time goes.
+
+        Raises:
+            UsageError: The images have no common size, and the operations give them none.
+        """
+        manifest = reader.manifest
+        self._reader = reader
+        self._decoder = decoder
+        self._operations = operations
+        self._stats = stats
+        self._encoded = manifest.encoding in ENCODED
+        self._shapes = None if self._encoded or manifest.image.kind == "fixed" else reader.fixed("shape")
+        self.shape, self.dtype = self._row(manifest)
+        self._whole: NDArray[Any] | None = None
+        if not operations and manifest.image.kind == "fixed" and manifest.format != "lmdb" and not manifest.shards:
+            self._whole = reader.fixed("image")
+
+    def _row(self, manifest: Manifest) -> tuple[tuple[int, ...], torch.dtype]:
+        image = manifest.image
+        if image.layout == "CHW":
+            return image.shape, _TORCH_DTYPE[image.dtype]
+        size = image.shape[:2] if image.kind == "fixed" else None
+        height_width = output_size(self._operations, (size[0], size[1]) if size else None)
+        if height_width is None and any(not operation.mirrors for operation in self._operations):
+            raise UsageError(
+                "the first operations do not bring the images to one size: end them with RandomResizedCrop, CenterCrop "
+                "or RandomCrop"
+            )
+        if height_width is None:
+            # Nothing brings them to one size; they may have one all the same, which every image is held to.
+            first = self._sizes([0], [self._reader.view(0)])[0].tolist()
+            height_width = first[0], first[1]
+        return (*height_width, 3), torch.uint8
+
+    def fill(
+        self, out: torch.Tensor, records: NDArray[np.int64], seed: int, epoch: int, errors: dict[int, Exception] | None
+    ) -> list[int]:
+        """Writes ``records`` into the rows of ``out``.
+
+        Args:
+            out: Rows of a batch buffer, ``(B, *shape)``.
+            records: Record numbers, ``(B,)``.
+            seed: For random operations.
+            epoch: Likewise.
+            errors: Where failed records are noted with their errors; None to raise the first.
+
+        Returns:
+            The rows that failed.
+
+        Raises:
+            DecodeError: A record cannot be decoded; names the record and its key.
+        """
+        start = perf_counter()
+        if self._whole is not None:
+            np.take(self._whole, records, axis=0, out=_numpy(out), mode="clip")
+            self._stats.add(read=perf_counter() - start)
+            return []
+        numbers = records.tolist()
+        failed: list[int] = []
+        views: list[Any] = []
+        for row, record in enumerate(numbers):
+            try:
+                views.append(self._reader.view(record))
+            except PackstoreError as error:
+                failed.append(self._note(errors, row, record, error))
+                views.append(b"")
+        read = perf_counter()
+        sizes = self._sizes(numbers, views)
+        frames = self._plan(sizes, records, seed, epoch) if self._operations else None
+        rows = _numpy(out)
+        targets = out.permute(0, 3, 1, 2) if frames is not None else None
+        for row, record in enumerate(numbers):
+            if row in failed:
+                continue
+            try:
+                pixels = self._pixels(record, views[row])
+                if frames is None or targets is None:
+                    if pixels.shape != self.shape:
+                        raise self._other_size(pixels.shape)
+                    rows[row] = pixels
+                elif pixels.shape[:2] == tuple(sizes[row].tolist()):
+                    place(pixels, frames, row, rows[row], targets[row : row + 1])
+                else:
+                    # Its header says another size than it has: planned again, by what it has.
+                    found = np.array([pixels.shape[:2]], np.int64)
+                    alone = self._plan(found, records[row : row + 1], seed, epoch)
+                    place(pixels, alone, 0, rows[row], targets[row : row + 1])
+            except SizeError:
+                raise
+            except PackstoreError as error:
+                failed.append(self._note(errors, row, record, error))
+        self._stats.add(read=read - start, decode=perf_counter() - read)
+        return failed
+
+    def _note(self, errors: dict[int, Exception] | None, row: int, record: int, error: PackstoreError) -> int:
+        named = DecodeError(f"record {record} ({self._key(record)}) of {self._reader.path}: {error}")
+        if errors is None:
+            raise named from error
+        errors[record] = named
+        return row
+
+    def _key(self, record: int) -> str:
+        try:
+            return printable(self._reader.key(record))
+        except PackstoreError:
+            return "its key is damaged, too"
+
+    def _sizes(self, records: Sequence[int], views: Sequence[Any]) -> NDArray[np.int64]:
+        """Height and width of each image, by its header; 1 x 1 where that cannot be read, which decoding will tell."""
+        if self._shapes is not None:
+            return np.asarray(self._shapes[np.asarray(records), :2], np.int64)
+        if not self._encoded:
+            height, width, _ = self._reader.manifest.image.shape
+            return np.tile(np.array([height, width], np.int64), (len(records), 1))
+        sizes = np.ones((len(records), 2), np.int64)
+        for row, view in enumerate(views):
+            try:
+                info = sniff(bytes(view[:_HEAD]))
+            except HeaderError:
+                try:
+                    info = sniff(view)
+                except HeaderError:
+                    continue
+            sizes[row] = info.height, info.width
+        return sizes
+
+    def _plan(self, sizes: NDArray[np.int64], records: NDArray[np.int64], seed: int, epoch: int) -> Frames:
+        return plan_ops(self._operations, sizes, Draws(seed, epoch, records))
+
+    def _pixels(self, record: int, view: Any) -> NDArray[Any]:
+        if self._encoded:
+            return self._decoder.decode(view)
+        image = self._reader.manifest.image
+        shape = image.shape if self._shapes is None else tuple(self._shapes[record].tolist())
+        return np.frombuffer(view, NUMPY_DTYPE[image.dtype]).reshape(shape)
+
+    def _other_size(self, shape: tuple[int, ...]) -> SizeError:
+        return SizeError(
+            f"images differ in size ({shape[0]}x{shape[1]}, {self.shape[0]}x{self.shape[1]}), so they make no batch: "
+            "add an operation that gives them one, for example augment=[RandomResizedCrop(224)]"
+        )
+
+
+def place(pixels: NDArray[Any], frames: Frames, index: int, row: NDArray[Any], target: torch.Tensor) -> None:
+    """Cuts an image as frame ``index`` says and writes it into ``row``.
+
+    Args:
+        pixels: The whole image, uint8 ``(H, W, 3)``.
+        frames: numpy frames.
+        index: Which of them.
+        row: uint8 ``(h, w, 3)``.
+        target: ``row`` as a tensor ``(1, 3, h, w)``, channels last.
+    """
+    top, left, height, width = frames.box[index].tolist()
+    # torch would copy what is not contiguous with all its threads; numpy does it on this one.
+    crop = np.ascontiguousarray(pixels[top : top + height, left : left + width])
+    size = frames.size[index].tolist()
+    if size == [height, width] or frames.window[index].tolist() != [0, 0, *size]:
+        render(crop, frames, index, row)
+        return
+    source = torch.from_numpy(crop if crop.flags.writeable else crop.copy()).permute(2, 0, 1)[None]
+    _resize(source, size, False, None, None, out=target)
+    if frames.flip is not None and frames.flip[index]:
+        mirror_row(target[0].permute(1, 2, 0))
+
+
+def mirror_row(row: torch.Tensor) -> None:
+    """Mirrors ``row``, uint8 ``(H, W, 3)``, left to right in place."""
+    lines = max(1, SERIAL_ELEMENTS // (row.shape[1] * row.shape[2]))
+    for first in range(0, row.shape[0], lines):
+        part = row[first : first + lines]
+        part.copy_(torch.flip(part, (1,)))
+
+
+def _numpy(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor's memory as numpy has it (bfloat16 as bits)."""
+    array: NDArray[Any] = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array

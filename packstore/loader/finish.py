@@ -1,0 +1,129 @@
+"""The last steps of a batch, on its device: batch operations, normalisation, dtype, memory format, the user's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from packstore.augment import apply_ops
+from packstore.counter import Draws
+from packstore.errors import UsageError
+from packstore.loader.assemble import SERIAL_ELEMENTS
+from packstore.loader.options import LoaderOptions
+from packstore.manifest import FLOAT_ENCODINGS, NORMALIZATIONS, Manifest, Normalization
+
+
+class Finish:
+    """Turns a batch of stored images on the device into what the model gets.
+
+    Attributes:
+        batched: Whether there are operations that work on whole batches.
+    """
+
+    def __init__(self, manifest: Manifest, options: LoaderOptions, first: int, in_threads: bool = False) -> None:
+        """
+        Args:
+            manifest: The store's.
+            options: The loader's.
+            first: Place of the first operation of ``options.augment`` that runs on batches.
+            in_threads: Whether the decoding threads may normalise, where no operation comes before it. So it is when
+                the device is the CPU: torch's own threads would get in the decoding ones' way.
+        """
+        self._options = options
+        self._first = first
+        self._operations = tuple(options.augment)[first:]
+        self._floats = manifest.encoding in FLOAT_ENCODINGS
+        normalization = as_normalization(options.normalize)
+        if normalization is not None and self._floats:
+            raise UsageError(
+                f"a {manifest.encoding} store holds images that are normalised already; leave normalize out"
+            )
+        dtype = options.dtype
+        if normalization is not None and dtype is None:
+            dtype = torch.float32
+        self._dtype = dtype
+        shifted = normalization is not None
+        if normalization is None:
+            normalization = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+        # x / 255 as one multiplication and one addition: (x / 255 - mean) / std = x * scale + shift
+        self._scale = torch.tensor([1 / (255 * s) for s in normalization.std], dtype=torch.float32).view(1, 3, 1, 1)
+        self._shift = torch.tensor(
+            [-m / s for m, s in zip(normalization.mean, normalization.std, strict=True)], dtype=torch.float32
+        ).view(1, 3, 1, 1)
+        self._shifted = shifted
+        pixels = manifest.image.layout != "CHW"
+        self.dtype_in_threads = dtype if in_threads and pixels and not self._operations else None
+        self._row_factors: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def batched(self) -> bool:
+        return bool(self._operations)
+
+    def augment(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
+        """The batch operations.
+
+        Args:
+            images: ``(B, 3, H, W)`` on the device.
+            records: int64 ``(B,)``, on the same device.
+            epoch: For random operations.
+        """
+        return apply_ops(self._operations, images, Draws(self._options.seed, epoch, records), self._first)
+
+    def convert(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalisation, dtype and memory format."""
+        if self._dtype is not None:
+            images = images.to(self._dtype) if images.is_floating_point() else self._normalize(images)
+        if self._options.channels_last is True:
+            images = images.contiguous(memory_format=torch.channels_last)
+        elif self._options.channels_last is False:
+            images = images.contiguous()
+        return images
+
+    def _normalize(self, images: torch.Tensor) -> torch.Tensor:
+        if self._scale.device != images.device:
+            self._scale, self._shift = self._scale.to(images.device), self._shift.to(images.device)
+        # uint8 times float32 is float32 in one pass; the second pass shifts and rounds to the dtype wanted.
+        scaled = images * self._scale
+        if self._dtype == torch.float32:
+            return scaled.add_(self._shift) if self._shifted else scaled
+        if not self._shifted:
+            return scaled.to(self._dtype)
+        out = torch.empty_like(scaled, dtype=self._dtype)
+        return torch.add(scaled, self._shift, out=out)
+
+    def normalize_rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
+        """Like :meth:`convert` for uint8 ``(B, H, W, 3)``, into ``out`` of that shape, on the calling thread alone."""
+        count, height, width, channels = pixels.shape
+        line = width * channels
+        if self._row_factors is None or len(self._row_factors[0]) != line:
+            self._row_factors = self._scale.view(-1).repeat(width), self._shift.view(-1).repeat(width)
+        scale, shift = self._row_factors
+        lines = max(1, SERIAL_ELEMENTS // line)
+        source, target = pixels.view(count * height, line), out.view(count * height, line)
+        for first in range(0, count * height, lines):
+            part, there = source[first : first + lines], target[first : first + lines]
+            if out.dtype == torch.float32:
+                torch.mul(part, scale, out=there)
+                if self._shifted:
+                    there.add_(shift)
+            elif self._shifted:
+                torch.add(part * scale, shift, out=there)
+            else:
+                there.copy_(part * scale)
+
+    def __call__(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> Any:
+        """All steps in order; the user's ``transform`` last."""
+        images = self.convert(self.augment(images, records, epoch))
+        return images if self._options.transform is None else self._options.transform(images)
+
+    def labels(self, labels: torch.Tensor) -> Any:
+        return labels if self._options.target_transform is None else self._options.target_transform(labels)
+
+
+def as_normalization(value: str | Normalization | None) -> Normalization | None:
+    if value is None or isinstance(value, Normalization):
+        return value
+    if value not in NORMALIZATIONS:
+        raise UsageError(f"normalize should be one of {', '.join(NORMALIZATIONS)} or a Normalization, got {value!r}")
+    return NORMALIZATIONS[value]

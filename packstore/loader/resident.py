@@ -1,0 +1,104 @@
+"""A whole split in device memory: loaded once, then an epoch is index arithmetic on the device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from packstore.errors import UsageError
+from packstore.loader.assemble import Assembler
+from packstore.loader.options import BatchCallable
+from packstore.manifest import Manifest
+from packstore.ring import Ring, transport_to
+
+SHARE = {"cpu": 0.25, "cuda": 0.5}
+"""Share of the free memory that ``resident="auto"`` takes at most."""
+
+_CHUNK_BYTES = 32 << 20
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be had on a device. Raises :class:`UsageError` where that is not known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "cpu":
+        info = Path("/proc/meminfo")
+        if info.exists():
+            fields = dict(line.split(":", 1) for line in info.read_text().splitlines())
+            return int(fields["MemAvailable"].split()[0]) * 1024
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    raise UsageError(f"how much memory {device} has is not known; say resident=True or resident=False")
+
+
+def resident_bytes(manifest: Manifest, records: int) -> int | None:
+    """Bytes that ``records`` images take when they are resident; None when they have no common shape."""
+    return manifest.image.record_nbytes * records if manifest.image.kind == "fixed" else None
+
+
+def choose(manifest: Manifest, records: int, device: torch.device, wanted: bool | str) -> tuple[bool, str]:
+    """Whether to be resident, and why, in words.
+
+    Raises:
+        UsageError: It is wanted but impossible: with the bytes needed and those that are free.
+    """
+    needed = resident_bytes(manifest, records)
+    if wanted is False:
+        return False, "asked for"
+    if needed is None:
+        if wanted is True:
+            raise UsageError(
+                f"resident=True needs images of one shape, and this store's {manifest.encoding} images have none; "
+                "pack it with --encoding uint8 --size S, or stream"
+            )
+        return False, f"{manifest.encoding} images have no common shape"
+    if wanted is True:
+        free = free_memory(device) if device.type in SHARE else needed
+        if needed > free:
+            raise UsageError(
+                f"the images take {needed:,} bytes on {device}, where {free:,} are free; use resident=False"
+            )
+        return True, "asked for"
+    if device.type not in SHARE:
+        return False, f"the free memory of {device} is not known"
+    allowed = int(free_memory(device) * SHARE[device.type])
+    what = f"{needed:,} bytes of images, {allowed:,} allowed ({SHARE[device.type]:.0%} of the free memory of {device})"
+    return needed <= allowed, what
+
+
+def load_images(
+    assembler: Assembler, start: int, records: int, device: torch.device, pre_transform: BatchCallable | None
+) -> torch.Tensor:
+    """Images ``start`` … of a store on the device, ``(N, 3, H, W)``, contiguous; chunk by chunk through a ring.
+
+    ``pre_transform`` is called with chunks ``(M, 3, H, W)``; what it returns is kept instead.
+    """
+    per_record = max(1, int(np.prod(assembler.shape)) * assembler.dtype.itemsize)
+    chunk = max(1, _CHUNK_BYTES // per_record)
+    ring = Ring(transport_to(device), 2)
+    whole: torch.Tensor | None = None
+
+    def chunks() -> Iterator[tuple[int, int]]:
+        return ((first, min(first + chunk, records)) for first in range(0, records, chunk))
+
+    for first, last in chunks():
+        slot = ring.acquire()
+        assert slot is not None
+        buffer = ring.buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
+        assembler.fill(buffer, np.arange(start + first, start + last), 0, 0, None)
+        slot.shipment = ring.transport.send((buffer,), lambda tensors: planar(tensors[0], assembler))
+        images = slot.shipment.receive()
+        images = images if pre_transform is None else pre_transform(images)
+        if whole is None:
+            whole = torch.empty((records, *images.shape[1:]), dtype=images.dtype, device=device)
+        whole[first:last] = images
+        ring.release(slot, ())
+    return torch.empty((0, 3, 0, 0), dtype=torch.uint8, device=device) if whole is None else whole
+
+
+def planar(images: torch.Tensor, assembler: Assembler) -> torch.Tensor:
+    """A batch as it is stored, as ``(B, 3, H, W)``: a view with channels last where pixels are stored like that."""
+    return images.permute(0, 3, 1, 2) if assembler.shape[-1] == 3 and assembler.dtype == torch.uint8 else images

@@ -1,0 +1,236 @@
+"""A fixed set of reusable batch buffers, and their way to the device. The only place that makes pinned memory, streams
+and events.
+
+A batch is put together in a host buffer (page-locked where the device is a GPU), *sent* to the device, worked on there,
+and *received* by the consumer:
+
+- CUDA: ``send`` queues the copy and the device work on a stream of its own and returns at once; ``receive`` lets the
+  consumer's stream wait for it, never the host. The buffer is free again when its copy is done, which an event tells.
+- CPU: there is no copy. What does not change the buffer hands it over, and the slot takes a new one.
+
+The logic is the same for both, so a machine without a GPU tests it, with a fake device whose copies come late.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+Tensors = tuple[torch.Tensor, ...]
+Finish = Callable[[Tensors], Any]
+"""Work on the device: gets the batch there, returns what the consumer gets (tensors in tuples or lists)."""
+
+
+class Event(Protocol):
+    """Something on the device that will have happened."""
+
+    def query(self) -> bool:
+        """Whether it has happened."""
+
+    def synchronize(self) -> None:
+        """Blocks the calling thread until it has."""
+
+
+class Transport(ABC):
+    """How host buffers come to one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @abstractmethod
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised host buffer that can be sent."""
+
+    @abstractmethod
+    def send(self, host: Tensors, finish: Finish) -> Shipment:
+        """Starts the way of ``host`` to the device and of ``finish`` there; called from any thread."""
+
+
+class Shipment(ABC):
+    """A batch on its way. ``copied`` tells when its host buffers may be written again."""
+
+    copied: Event
+
+    @abstractmethod
+    def receive(self) -> Any:
+        """What ``finish`` returned, safe to use on the caller's current stream."""
+
+
+class _Past:
+    """An event that has happened."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return
+
+
+class HostTransport(Transport):
+    """The device is the CPU: nothing is copied."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def send(self, host: Tensors, finish: Finish) -> Shipment:
+        return _HostShipment(host, finish)
+
+
+class _HostShipment(Shipment):
+    copied: Event = _Past()
+
+    def __init__(self, host: Tensors, finish: Finish) -> None:
+        self._host: Tensors | None = host
+        self._finish = finish
+
+    def receive(self) -> Any:
+        # In the consumer's thread: torch's own threads do this work, and workers have none to spare.
+        host, self._host = self._host, None
+        if host is None:
+            raise RuntimeError("a shipment is received once")
+        return self._finish(host)
+
+
+class CudaTransport(Transport):
+    """Copies and device work run on a stream of their own, beside the consumer's."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def send(self, host: Tensors, finish: Finish) -> Shipment:
+        copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            there = tuple(tensor.to(self.device, non_blocking=True) for tensor in host)
+            copied.record(self._stream)
+            value = finish(there)
+            done.record(self._stream)
+        return _CudaShipment(value, copied, done)
+
+
+class _CudaShipment(Shipment):
+    def __init__(self, value: Any, copied: Any, done: Any) -> None:
+        self._value = value
+        self.copied = copied
+        self._done = done
+
+    def receive(self) -> Any:
+        value, self._value = self._value, None
+        for tensor in tensors_in(value) or ():
+            stream = torch.cuda.current_stream(tensor.device)
+            stream.wait_event(self._done)
+            # The memory belongs to the copy stream: without this the allocator could give it away while the
+            # consumer's kernels still read it.
+            tensor.record_stream(stream)
+        return value
+
+
+def transport_to(device: torch.device) -> Transport:
+    """The transport for ``device``: streams and pinned memory for CUDA, plain ``.to`` for any other accelerator."""
+    if device.type == "cuda":
+        return CudaTransport(device if device.index is not None else torch.device("cuda", torch.cuda.current_device()))
+    return HostTransport() if device.type == "cpu" else PlainTransport(device)
+
+
+class PlainTransport(Transport):
+    """Any other device: a blocking copy when the batch is received."""
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def send(self, host: Tensors, finish: Finish) -> Shipment:
+        return _HostShipment(host, lambda tensors: finish(tuple(t.to(self.device) for t in tensors)))
+
+
+class Slot:
+    """One place of the ring: host buffers, and the shipment that last left from them."""
+
+    def __init__(self) -> None:
+        self.buffers: list[torch.Tensor | None] = []
+        self.shipment: Shipment | None = None
+
+
+class Ring:
+    """``slots`` places for batches, used again and again; memory is theirs whatever the length of an epoch.
+
+    Not thread-safe: the consumer acquires and releases; workers only write into buffers.
+    """
+
+    def __init__(self, transport: Transport, slots: int) -> None:
+        self.transport = transport
+        self._free = [Slot() for _ in range(slots)]
+        self._leaving: list[Slot] = []
+
+    def acquire(self) -> Slot | None:
+        """A place whose buffers nothing reads any more; None when all are taken by batches not received yet.
+
+        Blocks only for a copy to the device that has been queued but is not done.
+        """
+        if not self._free and self._leaving:
+            slot = next((s for s in self._leaving if _copied(s).query()), self._leaving[0])
+            _copied(slot).synchronize()
+            self._leaving.remove(slot)
+            slot.shipment = None
+            self._free.append(slot)
+        return self._free.pop() if self._free else None
+
+    def buffer(self, slot: Slot, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Host buffer ``number`` of a place, of a given shape: the one it has where that is large enough."""
+        while len(slot.buffers) <= number:
+            slot.buffers.append(None)
+        wanted = 1
+        for n in shape:
+            wanted *= n
+        held = slot.buffers[number]
+        if held is None or held.dtype != dtype or held.numel() < wanted:
+            held = slot.buffers[number] = self.transport.empty((wanted,), dtype)
+        return held[:wanted].view(*shape)
+
+    def release(self, slot: Slot, received: Any) -> None:
+        """Gives a place back after its batch was received. Buffers that may live on in ``received`` are left to it."""
+        found = tensors_in(received)
+        if found is None:  # something of the user's: nobody knows what it holds
+            slot.buffers = []
+        else:
+            pointers = {t.untyped_storage().data_ptr() for t in found if t.device.type == "cpu"}
+            for number, held in enumerate(slot.buffers):
+                if held is not None and held.untyped_storage().data_ptr() in pointers:
+                    slot.buffers[number] = None
+        self._leaving.append(slot)
+
+    def recycle(self, slot: Slot) -> None:
+        """Gives back a place whose batch was never sent."""
+        self._free.append(slot)
+
+
+def _copied(slot: Slot) -> Event:
+    return slot.shipment.copied if slot.shipment is not None else _Past()
+
+
+def tensors_in(value: Any) -> list[torch.Tensor] | None:
+    """All tensors in nested tuples, lists and dicts; None where there is something else that may hold some."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if value is None or isinstance(value, (str, bytes, int, float)):
+        return []
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, (tuple, list)):
+        return None
+    found: list[torch.Tensor] = []
+    for item in value:
+        inside = tensors_in(item)
+        if inside is None:
+            return None
+        found += inside
+    return found

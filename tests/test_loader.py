@@ -1,0 +1,530 @@
+"""``PackedLoader``: what it gives, in which order, and how it behaves when things go wrong."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import WeightedRandomSampler
+
+import packstore
+from packstore import DecodeError, PackedDataset, PackedLoader, UsageError
+from packstore.augment import (
+    CenterCrop,
+    Cutout,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from packstore.manifest import Normalization
+from tests.datasets import make_cifar10, make_folder, write_image
+
+RAGGED = [RandomResizedCrop(32), RandomHorizontalFlip()]
+FIXED = [RandomCrop(32, padding=4), RandomHorizontalFlip(), Cutout(8)]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Stores by name: files (image files of differing sizes), pixels (ragged uint8), cifar.lmdb …"""
+    root = tmp_path_factory.mktemp("stores")
+    folder = make_folder(root / "photos", per_class=7)
+    cifar = make_cifar10(root)
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            kind, _, suffix = name.partition(".")
+            made[name] = root / name
+            source, options = {
+                "files": (folder, {"encoding": "original"}),
+                "pixels": (folder, {"encoding": "uint8"}),
+                "square": (folder, {"encoding": "uint8", "size": 32}),
+                "cifar": (cifar, {"encoding": "uint8"}),
+                "floats": (cifar, {"encoding": "float16"}),
+                "bfloats": (cifar, {"encoding": "bfloat16"}),
+                "shards": (cifar, {"encoding": "uint8", "shard_size": 50_000}),
+            }[kind]
+            packstore.convert(source, made[name], **options)
+        return made[name]
+
+    return get
+
+
+Stores = Callable[[str], Path]
+
+
+def all_batches(loader: PackedLoader) -> list[Any]:
+    return list(loader)
+
+
+def joined(batches: list[Any]) -> list[torch.Tensor]:
+    return [torch.cat(parts) for parts in zip(*batches, strict=True)]
+
+
+def same(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(
+        torch.equal(x, y) for one, two in zip(a, b, strict=True) for x, y in zip(one, two, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ["cifar.lmdb", "cifar.h5", "cifar.pth", "shards.h5", "floats.pth", "bfloats.h5"])
+@pytest.mark.parametrize("resident", [True, False])
+def test_in_order_it_gives_the_datasets_items(stores: Stores, name: str, resident: bool) -> None:
+    ds = PackedDataset(stores(name), "test")
+    batches = all_batches(PackedLoader(ds, 6, resident=resident))
+    assert [len(labels) for _, labels in batches] == [6, 6, 6, 2]
+    images, labels = joined(batches)
+    expected, targets = ds[:]
+    assert torch.equal(images.to(expected.dtype), expected)
+    assert torch.equal(labels, targets)
+
+
+@pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
+@pytest.mark.parametrize("kind", ["files", "pixels"])
+def test_geometry_is_torchvisions(stores: Stores, suffix: str, kind: str) -> None:
+    ds = PackedDataset(stores(f"{kind}.{suffix}"), "val")
+    images, labels = joined(all_batches(PackedLoader(ds, 4, augment=[Resize(36), CenterCrop(32)])))
+    for i in range(len(ds)):
+        image, label = ds[i]
+        _, h, w = image.shape
+        size = (36, int(36 * w / h)) if h <= w else (int(36 * h / w), 36)
+        channels_last = image[None].contiguous(memory_format=torch.channels_last)
+        resized = torch.nn.functional.interpolate(channels_last, size, mode="bilinear", antialias=True)[0]
+        top, left = round((size[0] - 32) / 2.0), round((size[1] - 32) / 2.0)
+        assert torch.equal(images[i], resized[:, top : top + 32, left : left + 32])
+        assert labels[i] == label
+
+
+@pytest.mark.parametrize(
+    ("name", "augment"),
+    [("files.lmdb", RAGGED), ("pixels.h5", RAGGED), ("square.h5", FIXED), ("cifar.lmdb", FIXED), ("cifar.pth", FIXED)],
+)
+def test_threads_prefetch_and_batches_change_nothing(stores: Stores, name: str, augment: list[Any]) -> None:
+    ds = PackedDataset(stores(name), "train")
+    wanted = all_batches(PackedLoader(ds, 5, shuffle=True, augment=augment, seed=3, threads=1, resident=False))
+    for options in ({"threads": 5}, {"threads": 2, "prefetch": 1}, {"prefetch": 9}):
+        again = PackedLoader(ds, 5, shuffle=True, augment=augment, seed=3, resident=False, **options)
+        assert same(all_batches(again), wanted)
+    other = PackedLoader(ds, 5, shuffle=True, augment=augment, seed=4, resident=False)
+    assert not same(all_batches(other), wanted)
+
+
+@pytest.mark.parametrize(
+    "augment", [FIXED, RAGGED, [CenterCrop(20), RandomHorizontalFlip(alternating=True)], [], FIXED[1:2]]
+)
+@pytest.mark.parametrize("name", ["cifar.lmdb", "cifar.h5", "cifar.pth", "shards.pth", "square.h5"])
+def test_resident_and_streaming_give_the_same(stores: Stores, name: str, augment: list[Any]) -> None:
+    ds = PackedDataset(stores(name), "train")
+    options: dict[str, Any] = {"shuffle": True, "augment": augment, "normalize": "cifar10", "seed": 1}
+    streaming, resident = (PackedLoader(ds, 8, resident=r, **options) for r in (False, True))
+    assert (streaming.mode, resident.mode) == ("streaming", "resident")
+    for _ in range(2):
+        a, b = all_batches(streaming), all_batches(resident)
+        assert [x.shape for x, _ in a] == [x.shape for x, _ in b]
+        for (x, y), (u, v) in zip(a, b, strict=True):
+            torch.testing.assert_close(x, u, rtol=0, atol=1e-6)
+            assert torch.equal(y, v)
+
+
+def test_every_epoch_has_an_order_of_its_own_and_every_record_once(stores: Stores) -> None:
+    ds = PackedDataset(stores("cifar.pth"), "train", columns=("image", "key"))
+    loader = PackedLoader(ds, 7, shuffle=True)
+    epochs = [[key for _, keys in loader for key in keys] for _ in range(3)]
+    assert all(sorted(keys) == sorted(ds.keys) for keys in epochs)
+    assert len({tuple(keys) for keys in epochs}) == 3
+    assert loader.epoch == 3
+    loader.set_epoch(1)
+    assert [key for _, keys in loader for key in keys] == epochs[1]
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("augment", [[], FIXED])
+def test_normalisation_dtype_and_memory_format(stores: Stores, resident: bool, augment: list[Any]) -> None:
+    ds = PackedDataset(stores("cifar.h5"), "test")
+    raw = joined(all_batches(PackedLoader(ds, 6, augment=augment, resident=resident)))[0]
+    assert raw.dtype == torch.uint8
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    m, s = torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1)
+    expected = (raw / 255 - m) / s
+    for dtype, tolerance in ((None, 1e-6), (torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)):
+        loader = PackedLoader(
+            ds, 6, augment=augment, normalize=Normalization(mean, std), dtype=dtype, resident=resident
+        )
+        images = joined(all_batches(loader))[0]
+        assert images.dtype == (dtype or torch.float32)
+        torch.testing.assert_close(images.float(), expected, rtol=tolerance, atol=tolerance)
+    scaled = joined(all_batches(PackedLoader(ds, 6, augment=augment, dtype=torch.float32, resident=resident)))[0]
+    torch.testing.assert_close(scaled, raw / 255)
+    for wanted, memory_format in ((True, torch.channels_last), (False, torch.contiguous_format)):
+        loader = PackedLoader(ds, 6, augment=augment, channels_last=wanted, normalize="cifar10", resident=resident)
+        for images, _ in loader:
+            assert images.is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_columns_transforms_and_anybodys_function(stores: Stores, resident: bool) -> None:
+    path = stores("cifar.h5")
+    ds = PackedDataset(path, "test", columns=("key", "image", "label", "checksum"))
+    seen: list[int] = []
+
+    def mine(images: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        return 255 - images
+
+    loader = PackedLoader(
+        ds, 6, augment=[mine], transform=lambda x: x.float().mean((1, 2, 3)), target_transform=lambda y: y * 2,
+        resident=resident,
+    )  # fmt: skip
+    keys, means, labels, checksums = (list(part) for part in zip(*loader, strict=True))
+    plain = PackedDataset(path, "test")
+    assert [k for part in keys for k in part] == list(plain.keys)
+    torch.testing.assert_close(torch.cat(means), 255 - plain[:][0].float().mean((1, 2, 3)), rtol=1e-5, atol=1e-3)
+    assert torch.cat(labels).tolist() == [2 * t for t in plain.targets]
+    assert torch.cat(checksums).dtype == torch.int64
+    assert sum(seen) == 20
+    alone = all_batches(PackedLoader(PackedDataset(path, "test", columns=("image",)), 6, resident=resident))
+    assert isinstance(alone[0], torch.Tensor)
+
+
+def test_pre_transform_runs_once_and_its_result_stays(stores: Stores) -> None:
+    ds = PackedDataset(stores("cifar.pth"), "test")
+    calls: list[torch.Size] = []
+
+    def normalise(images: torch.Tensor) -> torch.Tensor:
+        calls.append(images.shape)
+        return images.to(torch.float16) / 255
+
+    loader = PackedLoader(ds, 6, pre_transform=normalise, augment=[RandomHorizontalFlip(0)])
+    assert loader.mode == "resident"
+    first, second = (joined(all_batches(loader))[0] for _ in range(2))
+    assert calls == [torch.Size([20, 3, 32, 32])]
+    assert first.dtype == torch.float16
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first.float(), ds[:][0] / 255, rtol=0, atol=1e-3)
+
+
+# Which records ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_indices_and_samplers(stores: Stores, resident: bool) -> None:
+    ds = PackedDataset(stores("cifar.h5"), "train", columns=("image", "key"))
+    wanted = [5, 5, 99, -1, 0, 42, 17]
+    keys = [k for _, part in PackedLoader(ds, 3, indices=wanted, resident=resident) for k in part]
+    assert keys == [ds.keys[i] for i in wanted]
+    sampled = PackedLoader(ds, 3, sampler=[5, 99, 0], resident=resident)
+    assert len(sampled) == 1
+    assert [k for _, part in sampled for k in part] == [ds.keys[i] for i in (5, 99, 0)]
+    weights = torch.zeros(100)
+    weights[[3, 7]] = 1.0
+    drawn = PackedLoader(ds, 8, sampler=WeightedRandomSampler(weights.tolist(), 50), resident=resident)
+    assert {k for _, part in drawn for k in part} == {ds.keys[3], ds.keys[7]}
+    shuffled = PackedLoader(ds, 3, indices=range(10, 40), shuffle=True, resident=resident)
+    assert sorted(k for _, part in shuffled for k in part) == list(ds.keys)[10:40]
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_ranks_share_an_epoch(stores: Stores, drop_last: bool, shuffle: bool) -> None:
+    ds = PackedDataset(stores("cifar.h5"), "train", columns=("image", "key"))
+    loaders = [
+        PackedLoader(ds, 7, shuffle=shuffle, drop_last=drop_last, rank=rank, world_size=3, resident=False)
+        for rank in range(3)
+    ]
+    seen = [[list(keys) for _, keys in loader] for loader in loaders]
+    assert len({len(batches) for batches in seen}) == 1 == len({len(loader) for loader in loaders})
+    flat = [key for batches in seen for keys in batches for key in keys]
+    assert len(flat) == len(set(flat))
+    # Global batches are those of one process with the global batch size.
+    whole = PackedLoader(ds, 21, shuffle=shuffle, drop_last=drop_last, resident=False)
+    for number, (_, keys) in enumerate(whole):
+        if number < len(loaders[0]):
+            assert sorted(keys) == sorted(k for batches in seen for k in batches[number])
+
+
+def _distributed(rank: int, path: str, address: str, queue: Any) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    try:
+        ds = PackedDataset(path, "train", columns=("image", "key"))
+        loader = PackedLoader(ds, 9, shuffle=True, resident=False)
+        queue.put((rank, loader.rank, loader.world_size, len(loader), [list(keys) for _, keys in loader]))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_processes_of_torch_distributed(stores: Stores, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    address = f"file://{tmp_path / 'rendezvous'}"
+    processes = [
+        context.Process(target=_distributed, args=(rank, str(stores("cifar.h5")), address, queue)) for rank in (0, 1)
+    ]
+    for process in processes:
+        process.start()
+    results = sorted(queue.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert [(r[1], r[2]) for r in results] == [(0, 2), (1, 2)]
+    assert results[0][3] == results[1][3]
+    keys = [key for r in results for batch in r[4] for key in batch]
+    assert len(keys) == len(set(keys)) == 100
+
+
+# Resume -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["files.lmdb", "cifar.pth"])
+@pytest.mark.parametrize("resident", [False, "auto"])
+@pytest.mark.parametrize("stop", [0, 1, 3])
+def test_a_resumed_epoch_goes_on_where_it_stood(stores: Stores, name: str, resident: Any, stop: int) -> None:
+    ds = PackedDataset(stores(name), "train")
+    make = lambda: PackedLoader(ds, 4, shuffle=True, augment=RAGGED, seed=9, resident=resident)  # noqa: E731
+    loader = make()
+    epochs = [all_batches(loader) for _ in range(3)]
+    loader = make()
+    all_batches(loader)
+    iterator = iter(loader)
+    for _ in range(stop):
+        next(iterator)
+    state = loader.state_dict()
+    del iterator
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert same(all_batches(resumed), epochs[1][stop:])
+    assert same(all_batches(resumed), epochs[2])
+
+
+def test_a_state_moves_to_another_number_of_ranks(stores: Stores) -> None:
+    ds = PackedDataset(stores("cifar.h5"), "train", columns=("image", "key"))
+
+    def keys(loader: PackedLoader) -> list[list[str]]:
+        return [sorted(k) for _, k in loader]
+
+    whole = keys(PackedLoader(ds, 12, shuffle=True))
+    first = PackedLoader(ds, 6, shuffle=True, rank=0, world_size=2)
+    iterator = iter(first)
+    for _ in range(3):
+        next(iterator)
+    state = first.state_dict()
+    one = PackedLoader(ds, 12, shuffle=True)
+    one.load_state_dict(state)
+    assert keys(one) == whole[3:]
+    four = [PackedLoader(ds, 3, shuffle=True, rank=r, world_size=4) for r in range(4)]
+    for loader in four:
+        loader.load_state_dict(state)
+    parts = [keys(loader) for loader in four]
+    assert [sorted(sum(p, [])) for p in zip(*parts, strict=True)] == whole[3:]
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 5}, {"version": 99}])
+def test_a_state_of_another_loader_is_refused(stores: Stores, change: dict[str, int]) -> None:
+    ds = PackedDataset(stores("cifar.h5"), "train")
+    state = PackedLoader(ds, 4).state_dict()
+    version = change.pop("version", None)
+    if version is not None:
+        state["version"] = version
+    with pytest.raises(UsageError, match="state has"):
+        PackedLoader(ds, **{"batch_size": 4, **change}).load_state_dict(state)
+
+
+# Manners ------------------------------------------------------------------------------------------------------------
+
+
+def loader_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("packstore")]
+
+
+def test_an_early_break_leaves_no_thread(stores: Stores) -> None:
+    loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, augment=RAGGED, threads=3)
+    for _ in range(5):
+        for _ in loader:
+            break
+    gc.collect()
+    assert loader_threads() == []
+
+
+def test_a_forgotten_iterator_leaves_no_thread(stores: Stores) -> None:
+    loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, augment=RAGGED)
+    iterator = iter(loader)
+    next(iterator)
+    assert loader_threads() != []
+    del iterator
+    gc.collect()
+    assert loader_threads() == []
+
+
+def test_several_iterations_at_once(stores: Stores) -> None:
+    ds = PackedDataset(stores("files.lmdb"), "train")
+    loader = PackedLoader(ds, 4, augment=RAGGED)
+    loader.set_epoch(0)
+    wanted = all_batches(loader)
+    loader.set_epoch(0)
+    one = iter(loader)
+    loader.set_epoch(0)
+    two = iter(loader)
+    mixed = [(next(one), next(two)) for _ in range(len(loader))]
+    assert same([a for a, _ in mixed], wanted)
+    assert same([b for _, b in mixed], wanted)
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """Twelve images, of which two do not decode."""
+    for i in range(12):
+        write_image(tmp_path / "photos" / f"{i:02}.png", 40, 50, i)
+    for i in (4, 9):
+        data = bytearray((tmp_path / "photos" / f"{i:02}.png").read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        (tmp_path / "photos" / f"{i:02}.png").write_bytes(data)
+    packstore.convert(tmp_path / "photos", tmp_path / "d.lmdb")
+    return tmp_path / "d.lmdb"
+
+
+def test_a_record_that_does_not_decode_is_named(damaged: Path) -> None:
+    loader = PackedLoader(PackedDataset(damaged), 2, augment=RAGGED)
+    seen = []
+    with pytest.raises(DecodeError, match=r"record 4 \(04\.png\)"):
+        seen += [len(images) for images in loader]
+    gc.collect()
+    assert loader_threads() == []
+
+
+def test_skip_leaves_it_out_and_counts_it(damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ds = PackedDataset(damaged, columns=("image", "key"))
+    loader = PackedLoader(ds, 4, augment=RAGGED, on_error="skip")
+    batches = all_batches(loader)
+    assert [len(images) for images, _ in batches] == [4, 3, 3]
+    assert [k for _, keys in batches for k in keys] == [k for k in ds.keys if k not in ("04.png", "09.png")]
+    assert loader.stats()["skipped"] == 2
+    assert "record 4 (04.png)" in caplog.text
+    clean = [i for i in range(12) if i not in (4, 9)]
+    wanted = PackedLoader(ds, 4, augment=RAGGED, indices=clean)
+    assert torch.equal(torch.cat([i for i, _ in batches]), torch.cat([i for i, _ in wanted]))
+
+
+def test_images_of_differing_sizes_need_an_operation(stores: Stores) -> None:
+    with pytest.raises(UsageError, match="RandomResizedCrop"):
+        all_batches(PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4))
+    with pytest.raises(UsageError, match="CenterCrop"):
+        all_batches(PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4, augment=[Resize(20)]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"prefetch": 0}, "prefetch"),
+        ({"threads": 0}, "threads"),
+        ({"resident": "maybe"}, "resident"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"dtype": torch.uint8}, "floating point"),
+        ({"normalize": "mnist"}, "imagenet, cifar10"),
+        ({"sampler": [1], "shuffle": True}, "sampler"),
+        ({"block": 4}, "shuffle=True"),
+        ({"rank": 1}, "go together"),
+        ({"rank": 2, "world_size": 2}, "from 0 to 1"),
+        ({"indices": [100]}, "from 0 to 99"),
+        ({"indices": [0.5]}, "whole numbers"),
+        ({"augment": [3]}, "not callable"),
+    ],
+)
+def test_wrong_options(stores: Stores, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        PackedLoader(PackedDataset(stores("cifar.h5"), "train"), **{"batch_size": 4, **options})
+
+
+def test_datasets_that_work_item_by_item_are_refused(stores: Stores) -> None:
+    path = stores("cifar.h5")
+    for options in ({"transform": abs}, {"output": "pil"}, {"dtype": torch.float32}, {"columns": ("label",)}):
+        with pytest.raises(UsageError):
+            PackedLoader(PackedDataset(path, "train", **options), 4)
+    with pytest.raises(UsageError, match="normalised already"):
+        PackedLoader(PackedDataset(stores("floats.pth"), "train"), 4, normalize="cifar10")
+
+
+def test_resident_that_does_not_fit_says_both_numbers(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packstore.loader.resident.free_memory", lambda device: 1000)
+    ds = PackedDataset(stores("cifar.h5"), "train")
+    with pytest.raises(UsageError, match=r"307,200 bytes .* 1,000 are free"):
+        PackedLoader(ds, 4, resident=True)
+    loader = PackedLoader(ds, 4)
+    assert loader.mode == "streaming"
+    assert "250 allowed" in loader.mode_reason
+    with pytest.raises(UsageError, match="one shape"):
+        PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4, resident=True)
+
+
+def test_stats_say_where_the_time_goes(stores: Stores) -> None:
+    loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4, augment=RAGGED)
+    all_batches(loader)
+    stats = loader.stats()
+    assert stats["images"] == 21
+    assert stats["batches"] == 6 == len(loader)
+    for name in ("seconds", "images_per_second", "decode_seconds", "read_seconds"):
+        assert stats[name] > 0
+    loader.reset_stats()
+    assert loader.stats()["images"] == 0
+
+
+def test_buffers_do_not_grow_over_epochs(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    empty = packstore.ring.HostTransport.empty
+
+    def counting(self: Any, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        tensor = empty(self, shape, dtype)
+        made.append(tensor.nbytes)
+        return tensor
+
+    monkeypatch.setattr(packstore.ring.HostTransport, "empty", counting)
+    ds = PackedDataset(stores("files.lmdb"), "train")
+    loader = PackedLoader(ds, 2, augment=[*RAGGED, lambda x: x.float()], prefetch=2)
+    all_batches(loader)
+    assert len(made) <= 3  # prefetch + 1 slots, for eleven batches
+
+
+def test_a_process_ends_while_an_iterator_lives(stores: Stores) -> None:
+    code = (
+        "import sys\nfrom packstore import PackedDataset, PackedLoader\nfrom packstore.augment import RandomResizedCrop\n"
+        "loader = PackedLoader(PackedDataset(sys.argv[1], 'train'), 2, augment=[RandomResizedCrop(32)])\n"
+        "iterator = iter(loader)\nnext(iterator)\nprint('ending')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(stores("files.lmdb"))], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ending\n", "")
+
+
+def test_an_exception_in_the_consumer_ends_the_threads(stores: Stores) -> None:
+    loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, augment=RAGGED)
+
+    def train() -> None:
+        for _ in loader:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    gc.collect()
+    assert loader_threads() == []
+
+
+def test_block_shuffle_reads_blocks_together(stores: Stores) -> None:
+    ds = PackedDataset(stores("cifar.h5"), "train", columns=("image", "key"))
+    keys = [k for _, part in PackedLoader(ds, 10, shuffle=True, block=10) for k in part]
+    assert sorted(keys) == sorted(ds.keys)
+    assert keys != sorted(keys)
+    np.testing.assert_array_equal(np.sort([ds.keys.index(k) for k in keys]), np.arange(100))
