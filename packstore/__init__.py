@@ -23,7 +23,7 @@ from packstore.errors import (
 if TYPE_CHECKING:
     from packstore.conversion import ConvertReport, convert
     from packstore.dataset import PackedDataset
-    from packstore.loader import LoaderOptions, PackedLoader
+    from packstore.loader import LoaderOptions, PackedLoader, prefetch
     from packstore.manifest import Manifest
     from packstore.plan import ConvertOptions
     from packstore.stores import open_store as open
@@ -47,6 +47,7 @@ _LAZY = {
     "VerifyReport": ("packstore.verification", "VerifyReport"),
     "convert": ("packstore.conversion", "convert"),
     "open": ("packstore.stores", "open_store"),
+    "prefetch": ("packstore.loader", "prefetch"),
     "verify": ("packstore.verification", "verify"),
 }
 
@@ -72,6 +73,7 @@ __all__ = [
     "VerifyReport",
     "convert",
     "open",
+    "prefetch",
     "verify",
 ]
 

@@ -43,7 +43,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def get(name: str) -> Path:
         if name not in made:
-            kind, _, suffix = name.partition(".")
+            kind = name.partition(".")[0]
             made[name] = root / name
             source, options = {
                 "files": (folder, {"encoding": "original"}),
@@ -328,7 +328,7 @@ def test_a_state_moves_to_another_number_of_ranks(stores: Stores) -> None:
     for loader in four:
         loader.load_state_dict(state)
     parts = [keys(loader) for loader in four]
-    assert [sorted(sum(p, [])) for p in zip(*parts, strict=True)] == whole[3:]
+    assert [sorted(k for part in p for k in part) for p in zip(*parts, strict=True)] == whole[3:]
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 5}, {"version": 99}])
@@ -499,7 +499,8 @@ def test_buffers_do_not_grow_over_epochs(stores: Stores, monkeypatch: pytest.Mon
 
 def test_a_process_ends_while_an_iterator_lives(stores: Stores) -> None:
     code = (
-        "import sys\nfrom packstore import PackedDataset, PackedLoader\nfrom packstore.augment import RandomResizedCrop\n"
+        "import sys\nfrom packstore import PackedDataset, PackedLoader\n"
+        "from packstore.augment import RandomResizedCrop\n"
         "loader = PackedLoader(PackedDataset(sys.argv[1], 'train'), 2, augment=[RandomResizedCrop(32)])\n"
         "iterator = iter(loader)\nnext(iterator)\nprint('ending')\n"
     )

@@ -91,7 +91,7 @@ def test_permutations_are_uniform(length: int) -> None:
     expected = length * EPOCHS / 256
     chi = ((cells - expected) ** 2 / expected).sum()
     assert abs(chi - 225) < 5 * np.sqrt(2 * 225)
-    # Fixed points, neighbours that stay neighbours, and records at the same place in the next epoch: one each, on average.
+    # Fixed points, neighbours that stay neighbours, records at the same place in the next epoch: one each, on average.
     for count in (
         (epochs == np.arange(length)).sum(1),
         (np.diff(epochs, axis=1) % length == 1).sum(1) * length / (length - 1),

@@ -222,8 +222,8 @@ class RandomResizedCrop(Geometry):
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", as_size(self.size, "RandomResizedCrop"))
         for name in ("scale", "ratio"):
-            low, high = pair = tuple(float(n) for n in getattr(self, name))
-            if not 0 < low <= high < math.inf:
+            pair = tuple(float(n) for n in getattr(self, name))
+            if len(pair) != 2 or not 0 < pair[0] <= pair[1] < math.inf:
                 raise UsageError(f"RandomResizedCrop: {name} should be (low, high), 0 < low <= high, got {pair}")
             object.__setattr__(self, name, pair)
 

@@ -26,6 +26,7 @@ from packstore.errors import UsageError
 from packstore.loader.assemble import Assembler
 from packstore.loader.finish import Finish
 from packstore.loader.options import LoaderOptions, ranks
+from packstore.loader.prefetch import prefetch
 from packstore.loader.resident import choose, load_images, planar
 from packstore.loader.stats import Stats
 from packstore.manifest import Manifest
@@ -33,7 +34,7 @@ from packstore.order import Order
 from packstore.parallel import default_workers
 from packstore.ring import Ring, Slot, transport_to
 
-__all__ = ["LoaderOptions", "PackedLoader"]
+__all__ = ["LoaderOptions", "PackedLoader", "prefetch"]
 
 _log = logging.getLogger("packstore")
 _SLICE = 16  # images that a thread takes at a time: few enough to balance, enough to plan their crops at once

@@ -14,6 +14,59 @@ from packstore.loader.options import LoaderOptions
 from packstore.manifest import FLOAT_ENCODINGS, NORMALIZATIONS, Manifest, Normalization
 
 
+class Normalizer:
+    """``(x / 255 - mean) / std`` of uint8 images on any device, as one multiplication and one addition in float32.
+
+    Attributes:
+        dtype: Floating point type of the result.
+    """
+
+    def __init__(self, normalization: Normalization | None, dtype: torch.dtype) -> None:
+        """``normalization`` None scales to 0 … 1."""
+        self.dtype = dtype
+        self._shifts = normalization is not None
+        if normalization is None:
+            normalization = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+        mean, std = (torch.tensor(v, dtype=torch.float64) for v in (normalization.mean, normalization.std))
+        self._scale = (1 / (255 * std)).to(torch.float32).view(1, 3, 1, 1)
+        self._shift = (-mean / std).to(torch.float32).view(1, 3, 1, 1)
+        self._line: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Of uint8 ``(B, 3, H, W)``, in its memory format."""
+        if self._scale.device != images.device:
+            self._scale, self._shift = self._scale.to(images.device), self._shift.to(images.device)
+        # uint8 times float32 is float32 in one pass; the second pass shifts and rounds to the dtype wanted.
+        scaled = images * self._scale
+        if self.dtype == torch.float32:
+            return scaled.add_(self._shift) if self._shifts else scaled
+        if not self._shifts:
+            return scaled.to(self.dtype)
+        return torch.add(scaled, self._shift, out=torch.empty_like(scaled, dtype=self.dtype))
+
+    def rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
+        """The same of uint8 ``(B, H, W, 3)`` on the CPU, into ``out`` of that shape, on the calling thread alone."""
+        count, height, width, channels = pixels.shape
+        line = width * channels
+        factors = self._line
+        if factors is None or len(factors[0]) != line:
+            # By the line, so that the innermost loop is long; a thread that finds another's is as well served.
+            factors = self._line = self._scale.view(-1).repeat(width), self._shift.view(-1).repeat(width)
+        scale, shift = factors
+        lines = max(1, SERIAL_ELEMENTS // line)
+        source, target = pixels.view(count * height, line), out.view(count * height, line)
+        for first in range(0, count * height, lines):
+            part, there = source[first : first + lines], target[first : first + lines]
+            if out.dtype == torch.float32:
+                torch.mul(part, scale, out=there)
+                if self._shifts:
+                    there.add_(shift)
+            elif self._shifts:
+                torch.add(part * scale, shift, out=there)
+            else:
+                there.copy_(part * scale)
+
+
 class Finish:
     """Turns a batch of stored images on the device into what the model gets.
 
@@ -42,19 +95,9 @@ class Finish:
         dtype = options.dtype
         if normalization is not None and dtype is None:
             dtype = torch.float32
-        self._dtype = dtype
-        shifted = normalization is not None
-        if normalization is None:
-            normalization = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-        # x / 255 as one multiplication and one addition: (x / 255 - mean) / std = x * scale + shift
-        self._scale = torch.tensor([1 / (255 * s) for s in normalization.std], dtype=torch.float32).view(1, 3, 1, 1)
-        self._shift = torch.tensor(
-            [-m / s for m, s in zip(normalization.mean, normalization.std, strict=True)], dtype=torch.float32
-        ).view(1, 3, 1, 1)
-        self._shifted = shifted
+        self._normalizer = None if dtype is None else Normalizer(normalization, dtype)
         pixels = manifest.image.layout != "CHW"
         self.dtype_in_threads = dtype if in_threads and pixels and not self._operations else None
-        self._row_factors: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
     def batched(self) -> bool:
@@ -72,45 +115,18 @@ class Finish:
 
     def convert(self, images: torch.Tensor) -> torch.Tensor:
         """Normalisation, dtype and memory format."""
-        if self._dtype is not None:
-            images = images.to(self._dtype) if images.is_floating_point() else self._normalize(images)
+        if self._normalizer is not None:
+            images = self._normalizer(images) if images.dtype == torch.uint8 else images.to(self._normalizer.dtype)
         if self._options.channels_last is True:
             images = images.contiguous(memory_format=torch.channels_last)
         elif self._options.channels_last is False:
             images = images.contiguous()
         return images
 
-    def _normalize(self, images: torch.Tensor) -> torch.Tensor:
-        if self._scale.device != images.device:
-            self._scale, self._shift = self._scale.to(images.device), self._shift.to(images.device)
-        # uint8 times float32 is float32 in one pass; the second pass shifts and rounds to the dtype wanted.
-        scaled = images * self._scale
-        if self._dtype == torch.float32:
-            return scaled.add_(self._shift) if self._shifted else scaled
-        if not self._shifted:
-            return scaled.to(self._dtype)
-        out = torch.empty_like(scaled, dtype=self._dtype)
-        return torch.add(scaled, self._shift, out=out)
-
     def normalize_rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
-        """Like :meth:`convert` for uint8 ``(B, H, W, 3)``, into ``out`` of that shape, on the calling thread alone."""
-        count, height, width, channels = pixels.shape
-        line = width * channels
-        if self._row_factors is None or len(self._row_factors[0]) != line:
-            self._row_factors = self._scale.view(-1).repeat(width), self._shift.view(-1).repeat(width)
-        scale, shift = self._row_factors
-        lines = max(1, SERIAL_ELEMENTS // line)
-        source, target = pixels.view(count * height, line), out.view(count * height, line)
-        for first in range(0, count * height, lines):
-            part, there = source[first : first + lines], target[first : first + lines]
-            if out.dtype == torch.float32:
-                torch.mul(part, scale, out=there)
-                if self._shifted:
-                    there.add_(shift)
-            elif self._shifted:
-                torch.add(part * scale, shift, out=there)
-            else:
-                there.copy_(part * scale)
+        """See :meth:`Normalizer.rows`."""
+        if self._normalizer is not None:
+            self._normalizer.rows(pixels, out)
 
     def __call__(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> Any:
         """All steps in order; the user's ``transform`` last."""

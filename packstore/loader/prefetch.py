@@ -1,0 +1,105 @@
+"""``prefetch``: copies of any loader's batches to the device, ahead of the model and beside it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from packstore.errors import UsageError
+from packstore.loader.finish import Normalizer, as_normalization
+from packstore.manifest import Normalization
+from packstore.ring import Shipment, transport_to
+
+
+class prefetch:  # noqa: N801 - used like a function
+    """Iterates over another loader's batches on a device: the next one is copied while the model works on this one.
+
+    The copy and the normalisation run on a stream of their own; the consumer's stream waits for them, the host does
+    not. For that the batches should be in pinned memory (``DataLoader(pin_memory=True)``). On the CPU it only
+    normalises. Every batch is given once, the first and the last too.
+
+    Args:
+        iterable: Any loader, of batches that are tensors in tuples, lists and dicts; other values pass as they are.
+        device: Where the tensors go.
+        normalize: ``imagenet``, ``cifar10``, ``cifar100`` or a :class:`packstore.manifest.Normalization`: applied to
+            tensors ``(B, 3, H, W)``, to uint8 as ``(x / 255 - mean) / std``, to floating point as ``(x - mean) / std``.
+        dtype: Floating point type of these tensors; None for float32 where uint8 is normalised, else as they come.
+        ahead: Batches that are on their way at a time.
+
+    Raises:
+        UsageError: An unknown normalisation; a dtype that is not floating point.
+    """
+
+    def __init__(
+        self,
+        iterable: Iterable[Any],
+        device: str | torch.device,
+        normalize: str | Normalization | None = None,
+        dtype: torch.dtype | None = None,
+        ahead: int = 2,
+    ) -> None:
+        if dtype is not None and not dtype.is_floating_point:
+            raise UsageError(f"dtype should be a floating point type, got {dtype}")
+        if ahead < 1:
+            raise UsageError(f"ahead should be at least 1 batch, got {ahead}")
+        self.iterable = iterable
+        self.device = torch.device(device)
+        self._ahead = ahead
+        self._normalization = as_normalization(normalize)
+        self._dtype = dtype
+        wanted = dtype or (torch.float32 if self._normalization is not None else None)
+        self._normalizer = None if wanted is None else Normalizer(self._normalization, wanted)
+
+    def __len__(self) -> int:
+        return len(self.iterable)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        transport = transport_to(self.device)
+        waiting: deque[Shipment] = deque()
+        for batch in self.iterable:
+            tensors: list[torch.Tensor] = []
+            rebuild = _take_apart(batch, tensors)
+            waiting.append(transport.send(tuple(tensors), self._finish(rebuild)))
+            if len(waiting) > self._ahead:
+                yield waiting.popleft().receive()
+        while waiting:
+            yield waiting.popleft().receive()
+
+    def _finish(self, rebuild: Callable[[Iterator[torch.Tensor]], Any]) -> Callable[[tuple[torch.Tensor, ...]], Any]:
+        return lambda there: rebuild(iter([self._image(t) if _is_image(t) else t for t in there]))
+
+    def _image(self, images: torch.Tensor) -> torch.Tensor:
+        if images.dtype == torch.uint8:
+            return images if self._normalizer is None else self._normalizer(images)
+        if not images.is_floating_point():
+            return images
+        if self._normalization is not None:
+            mean, std = (
+                torch.tensor(values, dtype=images.dtype, device=images.device).view(1, 3, 1, 1)
+                for values in (self._normalization.mean, self._normalization.std)
+            )
+            images = (images - mean) / std
+        return images if self._dtype is None else images.to(self._dtype)
+
+
+def _is_image(tensor: torch.Tensor) -> bool:
+    return tensor.ndim == 4 and tensor.shape[1] == 3
+
+
+def _take_apart(batch: Any, tensors: list[torch.Tensor]) -> Callable[[Iterator[torch.Tensor]], Any]:
+    """Puts all tensors of ``batch`` into ``tensors``; what it gives puts others in their places."""
+    if isinstance(batch, torch.Tensor):
+        tensors.append(batch)
+        return lambda there: next(there)
+    if isinstance(batch, dict):
+        parts = {name: _take_apart(value, tensors) for name, value in batch.items()}
+        return lambda there: {name: part(there) for name, part in parts.items()}
+    if isinstance(batch, (tuple, list)):
+        items = [_take_apart(value, tensors) for value in batch]
+        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+            return lambda there: type(batch)(*(item(there) for item in items))
+        return lambda there: type(batch)([item(there) for item in items])
+    return lambda there: batch
