@@ -33,7 +33,7 @@ from packstore.augment import (
 )
 from packstore.augment import crop as kernels
 from packstore.augment.geometry import log_uniform
-from packstore.augment.resample import crop_and_resize_by_products, crop_and_resize_each
+from packstore.augment.resample import crop_and_resize_each, resize, resize_by_products
 from packstore.counter import Draws
 from packstore.errors import UsageError
 
@@ -278,8 +278,15 @@ def test_a_resize_is_that_of_torchvision(
     assert found.dtype == dtype
     assert found.shape[-2:] == expected == Resize(size).size_after(shape)
     wide = images if dtype in (torch.uint8, torch.float64) else images.float()
-    by_torch = F.interpolate(wide, expected, mode="bilinear", antialias=True)
-    assert torch.equal(found, by_torch.to(dtype))
+    if expected[1] > 1:
+        by_torch = F.interpolate(wide, expected, mode="bilinear", antialias=True)
+        assert torch.equal(found, by_torch.to(dtype))
+
+
+def reference_resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """By torch's float64 kernel, on planes, which is right for every size."""
+    planes = images.double().reshape(1, -1, *images.shape[-2:])
+    return F.interpolate(planes, size, mode="bilinear", antialias=True).view(*images.shape[:2], *size)
 
 
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 500))
@@ -307,12 +314,24 @@ def test_resizing_by_products_is_the_kernel_of_the_cpu(
     box = torch.from_numpy(np.stack([top, left, rows, columns], 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("packstore.augment.resample._WEIGHTS", part * 400)
-        found = crop_and_resize_by_products(images, box, size)
+        found = resize_by_products(images, box, size)
     expected = crop_and_resize_each(images, box, size)
     assert found.dtype == expected.dtype == dtype
     assert found.shape == expected.shape == (5, 3, *size)
     tolerance = {torch.uint8: 1.0, torch.float16: 0.25, torch.float32: 2e-3, torch.float64: 1e-9}[dtype]
     assert float((found.double() - expected.double()).abs().max()) <= tolerance
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [(7, 30), (1, 1), (1, 7), (9, 1), (20, 1), (40, 25), (40, 2)])
+def test_resizing_all_of_an_image(dtype: torch.dtype, layout: Any, size: tuple[int, int]) -> None:
+    images = smooth(5, 20, 25).to(dtype).contiguous(memory_format=layout)
+    expected = reference_resize(images, size)
+    tolerance = {torch.uint8: 1.01, torch.bfloat16: 1.01, torch.float16: 0.25}.get(dtype, 2e-3)
+    for found in (resize(images, size), resize_by_products(images, torch.tensor([[0, 0, 20, 25]]), size)):
+        assert found.is_contiguous(memory_format=layout)
+        assert float((found.double() - expected).abs().max()) <= tolerance
 
 
 def torchvision_box(
@@ -341,6 +360,7 @@ def torchvision_fallback(height: int, width: int, ratio: Any) -> tuple[int, int,
         w = round(h * max(ratio))
     else:
         w, h = width, height
+    w, h = max(1, w), max(1, h)  # ours alone: torchvision fails here for images of one pixel's width or height
     return (height - h) // 2, (width - w) // 2, h, w
 
 
@@ -375,7 +395,7 @@ def test_random_boxes_are_those_of_torchvision(scale: Any, ratio: Any) -> None:
             assert (h, w) == expected
             one = d[i : i + 1]
             assert (top, left) == (one.integers(height - h + 1, 20)[0], one.integers(width - w + 1, 21)[0])
-    assert 0 < fallbacks < 2700
+    assert 0 < fallbacks < 3000
     # torch gives the same to the last bit.
     theirs = RandomResizedCrop((32, 40), scale, ratio).plan(
         Frames.full(torch.from_numpy(sizes)), Draws(4, 2, torch.arange(3000), 0)

@@ -5,9 +5,9 @@ for images of any sizes, so that only the pixels it needs are decoded and resize
 same crops and flips.
 """
 
-from packstore.augment.base import Frames, Geometry, Operation, render
+from packstore.augment.base import Frames, Geometry, Operation
 from packstore.augment.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
-from packstore.augment.pipeline import apply_ops, output_size, plan_ops, split_ops
+from packstore.augment.pipeline import apply_ops, output_size, plan_ops, render, split_ops
 from packstore.augment.pixels import Cutout, RandomHorizontalFlip
 
 __all__ = [

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.counter import Array, Draws
@@ -117,52 +116,6 @@ def join(columns: Sequence[Array]) -> Array:
     return np.concatenate(columns, 1) if isinstance(columns[0], np.ndarray) else torch.cat(list(columns), 1)
 
 
-def render(pixels: NDArray[np.uint8], frames: Frames, index: int, out: NDArray[np.uint8]) -> None:
-    """Image ``index`` of ``frames`` from the pixels of its box: resized, cut, mirrored, written to ``out``.
-
-    Args:
-        pixels: uint8 ``(h, w, 3)`` with the height and width of the box, in any strides.
-        frames: numpy frames.
-        index: Which of them.
-        out: uint8 ``(H, W, 3)`` with the height and width of the window; every byte is written.
-    """
-    height, width = frames.size[index].tolist()
-    if pixels.shape[:2] != (height, width):
-        # torch warns of arrays that are not writable, although it only reads this one.
-        source = torch.from_numpy(pixels if pixels.flags.writeable else np.array(pixels))
-        pixels = resize_pixels(source.permute(2, 0, 1)[None], (height, width))[0].permute(1, 2, 0).numpy()
-    top, left, rows, columns = frames.window[index].tolist()
-    y0, y1 = max(0, -top), min(rows, height - top)
-    x0, x1 = max(0, -left), min(columns, width - left)
-    if (y0, y1, x0, x1) != (0, rows, 0, columns):
-        out[:] = 0
-    if y0 < y1 and x0 < x1:
-        out[y0:y1, x0:x1] = pixels[top + y0 : top + y1, left + x0 : left + x1]
-    if frames.flip is not None and frames.flip[index]:
-        # torch mirrors pixels of three bytes 15 times as fast as numpy. In pieces below 32,768 elements, because larger
-        # ones it would share out to other threads, of which there is one for each image already.
-        step = max(1, 32767 // max(1, columns * 3))
-        for start in range(0, rows, step):
-            piece = torch.from_numpy(out[start : start + step])
-            piece.copy_(piece.flip(1))
-
-
-def resize_pixels(images: Tensor, size: Size) -> Tensor:
-    """``(B, C, H, W)`` resized to ``size``: antialiased bilinear, with torchvision's result.
-
-    uint8 on the CPU is resized as it is, which is the kernel that decoding uses too. Elsewhere uint8 goes by way of
-    float32 and is rounded: within 1 of 255. Half precision is computed in float32.
-    """
-    if tuple(images.shape[-2:]) == size:
-        return images
-    direct = images.dtype == torch.uint8 and images.device.type == "cpu" and images.shape[1] <= 4
-    wide = images if direct or images.dtype in (torch.float32, torch.float64) else images.float()
-    result = torch.nn.functional.interpolate(wide, size, mode="bilinear", align_corners=False, antialias=True)
-    return like(result, images.dtype)
-
-
-def like(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """``values`` as ``dtype``; rounded (half to even, as torchvision does) and limited to 0 … 255 for uint8."""
-    if values.dtype == dtype:
-        return values
-    return values.round().clamp_(0, 255).to(dtype) if dtype == torch.uint8 else values.to(dtype)
+def is_channels_last(images: Tensor) -> bool:
+    """Whether ``images`` ``(B, C, H, W)`` lie as ``(B, H, W, C)``."""
+    return not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last)

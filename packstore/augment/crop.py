@@ -12,7 +12,7 @@ import functools
 import torch
 from torch import Tensor
 
-from packstore.augment.base import Size
+from packstore.augment.base import Size, is_channels_last
 
 
 def crop(
@@ -146,11 +146,11 @@ def crop_pixels(
     batch, channels = images.shape[:2]
     if is_channels_last(images):
         flat = images.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
-        found = flat.gather(1, index.view(batch, -1, 1).expand(-1, -1, channels))
+        found = flat.gather(1, index.view(batch, rows * columns, 1).expand(-1, -1, channels))
         result = found.view(batch, rows, columns, channels).permute(0, 3, 1, 2)
     else:
         flat = images.reshape(batch, channels, height * width)
-        found = flat.gather(2, index.view(batch, 1, -1).expand(-1, channels, -1))
+        found = flat.gather(2, index.view(batch, 1, rows * columns).expand(-1, channels, -1))
         result = found.view(batch, channels, rows, columns)
     return result if outside is None else result.masked_fill_(outside, fill)
 
@@ -188,8 +188,3 @@ def _mirror(pixels: Tensor, flip: Tensor) -> None:
     wide = next(t for t in (torch.int64, torch.int32, torch.int16, torch.uint8) if size % t.itemsize == 0)
     words = size // wide.itemsize
     pixels.view(-1).view(wide).view(-1, words).index_copy_(0, chosen, turned.view(-1).view(wide).view(-1, words))
-
-
-def is_channels_last(images: Tensor) -> bool:
-    """Whether ``images`` ``(B, C, H, W)`` lie as ``(B, H, W, C)``."""
-    return not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last)

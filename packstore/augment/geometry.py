@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from packstore.augment.base import Frames, Geometry, Size, join, resize_pixels
+from packstore.augment.base import Frames, Geometry, Size, join
 from packstore.augment.crop import crop
-from packstore.augment.resample import crop_and_resize
+from packstore.augment.resample import crop_and_resize, resize
 from packstore.counter import Array, Draws, to_float64, to_int64
 from packstore.errors import UsageError
 
@@ -49,7 +49,7 @@ class Resize(Geometry):
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         size = self.size_after((images.shape[-2], images.shape[-1]))
         assert size is not None
-        return resize_pixels(images, size)
+        return resize(images, size)
 
     def size_after(self, size: Size | None) -> Size | None:
         if not isinstance(self.size, int):

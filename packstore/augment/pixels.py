@@ -80,7 +80,7 @@ class Cutout(Operation):
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         rows = self._covered(draws, images.shape[-2], 0)
         columns = self._covered(draws, images.shape[-1], 1)
-        return images.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], self.fill)
+        return images.clone().masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], self.fill)
 
     def _covered(self, draws: Draws, length: int, draw: int) -> Tensor:
         start = (draws.integers(length, draw) - self.size // 2)[:, None]

@@ -1,18 +1,34 @@
-"""A box of each image's own, resized to one size: the kernels."""
+"""Resizing: all of an image, or a box of each image's own. The kernels.
+
+On the CPU torch's ``interpolate`` does it, for uint8 with the very kernel that decoding uses. On other devices a batch
+is two products with matrices of weights, which is the same arithmetic in float32: within 1 of 255.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from packstore.augment.base import Size, like, resize_pixels
+from packstore.augment.base import Size, is_channels_last
+
+
+def resize(images: Tensor, size: Size) -> Tensor:
+    """``images`` ``(B, C, H, W)`` resized to ``size``, antialiased and bilinear; they themselves if that is theirs."""
+    height, width = images.shape[-2:]
+    if (height, width) == size:
+        return images
+    # Of images that become one pixel wide torch 2.13 makes wrong ones (channels-last and uint8).
+    if images.device.type != "cpu" or size[1] == 1:
+        whole = torch.tensor([[0, 0, height, width]], device=images.device)  # one box for all
+        return resize_by_products(images, whole, size)
+    # Of half precision torch has no such kernel.
+    wide = images if images.dtype in (torch.uint8, torch.float32, torch.float64) else images.float()
+    result = torch.nn.functional.interpolate(wide, size, mode="bilinear", align_corners=False, antialias=True)
+    return result.to(images.dtype)
 
 
 def crop_and_resize(images: Tensor, box: Tensor, size: Size) -> Tensor:
     """The boxes of ``images``, resized to ``size``, antialiased and bilinear.
-
-    On the CPU each image goes through the kernel that decoding uses, with the same result to the bit. Elsewhere a batch
-    is two matrix products, in float32: within 1 of 255.
 
     Args:
         images: ``(B, C, H, W)``, uint8 or floating point.
@@ -21,32 +37,37 @@ def crop_and_resize(images: Tensor, box: Tensor, size: Size) -> Tensor:
     """
     if images.device.type == "cpu":
         return crop_and_resize_each(images, box, size)
-    return crop_and_resize_by_products(images, box, size)
+    return resize_by_products(images, box, size)
 
 
 def crop_and_resize_each(images: Tensor, box: Tensor, size: Size) -> Tensor:
     """:func:`crop_and_resize`, image by image."""
     batch, channels = images.shape[:2]
-    last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
-    layout = torch.channels_last if last else torch.contiguous_format
+    layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
     result = torch.empty((batch, channels, *size), dtype=images.dtype, memory_format=layout)
     for i, (top, left, height, width) in enumerate(box.tolist()):
-        result[i] = resize_pixels(images[i : i + 1, :, top : top + height, left : left + width], size)[0]
+        result[i] = resize(images[i : i + 1, :, top : top + height, left : left + width], size)[0]
     return result
 
 
-def crop_and_resize_by_products(images: Tensor, box: Tensor, size: Size) -> Tensor:
-    """:func:`crop_and_resize` by two products with matrices of weights: rows first, then columns."""
+def resize_by_products(images: Tensor, box: Tensor, size: Size) -> Tensor:
+    """:func:`crop_and_resize` by two products with matrices of weights: rows first, then columns.
+
+    ``box`` may be a single one, ``(1, 4)``, for all images.
+    """
     results = []
     step = max(1, _WEIGHTS // max(1, images.shape[-2] * size[0], images.shape[-1] * size[1]))
     for start in range(0, max(1, len(images)), step):
-        part, boxes = images[start : start + step], box[start : start + step]
+        part, boxes = images[start : start + step], box if len(box) == 1 else box[start : start + step]
         wide = part if part.dtype == torch.float64 else part.float()
         rows = weights(boxes[:, 0], boxes[:, 2], images.shape[-2], size[0]).to(wide.dtype)
         columns = weights(boxes[:, 1], boxes[:, 3], images.shape[-1], size[1]).to(wide.dtype)
         product = torch.matmul(torch.matmul(rows[:, None], wide), columns[:, None].mT)
-        results.append(like(product, images.dtype))
-    return results[0] if len(results) == 1 else torch.cat(results)
+        if images.dtype == torch.uint8:
+            product = product.round_().clamp_(0, 255)
+        results.append(product.to(images.dtype))
+    result = results[0] if len(results) == 1 else torch.cat(results)
+    return result.contiguous(memory_format=torch.channels_last) if is_channels_last(images) else result
 
 
 _WEIGHTS = 1 << 23

@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""The loader against bare threads that do the same work with nothing around it.
+
+    .venv/bin/python tools/bench/loader.py --images IMAGES --cifar CIFAR [--repeats 5] [--threads N]
+
+CIFAR is a CIFAR-10 folder or archive, IMAGES an image folder. In one run, in turn, with a warm page cache:
+
+- cifar: uint8 in .pth, resident on the CPU, batches of 512 in random order; against `torch.index_select` alone; and
+  with random crop (padding 4) and flip.
+- jpeg: an LMDB of the files, random resized crop to 224 and flip, batches of 256; against as many plain threads that
+  decode (simplejpeg), crop and resize (antialiased) into batch buffers.
+- raw: the same of uint8 images with the longer side at most 256.
+- gil: the loader's own Python time an image, with the decoding stubbed out and one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simplejpeg
+import torch
+from common import interleaved, machine, table
+
+import packstore
+from packstore import PackedDataset, PackedLoader
+from packstore.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
+from packstore.parallel import default_workers
+from packstore.plan import ConvertOptions
+
+SIZE = 224
+CROP = [RandomResizedCrop(SIZE), RandomHorizontalFlip()]
+
+
+def epoch(loader: PackedLoader) -> float:
+    """Seconds an image."""
+    start, images = time.perf_counter(), 0
+    for batch, *_ in loader:
+        images += len(batch)
+    return (time.perf_counter() - start) / images
+
+
+def random_box(height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """torchvision's RandomResizedCrop.get_params, as plainly as it can be written."""
+    for _ in range(10):
+        area = height * width * rng.uniform(0.08, 1.0)
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return int(rng.integers(0, height - h + 1)), int(rng.integers(0, width - w + 1)), h, w
+    side = min(height, width)
+    return (height - side) // 2, (width - side) // 2, side, side
+
+
+def bare_threads(pixels: list[Callable[[], np.ndarray]], threads: int, batch_size: int) -> float:
+    """Seconds an image of plain threads: pixels, crop, resize into a row of a batch, flip every other one."""
+    resize: Any = torch._C._nn._upsample_bilinear2d_aa
+
+    def work(part: list[Callable[[], np.ndarray]]) -> None:
+        rng = np.random.default_rng(0)
+        batch = torch.empty((batch_size, SIZE, SIZE, 3), dtype=torch.uint8)
+        rows = batch.permute(0, 3, 1, 2)
+        for number, get in enumerate(part):
+            image = get()
+            top, left, height, width = random_box(*image.shape[:2], rng)
+            crop = np.ascontiguousarray(image[top : top + height, left : left + width])
+            row = number % batch_size
+            resize(
+                torch.from_numpy(crop).permute(2, 0, 1)[None], (SIZE, SIZE), False, None, None, out=rows[row : row + 1]
+            )
+            if number % 2:
+                for first in range(0, SIZE, 48):
+                    lines = batch[row, first : first + 48]
+                    lines.copy_(torch.flip(lines, (1,)))
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, [pixels[i::threads] for i in range(threads)]))
+    return (time.perf_counter() - start) / len(pixels)
+
+
+def rates(seconds: dict[str, float], against: str) -> str:
+    rows = [[name, f"{1 / s:,.0f}", f"{seconds[against] / s:.2f}"] for name, s in seconds.items()]
+    return table(["", "images/s", f"of {against}"], rows)
+
+
+def cifar(source: Path, scratch: Path, repeats: int) -> None:
+    packstore.convert(source, scratch / "cifar.pth", encoding="uint8")
+    dataset = PackedDataset(scratch / "cifar.pth", "train")
+    plain = PackedLoader(dataset, 512, shuffle=True, resident=True)
+    augmented = PackedLoader(
+        dataset, 512, shuffle=True, resident=True, augment=[RandomCrop(32, padding=4), RandomHorizontalFlip()]
+    )
+    images = torch.cat([batch for batch, _ in PackedLoader(dataset, 512, resident=True)]).contiguous()
+    labels = torch.tensor(dataset.targets)
+
+    def bare() -> float:
+        order = torch.randperm(len(images))
+        start = time.perf_counter()
+        for indices in order.split(512):
+            images.index_select(0, indices)
+            labels.index_select(0, indices)
+        return (time.perf_counter() - start) / len(images)
+
+    jobs = {
+        "index_select": bare,
+        "packstore": lambda: epoch(plain),
+        "packstore, crop and flip": lambda: epoch(augmented),
+    }
+    print("\n## CIFAR-10, resident on the CPU, batches of 512, shuffled\n")
+    print(rates(interleaved(jobs, repeats), "index_select"))
+
+
+def streamed(source: Path, scratch: Path, repeats: int, threads: int, raw: bool) -> None:
+    path = scratch / ("raw.lmdb" if raw else "jpeg.lmdb")
+    options = ConvertOptions(encoding="uint8", max_side=256) if raw else ConvertOptions()
+    packstore.convert(source, path, options)
+    names = [split.name for split in packstore.open(path).manifest.splits]
+    dataset = PackedDataset(path, names[0] if names else None)
+    loader = PackedLoader(dataset, 256, shuffle=True, augment=CROP, threads=threads)
+    records = [dataset._record(i) for i in range(len(dataset))]
+    reader = dataset.reader
+    if raw:
+        arrays = [np.array(reader.array(r)) for r in records]
+        pixels: list[Callable[[], np.ndarray]] = [lambda a=a: a for a in arrays]  # type: ignore[misc]
+    else:
+        files = [bytes(reader.read(r)) for r in records]
+        pixels = [lambda f=f: simplejpeg.decode_jpeg(f, "RGB") for f in files]  # type: ignore[misc]
+    jobs = {"bare threads": lambda: bare_threads(pixels, threads, 256), "packstore": lambda: epoch(loader)}
+    what = "uint8 of at most 256 pixels a side" if raw else "JPEG files"
+    print(f"\n## {len(records):,} {what} from LMDB, random resized crop to {SIZE} and flip, {threads} threads\n")
+    print(rates(interleaved(jobs, repeats), "bare threads"))
+    print(f"\nwhere the threads' time went: {_shares(loader)}")
+
+
+def _shares(loader: PackedLoader) -> str:
+    stats = loader.stats()
+    return (
+        ", ".join(f"{n} {stats[n + '_seconds'] / stats['images'] * 1e6:.0f} µs" for n in ("read", "decode"))
+        + " an image"
+    )
+
+
+def gil(source: Path, scratch: Path) -> None:
+    """The loader with a decoder that returns the same pixels at once, and resizing stubbed out: what is left is Python
+    (and memory copies), all of it under the GIL."""
+    import packstore.loader.assemble as assemble
+
+    path = scratch / "gil.lmdb"
+    packstore.convert(source, path)
+    names = [split.name for split in packstore.open(path).manifest.splits]
+    dataset = PackedDataset(path, names[0] if names else None)
+    loader = PackedLoader(dataset, 256, shuffle=True, augment=CROP, threads=1)
+    sizes: dict[int, np.ndarray] = {}
+    assembler = loader._make_assembler()
+    decode, resize = assembler._decoder._decode, assemble._resize
+
+    def remember(data: memoryview) -> np.ndarray:
+        key = len(data)
+        if key not in sizes:
+            sizes[key] = decode(data)
+        return sizes[key]
+
+    epoch(loader)
+    assembler._decoder._decode = remember  # type: ignore[method-assign]
+    assemble._resize = lambda *_, **__: None
+    try:
+        epoch(loader)
+        seconds = min(epoch(loader) for _ in range(5))
+    finally:
+        assemble._resize = resize
+    print(f"\nPython an image in JPEG streaming (decode and resize stubbed out): {seconds * 1e6:.0f} µs")
+
+
+def first_batch(source: Path, scratch: Path) -> None:
+    path = scratch / "first.lmdb"
+    packstore.convert(source, path)
+    names = [split.name for split in packstore.open(path).manifest.splits]
+    dataset = PackedDataset(path, names[0] if names else None)
+    start = time.perf_counter()
+    next(iter(PackedLoader(dataset, 32, shuffle=True, augment=CROP)))
+    print(f"time to the first batch of 32: {time.perf_counter() - start:.3f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=Path)
+    parser.add_argument("--cifar", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=default_workers())
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.cifar:
+            cifar(options.cifar, Path(scratch), options.repeats)
+        if options.images:
+            streamed(options.images, Path(scratch), options.repeats, options.threads, raw=False)
+            streamed(options.images, Path(scratch), options.repeats, options.threads, raw=True)
+            gil(options.images, Path(scratch))
+            first_batch(options.images, Path(scratch))
+    print(f"\nmedians of {options.repeats}; {machine()}, torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    main()
