@@ -232,7 +232,8 @@ class Order:
         if isinstance(positions, np.ndarray):
             return self._numpy_sequence(epoch, positions)
         if self.block is None and self.indices is None:
-            return permute(positions, self.count, self.seed, epoch) if self.shuffle else positions
+            shuffled = self.shuffle and len(positions)  # of no records there is no permutation
+            return permute(positions, self.count, self.seed, epoch) if shuffled else positions
         import torch
 
         return torch.from_numpy(self._numpy_sequence(epoch, positions.cpu().numpy())).to(positions.device)

@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 (everybody's name for it)
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from packstore.augment import (
@@ -181,7 +182,16 @@ def test_crop_places_are_uniform() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "shape"), [((8, 6), (11, 9)), ((8, 6), (12, 10)), ((8, 6), (5, 9)), (7, (4, 4)), (6, (9, 5))]
+    ("size", "shape"),
+    [
+        ((8, 6), (11, 9)),
+        ((8, 6), (9, 7)),
+        ((8, 6), (13, 11)),
+        ((8, 6), (12, 10)),
+        ((8, 6), (5, 9)),
+        (7, (4, 4)),
+        (6, (9, 5)),
+    ],
 )
 def test_a_center_crop_is_that_of_torchvision(size: Any, shape: tuple[int, int]) -> None:
     images = batch(2, *shape)
@@ -283,10 +293,11 @@ def test_a_resize_is_that_of_torchvision(
         assert torch.equal(found, by_torch.to(dtype))
 
 
-def reference_resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """By torch's float64 kernel, on planes, which is right for every size."""
-    planes = images.double().reshape(1, -1, *images.shape[-2:])
-    return F.interpolate(planes, size, mode="bilinear", antialias=True).view(*images.shape[:2], *size)
+def pillow_resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """By Pillow's floating point kernel, plane by plane."""
+    planes = images.float().reshape(-1, *images.shape[-2:]).numpy()
+    resized = [np.asarray(Image.fromarray(p).resize(size[::-1], Image.Resampling.BILINEAR)) for p in planes]
+    return torch.from_numpy(np.stack(resized)).view(*images.shape[:2], *size).double()
 
 
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 500))
@@ -327,11 +338,14 @@ def test_resizing_by_products_is_the_kernel_of_the_cpu(
 @pytest.mark.parametrize("size", [(7, 30), (1, 1), (1, 7), (9, 1), (20, 1), (40, 25), (40, 2)])
 def test_resizing_all_of_an_image(dtype: torch.dtype, layout: Any, size: tuple[int, int]) -> None:
     images = smooth(5, 20, 25).to(dtype).contiguous(memory_format=layout)
-    expected = reference_resize(images, size)
-    tolerance = {torch.uint8: 1.01, torch.bfloat16: 1.01, torch.float16: 0.25}.get(dtype, 2e-3)
-    for found in (resize(images, size), resize_by_products(images, torch.tensor([[0, 0, 20, 25]]), size)):
-        assert found.is_contiguous(memory_format=layout)
-        assert float((found.double() - expected).abs().max()) <= tolerance
+    expected = pillow_resize(images, size)
+    by_products = resize_by_products(images, torch.tensor([[0, 0, 20, 25]]), size)
+    tolerance = {torch.uint8: 0.51, torch.bfloat16: 1.01, torch.float16: 0.25}.get(dtype, 2e-3)
+    assert float((by_products.double() - expected).abs().max()) <= tolerance
+    tolerance = max(tolerance, 1.01 * (dtype == torch.uint8))  # torch's kernel rounds twice, in fixed point
+    assert float((resize(images, size).double() - expected).abs().max()) <= tolerance
+    assert by_products.is_contiguous(memory_format=layout)
+    assert resize(images, size).is_contiguous(memory_format=layout)
 
 
 def torchvision_box(
@@ -598,6 +612,13 @@ def test_operations_travel_and_compare() -> None:
 
 def full(height: int, width: int) -> Frames:
     return Frames.full(np.array([[height, width]]))
+
+
+def test_a_resize_of_a_crop_is_planned_where_it_is_exact() -> None:
+    frames = Resize(10).plan(CenterCrop((16, 20)).plan(full(24, 31), draws(1)), draws(1))
+    assert frames.box.tolist() == [[4, 6, 16, 20]]
+    assert frames.size.tolist() == [[10, 12]]
+    assert frames.window.tolist() == [[0, 0, 10, 12]]
 
 
 FLIPPED = RandomHorizontalFlip().plan(full(9, 9), Draws(0, 0, np.arange(1)))

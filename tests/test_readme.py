@@ -56,7 +56,7 @@ def test_the_commands_run(workplace: Path) -> None:
     assert (workplace / "parts.lmdb" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("number", range(3))
 def test_the_library_examples_run(workplace: Path, number: int) -> None:
     code = blocks("python", README.split(WITHOUT_PACKSTORE)[0])[number]
     # Worker processes import the main module, which a script guards; an example need not.

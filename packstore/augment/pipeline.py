@@ -91,7 +91,7 @@ def render(pixels: NDArray[np.uint8], frames: Frames, index: int, out: NDArray[n
     """Image ``index`` of ``frames`` from the pixels of its box: resized, cut, mirrored, written to ``out``.
 
     Args:
-        pixels: uint8 ``(h, w, 3)`` with the height and width of the box, in any strides.
+        pixels: uint8 ``(h, w, 3)`` with the height and width of the box, in any strides but negative ones.
         frames: numpy frames.
         index: Which of them.
         out: uint8 ``(H, W, 3)`` with the height and width of the window; every byte is written.

@@ -17,7 +17,7 @@ def resize(images: Tensor, size: Size) -> Tensor:
     height, width = images.shape[-2:]
     if (height, width) == size:
         return images
-    # Of images that become one pixel wide torch 2.13 makes wrong ones (channels-last and uint8).
+    # For images that become one pixel wide torch 2.13 fails (uint8) or gives wrong values (float, in planes).
     if images.device.type != "cpu" or size[1] == 1:
         whole = torch.tensor([[0, 0, height, width]], device=images.device)  # one box for all
         return resize_by_products(images, whole, size)
@@ -90,12 +90,7 @@ def weights(start: Tensor, length: Tensor, source: int, target: int) -> Tensor:
     scale = (length.double() / target)[:, None]
     support = scale.clamp(min=1.0)
     centre = scale * (torch.arange(target, device=device) + 0.5)
-    # Counted in pixels of the box.
-    first = (centre - support + 0.5).long().clamp(min=0)
-    last = torch.minimum((centre + support + 0.5).long(), length[:, None])
-    pixel = torch.arange(source, device=device) - start[:, None, None]
-    pixel = pixel.reshape(len(start), 1, source)
+    pixel = (torch.arange(source, device=device) - start[:, None])[:, None]  # counted in the box
     distance = (pixel + 0.5 - centre[:, :, None]).abs() / support[:, :, None]
-    weight = (1 - distance).clamp(min=0)
-    weight = weight * ((pixel >= first[:, :, None]) & (pixel < last[:, :, None]))
+    weight = (1 - distance).clamp(min=0) * ((pixel >= 0) & (pixel < length[:, None, None]))
     return weight / weight.sum(-1, keepdim=True)

@@ -64,7 +64,7 @@ class Decoder:
         self.max_pixels = max_pixels
         self._fast, self.version = _load(name)
 
-    def decode(self, data: Buffer, *, exif_transpose: bool = False) -> NDArray[np.uint8]:
+    def decode(self, data: Buffer, *, exif_transpose: bool = False, info: ImageInfo | None = None) -> NDArray[np.uint8]:
         """The image in ``data`` as Pillow's ``convert("RGB")`` sees it, within :data:`TOLERANCE`.
 
         An animation gives its first frame.
@@ -73,6 +73,7 @@ class Decoder:
             data: The bytes of one image file.
             exif_transpose: Turn the image as its EXIF orientation says; otherwise that is left alone. (Pillow turns
                 TIFF files in any case.)
+            info: What :func:`packstore.sniff.sniff` says of ``data``, where the caller knows it already.
 
         Returns:
             uint8, shape ``(H, W, 3)``, RGB, C-contiguous, writable, owned by the caller.
@@ -81,11 +82,11 @@ class Decoder:
             DecodeError: Not an image, of an unknown kind, damaged, truncated, or of more than ``max_pixels`` pixels.
         """
         view = memoryview(data).cast("B")
-        image = self._decode(view)
+        image = self._decode(view, info)
         return _pillow.upright(image, _pillow.orientation(view)) if exif_transpose else image
 
-    def _decode(self, data: memoryview) -> NDArray[np.uint8]:
-        header = _fast_header(data) if self._fast is not None else None
+    def _decode(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8]:
+        header = _fast_header(data, info) if self._fast is not None else None
         if self._fast is None or header is None:
             return _pillow.decode(data, self.max_pixels)
         _pillow.check_size(header.width, header.height, self.max_pixels)
@@ -136,18 +137,20 @@ def available_decoders() -> dict[str, str]:
     return found
 
 
-def _fast_header(data: memoryview) -> ImageInfo | None:
+def _fast_header(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
     """The header when ``data`` is a JPEG that all libraries decode alike: 8 bits, Huffman coding, 1 or 3 components."""
-    if bytes(data[:2]) != b"\xff\xd8":
-        return None
-    try:
-        # sniff copies what is not bytes already, and the frame header is nearly always among the first of them.
-        header = sniff(data[:_HEADER_BYTES])
-    except HeaderError:
+    header = info
+    if header is None:
+        if bytes(data[:2]) != b"\xff\xd8":
+            return None
         try:
-            header = sniff(data)
+            # sniff copies what is not bytes already, and the frame header is nearly always among the first of them.
+            header = sniff(data[:_HEADER_BYTES])
         except HeaderError:
-            return None  # Pillow will say what is wrong, or know better
+            try:
+                header = sniff(data)
+            except HeaderError:
+                return None  # Pillow will say what is wrong, or know better
     if header.sof not in _HUFFMAN or header.precision != 8 or header.components not in (1, 3):
         return None
     if header.progressive and not is_whole(data):

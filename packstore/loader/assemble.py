@@ -20,13 +20,13 @@ from packstore.decoders import Decoder
 from packstore.errors import DecodeError, PackstoreError, UsageError, printable
 from packstore.loader.stats import Stats
 from packstore.manifest import ENCODED, Manifest
-from packstore.sniff import HeaderError, sniff
+from packstore.sniff import HeaderError, ImageInfo, sniff
 from packstore.stores.base import NUMPY_DTYPE, Reader
 
 # The kernel behind interpolate(antialias=True), with an output to write into and without interpolate's checks, which
 # under the GIL cost more than this call.
 _resize: Any = torch._C._nn._upsample_bilinear2d_aa
-_HEAD = 4096
+_HEAD = 2048  # where nearly every frame header is
 # torch splits work over its threads from this many elements on. Here every core has a thread of ours already, and they
 # would wait for each other: pieces are kept smaller. (Measured for a mirrored 224 x 224 image: 26 µs in pieces, and
 # 8 ms of processor time in one, with two of our threads on two cores.)
@@ -83,7 +83,7 @@ class Assembler:
             )
         if height_width is None:
             # Nothing brings them to one size; they may have one all the same, which every image is held to.
-            first = self._sizes([0], [self._reader.view(0)])[0].tolist()
+            first = self._sizes([0], [self._reader.view(0)])[0][0].tolist()
             height_width = first[0], first[1]
         return (*height_width, 3), torch.uint8
 
@@ -120,7 +120,7 @@ class Assembler:
                 failed.append(self._note(errors, row, record, error))
                 views.append(b"")
         read = perf_counter()
-        sizes = self._sizes(numbers, views)
+        sizes, headers = self._sizes(numbers, views)
         frames = self._plan(sizes, records, seed, epoch) if self._operations else None
         rows = _numpy(out)
         targets = out.permute(0, 3, 1, 2) if frames is not None else None
@@ -128,7 +128,7 @@ class Assembler:
             if row in failed:
                 continue
             try:
-                pixels = self._pixels(record, views[row])
+                pixels = self._pixels(record, views[row], headers[row])
                 if frames is None or targets is None:
                     if pixels.shape != self.shape:
                         raise self._other_size(pixels.shape)
@@ -160,31 +160,35 @@ class Assembler:
         except PackstoreError:
             return "its key is damaged, too"
 
-    def _sizes(self, records: Sequence[int], views: Sequence[Any]) -> NDArray[np.int64]:
-        """Height and width of each image, by its header; 1 x 1 where that cannot be read, which decoding will tell."""
+    def _sizes(
+        self, records: Sequence[int], views: Sequence[Any]
+    ) -> tuple[NDArray[np.int64], Sequence[ImageInfo | None]]:
+        """Height and width of each image, and the headers of image files. Where a header cannot be read, 1 x 1 and
+        None: decoding will tell."""
+        headers: list[ImageInfo | None] = [None] * len(records)
         if self._shapes is not None:
-            return np.asarray(self._shapes[np.asarray(records), :2], np.int64)
+            return np.asarray(self._shapes[np.asarray(records), :2], np.int64), headers
         if not self._encoded:
             height, width, _ = self._reader.manifest.image.shape
-            return np.tile(np.array([height, width], np.int64), (len(records), 1))
-        sizes = np.ones((len(records), 2), np.int64)
+            return np.tile(np.array([height, width], np.int64), (len(records), 1)), headers
+        sizes = [(1, 1)] * len(records)
         for row, view in enumerate(views):
             try:
-                info = sniff(bytes(view[:_HEAD]))
+                info = headers[row] = sniff(bytes(view[:_HEAD]))
             except HeaderError:
                 try:
-                    info = sniff(view)
+                    info = headers[row] = sniff(view)
                 except HeaderError:
                     continue
             sizes[row] = info.height, info.width
-        return sizes
+        return np.array(sizes, np.int64), headers
 
     def _plan(self, sizes: NDArray[np.int64], records: NDArray[np.int64], seed: int, epoch: int) -> Frames:
         return plan_ops(self._operations, sizes, Draws(seed, epoch, records))
 
-    def _pixels(self, record: int, view: Any) -> NDArray[Any]:
+    def _pixels(self, record: int, view: Any, header: ImageInfo | None) -> NDArray[Any]:
         if self._encoded:
-            return self._decoder.decode(view)
+            return self._decoder.decode(view, info=header)
         image = self._reader.manifest.image
         shape = image.shape if self._shapes is None else tuple(self._shapes[record].tolist())
         return np.frombuffer(view, NUMPY_DTYPE[image.dtype]).reshape(shape)

@@ -10,12 +10,14 @@ CIFAR is a CIFAR-10 folder or archive, IMAGES an image folder. In one run, in tu
 - jpeg: an LMDB of the files, random resized crop to 224 and flip, batches of 256; against as many plain threads that
   decode (simplejpeg), crop and resize (antialiased) into batch buffers.
 - raw: the same of uint8 images with the longer side at most 256.
-- gil: the loader's own Python time an image, with the decoding stubbed out and one thread.
+- gil: the loader's own Python time an image: what is left when everything that releases the GIL is stubbed out.
+- memory: what the process has resident after 2 and after 20 epochs; and the time to the first batch.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -148,34 +150,46 @@ def _shares(loader: PackedLoader) -> str:
 
 
 def gil(source: Path, scratch: Path) -> None:
-    """The loader with a decoder that returns the same pixels at once, and resizing stubbed out: what is left is Python
-    (and memory copies), all of it under the GIL."""
+    """What an image costs under the GIL, which is what caps a machine with many cores.
+
+    Everything that releases the GIL is stubbed out: decoding, resizing, the copy of the crop (numpy) and the mirroring
+    (torch). What is left is Python, in processor time.
+    """
     import packstore.loader.assemble as assemble
 
     path = scratch / "gil.lmdb"
     packstore.convert(source, path)
     names = [split.name for split in packstore.open(path).manifest.splits]
     dataset = PackedDataset(path, names[0] if names else None)
-    loader = PackedLoader(dataset, 256, shuffle=True, augment=CROP, threads=1)
-    sizes: dict[int, np.ndarray] = {}
-    assembler = loader._make_assembler()
-    decode, resize = assembler._decoder._decode, assemble._resize
+    assembler = PackedLoader(dataset, 256, augment=CROP, threads=1)._make_assembler()
+    images = {len(dataset.reader.read(r)): dataset._pixels(r) for r in range(min(256, len(dataset)))}
+    records = np.arange(len(images) // 16 * 16).reshape(-1, 16)
+    out = torch.empty((16, *assembler.shape), dtype=assembler.dtype)
 
-    def remember(data: memoryview) -> np.ndarray:
-        key = len(data)
-        if key not in sizes:
-            sizes[key] = decode(data)
-        return sizes[key]
+    def fill() -> float:
+        start = time.thread_time()
+        for part in records:
+            assembler.fill(out, part, 0, 0, None)
+        return (time.thread_time() - start) / records.size
 
-    epoch(loader)
-    assembler._decoder._decode = remember  # type: ignore[method-assign]
-    assemble._resize = lambda *_, **__: None
+    class NoCopies:
+        """numpy, but for the copy of a crop."""
+
+        def __getattr__(self, name: str) -> Any:
+            return (lambda array: array) if name == "ascontiguousarray" else getattr(np, name)
+
+    stubs = {"_resize": lambda *_, **__: None, "mirror_row": lambda row: None, "np": NoCopies()}
+    kept = {name: getattr(assemble, name) for name in stubs}
+    assembler._decoder._decode = lambda data, info: images[len(data)]  # type: ignore[method-assign]
+    for name, stub in stubs.items():
+        setattr(assemble, name, stub)
     try:
-        epoch(loader)
-        seconds = min(epoch(loader) for _ in range(5))
+        fill()
+        seconds = min(fill() for _ in range(20))
     finally:
-        assemble._resize = resize
-    print(f"\nPython an image in JPEG streaming (decode and resize stubbed out): {seconds * 1e6:.0f} µs")
+        for name, value in kept.items():
+            setattr(assemble, name, value)
+    print(f"\nPython an image in JPEG streaming, under the GIL: {seconds * 1e6:.0f} µs")
 
 
 def first_batch(source: Path, scratch: Path) -> None:
@@ -186,6 +200,21 @@ def first_batch(source: Path, scratch: Path) -> None:
     start = time.perf_counter()
     next(iter(PackedLoader(dataset, 32, shuffle=True, augment=CROP)))
     print(f"time to the first batch of 32: {time.perf_counter() - start:.3f} s")
+
+
+def memory(source: Path, scratch: Path) -> None:
+    path = scratch / "memory.lmdb"
+    packstore.convert(source, path)
+    names = [split.name for split in packstore.open(path).manifest.splits]
+    loader = PackedLoader(PackedDataset(path, names[0] if names else None), 64, shuffle=True, augment=CROP)
+    sizes = {}
+    for number in range(1, 21):
+        epoch(loader)
+        if number in (2, 20):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            shared = int(Path("/proc/self/statm").read_text().split()[2])
+            sizes[number] = (pages - shared) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    print(f"resident memory, without maps: {sizes[2]:.0f} MB after 2 epochs, {sizes[20]:.0f} MB after 20")
 
 
 def main() -> None:
@@ -203,6 +232,7 @@ def main() -> None:
             streamed(options.images, Path(scratch), options.repeats, options.threads, raw=True)
             gil(options.images, Path(scratch))
             first_batch(options.images, Path(scratch))
+            memory(options.images, Path(scratch))
     print(f"\nmedians of {options.repeats}; {machine()}, torch {torch.__version__}")
 
 
