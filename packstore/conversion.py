@@ -16,19 +16,21 @@ import packstore
 from packstore.encode import DatasetStatistics, Encoder
 from packstore.errors import CorruptRecordError, SampleError, SourceError
 from packstore.manifest import Column, Manifest, Origin, Skipped
-from packstore.parallel import default_workers, ordered_map
-from packstore.plan import ConvertOptions, Plan, check_space, make_encoder, make_plan, recorded_options
+from packstore.parallel import default_workers, ordered_map, ordered_pieces
+from packstore.plan import ConvertOptions, Plan, check_space, make_encoder, make_plan, recorded_options, with_overrides
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.base import Entry, Source
-from packstore.stores import create_store, open_store
-from packstore.stores.base import Buffer
+from packstore.stores import create_store
+from packstore.stores.base import Buffer, disk_bytes
 from packstore.stores.builder import StoreBuilder
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
-# images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. Either way the bytes in flight are
-# bounded: about (2 * workers + 1) batches.
+# images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
+# when they are decoded (50 KB of PNG can have 100 MB of pixels), so a worker hands over what it has at each
+# _PIECE_BYTES, and ordered_pieces bounds what is in flight.
 _PASS_RECORDS, _PASS_BYTES = 256, 4 << 20
 _DECODE_RECORDS, _DECODE_BYTES = 16, 1 << 20
+_PIECE_BYTES = 4 << 20
 _SMALL_FILE = 16 << 10
 
 
@@ -56,7 +58,7 @@ class ConvertReport:
 
 
 class _Packed(NamedTuple):
-    """A batch that a worker has finished; the lists are parallel."""
+    """A batch, or a part of one, that a worker has finished; the first four lists are parallel."""
 
     entries: list[Entry]
     records: list[Buffer]
@@ -64,6 +66,7 @@ class _Packed(NamedTuple):
     shapes: list[tuple[int, ...] | None]
     skipped: list[Skipped]
     source_bytes: int
+    record_bytes: int
 
 
 def convert(
@@ -85,13 +88,16 @@ def convert(
         progress: Called after each batch.
         **overrides: Fields of :class:`ConvertOptions` that replace those of ``options``.
 
+    Returns:
+        What was done: manifest, bytes, seconds, what was skipped and ignored.
+
     Raises:
-        UsageError: Options that do not go together, or not with this source.
+        UsageError: Unknown options, or options that do not go together, or not with this source.
         SourceError: The source cannot be read, or changed meanwhile; :class:`SampleError` for one bad sample.
         DestinationError: The destination may not be written or has too little space.
         StoreError: Writing failed.
     """
-    chosen = replace(options or ConvertOptions(), **overrides)
+    chosen = with_overrides(options or ConvertOptions(), overrides)
     started = time.monotonic()
     plan = make_plan(Path(source), Path(destination), chosen, progress)
     try:
@@ -146,13 +152,11 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             versions=_versions(encoder),
             skipped=(*_inherited_skips(plan), *skipped),
         )
-    with open_store(plan.destination) as store:
-        disk_bytes = store.disk_bytes()
     return ConvertReport(
         destination=plan.destination,
         manifest=manifest,
         source_bytes=source_bytes,
-        disk_bytes=disk_bytes,
+        disk_bytes=disk_bytes(plan.destination),
         seconds=time.monotonic() - started,
         skipped=tuple(skipped),
         ignored=plan.survey.ignored,
@@ -163,26 +167,44 @@ def _packed_batches(plan: Plan, encoder: Encoder, workers: int) -> Iterator[_Pac
     limits = (_PASS_RECORDS, _PASS_BYTES) if encoder.passes_through else (_DECODE_RECORDS, _DECODE_BYTES)
     source, skip = plan.source, plan.options.on_error == "skip"
     entries = source.entries(plan.options.split)
-    return ordered_map(lambda batch: _pack(batch, source, encoder, skip), batches(entries, *limits), workers)
+    return ordered_pieces(
+        lambda batch: _pack(batch, source, encoder, skip),
+        batches(entries, *limits),
+        workers,
+        size=lambda packed: packed.record_bytes,
+    )
 
 
-def _pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> _Packed:
-    packed = _Packed([], [], [], [], [], sum(entry.size_bytes for entry in batch))
-    entries, records, checksums, shapes, skipped, _ = packed
+def _pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> Iterator[_Packed]:
+    """Yields the records of ``batch`` in parts of about ``_PIECE_BYTES``."""
     read, checksum = source.read, xxhash.xxh3_64_intdigest
-    for entry in batch:
-        try:
-            record, shape = encoder(entry.key, read(entry))
-        except (SampleError, CorruptRecordError) as error:
-            if not skip:
-                raise
-            skipped.append(Skipped(entry.key, error.reason if isinstance(error, SampleError) else str(error)))
-            continue
-        entries.append(entry)
-        records.append(record)
-        checksums.append(checksum(record))
-        shapes.append(shape)
-    return packed
+    remaining = iter(batch)
+    while True:
+        entries: list[Entry] = []
+        records: list[Buffer] = []
+        checksums: list[int] = []
+        shapes: list[tuple[int, ...] | None] = []
+        skipped: list[Skipped] = []
+        source_bytes = record_bytes = 0
+        for entry in remaining:
+            source_bytes += entry.size_bytes
+            try:
+                record, shape = encoder(entry.key, read(entry))
+            except (SampleError, CorruptRecordError) as error:
+                if not skip:
+                    raise
+                skipped.append(Skipped(entry.key, error.reason if isinstance(error, SampleError) else str(error)))
+                continue
+            entries.append(entry)
+            records.append(record)
+            checksums.append(checksum(record))
+            shapes.append(shape)
+            record_bytes += len(record)
+            if record_bytes >= _PIECE_BYTES:
+                break
+        if not entries and not skipped:
+            return
+        yield _Packed(entries, records, checksums, shapes, skipped, source_bytes, record_bytes)
 
 
 def _append(builder: StoreBuilder, packed: _Packed, columns: tuple[Column, ...]) -> None:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.decoders import get_decoder
-from packstore.errors import DecodeError, UsageError, printable
+from packstore.errors import DecodeError, StoreError, UsageError, printable
 from packstore.manifest import ENCODED, FLOAT_ENCODINGS, Manifest
 from packstore.stores import open_store
 from packstore.stores.base import Ragged, Reader
@@ -78,6 +78,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         # Absolute: a worker process may have another working directory.
         self.path = Path(path).absolute()
         self.device = torch.device(device)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise UsageError("device='cuda', but torch finds no CUDA device here; use device='cpu'")
         self.output = output
         self.transform = transform
         self.target_transform = target_transform
@@ -101,19 +103,19 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     def __getitem__(self, index: int | slice | Sequence[int] | NDArray[Any] | torch.Tensor) -> Any:
         """Item ``index`` (negative from the end), or a batch for a slice or a list of indices.
 
-        Raises :class:`IndexError` outside the dataset.
+        Raises :class:`IndexError` outside the dataset, and :class:`TypeError` for what is no index; masks are none.
         """
-        if isinstance(index, int):
+        if type(index) is int:
             return self._item(self._record(index))
         if isinstance(index, slice):
             return self._batch(list(range(self._start, self._start + self._length)[index]))
         if isinstance(index, Iterable) and not (hasattr(index, "ndim") and index.ndim == 0):
-            return self._batch([self._record(as_index(i)) for i in index])
-        return self._item(self._record(as_index(cast(Any, index))))
+            return self._batch([self._record(_whole(i)) for i in index])
+        return self._item(self._record(_whole(index)))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The items at ``indices``: torch's ``DataLoader`` fetches a batch by this, and collates it itself."""
-        records = [self._record(as_index(i)) for i in indices]
+        records = [self._record(_whole(i)) for i in indices]
         whole = self._whole_images()
         if whole is None or not records:
             return [self._item(r) for r in records]
@@ -123,11 +125,15 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     @property
     def reader(self) -> Reader:
         """The open store; opened anew in each process, because C libraries do not survive a fork."""
-        if self._reader is None or self._pid != os.getpid():
+        reader = self._reader  # a copy: another thread may close the dataset meanwhile
+        if reader is None or self._pid != os.getpid():
+            reader = open_store(self.path)
+            if reader.manifest != self.manifest:
+                raise StoreError(f"{self.path} has been replaced by another store; open it again as a new dataset")
             self._loaded = {}
-            self._reader = open_store(self.path)
+            self._reader = reader
             self._pid = os.getpid()
-        return self._reader
+        return reader
 
     @property
     def classes(self) -> list[str]:
@@ -153,9 +159,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return _Keys(self.reader.ragged("key"), self._start, self._length)
 
     def close(self) -> None:
-        """Closes the store; the next access opens it again."""
-        if self._reader is not None and self._pid == os.getpid():
-            self._reader.close()
+        """Lets go of the store; the next access opens it again. What another thread is reading, it finishes."""
         self._reader = None
         self._loaded = {}
 
@@ -172,7 +176,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         lines = [
             f"PackedDataset {str(self.path)!r}",
             f"    records: {len(self)}" + (f" (split {self.split!r})" if self.split else ""),
-            f"    classes: {len(self.classes)}",
+            *([f"    classes: {len(self.classes)}"] if m.classes is not None else []),
             f"    encoding: {m.encoding}{shape} in {m.format}",
             f"    item: {', '.join(self.columns)} (image as {self.output}, {self.device})",
         ]
@@ -306,6 +310,12 @@ class _Keys(Sequence[str]):
             return [self[i] for i in range(self._length)[index]]
         record = range(self._start, self._start + self._length)[index]
         return bytes(self._keys[record]).decode("utf-8", "surrogateescape")
+
+
+def _whole(index: Any) -> int:
+    if isinstance(index, (bool, np.bool_)) or getattr(index, "dtype", None) == torch.bool:
+        raise TypeError("a mask is no list of indices; use mask.nonzero() or numpy.flatnonzero(mask)")
+    return as_index(index)
 
 
 def _names(manifest: Manifest) -> str:

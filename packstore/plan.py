@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any, TypeVar
 
-from packstore.encode import EncodeOptions, Encoder, parse_normalize, parse_size
-from packstore.errors import DestinationError, SampleError, UsageError
+from packstore.encode import WRITABLE_ENCODINGS, EncodeOptions, Encoder, as_normalization, parse_size
+from packstore.errors import DestinationError, SampleError, UsageError, printable
 from packstore.manifest import (
     ENCODED,
-    ENCODINGS,
     FLOAT_ENCODINGS,
     FORMATS,
     TENSOR_ENCODINGS,
     Manifest,
+    Normalization,
 )
 from packstore.progress import ProgressCallback, no_progress
-from packstore.sources import open_source
+from packstore.sources import KINDS, open_source
 from packstore.sources.base import Entry, Source, Survey, paged
 from packstore.stores import format_of, is_store
 
@@ -41,11 +42,12 @@ class ConvertOptions:
         encoding: One of ``original``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``; None chooses:
             a store's own encoding, the source's bytes for LMDB and HDF5, ``float16`` for ``.pth``.
         size: ``S`` or ``(height, width)`` of tensor encodings.
-        fit: ``crop``, ``pad`` or ``squash``: how an image of another aspect ratio comes to ``size``.
+        fit: ``crop``, ``pad`` or ``squash``: how an image of another aspect ratio comes to ``size``; None for ``crop``.
         resize: Shorter side to which ``jpeg`` shrinks, or None.
         max_side: Longer side that ``jpeg`` and ragged ``uint8`` allow, or None.
         quality: JPEG quality, 1 … 100; None for 90, and to leave records of a ``jpeg`` store as they are.
-        normalize: ``imagenet``, ``cifar10``, ``cifar100``, ``auto``, ``none`` or ``M,M,M/S,S,S``; None chooses.
+        normalize: ``imagenet``, ``cifar10``, ``cifar100``, ``auto``, ``none`` ``M,M,M/S,S,S``, or a
+            :class:`packstore.manifest.Normalization`; None chooses.
         exif_transpose: Turn images as their EXIF orientation says.
         check: ``header``, ``decode`` or ``none``: how thoroughly each file is checked.
         on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
@@ -61,11 +63,11 @@ class ConvertOptions:
     format: str | None = None
     encoding: str | None = None
     size: int | tuple[int, int] | None = None
-    fit: str = "crop"
+    fit: str | None = None
     resize: int | None = None
     max_side: int | None = None
     quality: int | None = None
-    normalize: str | None = None
+    normalize: str | Normalization | None = None
     exif_transpose: bool = False
     check: str = "header"
     on_error: str = "raise"
@@ -79,14 +81,30 @@ class ConvertOptions:
             raise UsageError(f"on_error should be 'raise' or 'skip', got {self.on_error!r}")
         if self.format is not None and self.format not in FORMATS:
             raise UsageError(f"unknown format {self.format!r}; formats: {', '.join(FORMATS)}")
-        if self.encoding is not None and self.encoding not in ENCODINGS:
-            raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(ENCODINGS)}")
-        if self.encoding == "seekable":
-            raise UsageError("the encoding 'seekable' can be read about in the manifest but not written yet")
-        if self.workers is not None and self.workers < 1:
-            raise UsageError(f"workers should be at least 1, got {self.workers}")
-        if self.shard_size is not None and self.shard_size < 1:
-            raise UsageError(f"the shard size should be at least 1 byte, got {self.shard_size}")
+        if self.encoding is not None and self.encoding not in WRITABLE_ENCODINGS:
+            raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(WRITABLE_ENCODINGS)}")
+        for name in ("workers", "shard_size"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise UsageError(f"{name.replace('_', ' ')} should be a whole number of at least 1, got {value!r}")
+        if self.fit is not None and self.size is None:
+            raise UsageError("fit says how an image comes to a size: give a size too")
+        if self.normalize is not None and self.normalize != "auto":
+            as_normalization(self.normalize)
+        if self.source_kind is not None and self.source_kind not in KINDS:
+            raise UsageError(f"unknown kind of source {self.source_kind!r}; kinds: {', '.join(KINDS)}")
+
+
+_Options = TypeVar("_Options")
+
+
+def with_overrides(options: _Options, overrides: Mapping[str, Any]) -> _Options:
+    """``options`` with some fields exchanged. Raises :class:`UsageError` for a field that there is not."""
+    known = [field.name for field in fields(options)]  # type: ignore[arg-type]
+    for name in overrides:
+        if name not in known:
+            raise UsageError(f"unknown option {name!r}; options: {', '.join(known)}")
+    return replace(options, **overrides)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +152,7 @@ def make_plan(
     format = options.format or format_of(destination)
     if format is None:
         raise UsageError(
-            f"{destination}: no format has the suffix {destination.suffix!r}; "
+            f"{printable(str(destination))}: its name does not end like one of a store's; "
             "use .lmdb, .h5, .hdf5, .pth or .pt, or name one with --format"
         )
     _check_places(source, destination, options.overwrite)
@@ -176,32 +194,37 @@ def check_space(plan: Plan) -> None:
     """Raises :class:`DestinationError` when the estimated result does not fit into the free space."""
     if plan.estimate_bytes > plan.free_bytes:
         raise DestinationError(
-            f"{plan.destination}: the result takes about {plan.estimate_bytes / 1e9:.2f} GB, but only "
-            f"{plan.free_bytes / 1e9:.2f} GB are free there; free some space or write elsewhere"
+            f"{printable(str(plan.destination))}: the result takes about {plan.estimate_bytes / 1e6:,.1f} MB, but only "
+            f"{plan.free_bytes / 1e6:,.1f} MB are free there; free some space or write elsewhere"
         )
 
 
 def _check_places(source: Path, destination: Path, overwrite: bool) -> None:
+    shown = printable(str(destination))
     if not source.exists():
-        raise UsageError(f"{source}: no such file or directory")
+        raise UsageError(f"{printable(str(source))}: no such file or directory")
     parent = destination.absolute().parent
     if not parent.is_dir():
-        raise DestinationError(f"{destination}: the directory {parent} does not exist; make it first")
+        raise DestinationError(f"{shown}: the directory {printable(str(parent))} does not exist; make it first")
     real_source, real_destination = source.resolve(), destination.resolve()
     if real_destination == real_source:
-        raise DestinationError(f"{destination}: source and destination are the same; choose another destination")
+        raise DestinationError(f"{shown}: source and destination are the same; choose another destination")
     if real_source.is_dir() and real_destination.is_relative_to(real_source):
-        raise DestinationError(f"{destination}: the destination lies inside the source {source}; write it elsewhere")
+        raise DestinationError(
+            f"{shown}: the destination lies inside the source {printable(str(source))}; write it elsewhere"
+        )
     if real_source.is_relative_to(real_destination):
-        raise DestinationError(f"{destination}: the source {source} lies inside the destination; write it elsewhere")
+        raise DestinationError(
+            f"{shown}: the source {printable(str(source))} lies inside the destination; write it elsewhere"
+        )
     if os.path.lexists(destination):
-        if not overwrite:
-            raise DestinationError(f"{destination}: exists already; choose another name, or --overwrite to replace it")
         if not is_store(destination):
             raise DestinationError(
-                f"{destination}: exists and is not a packstore store, so --overwrite does not touch it; "
+                f"{shown}: exists and is not a packstore store, which packstore never replaces; "
                 "remove it yourself or choose another name"
             )
+        if not overwrite:
+            raise DestinationError(f"{shown}: exists already; choose another name, or --overwrite to replace it")
 
 
 def _resolve_encoding(format: str, kind: str, survey: Survey, options: ConvertOptions) -> tuple[EncodeOptions, bool]:
@@ -213,6 +236,8 @@ def _resolve_encoding(format: str, kind: str, survey: Survey, options: ConvertOp
     if encoding == "original" and survey.encoding in TENSOR_ENCODINGS:
         encoding = survey.encoding  # there are no files: the pixels are the original
     normalize = options.normalize
+    if options.quality is not None and encoding != "jpeg":
+        raise UsageError(f"quality is for the encoding jpeg, not {encoding}; leave it out, or add --encoding jpeg")
     if encoding not in FLOAT_ENCODINGS:
         if normalize is not None:
             raise UsageError(
@@ -223,14 +248,15 @@ def _resolve_encoding(format: str, kind: str, survey: Survey, options: ConvertOp
     elif survey.encoding in FLOAT_ENCODINGS and normalize is None:
         normalization = survey.store.normalization if survey.store else None
     else:
-        normalize = normalize or (kind if kind in ("cifar10", "cifar100") else "imagenet")
-        normalization = None if normalize == "auto" else parse_normalize(normalize)
+        if normalize is None:
+            normalize = kind if kind in ("cifar10", "cifar100") else "imagenet"
+        normalization = None if normalize == "auto" else as_normalization(normalize)
     if normalize == "auto" and survey.encoding in FLOAT_ENCODINGS:
         raise UsageError(f"the source is normalised already ({survey.encoding}); leave --normalize out to keep it")
     encode = EncodeOptions(
         encoding=encoding,
         size=options.size,
-        fit=options.fit,
+        fit=options.fit or "crop",
         resize=options.resize,
         max_side=options.max_side,
         quality=options.quality or DEFAULT_QUALITY,
@@ -293,7 +319,7 @@ def _uniform_shape(encode: EncodeOptions, survey: Survey, probe: _Probe) -> tupl
         return None
     shapes = probe.shapes(encode, survey)
     if len(shapes) > 1:
-        some = ", ".join(f"{h}x{w} ({key})" for (h, w, _), key in islice(shapes.items(), 3))
+        some = ", ".join(f"{h}x{w} ({printable(key)})" for (h, w, _), key in islice(shapes.items(), 3))
         proposal = 224 if min(min(shape[:2]) for shape in shapes) >= 64 else 32
         raise UsageError(
             f"{encode.encoding} needs images of one size, and these differ (height x width): {some}; "

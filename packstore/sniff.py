@@ -12,6 +12,9 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 Data = bytes | bytearray | memoryview
 
 
@@ -251,34 +254,61 @@ def _tiff(data: bytes, whole: bool) -> ImageInfo:
     at += struct.calcsize(count_format)
     if at + count * size > len(data):
         raise HeaderError(f"is truncated: TIFF directory of {count} entries at byte {at}, the file has {len(data)}")
-    tags: dict[int, tuple[int, ...]] = {}
+    if count > _MAX_TIFF_TAGS:
+        raise HeaderError(f"is damaged: a TIFF directory of {count} entries")
+    tags: dict[int, tuple[str, int, int]] = {}  # type, number of values, where they lie
     for entry in range(at, at + count * size, size):
         tag, kind, length = struct.unpack_from(order + ("HHQ" if big else "HHI"), data, entry)
-        if tag not in _TIFF_TAGS or kind not in _TIFF_TYPES or not length:
+        if kind not in _TIFF_WIDTHS or not length or not (whole or tag in _TIFF_TAGS):
             continue
         value = entry + size - inline
-        letter, width = _TIFF_TYPES[kind]
+        width = _TIFF_WIDTHS[kind]
         if length * width > inline:
             value = struct.unpack_from(order + ("Q" if big else "I"), data, value)[0]
-            if value + length * width > len(data):
+            if value + length * width > len(data):  # of any tag: a decoder may need it, as JPEG tables
                 end = value + length * width
                 raise HeaderError(f"is truncated: TIFF values end at byte {end}, the file has {len(data)}")
-        tags[tag] = struct.unpack_from(f"{order}{length}{letter}", data, value)
-    if 256 not in tags or 257 not in tags:
-        raise HeaderError("is damaged: a TIFF without width and height")
+        if tag in _TIFF_TAGS and kind in _TIFF_NUMBERS:
+            tags.setdefault(tag, (order + _TIFF_NUMBERS[kind], length, value))
+
+    def first(tag: int, default: int | None = None) -> int:
+        if tag in tags:
+            letter, _, value = tags[tag]
+            number: int = struct.unpack_from(letter, data, value)[0]
+            return number
+        if default is None:
+            raise HeaderError("is damaged: a TIFF without width and height")
+        return default
+
+    info = ImageInfo("tiff", first(256), first(257), first(277, 1), first(258, 1))
     if whole:
         for offsets, counts in ((273, 279), (324, 325)):  # strips, tiles
-            ends = map(int.__add__, tags.get(offsets, ()), tags.get(counts, ()))
-            if (end := max(ends, default=0)) > len(data):
-                raise HeaderError(f"is truncated: TIFF pixels end at byte {end}, the file has {len(data)}")
-        if not tags.get(273) and not tags.get(324):
+            if offsets in tags and counts in tags:
+                _check_tiff_pixels(data, tags[offsets], tags[counts])
+        if 273 not in tags and 324 not in tags:
             raise HeaderError("is damaged: a TIFF without pixels")
-    bits = tags.get(258, (1,))
-    return ImageInfo("tiff", tags[256][0], tags[257][0], tags.get(277, (1,))[0], bits[0])
+    return info
+
+
+def _check_tiff_pixels(data: bytes, offsets: tuple[str, int, int], counts: tuple[str, int, int]) -> None:
+    """Raises :class:`HeaderError` where strips or tiles lie beyond the end. They may be as many as the file has bytes,
+    so numpy counts them, in uint64 without overflow."""
+    length, size = min(offsets[1], counts[1]), np.uint64(len(data))
+    starts, sizes = (_tiff_numbers(data, letter, length, value) for letter, _, value in (offsets, counts))
+    beyond = np.flatnonzero((starts > size) | (sizes > size - np.minimum(starts, size)))
+    if len(beyond):
+        end = int(starts[beyond[-1]]) + int(sizes[beyond[-1]])
+        raise HeaderError(f"is truncated: TIFF pixels end at byte {end}, the file has {len(data)}")
+
+
+def _tiff_numbers(data: bytes, letter: str, length: int, at: int) -> NDArray[np.uint64]:
+    return np.frombuffer(data, letter, length, at).astype(np.uint64)
 
 
 _TIFF_TAGS = frozenset((256, 257, 258, 273, 277, 279, 324, 325))
-_TIFF_TYPES = {1: ("B", 1), 3: ("H", 2), 4: ("I", 4), 16: ("Q", 8)}
+_MAX_TIFF_TAGS = 0xFFFF  # as many as a TIFF can have; a BigTIFF could say more
+_TIFF_WIDTHS = {**dict(enumerate((1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4), 1)), 16: 8, 17: 8, 18: 8}  # bytes a value
+_TIFF_NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # unsigned integers, for struct and numpy alike
 
 
 def _pnm(data: bytes, whole: bool) -> ImageInfo:

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from packstore.against import Comparison
 from packstore.decoders import Decoder, get_decoder
-from packstore.errors import DecodeError, PackstoreError, StoreError
+from packstore.errors import DecodeError, PackstoreError, StoreError, printable
 from packstore.manifest import ENCODED, Manifest, fixed_digest, ragged_digest
 from packstore.parallel import default_workers, ordered_map
+from packstore.plan import with_overrides
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.sources import open_source
 from packstore.stores import open_store
@@ -102,7 +103,7 @@ def verify(
         StoreError: ``path`` does not open as a store at all.
         SourceError: The source to compare with cannot be read.
     """
-    chosen = replace(options or VerifyOptions(), **overrides)
+    chosen = with_overrides(options or VerifyOptions(), overrides)
     with open_store(path) as reader:
         return _Verification(reader, chosen, progress).run()
 
@@ -130,7 +131,7 @@ class _Verification:
         checks.append("digests of the columns")
         sound = self.columns()
         if "checksum" in sound:
-            checks.append(f"checksums of {len(self.reader)} records")
+            checks.append(f"checksums of {len(self.reader):,} records")
             self.records(self.reader.fixed("checksum"))
         if self.options.decode:
             encoded = manifest.encoding in ENCODED
@@ -138,7 +139,7 @@ class _Verification:
             if encoded:
                 self.decode(get_decoder(self.options.decoder))
         if self.options.against is not None:
-            checks.append(f"compared with {os.fspath(self.options.against)}")
+            checks.append(f"compared with {printable(os.fsdecode(self.options.against))}")
             self.against(Path(self.options.against))
         return self.result(checks)
 

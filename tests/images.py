@@ -69,6 +69,7 @@ def all_images() -> dict[str, bytes]:
         "webp-animated": encode(rgb, "WEBP", save_all=True, append_images=[picture(seed=3)]),
         "tiff": encode(rgb, "TIFF"),
         "tiff-deflate": encode(rgb, "TIFF", compression="tiff_deflate"),
+        "tiff-jpeg": encode(rgb, "TIFF", compression="jpeg"),  # its JPEG tables lie behind the pixels
         "tiff-16": encode(picture("I;16"), "TIFF"),
         "tiff-bits": encode(picture("1"), "TIFF"),
         "tiff-big": encode(rgb, "TIFF", big_tiff=True),

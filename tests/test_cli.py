@@ -19,7 +19,7 @@ import pytest
 import packstore
 from packstore.cli import cli
 from packstore.cli.common import ByteSize, human_bytes
-from tests.datasets import make_cifar10, make_folder, write_image
+from tests.datasets import make_cifar10, make_folder, pixels, write_image
 
 COMMAND = [sys.executable, "-m", "packstore"]
 
@@ -186,7 +186,7 @@ def large_folder(root: Path, files: int) -> Path:
     return root
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("shards", [[], ["--shard-size", "1MB"]])
 def test_an_interrupted_conversion_leaves_nothing(
     tmp_path: Path, number: signal.Signals, code: int, shards: list[str]
@@ -202,7 +202,7 @@ def test_an_interrupted_conversion_leaves_nothing(
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    assert "Traceback" not in errors
+    assert errors in ("packstore: interrupted\n", "packstore: terminated\n")
     assert [p.name for p in tmp_path.iterdir()] == ["photos"]
 
 
@@ -253,3 +253,85 @@ def test_sizes_as_people_write_them(text: str, expected: int) -> None:
 )
 def test_sizes_as_people_read_them(number: int, expected: str) -> None:
     assert human_bytes(number) == expected
+
+
+def test_a_bad_file_is_named_with_its_path_and_a_way_on(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos", splits=())
+    (tmp_path / "photos" / "bee" / "bad.jpg").write_bytes(b"no image")
+    message = one_line(run("convert", tmp_path / "photos", tmp_path / "a.lmdb"), 1)
+    assert f"{tmp_path}/photos/bee/bad.jpg: " in message
+    assert "--on-error skip" in message
+
+
+def test_quiet_verify_prints_problems_only(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos", splits=())
+    packstore.convert(tmp_path / "photos", tmp_path / "a.h5")
+    with packstore.open(tmp_path / "a.h5") as store:
+        data = bytes(store.read(2))
+    content = bytearray((tmp_path / "a.h5").read_bytes())
+    content[content.find(data) + 20] ^= 1
+    (tmp_path / "a.h5").write_bytes(content)
+    lines = run("verify", "-q", tmp_path / "a.h5").stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("problem  record 2 ")
+    assert "NOT whole" in lines[1]
+
+
+def test_json_also_of_what_does_not_open(tmp_path: Path) -> None:
+    done = run("verify", tmp_path, "--json")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["ok"] is False
+    assert str(tmp_path) in report["problems"][0]["what"]
+
+
+def test_labels_without_a_source_are_a_mistake(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "a.h5")
+    assert run("verify", tmp_path / "a.h5", "--labels", tmp_path / "labels.csv").returncode == 2
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
+@pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
+def test_closed_standard_streams_do_no_harm(tmp_path: Path, closed: str, suffix: str) -> None:
+    """A C library that prints to a closed standard error must not print into the store."""
+    from PIL import Image
+
+    (tmp_path / "photos").mkdir()
+    for i in range(6):
+        path = tmp_path / "photos" / f"{i}.tif"
+        Image.fromarray(pixels(30, 30, i)).save(path, compression="tiff_deflate")
+        data = bytearray(path.read_bytes())
+        if i % 2:
+            data[len(data) // 2] ^= 0xFF
+        path.write_bytes(data)
+    out = tmp_path / f"a.{suffix}"
+    command = (
+        f"{sys.executable} -m packstore convert {tmp_path}/photos {out} --encoding uint8 --size 16 --on-error skip"
+    )
+    done = subprocess.run(f"{command} {closed}", shell=True, check=False)
+    assert done.returncode in (0, 3)
+    assert packstore.verify(out).ok
+
+
+def test_a_store_may_lie_about_its_labels(tmp_path: Path) -> None:
+    from packstore.manifest import Column, Origin
+    from packstore.stores import create_store
+
+    columns = (
+        Column("image", "ragged", "uint8"),
+        Column("label", "fixed", "int64", classes=("a", "b")),
+        Column("key", "ragged", "uint8"),
+        Column("checksum", "fixed", "uint64"),
+    )
+    with create_store(tmp_path / "a.h5", format="hdf5", encoding="original", columns=columns) as builder:
+        builder.append([b"x"] * 4, {"label": [0, 0, 1, 1], "key": ["1", "2", "3", "4"]}, "")
+        builder.commit(origin=Origin("flat", "\x1b[31mevil\x1b[0m"))
+    import h5py
+
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file["label"][0], file["label"][2] = -5, 2**40
+    done = run("info", tmp_path / "a.h5")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert not packstore.verify(tmp_path / "a.h5").ok
+    assert json.loads(run("info", tmp_path / "a.h5", "--json").stdout)["class_counts"] == {"a": 1, "b": 1}

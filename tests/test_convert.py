@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -297,6 +300,11 @@ def test_a_destination_inside_the_source_is_refused(folder: Path, name: str) -> 
         ({"split": "holdout"}, "train"),
         ({"source_kind": "cifar11"}, "cifar10"),
         ({"labels": Path("nowhere.csv")}, "nowhere.csv"),
+        ({"colour": True}, "unknown option 'colour'; options: source_kind"),
+        ({"shard_size": "1MB"}, "whole number"),
+        ({"encoding": "seekable"}, "unknown encoding"),
+        ({"quality": 80}, "for the encoding jpeg"),
+        ({"encoding": "uint8", "fit": "pad"}, "give a size"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(
@@ -305,6 +313,12 @@ def test_wrong_options_are_refused_before_anything_is_written(
     with pytest.raises(PackstoreError, match=message):
         packstore.convert(folder, tmp_path / "out.lmdb", **options)
     assert left_in(tmp_path) == []
+
+
+def test_wrong_options_come_before_an_existing_destination(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.lmdb").mkdir()
+    with pytest.raises(UsageError):
+        packstore.convert(folder, tmp_path / "out.lmdb", encoding="float16", normalize="garbage")
 
 
 def test_unknown_suffix_and_missing_parent(folder: Path, tmp_path: Path) -> None:
@@ -342,14 +356,42 @@ def test_a_source_that_shrinks_meanwhile_is_noticed(folder: Path, tmp_path: Path
     assert left_in(tmp_path) == ["photos"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
-def test_no_permission(folder: Path, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
+def _convert_as_somebody_else(folder: Path, destination: Path, result: Any) -> None:
+    if os.geteuid() == 0:  # root may write everywhere
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
     try:
-        with pytest.raises(DestinationError, match="ermission"):
-            packstore.convert(folder, tmp_path / "out.lmdb")
+        packstore.convert(folder, destination)
+    except PackstoreError as error:
+        result.put((type(error).__name__, str(error)))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_no_permission(suffix: str) -> None:
+    import packstore.stores.hdf5_store
+    import packstore.stores.lmdb_store
+    import packstore.stores.pth_store  # noqa: F401 - loaded before the child gives up the right to read them
+
+    place = Path(tempfile.mkdtemp())
+    try:
+        place.chmod(0o755)
+        folder = make_folder(place / "photos", splits=(), size=(9, 9))
+        (place / "locked").mkdir(mode=0o555)
+        context = multiprocessing.get_context("fork")
+        result = context.Queue()
+        child = context.Process(
+            target=_convert_as_somebody_else, args=(folder, place / "locked" / f"out{suffix}", result)
+        )
+        child.start()
+        name, message = result.get(timeout=60)
+        child.join(60)
+        assert name == "DestinationError"
+        assert "ermission denied" in message
+        assert f"locked/out{suffix}" in message
     finally:
-        tmp_path.chmod(0o700)
+        (place / "locked").chmod(0o755)
+        shutil.rmtree(place)
 
 
 @pytest.mark.parametrize(("suffix", "encoding"), [(s, e) for s in SUFFIXES for e in ("original", "jpeg", "uint8")])

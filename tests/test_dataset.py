@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,3 +290,60 @@ def test_cifar_gives_torchvisions_items(tmp_path: Path) -> None:
     assert ds.classes[:3] == ["airplane", "automobile", "bird"]
     for i in (0, 19, 20, 99):
         np.testing.assert_array_equal(np.asarray(ds[i][0]), data[i])
+
+
+@pytest.mark.parametrize("mask", [[True, False], np.array([True] * 12), torch.tensor([True] * 12), np.True_, True])
+def test_masks_are_no_indices(pack: Pack, mask: Any) -> None:
+    with pytest.raises(TypeError, match="mask"):
+        PackedDataset(pack("h5", "uint8"), "val")[mask]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_store_that_was_replaced_is_not_taken_for_the_old_one(folder: Path, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    packstore.convert(folder, path, encoding="uint8", size=8, split="train")
+    ds = PackedDataset(path)
+    first = ds[0][0].clone()
+    travelling = pickle.dumps(ds)
+    packstore.convert(folder, path, encoding="uint8", size=8, split="val", overwrite=True)
+    assert torch.equal(ds[0][0], first)  # still open: it keeps its data
+    with pytest.raises(StoreError, match="replaced"):
+        pickle.loads(travelling)[0]
+    ds.close()
+    with pytest.raises(StoreError, match="replaced"):
+        ds[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_cuda_that_is_not_there(pack: Pack) -> None:
+    with pytest.raises(UsageError, match="no CUDA device"):
+        PackedDataset(pack("h5", "uint8"), "val", device="cuda")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_closing_while_others_read_harms_nobody(pack: Pack, suffix: str) -> None:
+    ds = PackedDataset(pack(suffix, "original"), "train")
+    wanted = [ds[i][0].clone() for i in range(len(ds))]
+    wrong: list[BaseException | int] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        try:
+            for i in itertools.cycle(range(len(ds))):
+                if stop.is_set():
+                    return
+                if not torch.equal(ds[i][0], wanted[i]):
+                    wrong.append(i)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        ds.close()
+        ds[0]
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

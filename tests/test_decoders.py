@@ -193,6 +193,20 @@ def test_the_result_belongs_to_the_caller(decoder: Decoder) -> None:
         np.testing.assert_array_equal(first, kept)
 
 
+def test_messages_are_text_and_not_python() -> None:
+    """Pillow says ``broken PNG file (chunk b'ID\\x00T')``."""
+    data = bytearray(save(PHOTO, "PNG"))
+    data[data.index(b"IDAT") + 2] = 0
+    found = []
+    for wrong in (bytes(data), b"no image", b"\x89PNG\r\n\x1a\n" + bytes(30)):
+        with pytest.raises(DecodeError) as caught:
+            get_decoder("pillow").decode(wrong)
+        found.append(str(caught.value))
+        assert "b'" not in found[-1]
+    assert "'ID\\x00T'" in found[0]
+    assert found[1].endswith("8 bytes that begin with 'no image'")
+
+
 # What is damaged: whatever Pillow says of it, all say.
 
 

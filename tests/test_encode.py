@@ -22,11 +22,13 @@ from packstore.encode import (
     DatasetStatistics,
     EncodeOptions,
     Encoder,
+    as_normalization,
     compare,
     encode_jpeg,
     parse_normalize,
     parse_size,
 )
+from packstore.encode.compare import _worst_patch
 from packstore.encode.pixels import cast_floats, normalization_tables, normalize, to_float32
 from packstore.errors import SampleError, UsageError
 from packstore.manifest import FLOAT_ENCODINGS, NORMALIZATIONS, Column, Normalization
@@ -69,7 +71,19 @@ def normalized(image: NDArray[np.uint8], normalization: Normalization | None) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoding": "png"}, "encoding should be one of original, seekable, jpeg"),
+        ({"encoding": "png"}, "encoding should be one of original, jpeg, uint8, float16, bfloat16, float32, got 'png'"),
+        ({"encoding": 5}, "encoding should be one of"),
+        ({"fit": ["crop"]}, "fit should be one of"),
+        ({"encoding": "uint8", "size": "224"}, r"size should be a whole number from 1 to 65535, or \(height, width\)"),
+        ({"encoding": "uint8", "size": ("4", 4)}, "size should be a whole number from 1 to 65535, got '4'"),
+        ({"encoding": "uint8", "size": True}, "size should be a whole number"),
+        ({"encoding": "uint8", "size": 65535}, "at most 178956970 pixels, got 65535 x 65535"),
+        ({"encoding": "jpeg", "resize": 1.5}, "resize should be a whole number"),
+        ({"encoding": "jpeg", "max_side": "9"}, "max-side should be a whole number"),
+        ({"encoding": "jpeg", "quality": "80"}, "quality should be a whole number from 1 to 100, got '80'"),
+        ({"encoding": "jpeg", "quality": None}, "quality should be a whole number"),
+        ({"encoding": "jpeg", "exif_transpose": "yes"}, "exif-transpose should be True or False, got 'yes'"),
+        ({"encoding": "float16", "normalization": "imagenet"}, "should be a Normalization or None, got 'imagenet'"),
         ({"encoding": "uint8", "fit": "zoom"}, "fit should be one of crop, pad, squash, got 'zoom'"),
         ({"check": "twice"}, "check should be one of header, decode, none"),
         ({"decoder": "gd"}, "decoder should be one of auto, turbojpeg"),
@@ -79,15 +93,15 @@ def normalized(image: NDArray[np.uint8], normalization: Normalization | None) ->
         ({"encoding": "uint8", "size": (1, 2, 3)}, "size should be a whole number"),
         ({"encoding": "jpeg", "resize": 0}, "resize should be"),
         ({"encoding": "jpeg", "resize": True}, "resize should be"),
-        ({"encoding": "jpeg", "max_side": 10**9}, "max_side should be"),
+        ({"encoding": "jpeg", "max_side": 10**9}, "max-side should be"),
         ({"encoding": "jpeg", "quality": 0}, "quality should be a whole number from 1 to 100, got 0"),
         ({"encoding": "jpeg", "quality": 101}, "quality should be"),
         ({"encoding": "uint8", "size": 5, "resize": 5}, "size fixes height and width"),
-        ({"encoding": "uint8", "size": 5, "max_side": 5}, "size fixes height and width"),
+        ({"encoding": "uint8", "size": 5, "max_side": 5}, "so resize and max-side have nothing to say"),
         ({"encoding": "original", "size": 5}, "keeps files as they are"),
-        ({"encoding": "original", "resize": 5}, "keeps files as they are"),
+        ({"encoding": "original", "resize": 5}, "so size, resize, max-side and exif-transpose cannot"),
         ({"encoding": "original", "exif_transpose": True}, "keeps files as they are"),
-        ({"encoding": "uint8", "normalization": IMAGENET}, "normalization is for float16, bfloat16, float32, not"),
+        ({"encoding": "uint8", "normalization": IMAGENET}, "normalisation is for float16, bfloat16, float32, not"),
     ],
 )
 def test_impossible_options_say_what_is_possible(options: dict[str, Any], message: str) -> None:
@@ -111,17 +125,56 @@ def test_normalizations_are_read() -> None:
     assert parse_normalize("imagenet") == Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert parse_normalize("cifar10") == Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
     assert parse_normalize("cifar100") == Normalization((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
-    assert parse_normalize("0.5,0.4,.3/1,2,3e-1") == Normalization((0.5, 0.4, 0.3), (1.0, 2.0, 0.3))
+    assert parse_normalize("0.5,0,1/1,.2,3e-1") == Normalization((0.5, 0.0, 1.0), (1.0, 0.2, 0.3))
 
 
 @pytest.mark.parametrize(
-    "text", ["", "mnist", "auto", "1,2,3", "1,2/1,2", "1,2,3/1,2,0", "1,2,3/1,2,-1", "a,b,c/1,1,1", "nan,0,0/1,1,1"]
+    "text", ["", "mnist", "1,2,3", "1,2/1,2", "0,0,0/1,1,0", "0,0,0/1,1,-1", "a,b,c/1,1,1", "nan,0,0/1,1,1"]
 )
 def test_other_normalizations_are_refused(text: str) -> None:
     with pytest.raises(
-        UsageError, match="a normalisation should be one of imagenet, cifar10, cifar100, none, or M,M,M"
+        UsageError, match="a normalisation should be one of imagenet, cifar10, cifar100, auto, none, or M,M,M"
     ):
         parse_normalize(text)
+
+
+def test_a_normalization_to_compute_is_no_value() -> None:
+    with pytest.raises(UsageError, match="auto is computed from a dataset"):
+        parse_normalize("auto")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("124,116,104/58,57,57", "got 124,116,104/58,57,57: these look like 0…255; divide by 255"),
+        ("0.5,0.5,0.5/58,57,57", "divide by 255"),
+        ("0.5,0.5,1.01/0.2,0.2,0.2", "divide by 255"),
+        ("-0.1,0.5,0.5/0.2,0.2,0.2", "pixels are scaled to 0…1 first"),
+    ],
+)
+def test_normalizations_of_another_scale_are_refused(text: str, hint: str) -> None:
+    mean, std = (tuple(map(float, part.split(","))) for part in text.split("/"))
+    for value in (text, (mean, std), [list(mean), list(std)], Normalization(mean, std)):
+        with pytest.raises(UsageError, match=hint):
+            as_normalization(value)
+
+
+def test_whatever_says_a_normalization() -> None:
+    half = Normalization((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    assert as_normalization("0.5,0.5,0.5/.25,.25,.25") == half
+    assert as_normalization(half) is half
+    assert as_normalization(((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))) == half
+    assert as_normalization(np.array([[0.5] * 3, [0.25] * 3], np.float32)) == half
+    assert as_normalization("imagenet") == IMAGENET
+    assert as_normalization("none") is None
+
+
+@pytest.mark.parametrize(
+    "value", [None, 5, True, (), ((0.5,) * 3,), ((0.5,) * 3, 0.5), ((0.5,) * 2, (0.5,) * 2), ("a", "b"), ("abc", "abc")]
+)
+def test_whatever_says_no_normalization(value: object) -> None:
+    with pytest.raises(UsageError, match="a normalisation should be one of"):
+        as_normalization(value)
 
 
 # Columns.
@@ -241,6 +294,43 @@ def test_bad_files_are_named(name: str, options: EncodeOptions) -> None:
     assert caught.value.reason
 
 
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_bad_file_is_described_alike_whatever_becomes_of_it(name: str) -> None:
+    reasons = set()
+    for options in (
+        EncodeOptions(),
+        EncodeOptions(check="decode"),
+        EncodeOptions("jpeg"),
+        EncodeOptions("jpeg", check="decode"),
+        EncodeOptions("uint8", exif_transpose=True),
+        EncodeOptions("float16", size=8),
+    ):
+        with pytest.raises(SampleError) as caught:
+            Encoder(options)("key", DAMAGED[name])
+        reasons.add(caught.value.reason)
+    assert len(reasons) == 1
+    if name in ("empty", "truncated jpeg"):
+        assert reasons == {{"empty": "is empty", "truncated jpeg": "is truncated: no end-of-image marker"}[name]}
+
+
+def test_a_decoder_alone_judges_unchecked_files() -> None:
+    """A check may be stricter than the decoder, and comparing must not be stricter than packing was."""
+    data = file(20, 30, kind="PNG")
+    without_end = data[:-12]
+    with pytest.raises(SampleError, match="is truncated: PNG without IEND"):
+        Encoder(EncodeOptions("uint8"))("key", without_end)
+    assert Encoder(EncodeOptions("uint8", check="none"))("key", without_end).shape == (20, 30, 3)
+
+
+def test_what_would_be_too_large_on_the_way_is_named() -> None:
+    """torch brings each row to its new width before it brings the columns to their height."""
+    image = np.zeros((2_000_000, 1, 3), np.uint8)
+    encoder = Encoder(EncodeOptions("uint8", size=224, fit="squash"), "uint8")
+    with pytest.raises(SampleError, match=r"key: is 2000000 x 1 pixels .* 448000000 pixels .* limit of 178956970"):
+        encoder("key", image)
+    assert Encoder(EncodeOptions("uint8", size=224), "uint8")("key", image).shape == (224, 224, 3)
+
+
 def test_damage_inside_is_found_by_decoding_alone() -> None:
     data = bytearray(file(60, 80, kind="PNG"))
     data[len(data) // 2] ^= 0xFF
@@ -300,7 +390,7 @@ def test_jpeg_of_arrays() -> None:
 
 
 def test_what_is_too_long_for_jpeg_is_named() -> None:
-    with pytest.raises(SampleError, match="1x65536 pixels are too many for a JPEG; shrink it with max_side"):
+    with pytest.raises(SampleError, match="1x65536 pixels are too many for a JPEG; shrink it with max-side"):
         Encoder(EncodeOptions("jpeg"), "uint8")("key", np.zeros((1, 65536, 3), np.uint8))
 
 
@@ -618,6 +708,29 @@ def test_jpegs_of_another_quality_differ() -> None:
     assert "of 255 on average, allowed are 0.5" in found
     assert "does not decode" in str(compare(encoder, "key", image, b"\xff\xd8\xff"))
     assert "has 50x100 pixels" in str(compare(encoder, "key", image, encode_jpeg(image[:50], 90)))
+
+
+@pytest.mark.parametrize("quality", [90, 95, 100])
+@pytest.mark.parametrize("at", [(0, 0), (30, 29), (59, 60), (60, 33)])
+def test_a_small_patch_in_a_jpeg_is_a_difference(quality: int, at: tuple[int, int]) -> None:
+    encoder = Encoder(EncodeOptions("jpeg", quality=quality), "uint8")
+    image = pixels(64, 64, 1) // 2 + 40
+    other = image.copy()
+    other[at[0] : at[0] + 4, at[1] : at[1] + 4] += 38
+    found = compare(encoder, "key", image, encode_jpeg(other, quality))
+    assert found is not None
+    assert "in any 8 x 8 pixels" in found
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 40), (40, 3), (4, 5), (8, 8), (9, 17)])
+def test_patches_of_small_images(height: int, width: int) -> None:
+    difference = np.zeros((height, width, 3), np.int16)
+    assert _worst_patch(difference)[0] == 0
+    difference[height // 2, width // 2] = 64
+    worst, row, column = _worst_patch(difference)
+    assert worst == 1
+    assert abs(row - height // 2) <= 4
+    assert abs(column - width // 2) <= 4
 
 
 def test_real_images_compare_across_decoders_and_resizers(shared_data: SharedData) -> None:

@@ -17,7 +17,17 @@ from PIL import Image
 
 from packstore.decoders import get_decoder
 from packstore.errors import UsageError
-from packstore.resize import FITS, fit, limit, limited_size, resize, shorter_side, target_size
+from packstore.resize import (
+    FITS,
+    TooLargeError,
+    fit,
+    limit,
+    limited_size,
+    resize,
+    resized_centre,
+    shorter_side,
+    target_size,
+)
 from tests.conftest import SharedData
 from tests.datasets import pixels
 
@@ -220,6 +230,65 @@ def test_the_crop_is_from_the_centre() -> None:
     image = np.zeros((10, 31, 3), np.uint8)
     image[:, 10:20] = 200
     assert (fit(image, 10) == image[:, 10:20]).all()
+
+
+LONG = st.one_of(st.integers(1, 12), st.integers(1, 90), st.integers(90, 3000))
+
+
+@given(st.integers(1, 12), LONG, st.integers(1, 40), st.integers(1, 40), st.booleans(), st.integers(0, 2**32 - 1))
+def test_the_centre_alone_has_the_pixels_of_the_whole(
+    short: int, long: int, to_height: int, to_width: int, upright: bool, seed: int
+) -> None:
+    height, width = (long, short) if upright else (short, long)
+    image = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    if to_height * width >= to_width * height:
+        covering = to_height, max(to_width, int(to_height * width / height))
+    else:
+        covering = max(to_height, int(to_width * height / width)), to_width
+    whole = resize(image, *covering)
+    top, left = round((covering[0] - to_height) / 2.0), round((covering[1] - to_width) / 2.0)
+    expected = whole[top : top + to_height, left : left + to_width]
+    np.testing.assert_array_equal(fit(image, (to_height, to_width)), expected)
+    if covering[0] >= height and covering[1] >= width:
+        np.testing.assert_array_equal(resized_centre(image, covering, (to_height, to_width)), expected)
+
+
+def test_large_parts_of_large_images_have_the_pixels_of_the_whole() -> None:
+    """So large that the work is done in blocks."""
+    image = pixels(500, 70, 1)
+    for turned in (image, image.transpose(1, 0, 2)):
+        size = (600, 900) if turned is image else (900, 600)
+        expected = fit(np.ascontiguousarray(turned), size)
+        covering = (int(900 * 500 / 70), 900) if turned is image else (900, int(900 * 500 / 70))
+        np.testing.assert_array_equal(resized_centre(turned, covering, size), expected)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss has other units elsewhere")
+def test_thin_images_need_little_memory() -> None:
+    """60,000 x 1 pixels enlarged to cover 224 x 224 would have 3 GPixel."""
+    code = """
+import resource, numpy
+from packstore.resize import fit
+fit(numpy.zeros((30, 30, 3), numpy.uint8), 224)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+column = numpy.arange(180000, dtype=numpy.uint32).astype(numpy.uint8).reshape(60000, 1, 3)
+for mode in ("crop", "pad", "squash"):
+    for image in (column, column.transpose(1, 0, 2)):
+        assert fit(image, 224, mode).shape == (224, 224, 3)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 200  # MiB; squashing makes 60,000 x 224 pixels on the way
+
+
+def test_what_is_too_large_on_the_way_is_refused() -> None:
+    column = np.zeros((900_000, 1, 3), np.uint8)
+    with pytest.raises(
+        TooLargeError, match=r"is 900000 x 1 pixels .* 201600000 pixels would be made on the way to 224"
+    ):
+        fit(column, 224, "squash")
+    with pytest.raises(TooLargeError, match="limit of 178956970"):
+        resize(np.zeros((1, 1, 3), np.uint8), 20_000, 20_000)
 
 
 def test_pad_keeps_the_image_between_black_bars() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import time
 from collections.abc import Callable
 
 import pytest
@@ -143,6 +144,55 @@ def test_messages_carry_both_numbers() -> None:
     assert reason(webp[:-4]) == f"is truncated: RIFF says {len(webp)} bytes, the file has {len(webp) - 4}"
     assert reason(all_images()["png-rgb"][:-12]) == "is truncated: PNG without IEND"
     assert reason(all_images()["gif"][:-1]) == "is truncated: GIF without trailer"
+
+
+def tiff_of(*entries: tuple[int, int, int, int], tail: bytes = b"") -> bytes:
+    """A TIFF of directory entries (tag, type, count, value or offset) and what follows them."""
+    directory = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + directory + bytes(4) + tail
+
+
+@pytest.mark.parametrize("tag", [347, 700, 34665, 65000])
+@pytest.mark.parametrize(("kind", "count"), [(7, 5), (2, 5), (5, 1), (12, 1), (18, 1), (9, 2), (7, 0xFFFFFFFF)])
+def test_values_of_any_tag_of_a_tiff_lie_in_the_file(tag: int, kind: int, count: int) -> None:
+    size = ((256, 4, 1, 1), (257, 4, 1, 1), (273, 4, 1, 8), (279, 4, 1, 1))
+    end = len(tiff_of(*size, (tag, kind, count, 0)))
+    whole = tiff_of(*size, (tag, kind, count, end), tail=bytes(8))
+    if count < 10:
+        assert check_header(whole).width == 1
+    assert "TIFF values end at byte" in reason(whole[: end + 4])
+    assert sniff(whole).width == 1
+
+
+def test_a_tiff_that_names_its_strips_again_and_again_takes_no_time() -> None:
+    count, entries = 100_000, 20_000
+    start = len(tiff_of(*[(0, 0, 0, 0)] * (entries + 3)))
+    strips = [(273, 4, count, start)] * entries
+    data = tiff_of((256, 4, 1, 1), (257, 4, 1, 1), *strips, (279, 4, count, start), tail=bytes(4 * count))
+    begin = time.process_time()
+    assert check_header(data).width == 1
+    assert time.process_time() - begin < 1  # 5 s when each is unpacked
+
+
+def test_the_first_of_two_equal_tags_of_a_tiff_counts() -> None:
+    assert sniff(tiff_of((256, 4, 1, 3), (256, 4, 1, 7), (257, 3, 1, 2)))[1:3] == (3, 2)
+
+
+def test_strips_beyond_64_bits() -> None:
+    data = bytearray(all_images()["tiff-big"])
+    at, count = (
+        struct.unpack_from("<Q", data, 8)[0],
+        struct.unpack_from("<Q", data, struct.unpack_from("<Q", data, 8)[0])[0],
+    )
+    for entry in range(at + 8, at + 8 + 20 * count, 20):
+        if struct.unpack_from("<H", data, entry)[0] in (273, 279):
+            struct.pack_into("<HQQ", data, entry + 2, 16, 1, (1 << 64) - 1)
+    assert f"TIFF pixels end at byte {2 * ((1 << 64) - 1)}" in reason(bytes(data))
+
+
+def test_a_bigtiff_of_more_tags_than_there_can_be() -> None:
+    head = b"II+\0\x08\0\0\0" + struct.pack("<QQ", 16, 70_000)
+    assert "a TIFF directory of 70000 entries" in reason(head + bytes(20 * 70_000))
 
 
 def test_bmp_may_have_its_rows_from_the_top() -> None:

@@ -9,6 +9,7 @@ import pickle
 import struct
 import tarfile
 import threading
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,6 +66,7 @@ def dump_text_keys(value: dict[bytes, Any]) -> bytes:
 DUMPS = {
     "python2": dump_python2,
     "protocol 2": dump_python3(2),
+    "protocol 3": dump_python3(3),
     "protocol 4": dump_python3(4),
     "protocol 5": dump_python3(5),
     "text keys": dump_text_keys,
@@ -461,6 +463,68 @@ def test_a_hostile_meta_file(tmp_path: Path) -> None:
         assert "batches.meta: " in failure(make(tmp_path / f"{names}", "cifar10", files=files))
 
 
+def long_programs() -> dict[str, tuple[bytes, str]]:
+    """Programs that call nothing, and yet would take the stack, the memory or for ever."""
+    start, text = b"\x80\2}(", b"X" + struct.pack("<I", 1 << 20) + b"a" * (1 << 20)
+    encode = b"h\0h\1U\6latin1\x86R"
+    return {
+        "deep key": (start + b")" + b"\x85" * 1_000_000 + b"K\1u.", "a key of type tuple"),
+        "key that doubles": (start + b")" + b"q\0h\0\x86" * 100 + b"K\1u.", "a key of type tuple"),
+        "far memo": (b"\x80\2}r" + struct.pack("<I", 1 << 28) + b"0.", "operation 0x30"),
+        "deep value": (start + b"U\4data" + b")" + b"\x85" * 100_000 + b"u.", "tuple where an array"),
+        "deep lists": (start + b"U\4data" + b"]" * 100_000 + b"a" * 99_999 + b"u.", "list where an array"),
+        "list in itself": (start + b"U\4data]q\0h\0au.", "list where an array"),
+        "integer key": (start + b"\x8b" + struct.pack("<i", 1 << 17) + b"\1" * (1 << 17) + b"K\1u.", "operation 0x8b"),
+        "small integer key": (start + b"\x8a\xff" + b"\1" * 255 + b"K\1u.", "a key of type int"),
+        "long key": (
+            start + b"T" + struct.pack("<I", 1000) + b"a" * 1000 + b"K\1u.",
+            "a key of type bytes, expected a short name",
+        ),
+        "many objects": (start + b"}" * 3_000_000 + b"u.", "more than 2,000,000 operations"),
+        "bytes from one text": (
+            b"\x80\2c_codecs\nencode\nq\0" + text + b"q\x010" + encode * 100_000 + b".",
+            "operation 0x30",
+        ),
+        "more bytes than the file": (
+            b"\x80\2](c_codecs\nencode\nq\0" + text + b"q\1" + encode * 100_000 + b"e.",
+            "makes more bytes than it holds",
+        ),
+        "claims of 2 GB": (start + b"U\4dataT\xff\xff\xff\x7f", "cut off"),
+        "claims of 8 EB": (start + b"U\4data\x8e" + b"\xff" * 7 + b"\x7f", "cut off"),
+    }
+
+
+@pytest.mark.parametrize("name", long_programs())
+def test_programs_without_end_are_refused_soon(tmp_path: Path, name: str) -> None:
+    program, why = long_programs()[name]
+    files = python_files("cifar10")
+    files["data_batch_4"] = program
+    text = failure(make(tmp_path, "cifar10", files=files))
+    assert "data_batch_4: " in text
+    assert why in text
+
+
+def test_a_far_index_of_the_memo_takes_no_memory() -> None:
+    tracemalloc.start()
+    try:
+        assert load_mapping(io.BytesIO(b"\x80\2}r" + struct.pack("<I", (1 << 32) - 1) + b".")) == {}
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_pickles_say_is_printed_safely(tmp_path: Path) -> None:
+    files = python_files("cifar10")
+    files["data_batch_4"] = b"\x80\2c\x1b[2J\nx\n."
+    assert "asks for \\x1b[2J.x" in failure(make(tmp_path, "cifar10", files=files))
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    directory = make(tmp_path, "cifar10", True)
+    os.truncate(directory / "data_batch_2.bin", 1 << 40)
+    assert "data_batch_2.bin: 1099511627776 bytes; that is not CIFAR" in failure(directory)
+
+
 OPCODES = st.sampled_from([bytes([code]) for code in b"(tRbcsu}]aeUKJ\x85\x86\x87N\x88\x89\x80q.012"])
 PARTS = st.sampled_from(
     [b"cnumpy\ndtype\n", b"cnumpy\nndarray\n", b"cnumpy.core.multiarray\n_reconstruct\n", b"c_codecs\nencode\n"]
@@ -508,6 +572,55 @@ def test_an_archive_with_a_wrong_checksum(tmp_path: Path) -> None:
     data[-8] ^= 1
     path.write_bytes(data)
     assert "cut off or damaged" in failure(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"GNU.sparse.map": "abc"},
+        {"GNU.sparse.realsize": "q"},
+        {"GNU.sparse.size": "q"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "size": "512"},
+        {"size": "9" * 400},
+        {"size": "-1\x1b[2J"},
+        {"mtime": "1e999", "uid": "nan"},
+    ],
+)
+def test_an_archive_with_broken_headers(tmp_path: Path, header: dict[str, str]) -> None:
+    directory = make(tmp_path, "cifar10")
+    path = tmp_path / "c.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+        tar.add(directory / "batches.meta", "cifar-10-batches-py/batches.meta")
+        tar.add(directory / "data_batch_1", "cifar-10-batches-py/data_batch_1")
+        member = tar.gettarinfo(directory / "data_batch_2", "cifar-10-batches-py/data_batch_2")
+        member.pax_headers = header
+        tar.addfile(member, io.BytesIO((directory / "data_batch_2").read_bytes()))
+    text = failure(path)
+    assert text.isprintable()
+
+
+def test_an_archive_of_nothing_but_headers_of_headers(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 10
+    block = header.tobuf(tarfile.GNU_FORMAT) + b"x" * 512
+    for number, data in enumerate((block * 5000, tarfile.TarInfo("a").tobuf() + block * 5000)):
+        path = tmp_path / f"{number}.tar.gz"
+        path.write_bytes(gzip.compress(data))
+        assert "cut off or damaged" in failure(path)
+
+
+def test_a_header_that_asks_for_more_than_there_is(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
+    path = tmp_path / "c.tar.gz"
+    path.write_bytes(gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + b"x" * 512))
+    assert "a header asks for 1099511627776 bytes" in failure(path)
+
+
+def test_a_gzip_file_is_read_in_full_wherever_its_chunks_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that ends where a chunk of the file ends looks to ``tarfile`` like the end of the archive."""
+    monkeypatch.setattr(gzipped, "_CHUNK", 37)
+    assert contents(open_source(pack(make(tmp_path, "cifar10"), tmp_path / "c.tar.gz"))) == expected("cifar10")
 
 
 def test_an_archive_of_something_else(tmp_path: Path) -> None:

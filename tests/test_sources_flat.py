@@ -55,7 +55,7 @@ def test_images_without_labels(tmp_path: Path) -> None:
     assert source.read(next(source.entries())) == b"image"
     assert (dict(survey.splits), survey.columns, survey.encoding) == ({"": 2}, (), "original")
     assert (survey.size_bytes, survey.paged_bytes, survey.key_bytes) == (10, 2 * paged(5), 10)
-    assert dict(survey.ignored) == {"hidden": 1, "system file": 1, "not an image (.txt)": 1}
+    assert dict(survey.ignored) == {"hidden": 1, "system files": 1, "not images (.txt)": 1}
     with pytest.raises(SourceError, match="has no split 'train'; splits: it has none"):
         source.survey("train")
     with pytest.raises(SourceError, match="has no split"):
@@ -68,18 +68,27 @@ def test_folders_without_images_do_not_make_an_image_folder(tmp_path: Path) -> N
     (tmp_path / "annotations" / "a.xml").write_bytes(b"<a/>")
     source = open_source(tmp_path)
     assert source.kind == "flat"
-    assert dict(source.survey().ignored) == {"not an image (.xml)": 1}
+    assert dict(source.survey().ignored) == {"not images (.xml)": 1}
 
 
 def test_images_in_subfolders_are_counted_when_flat_is_forced(folder: Path) -> None:
     assert open_source(folder).kind == "imagefolder"
     source = open_source(folder, kind="flat")
     assert [key for key, _, _ in listed(source)] == ["a.jpg", "b.jpg"]
-    assert dict(source.survey().ignored) == {"image in a subfolder": 2}
+    assert dict(source.survey().ignored) == {"images in subfolders": 2}
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="holds no images"):
+        open_source(tmp_path, kind="flat").survey()
+    (tmp_path / "a.avif").write_bytes(b"image")
+    with pytest.raises(
+        SourceError, match=r"no images \(passed over: 1 not images \(\.avif\)\): give a folder of images"
+    ):
+        open_source(tmp_path, kind="flat").survey()
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").write_bytes(b"image")
+    with pytest.raises(SourceError, match="its images lie in subfolders: use --source imagefolder"):
         open_source(tmp_path, kind="flat").survey()
 
 
@@ -92,7 +101,7 @@ def test_names_become_sorted_classes_in_the_files_order(folder: Path) -> None:
     assert dict(survey.splits) == {"": 3}
     assert survey.size_bytes == 1 + 3 + 4
     assert survey.key_bytes == len("sub/c.png" + "b.jpg" + "sub/deep/d.JPEG")
-    assert dict(survey.ignored) == {"image that the labels file does not name": 1}
+    assert dict(survey.ignored) == {"images that the labels file does not name": 1}
     assert [source.read(entry) for entry in source.entries()] == [b"xxx", b"x", b"xxxx"]
     assert [entry.size_bytes for entry in source.entries()] == [3, 1, 4]
 
@@ -101,6 +110,14 @@ def test_integers_are_class_numbers_as_they_stand(folder: Path) -> None:
     source = labelled(folder, "label,file\n7,a.jpg\n007,b.jpg\n+0,sub/c.png\n")
     assert source.survey().columns[0].classes is None
     assert [e[2] for e in listed(source)] == [(7,), (7,), (0,)]
+
+
+def test_the_largest_class_number(folder: Path) -> None:
+    source = labelled(folder, f"file,label\na.jpg,9223372036854775807\nb.jpg,{'0' * 30}7\n")
+    assert source.survey().columns[0].classes is None
+    assert [e[2] for e in listed(source)] == [(2**63 - 1,), (7,)]
+    mixed = labelled(folder, "file,label\na.jpg,99999999999999999999\nb.jpg,cat\n")
+    assert mixed.survey().columns[0].classes == ("99999999999999999999", "cat")
 
 
 def test_a_mixture_of_names_and_integers_is_names(folder: Path) -> None:
@@ -155,6 +172,9 @@ def test_names_that_are_not_utf8(folder: Path) -> None:
         ("file,label,split\na.jpg,cat,\n", 2, "the split is empty"),
         ("file,label\n,cat\n", 2, "the file is empty"),
         ("file,label\na.jpg,0\n\nb.jpg,-3\n", 4, "label -3 is out of range"),
+        ("file,label\na.jpg,0\nb.jpg,9223372036854775808\n", 3, "label 9223372036854775808 is out of range"),
+        ("file,label\na.jpg,0\nb.jpg,-99999999999999999999\n", 3, "label -99999999999999999999 is out of range"),
+        ("file,label\na.jpg," + "9" * 5000 + "\n", 2, "999… is out of range, expected 0 to 9223372036854775807"),
         ("file,label\nmissing.jpg,0\n", 2, "missing.jpg in"),
         ("file,label\nsub,0\n", 2, "sub is a folder"),
         ("file,label\na.jpg/b.jpg,0\n", 2, "Not a directory"),
@@ -201,7 +221,7 @@ def test_the_labels_file_in_the_folder_is_not_passed_over(folder: Path) -> None:
     (folder / "labels.csv").write_text("file,label\na.jpg,1\n")
     (folder / "other.csv").write_text("")
     ignored = open_source(folder, kind="flat", labels=folder / "labels.csv").survey().ignored
-    assert dict(ignored) == {"image that the labels file does not name": 3, "not an image (.csv)": 1}
+    assert dict(ignored) == {"images that the labels file does not name": 3, "not images (.csv)": 1}
 
 
 def test_a_pipe_is_never_opened(folder: Path) -> None:
@@ -213,6 +233,20 @@ def test_a_pipe_is_never_opened(folder: Path) -> None:
     bare = open_source(folder, kind="flat")
     with pytest.raises(SampleError, match=r"pipe\.jpg: is not a file"):
         bare.read(list(bare.entries())[-1])
+
+
+def test_a_labels_file_that_is_a_pipe(folder: Path) -> None:
+    os.mkfifo(folder.parent / "labels.csv")
+    with pytest.raises(SourceError, match=r"labels\.csv is not a file but a pipe; labels are read several times"):
+        open_source(folder, labels=folder.parent / "labels.csv").survey()
+
+
+def test_a_labels_file_of_numbers_that_turns_into_names(folder: Path) -> None:
+    source = labelled(folder, "file,label\na.jpg,1\n")
+    source.survey()
+    labelled(folder, "file,label\na.jpg,dog\n")
+    with pytest.raises(SourceError, match="line 2: label dog is new: the file changed"):
+        list(source.entries())
 
 
 def test_a_labels_file_that_changes_meanwhile(folder: Path) -> None:

@@ -17,6 +17,7 @@ from packstore.sources import KINDS, Source, open_source
 from packstore.sources.base import SPLIT_ORDER, paged
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
 from tests.conftest import SharedData
+from tests.images import all_images
 
 
 def fill(root: Path, files: Iterable[str | bytes], data: bytes = b"image") -> Path:
@@ -105,8 +106,9 @@ def test_any_tree_gives_what_torchvision_finds(
         except OSError:
             continue  # a name that is a folder and a file
     classes, expected = torchvision_samples(str(root))
-    if not classes or all(name.lower() in SPLIT_ORDER for name in classes):
-        return
+    others = [name for name in classes if name.lower() not in SPLIT_ORDER]
+    if not any(key.startswith(f"{name}/") for key, _ in expected for name in others):
+        return  # splits, or a folder of classes without any image beside one
     source = open_source(root, kind="imagefolder")
     assert samples(source) == expected
     empty = set(range(len(classes))) - {label for _, label in expected}
@@ -199,6 +201,43 @@ def test_a_split_without_class_folders_beside_others_needs_a_choice(tmp_path: Pa
     assert [e.labels for e in source.entries("test")] == [(), ()]
 
 
+def test_folders_without_images_beside_splits_are_passed_over(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["train/a/1.jpg", "Val/a/2.jpg", "ILSVRC_devkit/data/map.txt", "annotations/1.xml"])
+    for kind in (None, "imagefolder"):
+        survey = open_source(root, kind=kind).survey()
+        assert dict(survey.splits) == {"train": 1, "val": 1}
+        assert survey.columns[0].classes == ("a",)
+        assert dict(survey.ignored) == {"folders without images": 2}
+        assert samples(open_source(root, kind=kind), "val") == [("Val/a/2.jpg", 0)]
+
+
+def test_splits_are_not_classes_beside_other_folders_with_images(tmp_path: Path) -> None:
+    root = fill(
+        tmp_path / "root", ["train/a/1.jpg", "test/a/2.jpg", "test/b/3.jpg", "unlabel\x1bed/x/4.jpg", "doc/x.md"]
+    )
+    text = failure(root, kind=None)
+    assert "splits (test, train) and beside them other folders with images (unlabel\\x1bed)" in text
+    assert "--split test" in text
+    assert "--source imagefolder" in text
+    with pytest.raises(SourceError, match="other folders with images"):
+        open_source(root).entries()
+    one = open_source(root).survey("test")
+    assert (dict(one.splits), one.columns[0].classes) == ({"test": 2}, ("a", "b"))
+    assert dict(one.ignored) == {"folders beside the splits": 1, "folders without images": 1}
+    assert samples(open_source(root), "train") == [("train/a/1.jpg", 0)]
+    assert failure(root, "val", kind=None).endswith("has no split 'val'; splits: train, test")
+    assert "1 of 4 class folders hold no images: 'doc'" in failure(root)
+    (root / "doc" / "5.jpg").write_bytes(b"image")
+    forced = open_source(root, kind="imagefolder")
+    assert forced.survey().columns[0].classes == ("doc", "test", "train", "unlabel\x1bed")
+    assert samples(forced) == torchvision_samples(str(root))[1]
+
+
+def test_pure_splits_stay_splits_when_forced(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["train/a/1.jpg", "val/a/1.jpg"])
+    assert list(open_source(root, kind="imagefolder").survey().splits) == ["train", "val"]
+
+
 def test_unknown_splits_are_named_with_those_there_are(tmp_path: Path) -> None:
     root = fill(tmp_path / "root", ["train/a/1.jpg", "val/a/1.jpg"])
     assert failure(root, "test").endswith("has no split 'test'; splits: train, val")
@@ -214,13 +253,16 @@ def test_two_folders_of_one_split(tmp_path: Path) -> None:
 def test_an_empty_split_is_an_error_unless_another_is_asked_for(tmp_path: Path) -> None:
     root = fill(tmp_path / "root", ["train/a/1.jpg"])
     (root / "val").mkdir()
-    assert "val holds no images" in failure(root)
+    (root / "val" / "notes.txt").write_text("none yet")
+    assert "val holds no images (passed over: 1 not images (.txt)): remove this split" in failure(root)
     assert open_source(root).survey("train").records == 1
 
 
 def test_classes_without_images(tmp_path: Path) -> None:
     root = fill(tmp_path / "root", ["a/1.jpg", "b/notes.txt", "c/1.jpg"])
-    assert "1 of 3 class folders hold no images: 'b'" in failure(root)
+    text = failure(root)
+    assert "1 of 3 class folders hold no images: 'b'" in text
+    assert "passed over in all folders: 1 not images (.txt)" in text
 
 
 def test_a_class_may_be_empty_in_one_split_only(tmp_path: Path) -> None:
@@ -237,7 +279,9 @@ def test_a_class_may_be_empty_in_one_split_only(tmp_path: Path) -> None:
 def test_an_empty_source(tmp_path: Path) -> None:
     assert "holds no images" in failure(tmp_path, kind=None)
     fill(tmp_path, ["readme.txt", "a.csv"])
-    assert "holds no images (passed over: 1 not an image (" in failure(tmp_path)
+    text = failure(tmp_path)
+    assert "holds no images (passed over: 1 not images (" in text
+    assert text.endswith("give a folder of images (.jpg, .png …), CIFAR, or a packstore store")
 
 
 def test_images_without_class_folders_are_no_image_folder(tmp_path: Path) -> None:
@@ -252,18 +296,18 @@ def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:
     assert survey.columns[0].classes == ("a",)
     assert dict(survey.ignored) == {
         "hidden": 3,
-        "system file": 4,
-        "not an image (.txt)": 2,
-        "not an image (no extension)": 1,
-        "not an image (.csv)": 1,
-        "image beside the class folders": 1,
+        "system files": 4,
+        "not images (.txt)": 2,
+        "not images (no extension)": 1,
+        "not images (.csv)": 1,
+        "images beside the class folders": 1,
     }
 
 
 def test_what_is_passed_over_beside_splits(tmp_path: Path) -> None:
     root = fill(tmp_path / "root", ["train/a/1.jpg", "train/loose.jpg", "loose.jpg"])
     ignored = open_source(root).survey().ignored
-    assert dict(ignored) == {"image beside the split folders": 1, "image beside the class folders": 1}
+    assert dict(ignored) == {"images beside the split folders": 1, "images beside the class folders": 1}
 
 
 def test_reasons_do_not_grow_without_bound(tmp_path: Path) -> None:
@@ -400,6 +444,13 @@ def test_kinds_and_what_is_no_source(tmp_path: Path) -> None:
         open_source(tmp_path, kind="folder")
     with pytest.raises(SourceError, match="missing: No such file"):
         open_source(tmp_path / "missing")
+    (tmp_path / "link").symlink_to("nowhe\x1bre")
+    with pytest.raises(SourceError, match=r"link is a link to nowhere: nowhe\\x1bre does not exist"):
+        open_source(tmp_path / "link")
+    (tmp_path / "photo").write_bytes(all_images()["png-rgb"])
+    for kind in (None, "imagefolder", "flat"):
+        with pytest.raises(SourceError, match="photo is one image; give a folder of images"):
+            open_source(tmp_path / "photo", kind=kind)
     with pytest.raises(SourceError, match="null byte"):
         open_source("a\0b")
     (tmp_path / "text.txt").write_text("hello world")

@@ -52,8 +52,12 @@ for command in (convert, verify, info, demo):
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and exits with its code: 0, 1 failure, 2 usage, 3 done but samples were skipped."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # A terminated run cleans up like an interrupted one: both arrive as exceptions in the main thread.
-    signal.signal(signal.SIGTERM, _terminate)
+    _open_standard_streams()
+    # A terminated run cleans up like an interrupted one: all arrive as exceptions in the main thread.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        # Who started us may have had a signal ignored on purpose, as nohup does.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
     # A conversion makes many small objects and no cycles: looking for cycles among them took a tenth of its time.
     gc.set_threshold(100_000, 50, 100)
     debug = "--debug" in arguments
@@ -65,8 +69,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
+    except _StoppedError as stopped:
+        click.echo(f"packstore: {stopped}", err=True)
+        code = 128 + stopped.signal
     except (click.Abort, KeyboardInterrupt):
-        click.echo("\npackstore: interrupted", err=True)
+        click.echo("packstore: interrupted", err=True)
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left (`packstore info … | head`); keep the interpreter from complaining again.
@@ -93,5 +100,33 @@ def _describe(error: Exception, debug: bool) -> str:
     return f"unexpected {type(error).__name__}: {' '.join(str(error).split())}{more}"
 
 
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + signum)
+class _StoppedError(BaseException):
+    """A signal asked for the end. Not an Exception: nothing on the way may mistake it for a failure."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("interrupted" if number == signal.SIGINT else "terminated")
+        self.signal = number
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # Once is enough: a second signal must not interrupt the cleaning up.
+    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
+    raise _StoppedError(number)
+
+
+def _open_standard_streams() -> None:
+    """Opens /dev/null for standard input, output and error where the caller has closed them: otherwise the next file
+    to be opened would take the number, and a C library's message would land in it."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)

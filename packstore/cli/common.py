@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from packstore.manifest import Normalization
     from packstore.progress import Progress, ProgressCallback
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -53,6 +54,12 @@ def human_bytes(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.3g} {unit}"
         n /= 1000
     raise AssertionError("not reached")
+
+
+def describe_normalization(normalization: Normalization) -> str:
+    """``mean 0.491, 0.482, 0.447, std 0.247, 0.243, 0.262``."""
+    mean, std = (", ".join(f"{v:.4g}" for v in values) for values in (normalization.mean, normalization.std))
+    return f"mean {mean}, std {std}"
 
 
 def quantity(n: int, noun: str, plural: str | None = None) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import ByteSize, ImageSize, human_bytes, progress_bar, quantity
-from packstore.errors import printable
+from packstore.cli.common import ByteSize, ImageSize, describe_normalization, human_bytes, progress_bar, quantity
+from packstore.errors import SampleError, SourceError, printable
 from packstore.manifest import FORMAT_NAMES, FORMATS
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from packstore.plan import Plan
 
 EXIT_SKIPPED = 3
-_LISTED = 8
+_LISTED = 10
 _ENCODINGS = ("original", "jpeg", "uint8", "float16", "bfloat16", "float32")
 
 
@@ -26,10 +27,10 @@ _ENCODINGS = ("original", "jpeg", "uint8", "float16", "bfloat16", "float32")
 @click.option(
     "--encoding", type=click.Choice(_ENCODINGS), help="What a record holds.  [default: original; .pth: float16]"
 )
-@click.option("--size", type=ImageSize(), help="Size of tensor encodings: 224, or 32x48 (height x width).")
+@click.option("--size", type=ImageSize(), help="Bring every image to one size: 224, or 32x48 (height x width).")
 @click.option(
-    "--fit", type=click.Choice(["crop", "pad", "squash"]), default="crop", show_default=True,
-    help="How another aspect ratio comes to --size.",
+    "--fit", type=click.Choice(["crop", "pad", "squash"]),
+    help="How another aspect ratio comes to --size.  [default: crop]",
 )  # fmt: skip
 @click.option("--resize", type=click.IntRange(1), metavar="PX", help="jpeg, uint8: shrink the shorter side to this.")
 @click.option("--max-side", type=click.IntRange(1), metavar="PX", help="jpeg, uint8: shrink the longer side to this.")
@@ -42,7 +43,12 @@ _ENCODINGS = ("original", "jpeg", "uint8", "float16", "bfloat16", "float32")
 @click.option("--exif-transpose", is_flag=True, help="Turn images as their EXIF orientation says.")
 @click.option("--split", metavar="NAME", help="Pack only this split.")
 @click.option("--labels", type=click.Path(path_type=Path), metavar="CSV", help="Labels: columns file,label[,split].")
-@click.option("--source", "source_kind", metavar="KIND", help="imagefolder, flat, cifar10, cifar100 or store, forced.")
+@click.option(
+    "--source",
+    "source_kind",
+    metavar="KIND",
+    help="imagefolder (its folders are classes), flat, cifar10, cifar100 or store, forced.",
+)
 @click.option("--format", type=click.Choice(FORMATS), help="Format, whatever the suffix of DEST.")
 @click.option("--shard-size", type=ByteSize(), help="Split into shards of about this size, e.g. 1GiB.")
 @click.option("--overwrite", is_flag=True, help="Replace DEST, if it is a store, once the new one is complete.")
@@ -78,12 +84,16 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     from packstore.conversion import run_plan
     from packstore.plan import ConvertOptions, make_plan
 
-    with progress_bar(quiet) as progress:
-        plan = make_plan(source, dest, ConvertOptions(**options), progress)
-        if not dry_run:
-            report = run_plan(plan, progress)
-    plan.source.close()
-    if dry_run:
+    try:
+        with progress_bar(quiet) as progress:
+            plan = make_plan(source, dest, ConvertOptions(**options), progress)
+            with closing(plan.source):
+                report = None if dry_run else run_plan(plan, progress)
+    except SampleError as error:
+        raise SourceError(
+            f"{printable(str(source))}/{error}; repair or remove it, or leave bad files out with --on-error skip"
+        ) from error
+    if report is None:
         click.echo(describe_plan(plan))
         return
     if not quiet:
@@ -106,7 +116,7 @@ def describe_plan(plan: Plan) -> str:
     if plan.auto_normalize:
         lines.append("normalise    mean and standard deviation of the training split, to be computed")
     elif encode.normalization:
-        lines.append(f"normalise    mean {encode.normalization.mean}, std {encode.normalization.std}")
+        lines.append(f"normalise    {describe_normalization(encode.normalization)}")
     lines.append(f"records      {survey.records:,}")
     lines += [f"  {name:<10} {count:,}" for name, count in survey.splits.items() if name]
     for column in survey.columns:
@@ -150,7 +160,7 @@ def describe_report(report: ConvertReport) -> str:
 
 
 def describe_ignored(ignored: Any) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in ignored.items())
+    return ", ".join(f"{reason}: {count:,}" for reason, count in ignored.items())
 
 
 def _list_classes(classes: tuple[str, ...]) -> str:

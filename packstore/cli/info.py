@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import human_bytes, quantity
+from packstore.cli.common import describe_normalization, human_bytes, quantity
 from packstore.errors import printable
 from packstore.manifest import FORMAT_NAMES
 
 if TYPE_CHECKING:
     from packstore.stores.base import Reader
 
-_LISTED = 8
+_LISTED = 10
 
 
 @click.command(short_help="Say what a store is.")
@@ -61,7 +61,7 @@ def describe(reader: Reader) -> str:
         ("encoding", f"{m.encoding}{shape}"),
     ]
     if m.normalization:
-        rows.append(("normalised", f"mean {m.normalization.mean}, std {m.normalization.std}"))
+        rows.append(("normalised", describe_normalization(m.normalization)))
     for split in m.splits:
         rows.append(("split", f"{printable(split.name)}: {quantity(len(split), 'record')} from {split.start:,}"))
     if m.classes is not None:
@@ -79,12 +79,12 @@ def describe(reader: Reader) -> str:
     if m.shards:
         largest = max(s.nbytes for s in m.shards)
         rows.append(("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}"))
-    rows.append(("origin", f"{printable(m.origin.name)} ({m.origin.kind})"))
+    rows.append(("origin", printable(f"{m.origin.name} ({m.origin.kind})")))
     given = {k: v for k, v in m.options.items() if v is not None and v is not False}
-    rows.append(("options", ", ".join(f"{k}={v}" for k, v in sorted(given.items())) or "none"))
-    rows.append(("written by", ", ".join(f"{k} {v}" for k, v in sorted(m.versions.items())) or "unknown"))
+    rows.append(("options", printable(", ".join(f"{k}={v}" for k, v in sorted(given.items()))) or "none"))
+    rows.append(("written by", printable(", ".join(f"{k} {v}" for k, v in sorted(m.versions.items()))) or "unknown"))
     if m.origin.ignored:
-        rows.append(("ignored", f"{quantity(m.origin.ignored, 'file')} of the source that are not images"))
+        rows.append(("ignored", f"{quantity(m.origin.ignored, 'file')} of the source passed over"))
     if m.skipped:
         rows.append(("skipped", f"{quantity(len(m.skipped), 'file')}:"))
         rows += [("", f"{printable(s.key)}: {printable(s.reason)}") for s in m.skipped[:_LISTED]]
@@ -102,10 +102,12 @@ def _class_counts(reader: Reader) -> dict[str, int]:
     classes = reader.manifest.classes
     if classes is None:
         return {}
-    counts = np.bincount(reader.fixed("label"), minlength=len(classes))
-    return {name: int(count) for name, count in zip(classes, counts, strict=False)}
+    labels = reader.fixed("label")
+    # Labels of a damaged store may be anything; verify says so, here they must only not count.
+    counts = np.bincount(labels[(labels >= 0) & (labels < len(classes))], minlength=len(classes))
+    return {name: int(count) for name, count in zip(classes, counts, strict=True)}
 
 
 def _spread(counts: list[int]) -> str:
-    low, high = min(counts), max(counts)
+    low, high = min(counts, default=0), max(counts, default=0)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

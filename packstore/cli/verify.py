@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.common import human_bytes, progress_bar, quantity
-from packstore.errors import printable
+from packstore.errors import StoreError, printable
 
 if TYPE_CHECKING:
     from packstore.stores.base import Problem
@@ -49,12 +49,21 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     from packstore.verification import VerifyOptions
     from packstore.verification import verify as run
 
-    with progress_bar(quiet or as_json) as progress:
-        report = run(path, VerifyOptions(**options), progress=progress)
+    if options["against"] is None and (options["labels"] is not None or options["source_kind"] is not None):
+        raise click.UsageError("--labels and --source describe what --against names; add --against SOURCE")
+    try:
+        with progress_bar(quiet or as_json) as progress:
+            report = run(path, VerifyOptions(**options), progress=progress)
+    except StoreError as error:
+        if not as_json:
+            raise
+        # A store that does not open is not whole, and a program that asked for JSON wants to read just that.
+        click.echo(json.dumps({"path": str(path), "ok": False, "problem_count": 1, "problems": [{"what": str(error)}]}))
+        raise click.exceptions.Exit(1) from None
     if as_json:
         click.echo(json.dumps(to_json(report), indent=2))
     elif not quiet or not report.ok:
-        click.echo(describe(report))
+        click.echo(describe(report, quiet))
     raise click.exceptions.Exit(0 if report.ok else 1)
 
 
@@ -73,11 +82,11 @@ def to_json(report: VerifyReport) -> dict[str, Any]:
     }
 
 
-def describe(report: VerifyReport) -> str:
-    """The report for people."""
+def describe(report: VerifyReport, quiet: bool = False) -> str:
+    """The report for people; ``quiet`` leaves out all but the problems."""
     manifest = report.manifest
-    lines = [f"checked  {check}" for check in report.checks]
-    if manifest.skipped:
+    lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
+    if manifest.skipped and not quiet:
         lines.append(f"note     {quantity(len(manifest.skipped), 'file')} had been skipped at packing (packstore info)")
     lines += [f"problem  {_describe_problem(problem)}" for problem in report.problems[:_LISTED]]
     if report.problem_count > _LISTED:

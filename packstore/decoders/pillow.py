@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -119,7 +120,7 @@ def _open(data: memoryview) -> Image.Image:
             return image
     raise DecodeError(
         "not an image of a kind that packstore reads (JPEG, PNG, GIF, WebP, TIFF, PNM, BMP): "
-        f"{len(data)} bytes that begin with {head[:8]!r}"
+        f"{len(data)} bytes that begin with {repr(head[:8])[1:]}"
     )
 
 
@@ -141,4 +142,9 @@ def _without_warnings(category: type[Warning]) -> Iterator[None]:
 
 def _describe(error: Exception) -> str:
     text = str(error) or type(error).__name__
+    # Pillow quotes bytes as Python spells them: "broken PNG file (chunk b'IDAT')".
+    text = _BYTES_PREFIX.sub("", text)
     return " ".join(text.split())[:200]
+
+
+_BYTES_PREFIX = re.compile(r"\bb(?=['\"])")

@@ -14,8 +14,8 @@ from packstore.encode.options import MAX_SIDE, EncodeOptions, check_choice
 from packstore.encode.pixels import cast_floats, normalization_tables, normalize
 from packstore.errors import DecodeError, SampleError, UsageError, printable
 from packstore.manifest import ENCODED, ENCODINGS, FLOAT_ENCODINGS, ITEM_SIZE, TENSOR_ENCODINGS, Column, Normalization
-from packstore.resize import Pixels, fit, limit, limited_size, target_size
-from packstore.sniff import HeaderError, check_header
+from packstore.resize import Pixels, TooLargeError, fit, limit, limited_size, target_size
+from packstore.sniff import HeaderError, ImageInfo, check_header
 from packstore.sources.base import Image
 
 
@@ -87,7 +87,7 @@ class Encoder:
             return self._encode(key, image)
         except DecodeError as error:
             raise SampleError(key, str(error)) from error
-        except HeaderError as error:
+        except (HeaderError, TooLargeError) as error:
             raise SampleError(key, error.reason) from error
 
     def columns(self) -> tuple[Column, ...]:
@@ -156,12 +156,16 @@ class Encoder:
 
     def _keep_bytes(self, key: str, image: Image) -> Encoded:
         data = _as_bytes(key, image)
-        if self.options.check == "header":
-            check_header(data)
-        elif self.options.check == "decode":
-            height, width, _ = self.decoder.decode(data).shape
+        info = self._check_header(data)
+        if self.options.check == "decode":
+            height, width, _ = self.decoder.decode(data, info=info).shape
             return Encoded(data, (height, width, 3))
         return Encoded(data, None)
+
+    def _check_header(self, data: bytes | memoryview) -> ImageInfo | None:
+        # Microseconds, and it names what is wrong with a file in the same words whatever becomes of the file; a decoder
+        # says what it stumbled over.
+        return None if self.options.check == "none" else check_header(data)
 
     def _keep_array(self, key: str, image: Image) -> Encoded:
         array = _as_array(key, image, self.source_encoding)
@@ -176,7 +180,8 @@ class Encoder:
         options = self.options
         if self.source_encoding in ENCODED:
             data = _as_bytes(key, image)
-            pixels = self.decoder.decode(data, exif_transpose=options.exif_transpose)
+            info = self._check_header(data)
+            pixels = self.decoder.decode(data, exif_transpose=options.exif_transpose, info=info)
         else:
             pixels = _as_array(key, image, "uint8")
         if options.size is not None:
@@ -187,7 +192,7 @@ class Encoder:
         pixels = self._pixels(key, image)
         height, width, _ = pixels.shape
         if max(height, width) > MAX_SIDE:
-            raise SampleError(key, f"{height}x{width} pixels are too many for a JPEG; shrink it with max_side")
+            raise SampleError(key, f"{height}x{width} pixels are too many for a JPEG; shrink it with max-side")
         return Encoded(encode_jpeg(pixels, self.options.quality), (height, width, 3))
 
     def _uint8(self, key: str, image: Image) -> Encoded:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from packstore.decoders import DECODERS
+from packstore.decoders import DECODERS, MAX_PIXELS
 from packstore.errors import ManifestError, UsageError
 from packstore.manifest import ENCODINGS, FLOAT_ENCODINGS, NORMALIZATIONS, Normalization
-from packstore.resize import FITS, Size
+from packstore.resize import FITS, Size, target_size
 
 CHECKS = ("header", "decode", "none")
+WRITABLE_ENCODINGS = tuple(encoding for encoding in ENCODINGS if encoding != "seekable")
+"""Encodings that records can be brought to. ``seekable`` ones are kept where a store has them already."""
 MAX_SIDE = 65_535
 """Largest side that a size option accepts, in pixels (a JPEG has no larger one)."""
 
@@ -17,6 +21,8 @@ MAX_SIDE = 65_535
 @dataclass(frozen=True, slots=True)
 class EncodeOptions:
     """How samples become records. Raises :class:`UsageError` for values that are impossible or exclude each other.
+
+    Messages name the options as the command line does, without its leading dashes.
 
     Attributes:
         encoding: One of :data:`packstore.manifest.ENCODINGS`. ``original`` and ``seekable`` keep the bytes.
@@ -27,8 +33,8 @@ class EncodeOptions:
         quality: JPEG quality, 1 … 100.
         normalization: Mean and standard deviation for floating point encodings; None gives plain 0 … 1.
         exif_transpose: Turns images as their EXIF orientation says.
-        check: How thoroughly files that are kept as they are get checked: ``header``, ``decode`` or ``none``. A file
-            that is decoded anyway is always checked in full.
+        check: How thoroughly files are checked: ``header``, ``decode`` or ``none``. A file that is decoded anyway is
+            always checked in full; ``none`` then leaves it to the decoder to say what is wrong.
         decoder: ``auto`` or the name of a decoder.
     """
 
@@ -44,29 +50,36 @@ class EncodeOptions:
     decoder: str = "auto"
 
     def __post_init__(self) -> None:
-        check_choice("encoding", self.encoding, ENCODINGS)
+        if self.encoding != "seekable":
+            check_choice("encoding", self.encoding, WRITABLE_ENCODINGS)
         check_choice("fit", self.fit, FITS)
         check_choice("check", self.check, CHECKS)
         check_choice("decoder", self.decoder, ("auto", *DECODERS))
         if self.size is not None:
-            for side in self.size if isinstance(self.size, tuple) and len(self.size) == 2 else (self.size,):
-                _check_range("size", side, MAX_SIDE)
+            _check_size(self.size)
         if self.resize is not None:
             _check_range("resize", self.resize, MAX_SIDE)
         if self.max_side is not None:
-            _check_range("max_side", self.max_side, MAX_SIDE)
+            _check_range("max-side", self.max_side, MAX_SIDE)
         _check_range("quality", self.quality, 100)
+        if not isinstance(self.exif_transpose, bool):
+            raise UsageError(f"exif-transpose should be True or False, got {self.exif_transpose!r}")
         if self.size is not None and (self.resize is not None or self.max_side is not None):
             raise UsageError(
-                "size fixes height and width, so resize and max_side have nothing to say; give one of them"
+                "size fixes height and width, so resize and max-side have nothing to say; give size alone, or leave "
+                "it out"
             )
         if self.encoding in ("original", "seekable") and self.changes_pixels:
             raise UsageError(
-                f"the encoding {self.encoding!r} keeps files as they are, so size, resize, max_side and exif_transpose "
+                f"the encoding {self.encoding} keeps files as they are, so size, resize, max-side and exif-transpose "
                 "cannot apply; use the encoding jpeg or uint8"
             )
-        if self.normalization is not None and self.encoding not in FLOAT_ENCODINGS:
-            raise UsageError(f"normalization is for {', '.join(FLOAT_ENCODINGS)}, not for {self.encoding}")
+        if self.normalization is None:
+            return
+        if not isinstance(self.normalization, Normalization):
+            raise UsageError(f"normalization should be a Normalization or None, got {self.normalization!r}")
+        if self.encoding not in FLOAT_ENCODINGS:
+            raise UsageError(f"a normalisation is for {', '.join(FLOAT_ENCODINGS)}, not for {self.encoding}")
 
     @property
     def resizes(self) -> bool:
@@ -94,20 +107,86 @@ def parse_normalize(text: str) -> Normalization | None:
         return None
     if text in NORMALIZATIONS:
         return NORMALIZATIONS[text]
+    if text == "auto":
+        raise UsageError("the normalisation auto is computed from a dataset, and there is none here; give the values")
     mean, _, std = text.partition("/")
     try:
-        return Normalization(tuple(map(float, mean.split(","))), tuple(map(float, std.split(","))))
+        found = _from_numbers(mean.split(","), std.split(","))
     except (ValueError, ManifestError):
+        raise UsageError(f"{_NORMALIZATION_EXPECTED}, got {text!r}") from None
+    return _scaled(found)
+
+
+def as_normalization(value: object) -> Normalization | None:
+    """The normalisation that a caller means by ``value``; None for ``"none"``.
+
+    Args:
+        value: Text as for :func:`parse_normalize`, a :class:`Normalization`, or means and standard deviations:
+            ``((m, m, m), (s, s, s))``, of pixels scaled to 0 … 1.
+
+    Raises:
+        UsageError: Anything else, or values that are not of that scale.
+    """
+    if isinstance(value, str):
+        return parse_normalize(value)
+    if isinstance(value, Normalization):
+        return _scaled(value)
+    try:
+        pair: Any = value  # what cannot be unpacked is refused below
+        mean, std = pair
+        found = _from_numbers(mean, std)
+    except (TypeError, ValueError, ManifestError):
         raise UsageError(
-            f"a normalisation should be one of {', '.join(NORMALIZATIONS)}, none, or M,M,M/S,S,S with three means and "
-            f"three standard deviations above 0, got {text!r}"
+            f"{_NORMALIZATION_EXPECTED} (in Python also a Normalization, or ((M, M, M), (S, S, S))), got {value!r}"
         ) from None
+    return _scaled(found)
 
 
-def check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
+_NORMALIZATION_EXPECTED = (
+    f"a normalisation should be one of {', '.join(NORMALIZATIONS)}, auto, none, or M,M,M/S,S,S with three means and "
+    "three standard deviations above 0, of pixels scaled to 0…1"
+)
+
+
+def _from_numbers(mean: Iterable[Any], std: Iterable[Any]) -> Normalization:
+    return Normalization(tuple(map(float, mean)), tuple(map(float, std)))
+
+
+def _scaled(normalization: Normalization) -> Normalization:
+    """``normalization``, when it can be that of values from 0 to 1; else raises :class:`UsageError`."""
+    values = (*normalization.mean, *normalization.std)
+    if min(values) < 0 or max(values) > 1:
+        hint = "these look like 0…255; divide by 255" if max(values) > 1 else "pixels are scaled to 0…1 first"
+        raise UsageError(
+            "a normalisation should have means from 0 to 1 and standard deviations above 0 and up to 1, got "
+            f"{_listed(normalization.mean)}/{_listed(normalization.std)}: {hint}"
+        )
+    return normalization
+
+
+def _listed(values: tuple[float, ...]) -> str:
+    return ",".join(f"{value:g}" for value in values)
+
+
+def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
     """Raises :class:`UsageError` that lists the choices when ``value`` is none of them."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise UsageError(f"{what} should be one of {', '.join(choices)}, got {value!r}")
+
+
+def _check_size(size: Any) -> None:
+    if isinstance(size, tuple) and len(size) == 2:
+        for side in size:
+            _check_range("size", side, MAX_SIDE)
+    elif isinstance(size, int):
+        _check_range("size", size, MAX_SIDE)
+    else:
+        raise UsageError(
+            f"size should be a whole number from 1 to {MAX_SIDE}, or (height, width) of two of them, got {size!r}"
+        )
+    height, width = target_size(size)
+    if height * width > MAX_PIXELS:
+        raise UsageError(f"size should have at most {MAX_PIXELS} pixels, got {height} x {width}")
 
 
 def _check_range(what: str, value: object, most: int) -> None:

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from packstore.errors import SourceError, UsageError, printable
+from packstore.sniff import HeaderError, sniff
 from packstore.sources.base import Entry, Image, Source, Survey
 
 __all__ = ["KINDS", "Entry", "Image", "Source", "Survey", "open_source"]
@@ -16,6 +17,7 @@ __all__ = ["KINDS", "Entry", "Image", "Source", "Survey", "open_source"]
 KINDS = ("imagefolder", "flat", "cifar10", "cifar100", "store")
 """The kinds of sources."""
 
+_HEADER = 1 << 20  # enough for the header of any image but one with a megabyte of metadata before it
 _CIFAR = ("cifar10", "cifar100")
 
 
@@ -27,7 +29,8 @@ def open_source(
 
     Args:
         path: A file or directory.
-        kind: One of :data:`KINDS` to force that; None recognises it.
+        kind: One of :data:`KINDS` to force that; None recognises it. Forced, ``imagefolder`` takes all top folders as
+            classes where some look like splits and others hold images as well.
         labels: A CSV file with the columns ``file,label`` and optionally ``split``, paths relative to ``path``; the
             source is then ``flat``.
 
@@ -43,8 +46,7 @@ def open_source(
     try:
         source.stat()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise SourceError(f"{printable(str(path))}: {reason}") from None
+        raise SourceError(_unreachable(source, error)) from None
     if labels is not None or kind == "flat":
         return _flat(source, None if labels is None else Path(labels))
     if kind == "store" or (kind is None and _is_store(source)):
@@ -58,6 +60,7 @@ def open_source(
         if cifar is not None:
             return cifar
     if not source.is_dir():
+        _refuse_image(source)
         raise SourceError(
             f"{printable(str(path))} is a file{_beginning(source)}, which is no source: give a folder of images, CIFAR "
             f"as a folder or .tar.gz, or a packstore store; kinds: {', '.join(KINDS)}"
@@ -66,15 +69,32 @@ def open_source(
         return _flat(source, None)
     from packstore.sources.imagefolder import ImageFolderSource
 
-    return ImageFolderSource(source)
+    return ImageFolderSource(source, all_classes=kind is not None)
 
 
 def _flat(path: Path, labels: Path | None) -> Source:
     from packstore.sources.flat import FlatSource
 
     if not path.is_dir():
+        _refuse_image(path)
         raise SourceError(f"{printable(str(path))} is a file{_beginning(path)}, not a folder of images")
     return FlatSource(path, labels)
+
+
+def _unreachable(path: Path, error: OSError | ValueError) -> str:
+    name = printable(str(path))
+    if isinstance(error, FileNotFoundError) and path.is_symlink():
+        return f"{name} is a link to nowhere: {printable(str(path.readlink()))} does not exist"
+    return f"{name}: {printable(str(error)) if isinstance(error, ValueError) else error.strerror or error}"
+
+
+def _refuse_image(path: Path) -> None:
+    """Raises :class:`SourceError` where ``path`` is an image file."""
+    try:
+        sniff(_begin(path, _HEADER))
+    except HeaderError:
+        return
+    raise SourceError(f"{printable(str(path))} is one image; give a folder of images")
 
 
 def _has_folders_of_images(path: Path) -> bool:
@@ -99,12 +119,12 @@ def _is_store(path: Path) -> bool:
     return _begin(path).startswith((b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"))
 
 
-def _begin(path: Path) -> bytes:
+def _begin(path: Path, size: int = 8) -> bytes:
     if not path.is_file():
         return b""
     try:
         with path.open("rb") as file:
-            return file.read(8)
+            return file.read(size)
     except OSError as error:
         raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
 

@@ -50,7 +50,7 @@ class Survey:
         size_bytes: Bytes of all images as they lie in the source.
         paged_bytes: The same with each image rounded up to whole 4 KiB pages, as LMDB keeps larger values.
         key_bytes: Bytes of all keys together.
-        ignored: Number of files passed over, by reason (``hidden``, ``not an image (.txt)`` ...).
+        ignored: Number of files passed over, by reason (``hidden``, ``not images (.txt)`` ...), in the plural.
         store: The manifest when the source is a packstore store.
     """
 

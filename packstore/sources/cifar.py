@@ -178,7 +178,7 @@ class CifarSource(Source):
         for number, (_, name) in enumerate(layout.batches):
             self._check_labels(name, labels[number], classes)
         if not rows:
-            raise SourceError(f"{printable(str(self.path))} holds no images")
+            raise SourceError(f"{printable(str(self.path))} holds no images: its batches are empty; download it again")
         self._contents = _Contents(classes, tuple(labels[number] for number in range(len(labels))))
         return self._contents
 
@@ -191,14 +191,16 @@ class CifarSource(Source):
             meta = load_mapping(file)
             return tuple(names_of(meta.get(key)) for _, _, key in self._kind.columns)
         except (BatchError, UnicodeDecodeError) as error:
-            raise SourceError(f"{self._files.where(name)}: {error}") from None
+            raise SourceError(f"{self._files.where(name)}: {printable(str(error))}") from None
+        except OSError as error:
+            raise SourceError(f"{self._files.where(name)} cannot be read: {error.strerror or error}") from None
 
     def _batch(self, name: str, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Pixels, uint8 ``(rows, 3072)`` in planes, and labels, int64 ``(rows, label columns)``."""
         try:
             return self._binary_batch(file) if self._files.layout.binary else self._python_batch(file)
         except BatchError as error:
-            raise SourceError(f"{self._files.where(name)}: {error}") from None
+            raise SourceError(f"{self._files.where(name)}: {printable(str(error))}") from None
         except OSError as error:
             raise SourceError(f"{self._files.where(name)} cannot be read: {error.strerror or error}") from None
 

@@ -20,7 +20,12 @@ from packstore.sources.gzipped import GzipReader
 
 _MAX_MEMBER_BYTES = 1 << 28  # the largest published file, CIFAR-100's train, has 155 MB
 _LOOKED_AT = 64
-_BROKEN = (OSError, EOFError, zlib.error, tarfile.TarError)
+_BROKEN = (
+    *(OSError, EOFError, zlib.error, tarfile.TarError),
+    # What tarfile lets through of broken headers: numbers and names in pax headers are taken as they come, and each
+    # header that belongs to the next one is read inside the call that read the one before.
+    *(ValueError, ArithmeticError, LookupError, TypeError, RecursionError),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +122,12 @@ class DirectoryFiles(Files):
                 yield name, file
 
     def read(self, name: str) -> IO[bytes]:
+        path = self.path / name
         try:
-            return (self.path / name).open("rb")
+            size = path.stat().st_size
+            if size > _MAX_MEMBER_BYTES:
+                raise SourceError(f"{self.where(name)}: {size} bytes; that is not CIFAR")
+            return path.open("rb")
         except OSError as error:
             raise SourceError(f"{self.where(name)} cannot be read: {error.strerror or error}") from None
 
@@ -138,7 +147,7 @@ class TarFiles(Files):
             try:
                 yield from self._all()
             except _BROKEN as error:
-                raise SourceError(f"{printable(str(self.path))} is cut off or damaged: {error}") from None
+                raise _damaged(printable(str(self.path)), error) from None
 
     def _all(self) -> Iterator[tuple[str, IO[bytes]]]:
         self._gzip.seek(0)
@@ -173,7 +182,7 @@ class TarFiles(Files):
             try:
                 return io.BytesIO(self._content(*self._found[name]))
             except _BROKEN as error:
-                raise SourceError(f"{self.where(name)} is cut off or damaged: {error}") from None
+                raise _damaged(self.where(name), error) from None
 
     def close(self) -> None:
         self._gzip.close()
@@ -232,8 +241,12 @@ def _archive(path: Path, layouts: list[Layout]) -> Files | None:
                         if layout.fits(PurePosixPath(folder).name, names):
                             return TarFiles(path, layout, folder)
     except _BROKEN as error:
-        raise SourceError(f"{printable(str(path))} is cut off or damaged: {error}") from None
+        raise _damaged(printable(str(path)), error) from None
     return None
+
+
+def _damaged(where: str, error: Exception) -> SourceError:
+    return SourceError(f"{where} is cut off or damaged ({printable(str(error)[:200])}): download it again")
 
 
 def no_cifar(path: Path, kind: str) -> UsageError | SourceError:

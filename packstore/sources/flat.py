@@ -12,19 +12,22 @@ from packstore.errors import SampleError, SourceError, printable
 from packstore.manifest import Column
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.base import Entry, Source, Survey, paged
-from packstore.sources.labels import Contents, LabelsFile, Row, split_name
+from packstore.sources.labels import Contents, LabelsFile, Row, number_of, split_name
 from packstore.sources.listing import (
     NO_FILE,
+    NO_SOURCE,
     Identity,
     ancestry,
     key_size,
     list_directory,
+    no_images,
     read_file,
     reason_for,
     walk,
 )
 
 _REPORT_EVERY = 5000
+_IN_SUBFOLDERS = "images in subfolders"
 
 
 class FlatSource(Source):
@@ -53,7 +56,10 @@ class FlatSource(Source):
         listing = list_directory(self._root, ignored)
         self._count_others(listing.directories, (*ancestry(self._root), listing.identity), ignored)
         if not listing.images:
-            raise SourceError(f"{printable(str(self.path))} holds no images")
+            name = printable(str(self.path))
+            if ignored[_IN_SUBFOLDERS]:
+                raise SourceError(f"{name}: its images lie in subfolders: use --source imagefolder")
+            raise SourceError(no_images(name, ignored, NO_SOURCE))
         sizes = [size for size in listing.sizes if size > 0]
         progress(Progress("scan", len(listing.images), len(listing.images), sum(sizes)))
         return Survey(
@@ -92,10 +98,10 @@ class FlatSource(Source):
             for row in labels.rows():
                 if row.split != split:
                     continue
-                label = int(row.label) if numbers is None else numbers.get(row.label)
+                label = number_of(row.label) if numbers is None else numbers.get(row.label)
                 if label is None:
                     raise SourceError(
-                        f"{labels.where(row.line)}: label {printable(row.label)} is new: the file changed"
+                        f"{labels.where(row.line)}: label {printable(row.label[:80])} is new: the file changed"
                     )
                 size, ref = self._size(labels, row)
                 yield Entry(row.file, split, (label,), size, ref)
@@ -134,7 +140,7 @@ class FlatSource(Source):
             prefix = f"{directory}/" if directory else ""
             unnamed = len(listing.images) - contents.count_named([prefix + name for name in listing.images])
             if unnamed:
-                ignored["image that the labels file does not name"] += unnamed
+                ignored["images that the labels file does not name"] += unnamed
         own = reason_for(labels.path.name)
         if ignored[own] and labels.path.resolve().is_relative_to(self.path.resolve()):
             ignored[own] -= 1  # the labels file itself is used, not passed over
@@ -149,7 +155,7 @@ class FlatSource(Source):
         for name in sorted(directories):
             for _, listing in walk(self._root, name, above, ignored):
                 if listing.images:
-                    ignored["image in a subfolder"] += len(listing.images)
+                    ignored[_IN_SUBFOLDERS] += len(listing.images)
 
     def _choose(self, splits: tuple[str, ...], split: str | None) -> tuple[str, ...]:
         if split is None:

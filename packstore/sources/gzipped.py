@@ -12,6 +12,7 @@ from typing import Any
 
 _CHUNK = 1 << 18
 _STEP = 16 << 20
+_MAX_READ = 1 << 28
 _GZIP = 31  # zlib's window bits for a gzip header and trailer
 
 
@@ -53,6 +54,20 @@ class GzipReader(io.RawIOBase):
         while self._position < offset and self._step(min(offset - self._position, _CHUNK)):
             continue
         return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        """The next ``size`` bytes; fewer only at the end, for which ``tarfile`` takes any shorter read. Memory grows
+        with what is read, not with what a broken header asks for; more than 256 MiB at once is a :class:`ValueError`.
+        """
+        if size < 0:
+            return self.readall()
+        if size > _MAX_READ:
+            raise ValueError(f"a header asks for {size} bytes")
+        parts: list[bytes] = []
+        while size and (part := self._step(min(size, _CHUNK * 4))):
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")

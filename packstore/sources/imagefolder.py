@@ -1,7 +1,8 @@
 """An image folder: ``root/class/…/file``, or ``root/split/class/…/file``, nested to any depth.
 
-Class order, labels and file order are those of torchvision's ``ImageFolder``. A top level of nothing but split names
-(``train``, ``val`` …) makes splits with one class list; see :data:`packstore.sources.base.SPLIT_ORDER`.
+Class order, labels and file order are those of torchvision's ``ImageFolder``. A top level of split names (``train``,
+``val`` …) makes splits with one class list; see :data:`packstore.sources.base.SPLIT_ORDER`, and :mod:`.splits` for what
+lies beside them.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.base import SPLIT_ORDER, Entry, Source, Survey, paged
 from packstore.sources.listing import (
     NO_FILE,
+    NO_SOURCE,
     Identity,
     Listing,
     ancestry,
     cycle,
     key_size,
     list_directory,
+    no_images,
     read_file,
     walk,
 )
+from packstore.sources.splits import find_splits
 
 _KEPT_FILES = 250_000  # about 25 MB of names; listing as many again takes 0.6 s
 
@@ -59,12 +63,16 @@ class ImageFolderSource(Source):
 
     The key of a sample is its path relative to the root, with ``/``. Splits whose images lie in them directly have no
     labels; they can be packed together, or one by one, but not together with labelled splits.
+
+    Where other folders with images lie beside splits, one split can be packed alone; ``all_classes`` takes all folders
+    as classes instead.
     """
 
     kind = "imagefolder"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, all_classes: bool = False) -> None:
         super().__init__(path)
+        self._all_classes = all_classes
         self._root = str(path.absolute())
         self._kept: dict[str, list[tuple[str, str, Listing]]] = {}  # what the survey has listed, by split
         self._kept_files = 0
@@ -73,11 +81,12 @@ class ImageFolderSource(Source):
         """See :meth:`Source.survey`. One pass over the listing with a ``stat`` a file.
 
         Raises :class:`SourceError` for a folder without images, a class without images in any split, labelled and
-        unlabelled splits together, a cycle of links, and a directory that cannot be listed.
+        unlabelled splits together, splits and other folders with images together, a cycle of links, and a directory
+        that cannot be listed.
         """
         ignored: Counter[str] = Counter()
         self._kept, self._kept_files = {}, 0
-        parts = self._parts(ignored)
+        parts = self._parts(ignored, split)
         chosen = self._choose(parts, split)
         classes = _all_classes(parts)
         per_class: Counter[str] = Counter()
@@ -96,16 +105,18 @@ class ImageFolderSource(Source):
                 count += len(listing.images)
                 progress(Progress("scan", before + count, None, size_bytes))
             if part.split and not count:
-                raise SourceError(
-                    f"{self._name(part.directory)} holds no images: remove this split, or pack another one with "
-                    f"--split ({', '.join(p.split for p in parts)})"
-                )
+                there = ", ".join(p.split for p in parts)
+                advice = f"remove this split, or pack another one with --split ({there})"
+                passed: Counter[str] = Counter()
+                for _ in walk(self._root, part.directory, part.above[:-1], passed):
+                    continue
+                raise SourceError(no_images(self._name(part.directory), passed, advice))
             splits[part.split] = count
         if not classes and not any(splits):
             self._no_folders(splits[""], ignored)
         labelled = any(part.classes for part in chosen)
         if labelled:
-            self._check_classes(classes, per_class, [p for p in parts if p not in chosen])
+            self._check_classes(classes, per_class, [p for p in parts if p not in chosen], ignored)
         return Survey(
             splits=splits,
             columns=(Column("label", "fixed", "int64", classes=classes),) if labelled else (),
@@ -119,7 +130,7 @@ class ImageFolderSource(Source):
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """See :meth:`Source.entries`. ``ref`` is None, or tells that the entry is no file."""
-        parts = self._parts(None)
+        parts = self._parts(None, split)
         chosen = self._choose(parts, split)
         numbers = {name: number for number, name in enumerate(_all_classes(parts))}
         return self._entries(chosen, numbers)
@@ -146,17 +157,27 @@ class ImageFolderSource(Source):
     def _name(self, directory: str = "") -> str:
         return printable(f"{self.path}/{directory}" if directory else str(self.path))
 
-    def _parts(self, ignored: Counter[str] | None) -> list[_Part]:
+    def _parts(self, ignored: Counter[str] | None, split: str | None) -> list[_Part]:
         """The splits in their order; or one part without a name. Counts what lies beside folders in ``ignored``."""
         above = ancestry(self._root)
         root = list_directory(self._root, ignored)
         loose, above = len(root.images), (*above, root.identity)
-        if not root.directories or not all(name.lower() in SPLIT_ORDER for name in root.directories):
+        found = find_splits(self._root, root.directories, above)
+        if found is not None and found.others:
+            if self._all_classes:
+                found = None
+            elif split is None:
+                raise SourceError(found.describe(self._name()))
+        if found is None:
             _count_loose(ignored, loose if root.directories else 0, "class")
             return [_Part("", "", tuple(sorted(root.directories)), loose, above)]
         _count_loose(ignored, loose, "split")
+        if ignored is not None:
+            ignored += Counter(
+                {"folders without images": len(found.empty), "folders beside the splits": len(found.others)}
+            )
         parts: dict[str, _Part] = {}
-        for directory in sorted(root.directories, key=lambda name: (SPLIT_ORDER.index(name.lower()), name)):
+        for directory in sorted(found.splits, key=lambda name: (SPLIT_ORDER.index(name.lower()), name)):
             split, path = directory.lower(), f"{self._root}/{directory}"
             if split in parts:
                 raise SourceError(
@@ -220,10 +241,11 @@ class ImageFolderSource(Source):
     def _no_folders(self, images: int, ignored: Counter[str]) -> NoReturn:
         if images:
             raise SourceError(f"{self._name()} holds {images} images but no class folders: pack it with --source flat")
-        found = ", ".join(f"{count} {reason}" for reason, count in ignored.most_common(5))
-        raise SourceError(f"{self._name()} holds no images" + (f" (passed over: {found})" if found else ""))
+        raise SourceError(no_images(self._name(), ignored, NO_SOURCE))
 
-    def _check_classes(self, classes: Sequence[str], per_class: Counter[str], others: Sequence[_Part]) -> None:
+    def _check_classes(
+        self, classes: Sequence[str], per_class: Counter[str], others: Sequence[_Part], ignored: Counter[str]
+    ) -> None:
         """Raises :class:`SourceError` for classes that have no image in any split."""
         empty = [name for name in classes if not per_class[name]]
         for part in others:
@@ -233,9 +255,10 @@ class ImageFolderSource(Source):
                     empty.remove(name)
         if empty:
             named = ", ".join(repr(printable(name)) for name in empty[:5]) + (" …" if len(empty) > 5 else "")
+            passed = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common(5))
             raise SourceError(
-                f"{self._name()}: {len(empty)} of {len(classes)} class folders hold no images: {named}. "
-                "Remove them, or move them out of the folder"
+                f"{self._name()}: {len(empty)} of {len(classes)} class folders hold no images: {named}. Remove them, "
+                f"or move them out of the folder{f' (passed over in all folders: {passed})' if passed else ''}"
             )
 
 
@@ -245,4 +268,4 @@ def _all_classes(parts: Sequence[_Part]) -> tuple[str, ...]:
 
 def _count_loose(ignored: Counter[str] | None, images: int, kind: str) -> None:
     if ignored is not None and images:
-        ignored[f"image beside the {kind} folders"] += images
+        ignored[f"images beside the {kind} folders"] += images

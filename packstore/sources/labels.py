@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
+import stat
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,8 +18,11 @@ from numpy.typing import NDArray
 
 from packstore.errors import SourceError, printable
 from packstore.sources.base import SPLIT_ORDER
+from packstore.sources.listing import kind_of
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
+_MAX_LABEL = (1 << 63) - 1
+_SHOWN = 80
 _MAX_SPLITS = 100
 
 
@@ -70,7 +75,7 @@ class LabelsFile:
     def rows(self) -> Iterator[Row]:
         """All rows in the file's order. Raises :class:`SourceError`, naming the line, for anything that is no row."""
         try:
-            with self.path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            with open(self.path, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=self._open) as file:
                 reader = csv.reader(file, strict=True)
                 try:
                     yield from self._rows(reader)
@@ -79,11 +84,23 @@ class LabelsFile:
         except OSError as error:
             raise SourceError(f"{printable(str(self.path))} cannot be read: {error.strerror or error}") from None
 
+    def _open(self, path: str, flags: int) -> int:
+        """Opens the file, without waiting where it is a pipe, and raises :class:`SourceError` where it is none."""
+        descriptor = os.open(path, flags | os.O_NONBLOCK)
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # open() itself refuses a folder
+            os.close(descriptor)
+            raise SourceError(
+                f"{printable(path)} is not a file but {kind_of(mode)}; "
+                "labels are read several times: save them to a file"
+            )
+        return descriptor
+
     def _rows(self, reader: Iterator[list[str]]) -> Iterator[Row]:
         header = [name.strip().lower() for name in next(reader, [])]
         missing = [name for name in ("file", "label") if name not in header]
         if missing or len(set(header)) < len(header):
-            found = ",".join(printable(name) for name in header) or "an empty line"
+            found = _shown(",".join(header)) or "an empty line"
             wrong = f"no column {missing[0]}" if missing else "a column twice"
             raise SourceError(
                 f"{self.where(1)}: the header has {wrong}: {found}; expected file,label or file,label,split"
@@ -116,26 +133,27 @@ class LabelsFile:
         if not value.strip():
             raise SourceError(f"{self.where(line)}: the file is empty")
         if "\0" in value:
-            raise SourceError(f"{self.where(line)}: a NUL byte in the file name {printable(value)}")
+            raise SourceError(f"{self.where(line)}: a NUL byte in the file name {_shown(value)}")
         if value.startswith("/"):
-            raise SourceError(f"{self.where(line)}: {printable(value)} is absolute; expected a path inside the folder")
+            raise SourceError(f"{self.where(line)}: {_shown(value)} is absolute; expected a path inside the folder")
         if "/" not in value and value not in (".", ".."):
             return value
         parts = [part for part in value.split("/") if part not in ("", ".")]
         if ".." in parts or not parts:
-            raise SourceError(f"{self.where(line)}: {printable(value)} may lead out of the folder")
+            raise SourceError(f"{self.where(line)}: {_shown(value)} may lead out of the folder")
         return "/".join(parts)
 
     def contents(self) -> Contents:
         """What the whole file names, from one pass (two where some names of classes look like numbers).
 
-        Raises :class:`SourceError` for no rows, a negative class number, a file named twice, too many splits.
+        Raises :class:`SourceError` for no rows, a class number below 0 or beyond 64 bits, a file named twice, too many
+        splits.
         """
         names: set[str] = set()
         splits: set[str] = set()
         hashes = array("Q")
         numbers = False
-        negative: Row | None = None
+        outside: Row | None = None
         for row in self.rows():
             hashes.append(file_hash(row.file))
             if row.split not in splits:
@@ -144,19 +162,20 @@ class LabelsFile:
                     raise SourceError(
                         f"{self.where(row.line)}: more than {_MAX_SPLITS} splits; is this column a split?"
                     )
-            if not _INTEGER.fullmatch(row.label):
+            number = number_of(row.label)
+            if number is None:
                 names.add(row.label)
                 continue
             numbers = True
-            if negative is None and int(row.label) < 0:
-                negative = row
+            if outside is None and not 0 <= number <= _MAX_LABEL:
+                outside = row
         if not hashes:
             raise SourceError(f"{printable(str(self.path))} names no files")
         if names and numbers:  # then those that look like numbers are names as well
             names.update(row.label for row in self.rows())
-        if negative is not None and not names:
+        if outside is not None and not names:
             raise SourceError(
-                f"{self.where(negative.line)}: label {negative.label} is out of range, expected 0 or more"
+                f"{self.where(outside.line)}: label {_shown(outside.label)} is out of range, expected 0 to {_MAX_LABEL}"
             )
         ordered = np.sort(np.frombuffer(hashes, np.uint64))
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
@@ -179,6 +198,20 @@ class LabelsFile:
                     f"{self.where(row.line)}: {printable(row.file)} is named again, first on line {lines[row.file]}"
                 )
             lines[row.file] = row.line
+
+
+def number_of(label: str) -> int | None:
+    """The integer that ``label`` is, or None for a name. What is beyond 64 bits is some number beyond 64 bits, for
+    Python turns digits into a number in quadratic time, and refuses to where they are many."""
+    found = _INTEGER.fullmatch(label)
+    if found is None:
+        return None
+    size = int(found[2]) if len(found[2]) < 20 else 1 << 64
+    return -size if found[1] == "-" else size
+
+
+def _shown(text: str) -> str:
+    return printable(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 
 def split_name(name: str) -> str:

@@ -117,21 +117,31 @@ def _sizes(names: list[str], descriptor: int) -> list[int]:
 
 
 def reason_for(name: str) -> str:
-    """Why a file or directory that is no image is passed over."""
+    """Why a file or directory that is no image is passed over, to follow a number of them."""
     if name[0] == ".":
         return "hidden"
     if name.lower() in SYSTEM_NAMES:
-        return "system file"
+        return "system files"
     stem, dot, suffix = name.rpartition(".")
     named = bool(stem and dot and suffix and len(suffix) <= 12)
-    return f"not an image (.{printable(suffix.lower())})" if named else "not an image (no extension)"
+    return f"not images (.{printable(suffix.lower())})" if named else "not images (no extension)"
 
 
 def _count(ignored: Counter[str], name: str) -> None:
     reason = reason_for(name)
     if reason not in ignored and len(ignored) >= _MAX_REASONS:  # numbered suffixes must not fill the memory
-        reason = "not an image (other)"
+        reason = "not images (other)"
     ignored[reason] += 1
+
+
+NO_SOURCE = "give a folder of images (.jpg, .png …), CIFAR, or a packstore store"
+"""What to do about a source that holds no images."""
+
+
+def no_images(name: str, ignored: Counter[str], advice: str) -> str:
+    """The message for a folder, by its printable name, that holds no images: what was passed over, and what to do."""
+    found = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common(5))
+    return f"{name} holds no images{f' (passed over: {found})' if found else ''}: {advice}"
 
 
 def ancestry(root: str) -> tuple[Identity, ...]:

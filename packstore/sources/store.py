@@ -49,7 +49,8 @@ class StoreSource(Source):
         start, stop = ranges[0][1], ranges[-1][2]
         records = stop - start
         if not records:
-            raise SourceError(f"{printable(str(self.path))} holds no records" + (f" in {split}" if split else ""))
+            where = f" in {printable(split)}" if split else ""
+            raise SourceError(f"{printable(str(self.path))} holds no records{where}")
         image = manifest.image
         if image.kind == "fixed":
             size_bytes, paged_bytes = image.record_nbytes * records, paged(image.record_nbytes) * records

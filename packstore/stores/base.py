@@ -79,6 +79,12 @@ class Problem:
     shard: str | None = None
 
 
+def disk_bytes(path: Path) -> int:
+    """Bytes that a file, or all in a directory, really takes on disk: allocated blocks, so holes do not count."""
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    return sum(p.stat().st_blocks * 512 for p in files)
+
+
 class Reader(ABC):
     """An open store: ``len(reader)`` records, numbered from 0.
 
@@ -163,12 +169,8 @@ class Reader(ABC):
         return Split("all", 0, len(self)) if name is None else self.manifest.split(name)
 
     def disk_bytes(self) -> int:
-        """Bytes that the store really takes on disk (allocated blocks, so holes do not count)."""
-        files = [self.path] if self.path.is_file() else [p for p in self.path.rglob("*") if p.is_file()]
-        return sum(p.stat().st_blocks * 512 for p in files)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError(f"a {type(self).__name__} does not pickle; pickle its path and open it again")
+        """Bytes that the store really takes on disk."""
+        return disk_bytes(self.path)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,67 @@
+"""Tells splits from classes by the names of folders and by what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from packstore.errors import printable
+from packstore.sources.base import SPLIT_ORDER
+from packstore.sources.listing import Identity, list_directory, walk
+
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """The folders at the top of an image folder that has splits, each sorted.
+
+    Attributes:
+        splits: Those that are splits.
+        others: Other folders that hold images: not known to be splits, and surely no classes beside them.
+        empty: Other folders, without any image: annotations, tools, text.
+    """
+
+    splits: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
+
+    def describe(self, root: str) -> str:
+        """The message about ``others`` in ``root``, a printable name."""
+        one = self.splits[0].lower()
+        return (
+            f"{root} holds splits ({_listed(self.splits)}) and beside them other folders with images "
+            f"({_listed(self.others)}): pack one split alone with --split {one}, take all of these folders as classes "
+            "with --source imagefolder, or move the other folders out"
+        )
+
+
+def find_splits(root: str, directories: Collection[str], above: tuple[Identity, ...]) -> Splits | None:
+    """The splits among the top ``directories`` of ``root``, or None where all of these are classes.
+
+    Folders that all have the names of splits are splits, whatever is in them. Beside others they are splits as soon as
+    one of them holds folders of images: a class that happens to be called ``train`` holds its images directly.
+    ``above`` identifies ``root`` and the directories above it.
+    """
+    names = sorted(directories)
+    splits = tuple(name for name in names if name.lower() in SPLIT_ORDER)
+    unknown = [name for name in names if name not in splits]
+    if not splits or (unknown and not any(_holds_classes(root, name, above) for name in splits)):
+        return None
+    others = tuple(name for name in unknown if _holds_images(root, name, above))
+    return Splits(splits, others, tuple(name for name in unknown if name not in others))
+
+
+def _holds_classes(root: str, name: str, above: tuple[Identity, ...]) -> bool:
+    inside = list_directory(f"{root}/{name}")
+    return any(
+        _holds_images(root, f"{name}/{folder}", (*above, inside.identity)) for folder in sorted(inside.directories)
+    )
+
+
+def _holds_images(root: str, top: str, above: tuple[Identity, ...]) -> bool:
+    return any(listing.images for _, listing in walk(root, top, above))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(printable, names[:_NAMED])) + (", …" if len(names) > _NAMED else "")
