@@ -108,7 +108,7 @@ class Assembler:
         start = perf_counter()
         if self._whole is not None:
             np.take(self._whole, records, axis=0, out=_numpy(out), mode="clip")
-            self._stats.add(read=perf_counter() - start)
+            self._stats.add("read", perf_counter() - start)
             return []
         numbers = records.tolist()
         failed: list[int] = []
@@ -144,7 +144,8 @@ class Assembler:
                 raise
             except PackstoreError as error:
                 failed.append(self._note(errors, row, record, error))
-        self._stats.add(read=read - start, decode=perf_counter() - read)
+        self._stats.add("read", read - start)
+        self._stats.add("decode", perf_counter() - read)
         return failed
 
     def _note(self, errors: dict[int, Exception] | None, row: int, record: int, error: PackstoreError) -> int:

@@ -27,10 +27,9 @@ class Stats:
             self._started: float | None = None
             self._ended: float | None = None
 
-    def add(self, **seconds: float) -> None:
+    def add(self, stage: str, seconds: float) -> None:
         with self._lock:
-            for stage, value in seconds.items():
-                self._seconds[stage] += value
+            self._seconds[stage] += seconds
 
     def start(self) -> None:
         if self._started is None:

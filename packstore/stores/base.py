@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.errors import StoreError
+from packstore.errors import ManifestError, StoreError, printable
 from packstore.manifest import Column, Manifest, Split
 from packstore.progress import ProgressCallback, no_progress
 
@@ -85,6 +85,23 @@ def disk_bytes(path: Path) -> int:
     return sum(p.stat().st_blocks * 512 for p in files)
 
 
+def parse_manifest(text: str | bytes, path: Path) -> Manifest:
+    """The manifest in ``text``, which lies in ``path``. Raises :class:`ManifestError` that names the path."""
+    try:
+        return Manifest.from_json(text)
+    except ManifestError as error:
+        raise ManifestError(f"{printable(str(path))}: {error}") from None
+
+
+def unreadable(path: Path, kind: str, reason: object) -> StoreError:
+    """The error for a file that begins like ``kind`` and cannot be opened as one: one line, whatever a library said."""
+    first = str(reason).strip().partition("\n")[0]
+    return StoreError(
+        f"{printable(str(path))} is damaged or truncated: it cannot be opened as {kind} ({printable(first)[:200]}); "
+        "restore it from a copy or pack it again"
+    )
+
+
 class Reader(ABC):
     """An open store: ``len(reader)`` records, numbered from 0.
 
@@ -128,7 +145,7 @@ class Reader(ABC):
         return self.manifest.records
 
     def view(self, index: int) -> Buffer:
-        """Like :meth:`read` without any copy; valid only until the reader is closed."""
+        """Like :meth:`read`, never with a copy: what it returns holds its map by itself, also after :meth:`close`."""
         return self.read(index)
 
     def array(self, index: int) -> NDArray[Any]:
@@ -172,6 +189,9 @@ class Reader(ABC):
         """Bytes that the store really takes on disk."""
         return disk_bytes(self.path)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(f"a {type(self).__name__} does not pickle; pickle its path and open it again")
+
     def __enter__(self) -> Self:
         return self
 
@@ -214,4 +234,6 @@ class Writer(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Closes whatever is open, without finishing. Idempotent, also after :meth:`seal`. Deletes nothing."""
+        """Closes whatever is open, without finishing or flushing. Idempotent, also after :meth:`seal`. Deletes nothing.
+
+        After a failed write nothing more may be written: a flush would fail as the write did, and hide the reason."""

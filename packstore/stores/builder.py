@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,8 @@ from packstore.stores import formats
 from packstore.stores.base import Buffer, ColumnData, Ragged, Writer
 from packstore.stores.columns import ColumnSpool, file_digest, plain_buffers, refuse_duplicates
 from packstore.stores.publish import Staging, sync_tree, writing
+
+_log = logging.getLogger(__name__)
 
 _HASHES = Column("keyhash", "fixed", "uint64")
 
@@ -132,9 +135,6 @@ class StoreBuilder:
         try:
             if not self.records:
                 raise StoreError(f"no records to put into {printable(str(self._staging.destination))}")
-            keys, hashes = (self._spools[n].values(0, self.records) for n in ("key", _HASHES.name))
-            if isinstance(keys, Ragged) and isinstance(hashes, np.ndarray):  # always; the types cannot say it
-                refuse_duplicates(keys, hashes)
             base = Manifest(
                 self._format,
                 self._encoding,
@@ -146,6 +146,7 @@ class StoreBuilder:
                 versions=dict(versions or {}),
             )
             with writing(self._staging.destination):
+                self._refuse_duplicates()
                 manifest = self._seal(base, tuple(skipped))
             self._staging.publish()
         except BaseException:
@@ -157,8 +158,10 @@ class StoreBuilder:
     def abort(self) -> None:
         """Drops everything written so far. Idempotent; nothing happens after a commit."""
         if not self._done:
-            self._close()
-            self._staging.discard()
+            try:
+                self._close()
+            finally:
+                self._staging.discard()
 
     def __enter__(self) -> Self:
         return self
@@ -173,11 +176,13 @@ class StoreBuilder:
             raise StoreError("this store is committed or aborted already")
 
     def _close(self) -> None:
+        """Closes everything; what was wanted of it is on the disk already."""
         self._done = True
-        for part in self._parts:
-            part.writer.abort()
-        for spool in self._spools.values():
-            spool.close()
+        for close in (*(part.writer.abort for part in self._parts), *(s.close for s in self._spools.values())):
+            try:
+                close()
+            except OSError as error:  # all the same closed; another error is on its way, or nothing was lost
+                _log.debug("while closing: %s", error)
 
     def _checked(
         self,
@@ -267,6 +272,12 @@ class StoreBuilder:
         self._parts.append(part)
         return part
 
+    def _refuse_duplicates(self) -> None:
+        self._spools[_HASHES.name].check_spooled()
+        keys, hashes = (self._spools[n].values(0, self.records) for n in ("key", _HASHES.name))
+        if isinstance(keys, Ragged) and isinstance(hashes, np.ndarray):  # always; the types cannot say it
+            refuse_duplicates(keys, hashes)
+
     def _seal(self, base: Manifest, skipped: tuple[Skipped, ...]) -> Manifest:
         """Seals all parts, and in a sharded store writes the manifest of the whole last."""
         if self._shard_size is None:
@@ -276,10 +287,11 @@ class StoreBuilder:
             return manifest
         shards = []
         for part in self._parts:
-            part.writer.seal(*self._describe(base, part))
+            manifest, columns = self._describe(base, part)
+            part.writer.seal(manifest, columns)
             sync_tree(part.path)
             nbytes, digest = file_digest(formats.data_file(self._format, part.path))
-            shards.append(Shard(part.path.name, part.stop - part.start, nbytes, digest))
+            shards.append(Shard(part.path.name, part.stop - part.start, nbytes, digest, manifest.digest))
         total = _Part(self._parts[0].writer, self._staging.path, 0, self.records, sum(p.nbytes for p in self._parts))
         manifest = dataclasses.replace(self._describe(base, total)[0], skipped=skipped, shards=tuple(shards))
         (self._staging.path / formats.MANIFEST_FILE).write_text(manifest.to_json() + "\n", encoding="ascii")

@@ -8,7 +8,7 @@ import mmap
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from packstore.errors import StoreError, printable
 from packstore.manifest import Column, fixed_digest, ragged_digest
 from packstore.stores.base import NUMPY_DTYPE, Buffer, ColumnData, Ragged
+from packstore.stores.publish import beyond_standard_streams, drop
 
 OFFSET = np.dtype("<i8")
 _KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes; a multiple of the number of buckets would only save passes
@@ -88,19 +89,28 @@ class ColumnSpool:
         return Ragged(offsets - first if first else offsets, self._data.map()[first:last])
 
     def finished(self, start: int, stop: int, data: ColumnData) -> Column:
-        """The column's description for ``data`` (of records ``start`` to ``stop - 1``), with size and digest."""
+        """The column's description for ``data`` (of records ``start`` to ``stop - 1``), with size and digest.
+
+        For all records it also makes sure that the spool still holds what was appended; see :meth:`check_spooled`."""
         if (start, stop) != (0, self.records):
             return finished_column(self.column, data)
+        self.check_spooled()
         if self._offsets is None:
             return dataclasses.replace(self.column, nbytes=self._data.nbytes, digest=self._data.sha.hexdigest())
         digest = ragged_digest(self._offsets.sha.digest(), self._data.sha.digest())
         return dataclasses.replace(self.column, nbytes=self._data.nbytes, digest=digest)
 
+    def check_spooled(self) -> None:
+        """Raises :class:`StoreError` when the temporary files do not hold what was appended: somebody wrote to them."""
+        for spool in (self._data, self._offsets):
+            if spool is not None:
+                spool.check(self.column.name)
+
     def close(self) -> None:
         """Closes the temporary files. Idempotent."""
-        self._data.file.close()
+        drop(self._data.file)
         if self._offsets is not None:
-            self._offsets.file.close()
+            drop(self._offsets.file)
 
 
 class OffsetSpool:
@@ -119,12 +129,14 @@ class OffsetSpool:
             self._end = int(ends[-1])
 
     def offsets(self) -> NDArray[np.int64]:
-        """``int64``, one more than values, mapped; valid after :meth:`close`."""
+        """``int64``, one more than values, mapped; valid after :meth:`close`. Raises :class:`StoreError` when the
+        temporary file does not hold what was appended."""
+        self._spool.check("image")
         return self._spool.map().view(OFFSET)
 
     def close(self) -> None:
         """Closes the temporary file. Idempotent."""
-        self._spool.file.close()
+        drop(self._spool.file)
 
 
 def finished_column(column: Column, data: ColumnData) -> Column:
@@ -204,7 +216,8 @@ class _Spool:
     """An unlinked file that knows its size and SHA-256."""
 
     def __init__(self, directory: Path) -> None:
-        self.file = cast("BinaryIO", tempfile.TemporaryFile(dir=directory))  # noqa: SIM115 - closed by the owner
+        with beyond_standard_streams():
+            self.file = cast("IO[bytes]", tempfile.TemporaryFile(dir=directory))  # noqa: SIM115 - closed by the owner
         self.nbytes = 0
         self.sha = hashlib.sha256()
 
@@ -217,4 +230,16 @@ class _Spool:
         self.file.flush()
         if not self.nbytes:
             return np.empty(0, np.uint8)
-        return np.frombuffer(mmap.mmap(self.file.fileno(), self.nbytes, access=mmap.ACCESS_READ), np.uint8)
+        try:
+            mapped = mmap.mmap(self.file.fileno(), self.nbytes, access=mmap.ACCESS_READ)
+        except ValueError as error:  # it is shorter than what was written to it
+            raise StoreError(f"a temporary file of the columns was changed by somebody else: {error}") from None
+        return np.frombuffer(mapped, np.uint8)
+
+    def check(self, name: str) -> None:
+        """Compares what lies in the file with what was written. Raises :class:`StoreError` that names the column."""
+        if hashlib.sha256(self.map().data).digest() != self.sha.digest():
+            raise StoreError(
+                f"the temporary file of column {name!r} does not hold what was written to it: somebody else wrote to "
+                "it, or the disk is faulty; nothing is published, pack again"
+            )

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any, cast
 
 from packstore.errors import DestinationError, printable
 
@@ -39,6 +40,35 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DestinationError(f"cannot write {printable(str(path))}: {error.strerror or error}") from error
+
+
+@contextmanager
+def beyond_standard_streams() -> Iterator[None]:
+    """Files opened within never take descriptors 0 to 2, even in a process where those are closed.
+
+    Whatever prints (C libraries write warnings to descriptor 2) would write into the store otherwise.
+    """
+    held: list[int] = []
+    try:
+        while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+            held.append(fd)
+        os.close(fd)
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def open_file(path: Path, mode: str) -> IO[bytes]:
+    """A buffered binary file that is not one of the standard streams; closed by its owner, by :func:`drop` at worst."""
+    with beyond_standard_streams():
+        return cast("IO[bytes]", path.open(mode))
+
+
+def drop(file: IO[bytes]) -> None:
+    """Closes a buffered file without flushing: what is pending is not wanted, and might not even fit on the disk."""
+    raw: Any = file
+    raw.raw.close()
 
 
 class Staging:
@@ -92,7 +122,8 @@ class Staging:
 
     def discard(self) -> None:
         """Removes what was staged, if anything; does nothing after :meth:`publish`."""
-        if self._published:
+        # A read-only file system refuses to unlink what is not even there.
+        if self._published or not os.path.lexists(self.path):
             return
         try:
             if self.path.is_dir():
