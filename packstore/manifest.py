@@ -40,6 +40,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_RECORDS = 10**10  # LMDB keys have ten digits
 
 
+def _finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer that is too large for a float
+        return False
+
+
 def _check(condition: bool, what: str, value: object) -> None:
     if not condition:
         raise ManifestError(f"the manifest has an impossible {what}: {value!r:.200}")
@@ -79,6 +86,9 @@ class Column:
         _check(self.kind == "fixed" or (self.shape == () and self.dtype == "uint8"), "ragged column", self.shape)
         _check(self.layout in (None, "HWC", "CHW"), "column layout", self.layout)
         _check(self.nbytes >= 0, "column nbytes", self.nbytes)
+        if self.classes is not None:
+            _check(all(type(c) is str for c in self.classes), "class names", self.classes)
+            _check(len(set(self.classes)) == len(self.classes), "class names: some are the same", self.classes)
         _check(self.digest is None or _SHA256.fullmatch(self.digest) is not None, "column digest", self.digest)
 
     @property
@@ -111,8 +121,11 @@ class Normalization:
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _check(len(self.mean) == 3 and all(map(math.isfinite, self.mean)), "mean", self.mean)
-        _check(len(self.std) == 3 and all(math.isfinite(s) and s > 0 for s in self.std), "std", self.std)
+        _check(len(self.mean) == 3 and all(map(_finite, self.mean)), "mean", self.mean)
+        _check(len(self.std) == 3 and all(_finite(s) and s > 0 for s in self.std), "std", self.std)
+        # What becomes of black and white must be numbers too.
+        extremes = [((x - m) / s) for m, s in zip(self.mean, self.std, strict=True) for x in (0.0, 1.0)]
+        _check(all(map(_finite, extremes)), "mean and std", (self.mean, self.std))
 
 
 NORMALIZATIONS = {
@@ -132,17 +145,20 @@ class Shard:
         records: Number of records in it.
         nbytes: Size of the file (for LMDB of its ``data.mdb``).
         digest: SHA-256 of the file (for LMDB of its ``data.mdb``).
+        manifest_digest: The shard's own :attr:`Manifest.digest`; tells shards of equal size apart when they are opened.
     """
 
     name: str
     records: int
     nbytes: int
     digest: str
+    manifest_digest: str
 
     def __post_init__(self) -> None:
         _check(re.fullmatch(r"shard-\d{5}\.(lmdb|h5|pth)", self.name) is not None, "shard name", self.name)
         _check(0 <= self.records <= _MAX_RECORDS and self.nbytes >= 0, "shard size", (self.records, self.nbytes))
         _check(_SHA256.fullmatch(self.digest) is not None, "shard digest", self.digest)
+        _check(_SHA256.fullmatch(self.manifest_digest) is not None, "shard manifest digest", self.manifest_digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +225,9 @@ class Manifest:
         names = [c.name for c in self.columns]
         _check(len(set(names)) == len(names), "column names", names)
         _check(bool(names) and names[0] == "image" and {"key", "checksum"} <= set(names), "column names", names)
+        _check_columns(self.encoding, {c.name: c for c in self.columns})
+        normalized = self.normalization is not None
+        _check(not normalized or self.encoding in FLOAT_ENCODINGS, "normalization of the encoding", self.encoding)
         for column in self.columns:
             if column.kind == "fixed":
                 _check(column.nbytes == column.record_nbytes * self.records, f"size of {column.name}", column.nbytes)
@@ -253,11 +272,14 @@ class Manifest:
         d = _to_plain(self)
         return _sha256_json({k: d[k] for k in ("encoding", "records", "columns", "splits", "normalization")})
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the whole manifest, as it is in the ``digest`` field of its JSON."""
+        return _sha256_json(_to_plain(self))
+
     def to_json(self) -> str:
         """Canonical JSON with the digest of everything else in ``digest``."""
-        plain = _to_plain(self)
-        plain["digest"] = _sha256_json(plain)
-        return _canonical(plain)
+        return _canonical(_to_plain(self) | {"digest": self.digest})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
@@ -284,6 +306,29 @@ class Manifest:
         if digest != found:
             raise ManifestError(f"the manifest is damaged: its SHA-256 is {found}, expected {digest!r}")
         return cast("Manifest", _from_plain(cls, plain))
+
+
+def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
+    """Raises :class:`ManifestError` unless the columns that packstore knows are what the encoding makes them."""
+    image, key, checksum, shape = (columns.get(name) for name in ("image", "key", "checksum", "shape"))
+    assert image is not None
+    found = (image.kind, image.dtype, image.shape, image.layout)
+    if encoding in ENCODED:
+        good = found == ("ragged", "uint8", (), None)
+    elif image.kind == "ragged":
+        good = encoding == "uint8" and found == ("ragged", "uint8", (), "HWC")
+        _check(
+            shape is not None and (shape.kind, shape.dtype, shape.shape) == ("fixed", "int32", (3,)),
+            "'shape' column, which raw pixels of varying size need",
+            shape,
+        )
+    else:
+        layout, channels = ("HWC", image.shape[-1:]) if encoding == "uint8" else ("CHW", image.shape[:1])
+        good = image.dtype == encoding and image.layout == layout and len(image.shape) == 3 and channels == (3,)
+    _check(good, f"image column for the encoding {encoding}", found)
+    _check(key is not None and key.kind == "ragged", "column 'key'", key)
+    numbers = checksum is not None and (checksum.kind, checksum.dtype, checksum.shape)
+    _check(numbers == ("fixed", "uint64", ()), "column 'checksum'", checksum)
 
 
 def fixed_digest(data: bytes | memoryview) -> str:
@@ -330,7 +375,7 @@ _SCHEMA: dict[type, dict[str, Any]] = {
     },
     Split: {"name": str, "start": int, "stop": int},
     Normalization: {"mean": [float], "std": [float]},
-    Shard: {"name": str, "records": int, "nbytes": int, "digest": str},
+    Shard: {"name": str, "records": int, "nbytes": int, "digest": str, "manifest_digest": str},
     Skipped: {"key": str, "reason": str},
     Origin: {"kind": str, "name": str, "ignored": int, "digest": (str, type(None))},
     Manifest: {
@@ -371,7 +416,10 @@ def _from_plain(schema: Any, plain: Any, where: str = "manifest") -> Any:
         return None if plain is None else _from_plain(schema[0], plain, where)
     allowed: Sequence[type] = schema if isinstance(schema, tuple) else (schema,)
     if isinstance(plain, int) and not isinstance(plain, bool) and float in allowed and int not in allowed:
-        plain = float(plain)
+        try:
+            plain = float(plain)
+        except OverflowError:
+            raise ManifestError(f"{where} is too large for a number: {len(str(plain))} digits") from None
     if type(plain) not in allowed:
         raise ManifestError(f"{where} should be {' or '.join(t.__name__ for t in allowed)}, found {plain!r:.100}")
     return plain

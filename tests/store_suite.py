@@ -14,6 +14,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -354,6 +355,7 @@ class StoreSuite:
         write(path, records)
         reader = open_store(path)
         images = [reader.read(i) for i in range(len(reader))]
+        views = [reader.view(i) for i in range(len(reader))]
         arrays = [] if records.columns[0].layout is None else [reader.array(i) for i in range(len(reader))]
         label, key, checksum = reader.fixed("label"), reader.ragged("key"), reader.fixed("checksum")
         reader.close()
@@ -361,6 +363,7 @@ class StoreSuite:
         del reader
         gc.collect()
         assert [bytes(i) for i in images] == records.images
+        assert [bytes(i) for i in views] == records.images
         assert [a.tobytes() for a in arrays] == records.images[: len(arrays)]
         assert label.tolist() == records.values["label"]
         assert bytes(key.data) == finished(records)[1]["key"][0]
@@ -405,6 +408,44 @@ class StoreSuite:
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
             thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+    @pytest.mark.parametrize("shard_size", [None, 3000])
+    def test_closed_while_others_read(self, path: Path, records: Records, shard_size: int | None) -> None:
+        """What a thread reads is right, or the reader is closed; never wrong bytes, never the end of the process."""
+        write(path, records, shard_size=shard_size)
+        wrong: list[object] = []
+        stop = threading.Event()
+        current = [open_store(path)]
+
+        def work() -> None:
+            kept = []
+            while not stop.is_set():
+                reader = current[0]
+                try:
+                    for i in range(len(records)):
+                        kept.append((i, reader.view(i), reader.read(i)))
+                    reader.column("label")
+                    reader.key(1)
+                except StoreError as error:
+                    if "closed" not in str(error):
+                        wrong.append(error)
+                except BaseException as error:
+                    wrong.append(error)
+                reader = None  # type: ignore[assignment]
+                if len(kept) > 500:
+                    wrong.extend(i for i, *both in kept if any(bytes(b) != records.images[i] for b in both))
+                    kept.clear()
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(30):
+            old, current[0] = current[0], open_store(path)
+            old.close()
+        stop.set()
         for thread in threads:
             thread.join()
         assert wrong == []
@@ -558,8 +599,10 @@ class StoreSuite:
         start = file.read_bytes().index(text)
         for position in range(start, start + len(text), 101):
             flip(file, position)
-            with pytest.raises(StoreError):
+            with pytest.raises(StoreError) as caught:
                 open_store(path)
+            assert str(path) in str(caught.value)
+            assert "\n" not in str(caught.value)
             flip(file, position)
         open_store(path)
 
@@ -570,8 +613,12 @@ class StoreSuite:
         for size in sorted({0, 1, 7, 100, 4096, 8192, len(whole) // 2, len(whole) - 4096, len(whole) - 1}):
             if 0 <= size < len(whole):
                 file.write_bytes(whole[:size])
-                with pytest.raises(StoreError):
+                with pytest.raises(StoreError) as caught:
                     open_store(path)
+                assert str(path) in str(caught.value)
+                assert "\n" not in str(caught.value)
+                if size >= 100:
+                    assert re.search("damaged|truncated|empty", str(caught.value))
                 assert not is_store(path)
 
     def test_any_flipped_byte_is_found_or_harmless(self, path: Path, records: Records) -> None:
@@ -674,12 +721,27 @@ class StoreSuite:
         assert problems() == []
         for a, b in ((0, "away"), (1, names[0]), ("away", names[1])):
             (path / (names[a] if isinstance(a, int) else a)).rename(path / b)
+        assert {names[0], names[1]} == {shard for shard, _ in problems()}
         if not quick:
             assert {shard for shard, what in problems() if "SHA-256" in what} == {names[0], names[1]}
         for a, b in ((0, "away"), (3, names[0]), ("away", names[3])):
             (path / (names[a] if isinstance(a, int) else a)).rename(path / b)
         assert {names[0], names[3]} <= {shard for shard, _ in problems()}  # they differ in size
         assert_damaged_sharded_manifest(path)
+
+    def test_swapped_shards_of_equal_size_do_not_open(self, path: Path) -> None:
+        records = dataclasses.replace(make_records("uint8", 4), splits=["train"] * 4)
+        records.values["key"] = ["a", "b", "c", "d"]
+        first, second = (path / s.name for s in write(path, records, shard_size=120).shards)
+        assert self.data_file(first).stat().st_size == self.data_file(second).stat().st_size
+        first.rename(path / "away")
+        second.rename(first)
+        (path / "away").rename(second)
+        with open_store(path) as reader:
+            for use in (lambda: reader.read(0), lambda: reader.column("label"), lambda: reader.key(3)):
+                with pytest.raises(StoreError, match=r"shard-0000\d\..*is another shard or of another store"):
+                    use()
+            assert len(list(reader.check_structure(quick=True))) == 2
 
 
 def assert_damaged_sharded_manifest(path: Path) -> None:

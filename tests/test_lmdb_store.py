@@ -11,11 +11,13 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from packstore.errors import DestinationError, StoreError
 from packstore.manifest import Column, Manifest
-from packstore.stores import Ragged, is_store, lmdb_env, lmdb_store, open_store
-from packstore.stores.lmdb_pages import Pages, Value
+from packstore.stores import Ragged, is_store, lmdb_store, open_store
+from packstore.stores.lmdb_pages import Pages, Value, _first_record
 from tests.store_suite import ORIGIN, Records, StoreSuite, assert_holds, finished, flip, listing, make_records, write
 
 
@@ -136,26 +138,17 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             open_store(path)
 
     def test_open_elsewhere_in_the_process(self, path: Path) -> None:
-        write(path, make_records())
-        with lmdb.open(str(path), readonly=True, lock=False), pytest.raises(StoreError, match="already open"):
-            open_store(path)
-        open_store(path)
-
-    def test_one_environment_for_all_and_none_afterwards(self, path: Path) -> None:
-        records = make_records("uint8")
+        records = make_records()
         write(path, records)
-        gc.collect()
-        before = len(lmdb_env._environments)
-        readers = [open_store(path) for _ in range(3)]
-        arrays = [readers[0].column("label"), readers[1].array(1), open_store(path.parent / "." / path.name).key(0)]
-        assert len(lmdb_env._environments) == before + 1
-        for reader in readers:
-            reader.close()
-        gc.collect()
-        assert len(lmdb_env._environments) == before
-        assert [bytes(arrays[1]), arrays[2]] == [records.images[1], records.values["key"][0]]
         with lmdb.open(str(path), readonly=True, lock=False) as env, env.begin() as txn:
+            assert_holds(open_store(path), records)
             assert txn.get(b"%010d" % 2) == records.images[2]
+
+    def test_an_empty_data_file(self, path: Path) -> None:
+        path.mkdir()
+        (path / "data.mdb").touch()
+        with pytest.raises(StoreError, match=r"out\.lmdb is damaged or truncated: .*data\.mdb is empty"):
+            open_store(path)
 
     def test_image_is_no_column(self, path: Path) -> None:
         write(path, make_records("uint8"))
@@ -222,6 +215,56 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
                     flip(file, position, mask)
             assert caught == 48
 
+    @pytest.mark.parametrize("sizes", [[40], [5000], [0, 3000, 9000]])
+    def test_records_of_a_damaged_tree_never_end_the_process(self, path: Path, sizes: list[int]) -> None:
+        """A flip anywhere: a StoreError, the right bytes or (in a value) wrong ones, which its checksum finds."""
+        count = 400
+        records = make_records("ragged", count, sizes=(sizes * count)[:count])
+        write(path, records)
+        file = path / "data.mdb"
+        whole = file.read_bytes()
+        rng = np.random.default_rng(0)
+        inner = [p for p in range(2, len(whole) // 4096) if whole[p * 4096 + 10] in (1, 2)]
+        positions = [p * 4096 + int(o) for p in inner for o in [*range(24), *rng.integers(24, 4096, 20)]]
+        refused = 0
+        for position in positions:
+            flip(file, position, 1 << position % 8)
+            try:
+                reader = open_store(path)
+            except StoreError:
+                refused += 1
+            else:
+                for i in range(0, count, 7):
+                    try:
+                        bytes(reader.view(i))
+                    except StoreError:
+                        refused += 1
+            flip(file, position, 1 << position % 8)
+        assert refused > len(inner)
+        assert_holds(open_store(path), records)
+
+    def test_records_missing_in_between(self, path: Path) -> None:
+        records = make_records("ragged", 3000, sizes=[100] * 3000)
+        write(path, records)
+        gone = {f"_{i:010d}": None for i in range(0, 3000, 7)}
+        change(path, **gone, **{f"x{i}": b"" for i in range(len(gone))})
+        reader = open_store(path)
+        for i in range(3000):
+            if i % 7:
+                assert reader.read(i) == records.images[i]
+            else:
+                with pytest.raises(StoreError, match="is missing"):
+                    reader.read(i)
+
+    @given(st.binary(max_size=12) | st.text("0123456789/:", max_size=12).map(str.encode))
+    def test_the_first_record_behind_a_key(self, key: bytes) -> None:
+        first = _first_record(key)
+        assert 0 <= first <= 10**10
+        if first < 10**10:
+            assert b"%010d" % first >= key
+        if first:
+            assert b"%010d" % (first - 1) < key
+
     @pytest.mark.parametrize("count", [1, 2, 200, 20_000])
     def test_our_way_through_the_pages_is_lmdbs(self, path: Path, count: int) -> None:
         write(path, make_records("ragged", count, sizes=[i % 3 for i in range(count)]), batch=1000)
@@ -230,6 +273,10 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         with (path / "data.mdb").open("rb") as file:
             pages = Pages(file)
         assert list(pages.walk(overflow=True)) == [Value(key, len(value)) for key, value in expected]
+        for index, value in enumerate(v for k, v in expected if k.isdigit()):
+            assert pages.record(index) == value
+        assert pages.record(count) is None
+        assert pages.record(10**10 - 1) is None
         for key, value in expected:
             found = pages.find(key)
             assert found is not None

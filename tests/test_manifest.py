@@ -45,7 +45,7 @@ def make(**changes: Any) -> Manifest:
         "options": {"size": 224, "quality": None, "fit": "crop", "scale": 0.5, "exif": False},
         "versions": {"packstore": "0.1.0"},
         "skipped": (Skipped("a/b.jpg", "empty"),),
-        "shards": (Shard("shard-00000.h5", 3, 1000, SHA),),
+        "shards": (Shard("shard-00000.h5", 3, 1000, SHA, SHA),),
     }
     return Manifest(**(plain | changes))
 
@@ -146,6 +146,13 @@ def test_no_manifest_at_all(text: str | bytes) -> None:
         Manifest.from_json(text)
 
 
+def test_a_number_that_is_too_large() -> None:
+    plain = json.loads(make().to_json())
+    plain["normalization"]["mean"][0] = 10**400
+    with pytest.raises(ManifestError, match="too large"):
+        Manifest.from_json(resealed(plain))
+
+
 def test_newer_version() -> None:
     plain = json.loads(make().to_json()) | {"format_version": FORMAT_VERSION + 1}
     with pytest.raises(ManifestError, match="upgrade packstore"):
@@ -167,7 +174,7 @@ def test_newer_version() -> None:
         {"splits": (Split("train", 0, 2), Split("val", 1, 3))},
         {"splits": (Split("a", 0, 2), Split("a", 2, 3))},
         {"splits": (Split("a", 1, 3),)},
-        {"shards": (Shard("shard-00000.h5", 2, 1, SHA),)},
+        {"shards": (Shard("shard-00000.h5", 2, 1, SHA, SHA),)},
     ],
 )
 def test_impossible_manifests(changes: dict[str, Any]) -> None:
@@ -192,12 +199,19 @@ def test_impossible_manifests(changes: dict[str, Any]) -> None:
         lambda: Split("", 0, 1),
         lambda: Split("a", 2, 1),
         lambda: Split("a", -1, 1),
-        lambda: Shard("../shard-00000.h5", 1, 1, SHA),
-        lambda: Shard("shard-00000.h5", -1, 1, SHA),
-        lambda: Shard("shard-00000.h5", 1, 1, "x"),
+        lambda: Shard("../shard-00000.h5", 1, 1, SHA, SHA),
+        lambda: Shard("shard-00000.h5", -1, 1, SHA, SHA),
+        lambda: Shard("shard-00000.h5", 1, 1, "x", SHA),
+        lambda: Shard("shard-00000.h5", 1, 1, SHA, "x"),
         lambda: Normalization((0.5,), (1.0,)),
         lambda: Normalization((0.5, 0.5, float("nan")), (1.0, 1.0, 1.0)),
         lambda: Normalization((0.5, 0.5, 0.5), (1.0, 0.0, 1.0)),
+        lambda: Normalization((0.5, 0.5, 10**400), (1.0, 1.0, 1.0)),
+        lambda: Normalization((0.5, 0.5, 0.5), (1.0, 10**400, 1.0)),
+        lambda: Normalization((0.5, 0.5, 0.5), (1.0, 5e-324, 1.0)),
+        lambda: Normalization((0.5, 0.5, 1e308), (1.0, 1.0, 1e-3)),
+        lambda: Column("label", "fixed", "int64", classes=("a", "b", "a")),
+        lambda: Column("label", "fixed", "int64", classes=("a", 3)),  # type: ignore[arg-type]
     ],
 )
 def test_impossible_parts(call: Any) -> None:
@@ -211,8 +225,78 @@ def test_dataset_digest_is_about_the_dataset() -> None:
     assert same.dataset_digest == digest
     columns = list(make().columns)
     columns[3] = dataclasses.replace(columns[3], digest="f" * 64)
-    for changes in ({"splits": ()}, {"normalization": None}, {"columns": tuple(columns)}, {"encoding": "bfloat16"}):
+    image = dataclasses.replace(columns[0], dtype="bfloat16")
+    for changes in (
+        {"splits": ()},
+        {"normalization": None},
+        {"columns": tuple(columns)},
+        {"encoding": "bfloat16", "columns": (image, *make().columns[1:])},
+    ):
         assert make(**changes).dataset_digest != digest
+
+
+def test_digest_is_that_of_the_json() -> None:
+    assert make().digest == json.loads(make().to_json())["digest"]
+
+
+IMAGES = {
+    "original": Column("image", "ragged", "uint8"),
+    "fixed uint8": Column("image", "fixed", "uint8", (2, 2, 3), "HWC", None, 36),
+    "ragged uint8": Column("image", "ragged", "uint8", (), "HWC"),
+    "float16": Column("image", "fixed", "float16", (3, 2, 2), "CHW", None, 72),
+    "float32": Column("image", "fixed", "float32", (3, 2, 2), "CHW", None, 144),
+    "grey": Column("image", "fixed", "uint8", (2, 2, 1), "HWC", None, 12),
+    "float16 HWC": Column("image", "fixed", "float16", (2, 2, 3), "HWC", None, 72),
+    "two dimensions": Column("image", "fixed", "uint8", (2, 3), "HWC", None, 18),
+    "uint8 CHW": Column("image", "fixed", "uint8", (3, 2, 2), "CHW", None, 36),
+    "uint8 without a layout": Column("image", "fixed", "uint8", (2, 2, 3), None, None, 36),
+}
+GOOD = {
+    "original": ["original"],
+    "seekable": ["original"],
+    "jpeg": ["original"],
+    "uint8": ["fixed uint8"],
+    "float16": ["float16"],
+    "float32": ["float32"],
+    "bfloat16": [],
+}
+
+
+@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("encoding", GOOD)
+def test_the_image_column_is_what_the_encoding_makes_it(encoding: str, image: str) -> None:
+    changes = {
+        "encoding": encoding,
+        "columns": (IMAGES[image], *make().columns[1:]),
+        "normalization": None,
+    }
+    if image in GOOD[encoding]:
+        make(**changes)
+        return
+    with pytest.raises(ManifestError, match="impossible"):
+        make(**changes)
+    with_shape = (*changes["columns"], Column("shape", "fixed", "int32", (3,), None, None, 36))
+    if (encoding, image) == ("uint8", "ragged uint8"):
+        make(**changes | {"columns": with_shape})
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        Column("key", "fixed", "int64", nbytes=24),
+        Column("checksum", "fixed", "int64", nbytes=24),
+        Column("checksum", "fixed", "uint64", (1,), nbytes=24),
+        Column("checksum", "ragged", "uint8"),
+    ],
+)
+def test_columns_that_every_store_has(column: Column) -> None:
+    with pytest.raises(ManifestError, match=f"impossible column '{column.name}'"):
+        make(columns=tuple(column if c.name == column.name else c for c in make().columns))
+
+
+def test_normalization_belongs_to_floats() -> None:
+    with pytest.raises(ManifestError, match="normalization"):
+        make(encoding="uint8", columns=(IMAGES["fixed uint8"], *make().columns[1:]))
 
 
 def test_lookups() -> None:

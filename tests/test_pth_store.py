@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import pickle
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from packstore.errors import StoreError
 from packstore.manifest import Manifest
-from packstore.stores import is_store, open_store
+from packstore.stores import is_store, open_store, pth_zip
 from packstore.stores.base import NUMPY_DTYPE
+from packstore.stores.torch_pickle import Tensor, pickle_dict
+from packstore.stores.torch_unpickle import Malformed, unpickle
 from tests.store_suite import ORIGIN, Records, StoreSuite, assert_holds, finished, flip, make_records, write
 
 
@@ -149,6 +155,11 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
             ("label", torch.zeros(6, dtype=torch.int64)),
             ("label", torch.zeros(14, dtype=torch.int64)[::2]),
             ("label", torch.zeros(7, dtype=torch.int64).to_sparse()),
+            ("label", torch.nn.Parameter(torch.zeros(7, dtype=torch.int64), requires_grad=False)),
+            ("label", torch.zeros(7, dtype=torch.int64, device="meta")),
+            ("label", torch._neg_view(torch.zeros(7, dtype=torch.int64))),
+            ("label", torch.zeros(7, requires_grad=True)),
+            ("label", torch.zeros(7, dtype=torch.int64).expand(7).unsqueeze(0)),
             ("label", "text"),
             ("label", None),
             ("key", torch.zeros(7)),
@@ -165,6 +176,102 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
         torch.save(content, path)
         with pytest.raises(StoreError, match=name):
             open_store(path)
+
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            (b"\x80\x02}(" + b")" + b"\x85" * 1_000_000 + b"K\x01u.", "more than 200000 instructions"),
+            (b"\x80\x02}(" + b")" + b"\x85" * 100_000 + b"K\x01u.", "keys are not strings"),
+            (b"\x80\x02" + b"(" * 100_000 + b".", "without a packstore manifest|damaged"),
+            (b"\x80\x02}r\xff\xff\xff\xffj\xff\xff\xff\x7f.", "damaged"),
+            (b"\x80\x02X\xff\xff\xff\xffabc", "damaged"),
+            (b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.", "without a packstore manifest"),
+            (b"\x80\x02]q\x00(K\x01K\x02e.", "the instruction APPENDS"),
+            (b"", "damaged"),
+            (b"\x80\x02", "damaged"),
+            (b"}}u.", "damaged"),
+            (b"u.", "damaged"),
+            (b"R.", "damaged"),
+            (b"Q.", "damaged"),
+            (b"\x85.", "damaged"),
+            (b"b.", "damaged"),
+            (b"}K\x01.", "damaged"),
+        ],
+    )
+    def test_pickles_of_strangers(self, path: Path, data: bytes, message: str) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", data)
+        with pytest.raises(StoreError, match=message) as caught:
+            open_store(path)
+        assert "\n" not in str(caught.value)
+        assert not is_store(path)
+
+    @given(data=st.binary(max_size=60), position=st.integers(0, 10**6), cut=st.integers(0, 80))
+    def test_any_damage_to_the_pickle_is_malformed(self, data: bytes, position: int, cut: int) -> None:
+        whole = pickle_dict({"a": {"b": Tensor("0", "uint8", (2, 3))}, "manifest": "{}"})
+        position %= len(whole)
+        for damaged in (data, whole[:position] + data + whole[position + cut :]):
+            with contextlib.suppress(Malformed):
+                unpickle(damaged)
+
+    def test_what_is_compressed_is_not_unpacked(self, path: Path) -> None:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("archive/data.pkl", bytes(200 << 20))
+        tracemalloc.start()
+        try:
+            with pytest.raises(StoreError, match="compressed or encrypted"):
+                open_store(path)
+            assert tracemalloc.get_traced_memory()[1] < 5 << 20
+        finally:
+            tracemalloc.stop()
+
+    def test_a_pickle_or_a_directory_that_is_too_large(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(path, make_records())
+        monkeypatch.setattr(pth_zip, "_MAX_PICKLE", 100)
+        with pytest.raises(StoreError, match=r"its pickle has .* bytes, more than 100"):
+            open_store(path)
+        monkeypatch.setattr(pth_zip, "_MAX_DIRECTORY", 100)
+        with pytest.raises(StoreError, match="not a zip archive that ends properly"):
+            open_store(path)
+
+    def test_truncated_says_so(self, path: Path) -> None:
+        write(path, make_records())
+        path.write_bytes(path.read_bytes()[:-30])
+        with pytest.raises(StoreError) as caught:
+            open_store(path)
+        assert str(caught.value) == (
+            f"{path} is damaged or truncated: it cannot be opened as a .pth (not a zip archive that ends properly); "
+            "restore it from a copy or pack it again"
+        )
+
+    def test_flips_in_the_directory(self, path: Path) -> None:
+        """Whatever zipfile makes of them: a StoreError at opening, or problems; nothing else is raised."""
+        records = make_records("uint8")
+        write(path, records)
+        with zipfile.ZipFile(path) as archive:
+            start = archive.start_dir
+        found = 0
+        for position in range(start, path.stat().st_size):
+            mask = 1 << position % 8
+            flip(path, position, mask)
+            problems = list(pth_zip.check_zip(path, lambda _: None))
+            try:
+                assert_holds(open_store(path), records)
+            except StoreError:
+                found += 1
+            found += bool(problems)
+            flip(path, position, mask)
+        assert found > 100
+
+    def test_a_view_of_a_storage(self, path: Path) -> None:
+        """torch saves a slice with the whole storage and an offset."""
+        records = make_records("uint8")
+        columns, data = finished(records)
+        content = as_tensors(Manifest("pth", "uint8", 7, columns, ORIGIN), records, data)
+        labels = torch.cat([torch.full((5,), -1), content["label"], torch.full((3,), -1)])
+        content["label"] = labels[5:12]
+        torch.save(content, path)
+        assert_holds(open_store(path), records)
 
     def test_bfloat16_is_a_torch_dtype(self, path: Path) -> None:
         records = make_records("bfloat16")

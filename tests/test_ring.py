@@ -174,3 +174,19 @@ def test_any_device_has_a_transport() -> None:
     shipment = transport.send((transport.empty((2,), torch.uint8),), lambda t: t[0])
     assert shipment.copied.query()
     assert shipment.receive().device.type == "meta"
+
+
+def test_memory_comes_back_when_the_last_view_of_it_is_gone() -> None:
+    transport = HostTransport()
+    first = transport.empty((100, 3), torch.uint8)
+    address = first.data_ptr()
+    view = first[10:20].float, first[50:]
+    del first
+    other = transport.empty((100, 3), torch.uint8)
+    assert other.data_ptr() != address  # a view of it lives
+    del view
+    again = transport.empty((99, 3), torch.uint8)
+    assert again.data_ptr() == address
+    assert again.shape == (99, 3)
+    small = transport.empty((2,), torch.float32)
+    assert small.dtype == torch.float32

@@ -123,23 +123,22 @@ class Assembler:
         sizes, headers = self._sizes(numbers, views)
         frames = self._plan(sizes, records, seed, epoch) if self._operations else None
         rows = _numpy(out)
-        targets = out.permute(0, 3, 1, 2) if frames is not None else None
         for row, record in enumerate(numbers):
             if row in failed:
                 continue
             try:
                 pixels = self._pixels(record, views[row], headers[row])
-                if frames is None or targets is None:
+                if frames is None:
                     if pixels.shape != self.shape:
                         raise self._other_size(pixels.shape)
                     rows[row] = pixels
                 elif pixels.shape[:2] == tuple(sizes[row].tolist()):
-                    place(pixels, frames, row, rows[row], targets[row : row + 1])
+                    place(pixels, frames, row, rows[row])
                 else:
                     # Its header says another size than it has: planned again, by what it has.
                     found = np.array([pixels.shape[:2]], np.int64)
                     alone = self._plan(found, records[row : row + 1], seed, epoch)
-                    place(pixels, alone, 0, rows[row], targets[row : row + 1])
+                    place(pixels, alone, 0, rows[row])
             except SizeError:
                 raise
             except PackstoreError as error:
@@ -201,15 +200,17 @@ class Assembler:
         )
 
 
-def place(pixels: NDArray[Any], frames: Frames, index: int, row: NDArray[Any], target: torch.Tensor) -> None:
+def place(pixels: NDArray[Any], frames: Frames, index: int, row: NDArray[Any]) -> None:
     """Cuts an image as frame ``index`` says and writes it into ``row``.
+
+    Every torch operation, views too, gives the GIL away and has to get it back, for which threads wait in turn; so
+    views are made with numpy.
 
     Args:
         pixels: The whole image, uint8 ``(H, W, 3)``.
         frames: numpy frames.
         index: Which of them.
-        row: uint8 ``(h, w, 3)``.
-        target: ``row`` as a tensor ``(1, 3, h, w)``, channels last.
+        row: uint8 ``(h, w, 3)``, contiguous.
     """
     top, left, height, width = frames.box[index].tolist()
     # torch would copy what is not contiguous with all its threads; numpy does it on this one.
@@ -218,18 +219,24 @@ def place(pixels: NDArray[Any], frames: Frames, index: int, row: NDArray[Any], t
     if size == [height, width] or frames.window[index].tolist() != [0, 0, *size]:
         render(crop, frames, index, row)
         return
-    source = torch.from_numpy(crop if crop.flags.writeable else crop.copy()).permute(2, 0, 1)[None]
-    _resize(source, size, False, None, None, out=target)
+    _resize(_planes(crop), size, False, None, None, out=_planes(row))
     if frames.flip is not None and frames.flip[index]:
-        mirror_row(target[0].permute(1, 2, 0))
+        mirror_row(row)
 
 
-def mirror_row(row: torch.Tensor) -> None:
+def mirror_row(row: NDArray[Any]) -> None:
     """Mirrors ``row``, uint8 ``(H, W, 3)``, left to right in place."""
     lines = max(1, SERIAL_ELEMENTS // (row.shape[1] * row.shape[2]))
     for first in range(0, row.shape[0], lines):
-        part = row[first : first + lines]
+        part = torch.from_numpy(row[first : first + lines])
         part.copy_(torch.flip(part, (1,)))
+
+
+def _planes(pixels: NDArray[Any]) -> torch.Tensor:
+    """uint8 ``(h, w, 3)`` as a tensor ``(1, 3, h, w)``, channels last, over the same memory; not to be written to where
+    ``pixels`` is not."""
+    # from_numpy warns of arrays that cannot be written to.
+    return torch.from_numpy((pixels if pixels.flags.writeable else pixels.copy()).transpose(2, 0, 1)[None])
 
 
 def _numpy(tensor: torch.Tensor) -> NDArray[Any]:

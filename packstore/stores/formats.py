@@ -8,6 +8,7 @@ from pathlib import Path
 from packstore.errors import DestinationError, StoreError, printable
 from packstore.manifest import Column, Manifest
 from packstore.stores.base import Reader, Writer
+from packstore.stores.publish import ForeignError
 
 MANIFEST_FILE = "manifest.json"
 """The manifest of a sharded store, in its directory."""
@@ -112,13 +113,14 @@ def owned_files(path: Path) -> list[Path]:
     """All files of the store at ``path``, once it is certain that nothing else lies there.
 
     Raises:
-        DestinationError: It is not a store, or its directory holds something that is not the store's.
+        ForeignError: It is not a store.
+        DestinationError: Its directory holds something that is not the store's.
     """
     shown = printable(str(path))
     try:
         sharded = bool(read_manifest(path).shards)
     except StoreError as error:
-        raise DestinationError(f"{shown} is not a packstore store, so it is not replaced: {error}") from None
+        raise ForeignError(f"{shown} is not a packstore store, so it is not replaced: {error}") from None
     if not path.is_dir():
         return [path]
     allowed = {MANIFEST_FILE} if sharded else set(_LMDB_FILES)

@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, cast
 
 import h5py
 import numpy as np
@@ -22,15 +22,26 @@ from numpy.typing import NDArray
 from packstore.errors import StoreError, printable
 from packstore.manifest import Column, Manifest
 from packstore.progress import ProgressCallback, no_progress
-from packstore.stores.base import NUMPY_DTYPE, Buffer, ColumnData, Problem, Ragged, Writer
+from packstore.stores.base import (
+    NUMPY_DTYPE,
+    Buffer,
+    ColumnData,
+    Problem,
+    Ragged,
+    Writer,
+    parse_manifest,
+    unreadable,
+)
 from packstore.stores.columns import OFFSET, OffsetSpool
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
-from packstore.stores.publish import sync_file
+from packstore.stores.publish import beyond_standard_streams, drop, open_file, sync_file
 
 _PAYLOAD = 4096
 """Where the images begin in the file: the first aligned place after the headers of the root and ``/image``."""
 _ALIGNMENT = 4096
 _COPY_BYTES = 1 << 20
+_H5PY_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError)
+"""What h5py raises for files that are damaged."""
 
 
 class Hdf5Writer(Writer):
@@ -44,7 +55,7 @@ class Hdf5Writer(Writer):
 
     def __init__(self, path: Path, image: Column) -> None:
         super().__init__(path, image)
-        self._file: BinaryIO | None = path.open("xb")
+        self._file: IO[bytes] | None = open_file(path, "xb")
         self._file.seek(_PAYLOAD)
         self._nbytes = 0
         self._ends = OffsetSpool(path.parent) if image.kind == "ragged" else None
@@ -64,22 +75,29 @@ class Hdf5Writer(Writer):
 
     def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
         self.suspend()
-        with tempfile.TemporaryFile(dir=self.path.parent) as skeleton:
+        with beyond_standard_streams():
+            skeleton = cast("IO[bytes]", tempfile.TemporaryFile(dir=self.path.parent))  # noqa: SIM115 - dropped below
+        try:
             offset = self._write_skeleton(skeleton, manifest, columns)
             end = skeleton.seek(0, os.SEEK_END)
-            with self.path.open("r+b") as file:
-                if self._nbytes == 0:
-                    offset = 0
-                elif offset != _PAYLOAD:
-                    _move(file, _PAYLOAD, offset, self._nbytes)  # an h5py that allocates differently
-                _copy(skeleton, file, 0, offset)
-                _copy(skeleton, file, offset + self._nbytes, end)
-                file.truncate(end)
+            self._file = open_file(self.path, "r+b")
+            if self._nbytes == 0:
+                offset = 0
+            elif offset != _PAYLOAD:
+                _move(self._file, _PAYLOAD, offset, self._nbytes)  # an h5py that allocates differently
+            _copy(skeleton, self._file, 0, offset)
+            _copy(skeleton, self._file, offset + self._nbytes, end)
+            self._file.truncate(end)
+            self.suspend()
+        finally:
+            drop(skeleton)
         self.abort()
         sync_file(self.path)
 
     def abort(self) -> None:
-        self.suspend()
+        if self._file is not None:
+            drop(self._file)
+            self._file = None
         if self._ends is not None:
             self._ends.close()
 
@@ -121,8 +139,8 @@ class Hdf5Reader(MappedReader):
                 for column in manifest.columns:
                     data[column.name] = _column(h5, column, mapped, shown)
                     check_column(column, manifest.records, data[column.name], shown)
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{shown} cannot be opened as HDF5: {error}") from error
+        except _H5PY_ERRORS as error:
+            raise _unreadable(path, error) from error
         super().__init__(path, manifest, data)
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
@@ -135,8 +153,15 @@ def read_manifest(path: Path) -> Manifest:
     try:
         with path.open("rb") as file, h5py.File(file, "r") as h5:
             return _manifest_of(h5, path)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{printable(str(path))} cannot be opened as HDF5: {error}") from error
+    except _H5PY_ERRORS as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> StoreError:
+    if isinstance(error, OSError) and error.errno is not None:  # the system's, not HDF5's
+        return StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}")
+    short = "truncated file" in str(error)
+    return unreadable(path, "HDF5", "the file is shorter than its header says" if short else error)
 
 
 def _manifest_of(h5: Any, path: Path) -> Manifest:
@@ -146,7 +171,7 @@ def _manifest_of(h5: Any, path: Path) -> Manifest:
     text = h5.attrs["manifest"]
     if not isinstance(text, (bytes, str)):
         raise StoreError(f"{shown} is an HDF5 file whose manifest is no string")
-    manifest = Manifest.from_json(text)
+    manifest = parse_manifest(text, path)
     if manifest.format != "hdf5" or manifest.shards:
         raise StoreError(f"{shown} is HDF5 with the manifest of another store ({manifest.format})")
     return manifest
@@ -209,7 +234,7 @@ def _fill(group: Any, name: str, dtype: str, data: NDArray[Any]) -> None:
         dataset.write_direct(np.ascontiguousarray(data))
 
 
-def _copy(source: BinaryIO, target: BinaryIO, start: int, stop: int) -> None:
+def _copy(source: IO[bytes], target: IO[bytes], start: int, stop: int) -> None:
     source.seek(start)
     target.seek(start)
     while start < stop:
@@ -218,7 +243,7 @@ def _copy(source: BinaryIO, target: BinaryIO, start: int, stop: int) -> None:
         start += len(data)
 
 
-def _move(file: BinaryIO, source: int, target: int, size: int) -> None:
+def _move(file: IO[bytes], source: int, target: int, size: int) -> None:
     """Moves ``size`` bytes within a file, from the end that does not overwrite what is still to be moved."""
     positions = range(0, size, _COPY_BYTES)
     for position in reversed(positions) if target > source else positions:

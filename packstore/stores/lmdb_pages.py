@@ -1,9 +1,10 @@
 """LMDB's own structure, read page by page without LMDB.
 
 LMDB keeps no checksums and follows what its pages say, so a damaged size or page number can end the process instead of
-raising (py-lmdb touches every page of a value before it returns it). So manifest and columns are found here, with
-bounds checks; and the walk looks at every branch and leaf page (and, when asked, the header of every overflow run) and
-says what is wrong. The format is that of LMDB 0.9, ``lmdb.h`` version 1, on 64-bit little-endian machines (``mdb.c``:
+raising (py-lmdb touches every page of a value before it returns it), and its views own nothing: after a close in
+another thread they point to nowhere. So everything is read here, over a map of our own and with bounds checks; and the
+walk looks at every branch and leaf page (and, when asked, the header of every overflow run) and says what is wrong.
+The format is that of LMDB 0.9, ``lmdb.h`` version 1, on 64-bit little-endian machines (``mdb.c``:
 ``MDB_page``, ``MDB_node``, ``MDB_meta``).
 """
 
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import bisect
 import mmap
+import os
 import struct
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
@@ -24,6 +27,8 @@ _OVERFLOW = struct.Struct("<QHHI")  # page number, pad, flags, number of pages
 _META = struct.Struct("<16xIIQQ")  # magic, version, address, map size
 _DB = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf and overflow pages, entries, root
 _NODE = struct.Struct("<HHHH")  # low and high half of the size (or page number), flags, key size
+_RECORD = struct.Struct("<HHHH10s")  # a node whose key is that of a record
+_KEY_SIZE = 10
 _META_DB, _META_END = 40, 136
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _BRANCH, _LEAF, _OVERFLOW_PAGE = 1, 2, 4
@@ -57,17 +62,59 @@ class Pages:
     Attributes:
         map: The whole file, ``uint8``; arrays over it hold the map by themselves.
         entries: Number of entries, from the header.
+
+    Safe in several threads: what is kept of branch pages is only ever added. Nothing here minds a fork.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         """Reads the header pages only. Raises :class:`Damage`."""
-        try:
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError as error:  # an empty file cannot be mapped
-            raise Damage(f"data.mdb is unusable: {error}") from None
+        if not os.fstat(file.fileno()).st_size:
+            raise Damage("data.mdb is empty")
+        self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._tree = _newest_tree(self._data)
         self.map: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8)
         self.entries = self._tree.entries
+        self._records = memoryview(_random_map(file))
+        self._branches: dict[int, _Branch] = {}
+
+    def record(self, index: int) -> memoryview | None:
+        """The value of record ``index`` (its key is ten digits), over a map that the view holds by itself; None when
+        there is none. Raises :class:`Damage`.
+
+        As :meth:`find`, for random access to many: branch pages are kept as numbers, and since records follow each
+        other in a leaf page, its first one tells the place of all.
+        """
+        data, tree = self._records, self._tree
+        page, first = tree.root, 0
+        for level in range(1, tree.depth):
+            branch = self._branches.get(page)
+            if branch is None:
+                branch = self._branches[page] = _branch(self._data, tree, page, level, first)
+            place = bisect.bisect_right(branch.firsts, index) - 1
+            page, first = branch.children[place], branch.firsts[place]
+        size = tree.page_size
+        start = page * size
+        if not 2 <= page <= tree.last_page:
+            raise Damage(f"the tree names page {page} of {tree.last_page + 1}")
+        number, _, flags, lower, _ = _HEADER.unpack_from(data, start)
+        place = start + _HEADER.size + 2 * (index - first)
+        if number == page and flags == _LEAF and place + 2 <= start + lower <= start + size:
+            at = data[place] | data[place + 1] << 8
+            if at <= size - _RECORD.size:
+                low, high, kind, key_size, key = _RECORD.unpack_from(data, start + at)
+                if key_size == _KEY_SIZE and key == b"%010d" % index:
+                    value = start + at + _RECORD.size
+                    nbytes = low | high << 16
+                    if not kind and value + nbytes <= start + size:
+                        return data[value : value + nbytes]
+                    if kind == _BIG and value + 8 <= start + size:
+                        # The header of the value's own pages is left to the walk: it cannot lead astray, and reading
+                        # it would wait for the disk, here under the GIL.
+                        value = int.from_bytes(data[value : value + 8], "little") * size + _HEADER.size
+                        if 2 * size <= value <= value + nbytes <= (tree.last_page + 1) * size:
+                            return data[value : value + nbytes]
+        found = self.find(b"%010d" % index)  # records are missing in between, or it says what is damaged
+        return None if found is None else found.data
 
     def find(self, key: bytes) -> NDArray[np.uint8] | None:
         """The value of ``key`` over the map, or None. Reads one page a level. Raises :class:`Damage`."""
@@ -103,6 +150,43 @@ class Pages:
             yield item
         if found != self.entries:
             yield f"the tree has {found} entries, its header says {self.entries}"
+
+
+class _Branch(NamedTuple):
+    """A branch page as numbers.
+
+    Attributes:
+        firsts: For each page below it, the first record that can lie there; not decreasing.
+        children: The page's number.
+    """
+
+    firsts: array[int]
+    children: array[int]
+
+
+def _branch(data: mmap.mmap, tree: _Tree, page: int, level: int, first: int) -> _Branch:
+    """The branch page ``page``, whose records begin with ``first``. Raises :class:`Damage`."""
+    nodes = _nodes(data, tree, page, level)
+    # The key of a page's first node is empty or does not matter.
+    firsts = array("q", [first, *(_first_record(_key(data, node)) for node in nodes[1:])])
+    return _Branch(firsts, array("q", [_child(data, node) for node in nodes]))
+
+
+def _first_record(key: bytes) -> int:
+    """The first record whose key (ten digits) is not before ``key``, which may be anything."""
+    digits = len(key) - len(key.lstrip(b"0123456789"))
+    if digits >= _KEY_SIZE:
+        return int(key[:_KEY_SIZE]) + (len(key) > _KEY_SIZE)
+    low = int(key[:digits].ljust(_KEY_SIZE, b"0"))
+    return low + (10 ** (_KEY_SIZE - digits) if key[digits:] > b"9" else 0)
+
+
+def _random_map(file: BinaryIO) -> mmap.mmap:
+    """A map of the file without readahead, which random access to small records would only waste."""
+    data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_RANDOM"):
+        data.madvise(mmap.MADV_RANDOM)
+    return data
 
 
 def _newest_tree(data: mmap.mmap) -> _Tree:

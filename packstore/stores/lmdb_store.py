@@ -8,7 +8,9 @@ after digits, so the whole file is written by sorted appends.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,24 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.errors import DestinationError, StoreError, printable
+from packstore.errors import StoreError, printable
 from packstore.manifest import Column, Manifest
 from packstore.progress import Progress, ProgressCallback, no_progress
-from packstore.stores.base import NUMPY_DTYPE, Buffer, ColumnData, Problem, Ragged, Reader, Writer
+from packstore.stores.base import (
+    NUMPY_DTYPE,
+    Buffer,
+    ColumnData,
+    Problem,
+    Ragged,
+    Reader,
+    Writer,
+    parse_manifest,
+    unreadable,
+)
 from packstore.stores.columns import OFFSET
-from packstore.stores.lmdb_env import Environment, open_environment
+from packstore.stores.lmdb_pages import Damage, Pages
 from packstore.stores.mapped import check_offsets
-from packstore.stores.publish import sync_tree
+from packstore.stores.publish import beyond_standard_streams, sync_tree
 
 KEY = b"%010d"
 _MANIFEST = "manifest"
@@ -91,7 +103,8 @@ class LmdbWriter(Writer):
                 )
             self._pending = [(name.encode("ascii"), value)]
             self._flush()
-        self._env.sync(True)
+        with _lmdb_errors():
+            self._env.sync(True)
         self.abort()
         sync_tree(self.path)
 
@@ -102,108 +115,115 @@ class LmdbWriter(Writer):
             self._env = None
 
     def _open(self) -> None:
-        self._env = lmdb.open(
-            str(self.path), map_size=self._map_size, lock=False, sync=False, mode=0o666, max_dbs=0, create=True
-        )
+        # As bytes: py-lmdb cannot encode a path that is not UTF-8.
+        path = os.fsencode(self.path)
+        with _lmdb_errors(), beyond_standard_streams():
+            self._env = lmdb.open(
+                path, map_size=self._map_size, lock=False, sync=False, mode=0o666, max_dbs=0, create=True
+            )
 
     def _flush(self) -> None:
         """Puts what is pending in one transaction; a map that is full grows, and all of it is put again."""
         while self._pending:
             try:
-                with self._env.begin(write=True) as txn, txn.cursor() as cursor:
+                with _lmdb_errors(), self._env.begin(write=True) as txn, txn.cursor() as cursor:
                     added = cursor.putmulti(self._pending, append=True)[1]
             except lmdb.MapFullError:
                 # Twice the map: deterministic, and at most 30 times for a terabyte. The file is not that large; it
                 # grows by the pages written.
                 self._map_size *= 2
-                self._env.set_mapsize(self._map_size)
+                with _lmdb_errors():
+                    self._env.set_mapsize(self._map_size)
                 continue
-            except lmdb.Error as error:
-                raise DestinationError(f"LMDB cannot write {printable(str(self.path))}: {error}") from error
             if added != len(self._pending):
                 raise StoreError(f"LMDB took {added} of {len(self._pending)} values of {printable(str(self.path))}")
             self._pending = []
         self._pending_bytes = 0
 
 
+@contextmanager
+def _lmdb_errors() -> Iterator[None]:
+    """LMDB's errors (no space, above all) as an :class:`OSError`, but for a full map, which is no error."""
+    try:
+        yield
+    except lmdb.MapFullError:
+        raise
+    except lmdb.Error as error:
+        raise OSError(f"LMDB says {error}") from error
+
+
 def read_manifest(path: Path) -> Manifest:
     """The manifest of the LMDB at ``path``. Raises :class:`StoreError`."""
-    return _manifest_of(open_environment(path), path)
+    return _manifest_of(_open_pages(path), path)
+
+
+def _open_pages(path: Path) -> Pages:
+    try:
+        with (path / "data.mdb").open("rb") as file:
+            return Pages(file)
+    except OSError as error:
+        raise StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from error
+    except Damage as damage:
+        raise unreadable(path, "an LMDB", damage) from None
 
 
 class LmdbReader(Reader):
-    """Reads an LMDB through an environment that all readers of the same file in the process share.
+    """Reads an LMDB over a map of its own, without the library: see :mod:`packstore.stores.lmdb_pages`.
 
-    :meth:`read` copies; :meth:`view` does not. After a fork the child goes on with the inherited map, which is
-    read-only and without locks; see :mod:`packstore.stores.lmdb_env`.
+    So a damaged page is an error, what was handed out outlives :meth:`close`, other threads' too, and neither a fork
+    nor another environment of the same file in the process is in the way.
     """
 
     def __init__(self, path: Path) -> None:
-        environment = open_environment(path)
-        super().__init__(path, _manifest_of(environment, path))
-        self._environment: Environment | None = environment
+        pages = _open_pages(path)
+        super().__init__(path, _manifest_of(pages, path))
+        self._pages: Pages | None = pages
         self._records = self.manifest.records
         image = self.manifest.image
         self._width = image.record_nbytes if image.kind == "fixed" else None
-        self._nbytes = image.nbytes
         self._columns: dict[str, ColumnData] = {}
         expected = self._records + len(_named_keys(self.manifest))
-        found = environment.pages.entries
+        found = pages.entries
         if found != expected:
             raise StoreError(f"{printable(str(path))} is damaged: it has {found} entries, its manifest says {expected}")
 
-    def read(self, index: int) -> bytes:
-        return bytes(self.view(index))
-
-    def view(self, index: int) -> memoryview:
+    def read(self, index: int) -> memoryview:
         if not 0 <= index < self._records:
             raise IndexError(f"record {index} of {self._records}")
-        environment = self._environment or self._open()
-        value = environment.get(KEY % index)
+        pages = self._pages or self._open()
+        try:
+            value = pages.record(index)
+        except Damage as damage:
+            raise self._damaged(damage) from None
         if value is None:
             raise StoreError(f"record {index} of {printable(str(self.path))} is missing")
-        # Before anybody touches the bytes: a damaged size may reach past the end of the map.
-        if len(value) != self._width if self._width is not None else len(value) > self._nbytes:
+        if self._width is not None and len(value) != self._width:
             raise StoreError(f"record {index} of {printable(str(self.path))} has {len(value)} bytes: it is damaged")
         return value
 
-    def array(self, index: int) -> NDArray[Any]:
-        column = self.manifest.image
-        if column.layout is None:
-            return super().array(index)
-        # Over a copy: an array over LMDB's map would crash the process when used after close.
-        flat = np.frombuffer(self.read(index), np.uint8)
-        shape = column.shape if column.kind == "fixed" else tuple(int(n) for n in self.fixed("shape")[index])
-        try:
-            return flat.view(NUMPY_DTYPE[column.dtype]).reshape(shape)
-        except ValueError:
-            raise StoreError(f"record {index} of {self.path} holds {flat.size} bytes, not shape {shape}") from None
-
     def column(self, name: str) -> ColumnData:
-        if name not in self._columns:
+        columns = self._columns  # another thread may close meanwhile
+        if name not in columns:
             column = self.manifest.column(name)
             if name == "image":
                 raise StoreError("an LMDB keeps images apart, so they are no array; read them one by one")
             if column.kind == "fixed":
-                self._columns[name] = self._array(name, NUMPY_DTYPE[column.dtype], (self._records, *column.shape))
+                columns[name] = self._array(name, NUMPY_DTYPE[column.dtype], (self._records, *column.shape))
             else:
                 data = self._array(f"{name}/bytes", np.dtype("u1"), (column.nbytes,))
-                self._columns[name] = Ragged(self._array(f"{name}/offsets", OFFSET, (self._records + 1,)), data)
-        return self._columns[name]
+                columns[name] = Ragged(self._array(f"{name}/offsets", OFFSET, (self._records + 1,)), data)
+        return columns[name]
 
     def close(self) -> None:
-        self._environment = None
+        self._pages = None
         self._columns = {}
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Every page and entry: bounds, order, keys missing or left over, sizes in a fixed column.
-
-        Run this before reading records of an LMDB that may be damaged: LMDB itself trusts its pages.
-        """
+        """Every page and entry: bounds, order, keys missing or left over, sizes in a fixed column."""
         named = _named_keys(self.manifest)
         width = self._width
         record = nbytes = 0
-        for item in self._open().pages.walk(overflow=not quick):
+        for item in self._open().walk(overflow=not quick):
             if isinstance(item, str):
                 yield Problem(item)
             elif item.key in named:
@@ -233,14 +253,21 @@ class LmdbReader(Reader):
                     yield Problem(str(error))
         progress(Progress("structure", self._records, self._records, nbytes))
 
-    def _open(self) -> Environment:
-        if self._environment is None:
+    def _open(self) -> Pages:
+        pages = self._pages  # once: another thread may close meanwhile
+        if pages is None:
             raise StoreError(f"{printable(str(self.path))} is closed")
-        return self._environment
+        return pages
+
+    def _damaged(self, damage: Damage) -> StoreError:
+        return StoreError(f"{printable(str(self.path))} is damaged: {damage}")
 
     def _array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """The array in the ``.npy`` value ``name``, over the map. Raises :class:`StoreError`."""
-        value = self._open().find(name)
+        try:
+            value = self._open().find(name.encode("ascii"))
+        except Damage as damage:
+            raise self._damaged(damage) from None
         where = f"column {name!r} of {printable(str(self.path))}"
         if value is None:
             raise StoreError(f"{where} is missing")
@@ -258,11 +285,14 @@ class LmdbReader(Reader):
         return array if array.flags.aligned else _read_only(array.copy())
 
 
-def _manifest_of(environment: Environment, path: Path) -> Manifest:
-    text = environment.find(_MANIFEST)
+def _manifest_of(pages: Pages, path: Path) -> Manifest:
+    try:
+        text = pages.find(_MANIFEST.encode("ascii"))
+    except Damage as damage:
+        raise unreadable(path, "an LMDB", damage) from None
     if text is None:
         raise StoreError(f"{printable(str(path))} is an LMDB without a packstore manifest")
-    manifest = Manifest.from_json(text.tobytes())
+    manifest = parse_manifest(text.tobytes(), path)
     if manifest.format != "lmdb" or manifest.shards:
         raise StoreError(f"{printable(str(path))} is an LMDB with the manifest of another store ({manifest.format})")
     return manifest

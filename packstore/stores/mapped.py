@@ -26,32 +26,31 @@ class MappedReader(Reader):
         self._data: Mapping[str, ColumnData] | None = data
         self._records = manifest.records
         image = data["image"]
-        self._offsets: NDArray[np.int64] | None = None
-        self._bytes = memoryview(b"")
+        offsets: NDArray[np.int64] | None = None
         if isinstance(image, Ragged):
-            self._offsets, flat = image.offsets, image.data
+            offsets, flat = image.offsets, image.data
         else:
             flat = image.reshape(-1).view(np.uint8) if image.size else np.empty(0, np.uint8)
-        if flat.size:
-            self._bytes = flat.data.toreadonly()
-        self._width = manifest.image.record_nbytes
-        self._closed = False
+        raw = flat.data.toreadonly() if flat.size else memoryview(b"")
+        # In one, so that a close in another thread takes away all of it or nothing.
+        self._images = offsets, raw, manifest.image.record_nbytes
 
     def read(self, index: int) -> memoryview:
         if not 0 <= index < self._records:
             raise IndexError(f"record {index} of {self._records}")
-        if self._offsets is None:
-            start = int(index) * self._width
-            stop = start + self._width
+        offsets, raw, width = self._images
+        if offsets is None:
+            start = int(index) * width
+            stop = start + width
         else:
-            start, stop = int(self._offsets[index]), int(self._offsets[index + 1])
-        if not 0 <= start <= stop <= len(self._bytes):
+            start, stop = int(offsets[index]), int(offsets[index + 1])
+        if not 0 <= start <= stop <= len(raw):
             self._open()
             raise StoreError(
-                f"record {index} of {printable(str(self.path))} lies at {start} to {stop} of {len(self._bytes)} bytes: "
+                f"record {index} of {printable(str(self.path))} lies at {start} to {stop} of {len(raw)} bytes: "
                 "its offsets are damaged"
             )
-        return self._bytes[start:stop]
+        return raw[start:stop]
 
     def column(self, name: str) -> ColumnData:
         data = self._open()
@@ -60,14 +59,13 @@ class MappedReader(Reader):
 
     def close(self) -> None:
         self._data = None
-        self._offsets = None
-        self._width = 1  # so that read finds the map too short
-        self._bytes = memoryview(b"")
+        self._images = None, memoryview(b""), 1  # so that read finds the map too short
 
     def _open(self) -> Mapping[str, ColumnData]:
-        if self._data is None:
+        data = self._data
+        if data is None:
             raise StoreError(f"{printable(str(self.path))} is closed")
-        return self._data
+        return data
 
 
 def check_column(column: Column, records: int, data: ColumnData, where: str) -> None:

@@ -9,13 +9,14 @@ torch's uint64 is not complete; bfloat16 is ``torch.bfloat16``.
 torch.save would need all images in memory. The layout is small and stable (``torch/serialization.py``): stored zip
 entries ``archive/data.pkl`` (the dict, with tensors as ``_rebuild_tensor_v2`` calls on persistent ids),
 ``archive/data/0`` … (raw storages), ``archive/byteorder`` and ``archive/version``. So images are streamed as the first
-entry, and the rest follows when their number is known. torch is needed for reading only.
+entry, and the rest follows when their number is known. torch is needed neither to write nor to read.
 """
 
 from __future__ import annotations
 
+import io
+import math
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -25,12 +26,23 @@ from numpy.typing import NDArray
 
 from packstore.errors import StoreError, printable
 from packstore.manifest import Column, Manifest
-from packstore.progress import Progress, ProgressCallback, no_progress
-from packstore.stores.base import NUMPY_DTYPE, Buffer, ColumnData, Problem, Ragged, Writer
+from packstore.progress import ProgressCallback, no_progress
+from packstore.stores.base import (
+    NUMPY_DTYPE,
+    Buffer,
+    ColumnData,
+    Problem,
+    Ragged,
+    Writer,
+    parse_manifest,
+    unreadable,
+)
 from packstore.stores.columns import OffsetSpool
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
-from packstore.stores.publish import sync_file
+from packstore.stores.pth_zip import Archive, BadArchive, check_zip
+from packstore.stores.publish import drop, open_file, sync_file
 from packstore.stores.torch_pickle import STORAGE, Tensor, pickle_dict
+from packstore.stores.torch_unpickle import Call, Foreign, Malformed, SavedTensor, unpickle
 
 _PREFIX = "archive"
 _ALIGNMENT = 64  # torch.save's own
@@ -47,7 +59,8 @@ class PthWriter(Writer):
         super().__init__(path, image)
         self._nbytes = 0
         self._ends = OffsetSpool(path.parent) if image.kind == "ragged" else None
-        self._zip: zipfile.ZipFile | None = zipfile.ZipFile(path, "x", allowZip64=True)
+        self._file: IO[bytes] | None = open_file(path, "xb")
+        self._zip: zipfile.ZipFile | None = zipfile.ZipFile(self._file, "w", allowZip64=True)
         self._entry: IO[bytes] | None = _open_entry(self._zip, "data/0")
 
     def append(self, images: Sequence[Buffer]) -> None:
@@ -70,6 +83,9 @@ class PthWriter(Writer):
         if self._zip is not None:
             self._zip.close()
             self._zip = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
         self.suspend()
@@ -91,32 +107,48 @@ class PthWriter(Writer):
         for name, data in columns.items():
             content[name] = ragged(data) if isinstance(data, Ragged) else tensor(manifest.column(name).dtype, data)
         content["manifest"] = manifest.to_json()
-        with zipfile.ZipFile(self.path, "a", allowZip64=True) as archive:
-            for i, array in enumerate(storages, 1):
-                with _open_entry(archive, f"data/{i}") as entry:
-                    flat = array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
-                    for start in range(0, flat.size, _CHUNK_BYTES):
-                        entry.write(flat[start : start + _CHUNK_BYTES].data)
-            for name, raw in (("data.pkl", pickle_dict(content)), ("byteorder", b"little"), ("version", b"3\n")):
-                with _open_entry(archive, name) as entry:
-                    entry.write(raw)
+        self._file = open_file(self.path, "r+b")
+        self._zip = zipfile.ZipFile(self._file, "a", allowZip64=True)
+        for i, array in enumerate(storages, 1):
+            self._entry = _open_entry(self._zip, f"data/{i}")
+            flat = array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
+            for start in range(0, flat.size, _CHUNK_BYTES):
+                self._entry.write(flat[start : start + _CHUNK_BYTES].data)
+            self._entry.close()
+        for name, raw in (("data.pkl", pickle_dict(content)), ("byteorder", b"little"), ("version", b"3\n")):
+            self._entry = _open_entry(self._zip, name)
+            self._entry.write(raw)
+            self._entry.close()
+        self.suspend()
         self.abort()
         sync_file(self.path)
 
     def abort(self) -> None:
-        self.suspend()
+        if self._entry is not None:
+            entry: Any = self._entry
+            io.IOBase.close(entry)  # its own close would write sizes
+            self._entry = None
+        if self._zip is not None:
+            self._zip.fp = None  # or it writes its directory when it is collected
+            self._zip = None
+        if self._file is not None:
+            drop(self._file)
+            self._file = None
         if self._ends is not None:
             self._ends.close()
 
 
 class PthReader(MappedReader):
-    """Reads a ``.pth`` through ``torch.load(mmap=True, weights_only=True)``: nothing in it is executed or copied."""
+    """Reads a ``.pth`` over one map of the file, without torch: nothing in it is executed or copied."""
 
     def __init__(self, path: Path) -> None:
-        shown = printable(str(path))
-        content = _load(path)
+        archive, content = _load(path)
         manifest = _manifest_of(content, path)
-        data = {c.name: _column(content, c, shown) for c in manifest.columns}
+        shown = printable(str(path))
+        try:
+            data = {c.name: _column(archive, content.get(c.name), c, shown) for c in manifest.columns}
+        except BadArchive as error:
+            raise unreadable(path, "a .pth", error) from None
         for column in manifest.columns:
             check_column(column, manifest.records, data[column.name], shown)
         super().__init__(path, manifest, data)
@@ -125,61 +157,81 @@ class PthReader(MappedReader):
         for column in self.manifest.columns:
             yield from check_offsets(column.name, self.column(column.name))
         if not quick:
-            yield from _check_zip(self.path, progress)
+            yield from check_zip(self.path, progress)
 
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest of the ``.pth`` file at ``path``. Raises :class:`StoreError`."""
-    return _manifest_of(_load(path), path)
+    return _manifest_of(_load(path)[1], path)
 
 
-def _load(path: Path) -> dict[str, Any]:
-    import torch
-
-    shown = printable(str(path))
+def _load(path: Path) -> tuple[Archive, dict[str, Any]]:
     try:
-        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # torch raises nearly anything for a file that it cannot read
-        reason = str(error).strip().partition("\n")[0]
-        raise StoreError(f"{shown} cannot be opened as a .pth: {reason or type(error).__name__}") from error
+        archive = Archive(path)
+        content = unpickle(archive.pickle())
+    except OSError as error:
+        raise StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from error
+    except Foreign as error:
+        raise StoreError(f"{printable(str(path))} cannot be opened as a .pth of packstore: {error}") from None
+    except (BadArchive, Malformed) as error:
+        raise unreadable(path, "a .pth", error) from None
     if not isinstance(content, dict) or not isinstance(content.get("manifest"), str):
-        raise StoreError(f"{shown} is a .pth without a packstore manifest")
-    return content
+        raise StoreError(f"{printable(str(path))} is a .pth without a packstore manifest")
+    return archive, content
 
 
 def _manifest_of(content: dict[str, Any], path: Path) -> Manifest:
-    manifest = Manifest.from_json(content["manifest"])
+    manifest = parse_manifest(content["manifest"], path)
     if manifest.format != "pth" or manifest.shards:
         raise StoreError(f"{printable(str(path))} is a .pth with the manifest of another store ({manifest.format})")
     return manifest
 
 
-def _column(content: dict[str, Any], column: Column, shown: str) -> ColumnData:
-    value = content.get(column.name)
+def _column(archive: Archive, value: Any, column: Column, shown: str) -> ColumnData:
     if column.kind == "fixed":
-        return _array(value, column.dtype, f"{shown}: column {column.name!r}")
+        return _array(archive, value, column.dtype, f"{shown}: column {column.name!r}")
     if not isinstance(value, dict):
-        raise StoreError(f"{shown}: column {column.name!r} is {type(value).__name__}, not a dict of bytes and offsets")
-    data = _array(value.get("bytes"), "uint8", f"{shown}: column '{column.name}/bytes'")
-    offsets = _array(value.get("offsets"), "int64", f"{shown}: column '{column.name}/offsets'")
+        raise StoreError(f"{shown}: column {column.name!r} is {_kind(value)}, not a dict of bytes and offsets")
+    data = _array(archive, value.get("bytes"), "uint8", f"{shown}: column '{column.name}/bytes'")
+    offsets = _array(archive, value.get("offsets"), "int64", f"{shown}: column '{column.name}/offsets'")
     if data.ndim != 1 or offsets.ndim != 1 or not len(offsets):
         raise StoreError(f"{shown}: column {column.name!r} has bytes {data.shape} and offsets {offsets.shape}")
     return Ragged(offsets, data)
 
 
-def _array(tensor: Any, dtype: str, where: str) -> NDArray[Any]:
-    import torch
-
-    wanted = getattr(torch, STORAGE[dtype].dtype)
-    if not isinstance(tensor, torch.Tensor):
-        raise StoreError(f"{where} is {type(tensor).__name__}, not a tensor")
-    if tensor.dtype != wanted or not tensor.is_contiguous() or tensor.layout != torch.strided or tensor.is_meta:
-        raise StoreError(f"{where} is a tensor of {tensor.dtype}, not a contiguous one of {wanted}")
-    if dtype == "bfloat16":
-        tensor = tensor.view(torch.int16)
-    array: NDArray[Any] = tensor.numpy().view(NUMPY_DTYPE[dtype])
+def _array(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArray[Any]:
+    """A tensor over the map. Raises :class:`StoreError` unless it is a plain one that lies there as it is."""
+    if not isinstance(tensor, SavedTensor):
+        raise StoreError(f"{where} is {_kind(tensor)}, not a plain tensor")
+    wanted, size, stored = NUMPY_DTYPE[dtype], math.prod(tensor.shape), tensor.storage
+    if stored.kind != STORAGE[dtype].name or not _contiguous(tensor):
+        raise StoreError(f"{where} is a tensor over a {stored.kind}, not a contiguous one over {STORAGE[dtype].name}")
+    raw = archive.entry(f"data/{stored.key}")
+    start, stop = tensor.offset * wanted.itemsize, (tensor.offset + size) * wanted.itemsize
+    if min(tensor.shape, default=0) < 0 or not 0 <= start <= stop <= len(raw):
+        raise StoreError(f"{where} has shape {tensor.shape} from {tensor.offset} on, in {len(raw)} bytes")
+    array: NDArray[Any] = raw[start:stop].view(wanted).reshape(tensor.shape) if size else np.empty(tensor.shape, wanted)
+    if not array.flags.aligned:
+        raise StoreError(f"{where} does not begin at a multiple of {wanted.itemsize} bytes; pack it again")
     array.flags.writeable = False
     return array
+
+
+def _contiguous(tensor: SavedTensor) -> bool:
+    """As torch's own: the stride of a dimension of size 1 does not matter, nor any where there are no elements."""
+    if len(tensor.shape) != len(tensor.stride):
+        return False
+    if 0 in tensor.shape:
+        return True
+    expected = [math.prod(tensor.shape[i + 1 :]) for i in range(len(tensor.shape))]
+    return all(n == 1 or s == e for n, s, e in zip(tensor.shape, tensor.stride, expected, strict=True))
+
+
+def _kind(value: Any) -> str:
+    """What a value of the pickle is, for a message."""
+    if isinstance(value, Call):
+        return f"made by {printable(value.name)[:100]}"
+    return "a tensor" if isinstance(value, SavedTensor) else type(value).__name__
 
 
 def _open_entry(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
@@ -192,25 +244,3 @@ def _open_entry(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
     # "FB" is the field that torch pads with.
     info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
     return archive.open(info, "w", force_zip64=True)
-
-
-def _check_zip(path: Path, progress: ProgressCallback) -> Iterator[Problem]:
-    """Reads every entry against its CRC-32, which torch never does."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-            done_bytes = 0
-            for done, info in enumerate(entries):
-                try:
-                    with archive.open(info) as entry:
-                        size = 0
-                        while data := entry.read(_CHUNK_BYTES):
-                            size += len(data)
-                            progress(Progress("structure", done, len(entries), done_bytes + size))
-                    if size != info.file_size:
-                        yield Problem(f"entry {printable(info.filename)!r} has {size} of {info.file_size} bytes")
-                    done_bytes += size
-                except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, zlib.error) as error:
-                    yield Problem(f"entry {printable(info.filename)!r}: {error}")
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        yield Problem(f"the zip structure is broken: {error}")

@@ -30,7 +30,12 @@ _AT_FDCWD = -100
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 
 Owned = Callable[[Path], list[Path]]
-"""Gives the files of which a store consists; raises :class:`DestinationError` when not all there is packstore's."""
+"""Gives the files of which a store consists. Raises :class:`ForeignError` when there is no store, and
+:class:`DestinationError` when not all there is packstore's."""
+
+
+class ForeignError(DestinationError):
+    """What lies at a destination is not a packstore store."""
 
 
 @contextmanager
@@ -144,6 +149,14 @@ class Staging:
         if stat.S_ISLNK(mode):
             raise DestinationError(f"{shown} is a symbolic link; name the path that it points to, or another one")
         if not self._overwrite:
+            try:
+                self._owned(self.destination)
+            except ForeignError:  # --overwrite would not help
+                raise DestinationError(
+                    f"{shown} exists already and is not a packstore store; choose another name"
+                ) from None
+            except DestinationError:
+                pass  # a store with something foreign in it: --overwrite says what to move away
             raise DestinationError(f"{shown} exists already; choose another name or replace it with --overwrite")
         self._owned(self.destination)
         return True

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.errors import ManifestError, StoreError, printable
+from packstore.errors import StoreError, printable
 from packstore.manifest import FORMAT_NAMES, Column, Manifest, Shard
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.stores import formats
-from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader
+from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader, parse_manifest
 from packstore.stores.columns import file_digest
 
 
@@ -51,9 +51,10 @@ class ShardedReader(Reader):
         column = self.manifest.column(name)
         if name == "image":
             raise StoreError("a sharded store keeps images apart, so they are no array; read them one by one")
-        if name not in self._columns:
-            self._columns[name] = _joined(column, [self.shard(i).column(name) for i in range(len(self._readers))])
-        return self._columns[name]
+        columns = self._columns  # another thread may close meanwhile
+        if name not in columns:
+            columns[name] = _joined(column, [self.shard(i).column(name) for i in range(len(self._readers))])
+        return columns[name]
 
     def close(self) -> None:
         with self._lock:
@@ -133,6 +134,12 @@ class ShardedReader(Reader):
                 f"{where} is of another store: it holds {found.records} records of {found.encoding} "
                 f"({FORMAT_NAMES[found.format]}), expected {shard.records} of {whole.encoding}"
             )
+        if found.digest != shard.manifest_digest:
+            reader.close()
+            raise StoreError(
+                f"{where} is another shard or of another store: the digest of its manifest is {found.digest}, "
+                f"expected {shard.manifest_digest}"
+            )
         return reader
 
 
@@ -144,10 +151,7 @@ def read_manifest(path: Path) -> Manifest:
         text = file.read_bytes()
     except OSError as error:
         raise StoreError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from error
-    try:
-        manifest = Manifest.from_json(text)
-    except ManifestError as error:
-        raise ManifestError(f"{printable(str(file))}: {error}") from None
+    manifest = parse_manifest(text, file)
     if not manifest.shards:
         raise StoreError(f"{shown} has a manifest that names no shards")
     names = [shard.name for shard in manifest.shards]

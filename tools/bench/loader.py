@@ -127,7 +127,10 @@ def streamed(source: Path, scratch: Path, repeats: int, threads: int, raw: bool)
     packstore.convert(source, path, options)
     names = [split.name for split in packstore.open(path).manifest.splits]
     dataset = PackedDataset(path, names[0] if names else None)
-    loader = PackedLoader(dataset, 256, shuffle=True, augment=CROP, threads=threads)
+    # An epoch of some thousand images, whatever the folder: the start of an epoch should not weigh more than it does.
+    times = max(1, 4096 // len(dataset))
+    indices = np.tile(np.arange(len(dataset)), times)
+    loader = PackedLoader(dataset, 256, shuffle=True, augment=CROP, threads=threads, indices=indices)
     records = [dataset._record(i) for i in range(len(dataset))]
     reader = dataset.reader
     if raw:
@@ -136,9 +139,11 @@ def streamed(source: Path, scratch: Path, repeats: int, threads: int, raw: bool)
     else:
         files = [bytes(reader.read(r)) for r in records]
         pixels = [lambda f=f: simplejpeg.decode_jpeg(f, "RGB") for f in files]  # type: ignore[misc]
+    pixels = [pixels[i] for i in np.random.default_rng(0).permutation(indices)]
     jobs = {"bare threads": lambda: bare_threads(pixels, threads, 256), "packstore": lambda: epoch(loader)}
     what = "uint8 of at most 256 pixels a side" if raw else "JPEG files"
-    print(f"\n## {len(records):,} {what} from LMDB, random resized crop to {SIZE} and flip, {threads} threads\n")
+    print(f"\n## {len(records):,} {what}, {times} times an epoch\n")
+    print(f"From LMDB, random resized crop to {SIZE} and flip, {threads} threads:\n")
     print(rates(interleaved(jobs, repeats), "bare threads"))
     print(f"\nwhere the threads' time went: {_shares(loader)}")
 
