@@ -163,7 +163,7 @@ def duplicate_keys(keys: Ragged, hashes: NDArray[np.uint64]) -> tuple[int, int] 
         if buckets > 1:
             chosen = hashes[hashes >> np.uint64(65 - buckets.bit_length()) == bucket]
         chosen = np.sort(chosen)
-        repeated = np.unique(chosen[1:][chosen[1:] == chosen[:-1]])
+        repeated = chosen[1:][chosen[1:] == chosen[:-1]]
         if not len(repeated):
             continue
         seen: dict[bytes, int] = {}
