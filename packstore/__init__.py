@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from packstore.loader import LoaderOptions, PackedLoader, prefetch
     from packstore.manifest import Manifest
     from packstore.plan import ConvertOptions
-    from packstore.stores import open_store as open
+    from packstore.stores import open_store as open  # noqa: F401 - not in __all__: it would hide the built-in one
     from packstore.stores.base import Problem, Reader
     from packstore.verification import VerifyOptions, VerifyReport, verify
 
@@ -72,7 +72,6 @@ __all__ = [
     "VerifyOptions",
     "VerifyReport",
     "convert",
-    "open",
     "prefetch",
     "verify",
 ]

@@ -276,13 +276,15 @@ class _Probe:
         self._split = options.split
 
     def entries(self, records: int) -> Iterator[Entry]:
-        step = max(1, records // _SAMPLED)
-        return islice(self._source.entries(self._split), 0, None, step)
+        # Fewer of few: in a small source the samples would take as long as a good part of the conversion.
+        count = max(8, min(_SAMPLED, records // 100))
+        step = max(1, records // count)
+        return islice(self._source.entries(self._split), 0, count * step, step)
 
     def encoded_sizes(self, encoder: Encoder, records: int) -> list[int]:
         """Bytes of the sampled records. Bad samples are left to the conversion, which has a policy for them."""
         sizes = []
-        for entry in islice(self.entries(records), _SAMPLED):
+        for entry in self.entries(records):
             try:
                 sizes.append(memoryview(encoder(entry.key, self._source.read(entry)).record).nbytes)
             except SampleError:
@@ -294,7 +296,7 @@ class _Probe:
         pixels = replace(encode, encoding="uint8", size=None, normalization=None)
         encoder = make_encoder(pixels, survey, None)
         found: dict[tuple[int, ...], str] = {}
-        for entry in islice(self.entries(survey.records), _SAMPLED):
+        for entry in self.entries(survey.records):
             try:
                 shape = encoder(entry.key, self._source.read(entry)).shape
             except SampleError:

@@ -114,15 +114,16 @@ class _HostShipment(Shipment):
     copied: Event = _Past()
 
     def __init__(self, host: Tensors, finish: Finish) -> None:
-        self._host: Tensors | None = host
-        self._finish = finish
+        self._work: tuple[Tensors, Finish] | None = host, finish
 
     def receive(self) -> Any:
         # In the consumer's thread: torch's own threads do this work, and workers have none to spare.
-        host, self._host = self._host, None
-        if host is None:
+        # And let go of both before: what finish holds must not live as long as the slot that this shipment stays in.
+        work, self._work = self._work, None
+        if work is None:
             raise RuntimeError("a shipment is received once")
-        return self._finish(host)
+        host, finish = work
+        return finish(host)
 
 
 class CudaTransport(Transport):

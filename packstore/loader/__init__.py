@@ -373,6 +373,8 @@ class _Job:
         images = self._slot.shipment.receive()
         value = loader._assembled(images, records, None)
         ring.release(self._slot, images)
+        # The job and its futures refer to each other: without this, buffers would wait for the garbage collector.
+        self._buffer, self._floats, self._slices = torch.empty(0), None, []
         stats.add("wait", ready - start)
         stats.add("copy", perf_counter() - ready)
         return value, len(failed)
