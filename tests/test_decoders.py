@@ -540,18 +540,3 @@ def test_metadata_is_left_out_and_nothing_else() -> None:
     assert without_metadata(view) is view
     cmyk = OTHERS["cmyk jpeg"]  # whose Adobe segment says that it is inverted
     np.testing.assert_array_equal(reference(bytes(without_metadata(memoryview(cmyk)))), reference(cmyk))
-
-
-@pytest.mark.parametrize("name", DECODERS)
-def test_scratch_memory_changes_no_pixel(name: str) -> None:
-    """Large enough, too small, dirty from another image, or for something that is no JPEG."""
-    if available_decoders()[name].startswith("not available"):
-        pytest.skip(f"{name} is not available")
-    decoder = get_decoder(name)
-    scratch = np.full(64 * 80 * 3, 77, np.uint8)
-    rng = np.random.default_rng(5)
-    for height, width, kind in ((64, 80, "JPEG"), (9, 7, "JPEG"), (65, 80, "JPEG"), (20, 20, "PNG"), (64, 80, "JPEG")):
-        file = io.BytesIO()
-        Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8)).save(file, kind)
-        wanted = decoder.decode(file.getvalue())
-        np.testing.assert_array_equal(decoder.decode(file.getvalue(), scratch=scratch), wanted)

@@ -64,14 +64,7 @@ class Decoder:
         self.max_pixels = max_pixels
         self._fast, self.version = _load(name)
 
-    def decode(
-        self,
-        data: Buffer,
-        *,
-        exif_transpose: bool = False,
-        info: ImageInfo | None = None,
-        scratch: NDArray[np.uint8] | None = None,
-    ) -> NDArray[np.uint8]:
+    def decode(self, data: Buffer, *, exif_transpose: bool = False, info: ImageInfo | None = None) -> NDArray[np.uint8]:
         """The image in ``data`` as Pillow's ``convert("RGB")`` sees it, within :data:`TOLERANCE`.
 
         An animation gives its first frame.
@@ -81,28 +74,24 @@ class Decoder:
             exif_transpose: Turn the image as its EXIF orientation says; otherwise that is left alone. (Pillow turns
                 TIFF files in any case.)
             info: What :func:`packstore.sniff.sniff` says of ``data``, where the caller knows it already.
-            scratch: Memory that the image may be decoded into, uint8 of any size: the result may then lie in it, until
-                it is used again. New memory for each image costs its page faults: a third of the time of a decode.
 
         Returns:
-            uint8, shape ``(H, W, 3)``, RGB, C-contiguous, writable, owned by the caller or in ``scratch``.
+            uint8, shape ``(H, W, 3)``, RGB, C-contiguous, writable, owned by the caller.
 
         Raises:
             DecodeError: Not an image, of an unknown kind, damaged, truncated, or of more than ``max_pixels`` pixels.
         """
         view = memoryview(data).cast("B")
-        image = self._decode(view, info, scratch)
+        image = self._decode(view, info)
         return _pillow.upright(image, _pillow.orientation(view)) if exif_transpose else image
 
-    def _decode(self, data: memoryview, info: ImageInfo | None, scratch: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+    def _decode(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8]:
         header = _fast_header(data, info) if self._fast is not None else None
         if self._fast is None or header is None:
             return _pillow.decode(data, self.max_pixels)
         _pillow.check_size(header.width, header.height, self.max_pixels)
-        if scratch is not None and scratch.nbytes < header.height * header.width * 3:
-            scratch = None
         try:
-            image = self._fast(data, scratch)
+            image = self._fast(data)
         except MemoryError:
             raise
         except Exception:  # whatever the library dislikes (each has its own exceptions), Pillow decides

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from packstore.decoders.jpeg import is_whole
 
-Scratch = NDArray[np.uint8]
-Decode = Callable[[memoryview, Scratch | None], NDArray[np.uint8]]
-"""Decodes; into the scratch memory, where it is given and the library can (it is large enough then)."""
+Decode = Callable[[memoryview], NDArray[np.uint8]]
 
 
 class UnavailableError(Exception):
@@ -55,7 +53,7 @@ def _turbojpeg() -> tuple[Decode, str]:
     library = strict()  # finds and loads the system's library; each call makes its own handle, so threads can share it
     rgb = module.TJPF_RGB
 
-    def decode(data: memoryview, scratch: Scratch | None) -> NDArray[np.uint8]:
+    def decode(data: memoryview) -> NDArray[np.uint8]:
         image: NDArray[np.uint8] = library.decode(data, rgb)
         return image
 
@@ -65,8 +63,8 @@ def _turbojpeg() -> tuple[Decode, str]:
 def _simplejpeg() -> tuple[Decode, str]:
     module = importlib.import_module("simplejpeg")
 
-    def decode(data: memoryview, scratch: Scratch | None) -> NDArray[np.uint8]:
-        image: NDArray[np.uint8] = module.decode_jpeg(data, "RGB", strict=True, buffer=scratch)
+    def decode(data: memoryview) -> NDArray[np.uint8]:
+        image: NDArray[np.uint8] = module.decode_jpeg(data, "RGB", strict=True)
         return image
 
     return decode, f"simplejpeg {module.__version__}"
@@ -76,7 +74,7 @@ def _jpeg4py() -> tuple[Decode, str]:
     module = importlib.import_module("jpeg4py")
     importlib.import_module("jpeg4py._cffi").initialize()
 
-    def decode(data: memoryview, scratch: Scratch | None) -> NDArray[np.uint8]:
+    def decode(data: memoryview) -> NDArray[np.uint8]:
         jpeg = module.JPEG(np.frombuffer(data, np.uint8))
         jpeg.parse_header()
         image = np.empty((jpeg.height, jpeg.width, 3), np.uint8)
@@ -90,7 +88,7 @@ def _opencv() -> tuple[Decode, str]:
     cv2 = importlib.import_module("cv2")
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 
-    def decode(data: memoryview, scratch: Scratch | None) -> NDArray[np.uint8]:
+    def decode(data: memoryview) -> NDArray[np.uint8]:
         if not is_whole(data):
             raise ValueError("the JPEG is irregular")  # OpenCV would return what it has and tell nobody
         bgr = cv2.imdecode(np.frombuffer(data, np.uint8), flags)

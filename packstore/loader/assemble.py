@@ -6,7 +6,6 @@ a batch, and what can be computed for a whole slice at once is.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
@@ -32,8 +31,6 @@ _HEAD = 2048  # where nearly every frame header is
 # would wait for each other: pieces are kept smaller. (Measured for a mirrored 224 x 224 image: 26 µs in pieces, and
 # 8 ms of processor time in one, with two of our threads on two cores.)
 SERIAL_ELEMENTS = 32768
-
-_MAX_SCRATCH = 64 << 20
 
 _TORCH_DTYPE = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -66,7 +63,6 @@ class Assembler:
         self._decoder = decoder
         self._operations = operations
         self._stats = stats
-        self._local = threading.local()
         self._encoded = manifest.encoding in ENCODED
         self._shapes = None if self._encoded or manifest.image.kind == "fixed" else reader.fixed("shape")
         self.shape, self.dtype = self._row(manifest)
@@ -192,20 +188,10 @@ class Assembler:
 
     def _pixels(self, record: int, view: Any, header: ImageInfo | None) -> NDArray[Any]:
         if self._encoded:
-            return self._decoder.decode(view, info=header, scratch=self._scratch(header))
+            return self._decoder.decode(view, info=header)
         image = self._reader.manifest.image
         shape = image.shape if self._shapes is None else tuple(self._shapes[record].tolist())
         return np.frombuffer(view, NUMPY_DTYPE[image.dtype]).reshape(shape)
-
-    def _scratch(self, header: ImageInfo | None) -> NDArray[np.uint8] | None:
-        """This thread's memory to decode into: as large as its largest image so far, up to a limit."""
-        needed = 0 if header is None else header.height * header.width * 3
-        if not 0 < needed <= _MAX_SCRATCH:
-            return None
-        held: NDArray[np.uint8] | None = getattr(self._local, "scratch", None)
-        if held is None or held.nbytes < needed:
-            held = self._local.scratch = np.empty(needed, np.uint8)
-        return held
 
     def _other_size(self, shape: tuple[int, ...]) -> SizeError:
         return SizeError(
