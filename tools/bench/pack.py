@@ -18,7 +18,10 @@ from pathlib import Path
 
 from common import interleaved, machine, packstore_command, run_process, table
 
-START = "import packstore.conversion, packstore.stores.lmdb_store, tqdm, packstore.cli"
+START = (
+    "import packstore.conversion, packstore.stores.lmdb_store, packstore.sources.imagefolder, packstore.sources.cifar, "
+    "tqdm, packstore.cli"
+)
 
 
 def measure(images: Path, scratch: Path, repeats: int) -> list[object]:
