@@ -23,6 +23,7 @@ from packstore.sources.base import Entry, Source
 from packstore.stores import create_store
 from packstore.stores.base import Buffer, disk_bytes
 from packstore.stores.builder import StoreBuilder
+from packstore.stores.rows import ROW_CHECKSUM
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
 # images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
@@ -218,7 +219,7 @@ def _append(builder: StoreBuilder, packed: _Packed, columns: tuple[Column, ...])
         run = slice(first, last)
         values: dict[str, Any] = {"key": [entry.key for entry in entries[run]]}
         labels = zip(*(entry.labels for entry in entries[run]), strict=True)
-        names = [c.name for c in columns if c.name not in ("image", "shape", "key", "checksum")]
+        names = [c.name for c in columns if c.name not in ("image", "shape", "key", "checksum", ROW_CHECKSUM.name)]
         values.update({name: np.array(v, np.int64) for name, v in zip(names, labels, strict=True)})
         if any(c.name == "shape" for c in columns):
             values["shape"] = np.array(packed.shapes[run], np.int32)
@@ -275,7 +276,7 @@ def _statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Dataset
 def _columns(encoder: Encoder, plan: Plan) -> tuple[Column, ...]:
     image, *shape = encoder.columns()
     key, checksum = Column("key", "ragged", "uint8"), Column("checksum", "fixed", "uint64")
-    return (image, *shape, *plan.survey.columns, key, checksum)
+    return (image, *shape, *plan.survey.columns, key, checksum, ROW_CHECKSUM)
 
 
 def _origin(plan: Plan) -> Origin:

@@ -19,7 +19,7 @@ from packstore.stores import open_store
 from packstore.stores.base import NUMPY_DTYPE, Buffer, Reader
 
 _CHUNK = 4096
-_INTERNAL = ("image", "key", "checksum", "shape")
+_INTERNAL = ("image", "key", "checksum", "row_checksum", "shape")
 
 
 class StoreSource(Source):

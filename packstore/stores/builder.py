@@ -19,6 +19,7 @@ from packstore.stores import formats
 from packstore.stores.base import Buffer, ColumnData, Ragged, Writer
 from packstore.stores.columns import ColumnSpool, file_digest, plain_buffers, refuse_duplicates
 from packstore.stores.publish import Staging, sync_tree, writing
+from packstore.stores.rows import ROW_CHECKSUM, row_checksums, value_hashes
 
 _log = logging.getLogger(__name__)
 
@@ -201,7 +202,7 @@ class StoreBuilder:
                     f"({image.dtype} {image.shape})"
                 )
         given = dict(columns)
-        needed = {c.name for c in self._columns[1:]} - {"checksum"}
+        needed = {c.name for c in self._columns[1:]} - {"checksum", ROW_CHECKSUM.name}
         if given.keys() != needed:
             raise StoreError(f"values of the columns {sorted(needed)} are needed, got {sorted(given)}")
         for column in self._columns[1:]:
@@ -216,7 +217,10 @@ class StoreBuilder:
             checksums = np.fromiter(map(xxh3_64_intdigest, buffers), np.uint64, count)
         given["checksum"] = checksums
         values = {name: self._spools[name].check(given[name], count) for name in given}
-        values[_HASHES.name] = np.fromiter(map(xxh3_64_intdigest, values["key"]), np.uint64, count)
+        hashes = {c.name: value_hashes(values[c.name], count) for c in self._columns[1:] if c.kind == "ragged"}
+        values[_HASHES.name] = hashes["key"]
+        if ROW_CHECKSUM.name in self._spools:
+            values[ROW_CHECKSUM.name] = row_checksums(self._columns, values | hashes, count)
         if image.kind == "ragged" and image.layout is not None:
             if "shape" not in values:
                 raise StoreError("raw pixels of varying size need a 'shape' column")
