@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from packstore.errors import SourceError, printable
 from packstore.manifest import Column, Manifest
 from packstore.progress import ProgressCallback, no_progress
 
@@ -27,6 +28,7 @@ class Entry(NamedTuple):
         labels: Class numbers, in the order of ``Survey.columns``.
         size_bytes: Size of the image as it lies in the source.
         ref: Whatever the source needs to read it.
+        modified_ns: When the image's own file was last modified, in nanoseconds; 0 where it is not a file of its own.
     """
 
     key: str
@@ -34,6 +36,7 @@ class Entry(NamedTuple):
     labels: tuple[int, ...]
     size_bytes: int
     ref: Any
+    modified_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +102,26 @@ class Source(ABC):
         """The image of an entry. Called from several threads at once. Raises :class:`SampleError` with the entry's
         key when it cannot be read."""
 
+    def stamp(self) -> str:
+        """What tells whether the source has changed, beyond what its entries say: the same at each call as long as it
+        has not. Empty where the entries say it all. Raises :class:`SourceError` when it has vanished."""
+        return ""
+
     def close(self) -> None:
         """Releases open files. Idempotent."""
         return
+
+
+def stamp_of(paths: Iterable[Path]) -> str:
+    """A stamp of some files: their sizes and times of modification. Raises :class:`SourceError` when one is gone."""
+    parts = []
+    for path in paths:
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise SourceError(f"{printable(str(path))} cannot be reached: {error.strerror or error}") from None
+        parts.append(f"{found.st_size}@{found.st_mtime_ns}")
+    return " ".join(parts)
 
 
 SPLIT_ORDER = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval")

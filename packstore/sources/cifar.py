@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from packstore.errors import SourceError, printable
 from packstore.manifest import Column
 from packstore.progress import Progress, ProgressCallback, no_progress
-from packstore.sources.base import Entry, Source, Survey, paged
+from packstore.sources.base import Entry, Source, Survey, paged, stamp_of
 from packstore.sources.cifar_files import Files, find_files, no_cifar
 from packstore.sources.pickles import BatchError, array_of, load_mapping, names_of
 
@@ -77,6 +77,9 @@ class CifarSource(Source):
         self._batches: dict[int, NDArray[np.uint8]] = {}
         self._pages: dict[tuple[int, int], NDArray[np.uint8]] = {}
         self._lock = threading.Lock()
+
+    def stamp(self) -> str:
+        return stamp_of(self._files.paths())
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """See :meth:`Source.survey`. The first call reads all files once, for their labels and number of rows.

@@ -98,6 +98,10 @@ class Files(ABC):
     def read(self, name: str) -> IO[bytes]:
         """One of them, in memory or on disk. Raises :class:`SourceError`."""
 
+    @abstractmethod
+    def paths(self) -> list[Path]:
+        """The files as they lie on the disk."""
+
     def where(self, name: str) -> str:
         return printable(f"{self.path}/{name}")
 
@@ -121,6 +125,9 @@ class DirectoryFiles(Files):
             with self.read(name) as file:
                 yield name, file
 
+    def paths(self) -> list[Path]:
+        return [self.path / name for name in self.layout.files]
+
     def read(self, name: str) -> IO[bytes]:
         path = self.path / name
         try:
@@ -141,6 +148,9 @@ class TarFiles(Files):
         self._gzip = GzipReader(path)
         self._found: dict[str, tuple[int, int]] = {}  # position and size
         self._lock = threading.Lock()
+
+    def paths(self) -> list[Path]:
+        return [self.path]
 
     def all(self) -> Iterator[tuple[str, IO[bytes]]]:
         with self._lock:

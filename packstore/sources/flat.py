@@ -11,7 +11,7 @@ from pathlib import Path
 from packstore.errors import SampleError, SourceError, printable
 from packstore.manifest import Column
 from packstore.progress import Progress, ProgressCallback, no_progress
-from packstore.sources.base import Entry, Source, Survey, paged
+from packstore.sources.base import Entry, Source, Survey, paged, stamp_of
 from packstore.sources.labels import Contents, LabelsFile, Row, number_of, split_name
 from packstore.sources.listing import (
     NO_FILE,
@@ -85,12 +85,15 @@ class FlatSource(Source):
         """The bytes of the file. Raises :class:`SampleError` when it cannot be read or is not a file."""
         if entry.ref is not None:
             raise SampleError(entry.key, "is not a file but a pipe, a socket or a device")
-        return read_file(f"{self._root}/{entry.key}", entry.key)
+        return read_file(f"{self._root}/{entry.key}", entry.key, entry.size_bytes, entry.modified_ns)
+
+    def stamp(self) -> str:
+        return stamp_of([self._labels.path]) if self._labels is not None else ""
 
     def _unlabelled(self) -> Iterator[Entry]:
         listing = list_directory(self._root)
-        for name, size in zip(listing.images, listing.sizes, strict=True):
-            yield Entry(name, "", (), max(size, 0), NO_FILE if size < 0 else None)
+        for name, size, modified in zip(listing.images, listing.sizes, listing.modified, strict=True):
+            yield Entry(name, "", (), max(size, 0), NO_FILE if size < 0 else None, modified)
 
     def _labelled(self, labels: LabelsFile, contents: Contents, splits: Sequence[str]) -> Iterator[Entry]:
         numbers = None if contents.classes is None else {name: n for n, name in enumerate(contents.classes)}
@@ -103,15 +106,15 @@ class FlatSource(Source):
                     raise SourceError(
                         f"{labels.where(row.line)}: label {printable(row.label[:80])} is new: the file changed"
                     )
-                size, ref = self._size(labels, row)
-                yield Entry(row.file, split, (label,), size, ref)
+                size, ref, modified = self._size(labels, row)
+                yield Entry(row.file, split, (label,), size, ref, modified)
 
     def _survey_labelled(self, labels: LabelsFile, split: str | None, progress: ProgressCallback) -> Survey:
         contents = self._learn(labels)
         splits = dict.fromkeys(self._choose(contents.splits, split), 0)
         size_bytes = paged_bytes = key_bytes = records = 0
         for row in labels.rows():
-            size, _ = self._size(labels, row)
+            size, _, _ = self._size(labels, row)
             if row.split not in splits:
                 continue
             splits[row.split] += 1
@@ -166,8 +169,8 @@ class FlatSource(Source):
             raise SourceError(f"{printable(str(self.path))} has no split {printable(split)!r}; splits: {there}")
         return (split,)
 
-    def _size(self, labels: LabelsFile, row: Row) -> tuple[int, int | None]:
-        """Size and ``ref`` of a named file. Raises :class:`SourceError` when it does not exist."""
+    def _size(self, labels: LabelsFile, row: Row) -> tuple[int, int | None, int]:
+        """Size, ``ref`` and time of modification of a file. Raises :class:`SourceError` when it does not exist."""
         try:
             found = os.stat(f"{self._root}/{row.file}")  # noqa: PTH116 - one call for each of many files
         except OSError as error:
@@ -177,4 +180,4 @@ class FlatSource(Source):
             ) from None
         if stat.S_ISDIR(found.st_mode):
             raise SourceError(f"{labels.where(row.line)}: {printable(row.file)} is a folder, not an image")
-        return (found.st_size, None) if stat.S_ISREG(found.st_mode) else (0, NO_FILE)
+        return (found.st_size, None, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (0, NO_FILE, 0)

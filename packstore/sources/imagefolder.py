@@ -141,9 +141,9 @@ class ImageFolderSource(Source):
             for label, directory, listing in self._directories(part, None):
                 labels = (numbers[label],) if part.classes else ()
                 prefix = f"{directory}/" if directory else ""
-                for image, size in zip(listing.images, listing.sizes, strict=True):
+                for image, size, modified in zip(listing.images, listing.sizes, listing.modified, strict=True):
                     yield (
-                        Entry(prefix + image, name, labels, size, None)
+                        Entry(prefix + image, name, labels, size, None, modified)
                         if size >= 0
                         else Entry(prefix + image, name, labels, 0, NO_FILE)
                     )
@@ -152,7 +152,7 @@ class ImageFolderSource(Source):
         """The bytes of the file. Raises :class:`SampleError` when it cannot be read or is not a file."""
         if entry.ref is not None:
             raise SampleError(entry.key, "is not a file but a pipe, a socket or a device")
-        return read_file(f"{self._root}/{entry.key}", entry.key)
+        return read_file(f"{self._root}/{entry.key}", entry.key, entry.size_bytes, entry.modified_ns)
 
     def _name(self, directory: str = "") -> str:
         return printable(f"{self.path}/{directory}" if directory else str(self.path))

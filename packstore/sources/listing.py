@@ -49,12 +49,14 @@ class Listing:
         images: Names of its images, sorted.
         sizes: Their sizes; 0 for a link that leads nowhere (which reading it reports), and :data:`NO_FILE` for what is
             neither a file nor a directory.
+        modified: When they were last modified, in nanoseconds; 0 where there is no size.
         directories: Names of its subdirectories, in no particular order.
     """
 
     identity: Identity
     images: list[str]
     sizes: list[int]
+    modified: list[int]
     directories: list[str]
 
 
@@ -85,7 +87,7 @@ def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
                     else:
                         passed.append(name)
             images.sort()
-            sizes = _sizes(images, descriptor)
+            sizes, modified = _sizes(images, descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -93,7 +95,7 @@ def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
     if ignored is not None:
         for name in passed:
             _count(ignored, name)
-    return Listing((found.st_dev, found.st_ino), images, sizes, directories)
+    return Listing((found.st_dev, found.st_ino), images, sizes, modified, directories)
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
@@ -103,17 +105,22 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _sizes(names: list[str], descriptor: int) -> list[int]:
+def _sizes(names: list[str], descriptor: int) -> tuple[list[int], list[int]]:
+    """Sizes and times of modification, as :class:`Listing` has them."""
     sizes: list[int] = []
+    modified: list[int] = []
     stat_file = os.stat
     for name in names:
         try:
             found = stat_file(name, dir_fd=descriptor)
         except OSError:
             sizes.append(0)
+            modified.append(0)
         else:
-            sizes.append(found.st_size if found.st_mode & 0o170000 == stat.S_IFREG else NO_FILE)
-    return sizes
+            regular = found.st_mode & 0o170000 == stat.S_IFREG
+            sizes.append(found.st_size if regular else NO_FILE)
+            modified.append(found.st_mtime_ns if regular else 0)
+    return sizes, modified
 
 
 def reason_for(name: str) -> str:
@@ -193,8 +200,9 @@ def key_size(key: str) -> int:
     return len(key) if key.isascii() else len(key.encode("utf-8", "surrogateescape"))
 
 
-def read_file(path: str, key: str) -> bytes:
-    """All bytes of a regular file. Raises :class:`SampleError` for ``key`` when it cannot be read or is none.
+def read_file(path: str, key: str, size_bytes: int = 0, modified_ns: int = 0) -> bytes:
+    """All bytes of a regular file. Raises :class:`SampleError` for ``key`` when it cannot be read or is none, and when
+    it is not as it was listed (where ``modified_ns`` says how that was).
 
     The file is opened without blocking, so that a pipe under an image's name cannot hang the conversion.
     """
@@ -207,6 +215,8 @@ def read_file(path: str, key: str) -> bytes:
         if found.st_mode & 0o170000 != stat.S_IFREG:
             raise SampleError(key, f"is not a file but {kind_of(found.st_mode)}")
         size = found.st_size
+        if modified_ns and (found.st_mtime_ns != modified_ns or size != size_bytes):
+            raise SampleError(key, _changed(size_bytes, size))
         data = os.read(descriptor, min(size, _READ_STEP))
         if len(data) != size:
             data = _read_rest(descriptor, key, data, size)
@@ -215,6 +225,11 @@ def read_file(path: str, key: str) -> bytes:
     finally:
         os.close(descriptor)
     return data
+
+
+def _changed(listed: int, found: int) -> str:
+    sizes = f"{listed} bytes then, {found} now" if listed != found else "written to meanwhile"
+    return f"has changed since it was listed ({sizes}): pack again when nothing writes to it"
 
 
 def _read_rest(descriptor: int, key: str, data: bytes, size: int) -> bytes:

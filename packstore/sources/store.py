@@ -112,6 +112,9 @@ class StoreSource(Source):
             raise StoreError(f"record {record} of {printable(str(self.path))} holds {flat.size} elements, not {shape}")
         return flat.reshape(shape)
 
+    def stamp(self) -> str:
+        return self.manifest.digest
+
     def close(self) -> None:
         self.reader.close()
 
