@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import xxhash
 
 import packstore
 from packstore.encode import DatasetStatistics, Encoder
-from packstore.errors import CorruptRecordError, SampleError, SourceError
+from packstore.errors import SampleError, SourceError, printable
 from packstore.manifest import Column, Manifest, Origin, Skipped
+from packstore.packing import DECODE_BYTES, DECODE_RECORDS, PASS_BYTES, PASS_RECORDS, Packed, batches, pack
 from packstore.parallel import default_workers, ordered_map, ordered_pieces
 from packstore.plan import ConvertOptions, Plan, check_space, make_encoder, make_plan, recorded_options, with_overrides
 from packstore.progress import Progress, ProgressCallback, no_progress
-from packstore.sources.base import Entry, Source
+from packstore.sources.base import Entry
 from packstore.stores import create_store
-from packstore.stores.base import Buffer, disk_bytes
+from packstore.stores.base import disk_bytes
 from packstore.stores.builder import StoreBuilder
+from packstore.stores.previous import finish
 from packstore.stores.rows import ROW_CHECKSUM
+from packstore.takeover import Account, TakeOver, fingerprint
 
-# A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
-# images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
-# when they are decoded (50 KB of PNG can have 100 MB of pixels), so a worker hands over what it has at each
-# _PIECE_BYTES, and ordered_pieces bounds what is in flight.
-_PASS_RECORDS, _PASS_BYTES = 256, 4 << 20
-_DECODE_RECORDS, _DECODE_BYTES = 16, 1 << 20
-_PIECE_BYTES = 4 << 20
 _SMALL_FILE = 16 << 10
 
 
@@ -47,6 +42,7 @@ class ConvertReport:
         seconds: From the survey to the published store.
         skipped: Samples left out by policy.
         ignored: Files of the source passed over because they are not images, by reason.
+        taken_over: Records that an interrupted run had packed already.
     """
 
     destination: Path
@@ -56,18 +52,7 @@ class ConvertReport:
     seconds: float
     skipped: tuple[Skipped, ...]
     ignored: Mapping[str, int]
-
-
-class _Packed(NamedTuple):
-    """A batch, or a part of one, that a worker has finished; the first four lists are parallel."""
-
-    entries: list[Entry]
-    records: list[Buffer]
-    checksums: list[int]
-    shapes: list[tuple[int, ...] | None]
-    skipped: list[Skipped]
-    source_bytes: int
-    record_bytes: int
+    taken_over: int = 0
 
 
 def convert(
@@ -80,7 +65,8 @@ def convert(
 ) -> ConvertReport:
     """Packs ``source`` into a new store at ``destination``.
 
-    The store appears under its name only when it is complete; an error or an interrupt leaves nothing behind.
+    The store appears under its name only when it is complete. A run that was killed, or that failed after a few
+    seconds, leaves what it has done in a hidden directory beside it; the same conversion goes on from there.
 
     Args:
         source: An image folder, a flat folder, CIFAR-10 or CIFAR-100 in any published layout, or a store.
@@ -121,94 +107,92 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         # 50,000 files of 2 KB on 2 cores: 0.92 s with one thread beside the writing one, 1.08 s with two.
         workers = min(workers, plan.options.workers or 1)
     columns = _columns(encoder, plan)
-    skipped: list[Skipped] = []
-    source_bytes = done = 0
-    with create_store(
+    account = Account()
+    source_bytes, total = 0, plan.survey.records
+    stamp = plan.source.stamp()
+    identity = fingerprint(plan, encoder, columns)
+    finished = finish(plan.destination, identity, overwrite=plan.options.overwrite)
+    if finished is not None:
+        return _report(plan, finished, 0, started, (), finished.records)
+    builder = create_store(
         plan.destination,
         format=plan.format,
         encoding=plan.encode.encoding,
         columns=columns,
         overwrite=plan.options.overwrite,
         shard_size=plan.options.shard_size,
-    ) as builder:
-        total = plan.survey.records
-        progress(Progress("pack", 0, total, 0))
-        for packed in _packed_batches(plan, encoder, workers):
-            _append(builder, packed, columns)
-            skipped += packed.skipped
-            source_bytes += packed.source_bytes
-            done += len(packed.entries) + len(packed.skipped)
-            progress(Progress("pack", done, total, source_bytes))
-        if done != total:
-            raise SourceError(
-                f"{plan.source.path} changed while it was packed: {total} images at first, {done} in the end; "
-                "run the conversion again when nothing writes to it"
+        fingerprint=identity,
+        restart=plan.options.restart,
+    )
+    try:
+        with builder:
+            builder.describe(
+                origin=_origin(plan),
+                normalization=plan.encode.normalization,
+                options=recorded_options(plan),
+                versions=_versions(encoder),
             )
-        if done == len(skipped):
-            raise SourceError(f"{plan.source.path}: all {done} images were skipped, so there is nothing to pack")
-        manifest = builder.commit(
-            origin=_origin(plan),
-            normalization=plan.encode.normalization,
-            options=recorded_options(plan),
-            versions=_versions(encoder),
-            skipped=(*_inherited_skips(plan), *skipped),
-        )
+            progress(Progress("pack", 0, total, 0))
+            taken = TakeOver(plan, builder)
+            for packed in _records(plan, encoder, taken, workers):
+                _append(builder, packed, columns)
+                account.add(packed.seen, packed.skipped)
+                builder.checkpoint(account.progressed)
+                source_bytes += packed.source_bytes
+                progress(Progress("pack", account.consumed, total, source_bytes))
+            if account.consumed != total:
+                raise SourceError(
+                    f"{plan.source.path} changed while it was packed: {total} images at first, {account.consumed} in "
+                    "the end; run the conversion again when nothing writes to it"
+                )
+            if plan.source.stamp() != stamp:
+                raise SourceError(f"{plan.source.path} changed while it was packed; pack it when nothing writes to it")
+            if account.consumed == len(account.skipped):
+                raise SourceError(f"{plan.source.path}: all {total} images were skipped, so there is nothing to pack")
+            manifest = builder.commit(skipped=(*_inherited_skips(plan), *account.skipped))
+    except BaseException as error:
+        if builder.kept is not None:
+            error.add_note(
+                f"what is packed so far is kept in {printable(str(builder.kept))}: the same command goes on from "
+                "there, and packstore clean removes it"
+            )
+        raise
+    return _report(plan, manifest, source_bytes, started, tuple(account.skipped), taken.records)
+
+
+def _report(
+    plan: Plan, manifest: Manifest, source_bytes: int, started: float, skipped: tuple[Skipped, ...], taken_over: int
+) -> ConvertReport:
     return ConvertReport(
         destination=plan.destination,
         manifest=manifest,
         source_bytes=source_bytes,
         disk_bytes=disk_bytes(plan.destination),
         seconds=time.monotonic() - started,
-        skipped=tuple(skipped),
+        skipped=skipped,
         ignored=plan.survey.ignored,
+        taken_over=taken_over,
     )
 
 
-def _packed_batches(plan: Plan, encoder: Encoder, workers: int) -> Iterator[_Packed]:
-    limits = (_PASS_RECORDS, _PASS_BYTES) if encoder.passes_through else (_DECODE_RECORDS, _DECODE_BYTES)
+def _records(plan: Plan, encoder: Encoder, taken: TakeOver, workers: int) -> Iterator[Packed]:
+    """What an interrupted run has packed, then what is left to pack."""
+    yield from taken
+    yield from _packed_batches(plan, encoder, taken.rest, workers)
+
+
+def _packed_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers: int) -> Iterator[Packed]:
+    limits = (PASS_RECORDS, PASS_BYTES) if encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
     source, skip = plan.source, plan.options.on_error == "skip"
-    entries = source.entries(plan.options.split)
     return ordered_pieces(
-        lambda batch: _pack(batch, source, encoder, skip),
+        lambda batch: pack(batch, source, encoder, skip),
         batches(entries, *limits),
         workers,
         size=lambda packed: packed.record_bytes,
     )
 
 
-def _pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> Iterator[_Packed]:
-    """Yields the records of ``batch`` in parts of about ``_PIECE_BYTES``."""
-    read, checksum = source.read, xxhash.xxh3_64_intdigest
-    remaining = iter(batch)
-    while True:
-        entries: list[Entry] = []
-        records: list[Buffer] = []
-        checksums: list[int] = []
-        shapes: list[tuple[int, ...] | None] = []
-        skipped: list[Skipped] = []
-        source_bytes = record_bytes = 0
-        for entry in remaining:
-            source_bytes += entry.size_bytes
-            try:
-                record, shape = encoder(entry.key, read(entry))
-            except (SampleError, CorruptRecordError) as error:
-                if not skip:
-                    raise
-                skipped.append(Skipped(entry.key, error.reason if isinstance(error, SampleError) else str(error)))
-                continue
-            entries.append(entry)
-            records.append(record)
-            checksums.append(checksum(record))
-            shapes.append(shape)
-            record_bytes += len(record)
-            if record_bytes >= _PIECE_BYTES:
-                break
-        if not entries and not skipped:
-            return
-        yield _Packed(entries, records, checksums, shapes, skipped, source_bytes, record_bytes)
-
-
-def _append(builder: StoreBuilder, packed: _Packed, columns: tuple[Column, ...]) -> None:
+def _append(builder: StoreBuilder, packed: Packed, columns: tuple[Column, ...]) -> None:
     entries = packed.entries
     first = 0
     while first < len(entries):
@@ -226,20 +210,6 @@ def _append(builder: StoreBuilder, packed: _Packed, columns: tuple[Column, ...])
         checksums = np.array(packed.checksums[run], np.uint64)
         builder.append(packed.records[run], values, split, checksums=checksums)
         first = last
-
-
-def batches(entries: Iterable[Entry], max_records: int, max_bytes: int) -> Iterator[list[Entry]]:
-    """Entries in lists of at most ``max_records`` and about ``max_bytes``."""
-    batch: list[Entry] = []
-    size = 0
-    for entry in entries:
-        batch.append(entry)
-        size += entry.size_bytes
-        if len(batch) >= max_records or size >= max_bytes:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _statistics(plan: Plan, workers: int, progress: ProgressCallback) -> DatasetStatistics:
@@ -266,7 +236,7 @@ def _statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Dataset
     statistics = DatasetStatistics()
     done = done_bytes = 0
     entries = source.entries(split or plan.options.split)
-    for count, nbytes, part in ordered_map(measure, batches(entries, _DECODE_RECORDS, _DECODE_BYTES), workers):
+    for count, nbytes, part in ordered_map(measure, batches(entries, DECODE_RECORDS, DECODE_BYTES), workers):
         statistics.merge(part)
         done, done_bytes = done + count, done_bytes + nbytes
         progress(Progress("statistics", done, total, done_bytes))

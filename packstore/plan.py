@@ -24,6 +24,7 @@ from packstore.progress import ProgressCallback, no_progress
 from packstore.sources import KINDS, open_source
 from packstore.sources.base import Entry, Source, Survey, paged
 from packstore.stores import format_of, is_store
+from packstore.stores.previous import sealed_before
 
 DEFAULT_QUALITY = 90
 _SAMPLED = 24
@@ -52,6 +53,7 @@ class ConvertOptions:
         check: ``header``, ``decode`` or ``none``: how thoroughly each file is checked.
         on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
         overwrite: Replace an existing store.
+        restart: Do not go on from an interrupted run.
         shard_size: Bytes of images a shard, or None for a store of one file.
         workers: Threads; None for one a core.
         decoder: Name of the decoder, see :func:`packstore.decoders.get_decoder`.
@@ -72,6 +74,7 @@ class ConvertOptions:
     check: str = "header"
     on_error: str = "raise"
     overwrite: bool = False
+    restart: bool = False
     shard_size: int | None = None
     workers: int | None = None
     decoder: str = "auto"
@@ -223,7 +226,7 @@ def _check_places(source: Path, destination: Path, overwrite: bool) -> None:
                 f"{shown}: exists and is not a packstore store, which packstore never replaces; "
                 "remove it yourself or choose another name"
             )
-        if not overwrite:
+        if not overwrite and not sealed_before(destination):
             raise DestinationError(f"{shown}: exists already; choose another name, or --overwrite to replace it")
 
 

@@ -314,14 +314,24 @@ class StoreSuite:
         assert len(manifest.to_json()) > 1_000_000
         assert open_store(path).manifest == manifest
 
-    def test_given_checksums_are_kept(self, path: Path) -> None:
+    def test_given_checksums(self, path: Path) -> None:
         records = make_records()
-        sums = np.arange(len(records), dtype=np.uint64) + np.uint64(2**63)
+        sums = np.array([xxhash.xxh3_64_intdigest(image) for image in records.images], np.uint64)
         with begin(path, records) as builder:
             builder.append(*records.part(0, 7), "", sums)
             manifest = builder.commit(origin=ORIGIN)
         assert manifest.splits == ()
         assert open_store(path).fixed("checksum").tolist() == sums.tolist()
+
+    def test_given_checksums_that_are_wrong_are_not_published(self, path: Path) -> None:
+        records = make_records()
+        sums = np.array([xxhash.xxh3_64_intdigest(image) for image in records.images], np.uint64)
+        sums[3] ^= np.uint64(1 << 63)
+        with begin(path, records) as builder:
+            builder.append(*records.part(0, 7), "", sums)
+            with pytest.raises(StoreError, match=r"record 3 of .* reads back otherwise"):
+                builder.commit(origin=ORIGIN)
+        assert not path.exists()
 
     def test_views_of_a_buffer_that_is_used_again(self, path: Path) -> None:
         records = make_records("uint8")

@@ -54,7 +54,7 @@ ROOMS = (
     Room("encode", "encode.py encode/*.py", "foundation contracts decoders", "numpy torch PIL simplejpeg"),
     Room(
         "convert",
-        "conversion.py verification.py plan.py against.py",
+        "conversion.py packing.py takeover.py verification.py plan.py against.py",
         "foundation contracts sources stores encode decoders",
         "numpy xxhash",
     ),

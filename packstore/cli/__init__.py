@@ -16,6 +16,7 @@ from typing import NoReturn
 import click
 
 from packstore import __version__
+from packstore.cli.clean import clean
 from packstore.cli.convert import convert
 from packstore.cli.demo import demo
 from packstore.cli.info import info
@@ -45,7 +46,7 @@ def cli(context: click.Context, debug: bool) -> None:
     context.obj = debug
 
 
-for command in (convert, verify, info, demo):
+for command in (convert, verify, info, clean, demo):
     cli.add_command(command)
 
 
@@ -70,10 +71,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         error.show()
         code = error.exit_code
     except _StoppedError as stopped:
-        click.echo(f"packstore: {stopped}", err=True)
+        click.echo(f"packstore: {stopped}{_notes(stopped)}", err=True)
         code = 128 + stopped.signal
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("packstore: interrupted", err=True)
+    except (click.Abort, KeyboardInterrupt) as stopped:
+        click.echo(f"packstore: interrupted{_notes(stopped)}", err=True)
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left (`packstore info … | head`); keep the interpreter from complaining again.
@@ -82,9 +83,18 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        click.echo(f"packstore: error: {_describe(error, debug)}", err=True)
+        click.echo(f"packstore: error: {_describe(error, debug)}{_notes(error)}", err=True)
         code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILURE
     sys.exit(code or 0)
+
+
+def _notes(error: BaseException | None) -> str:
+    """What was added to an error on its way, to follow it; also to the one that caused it."""
+    notes: list[str] = []
+    while error is not None:
+        notes += getattr(error, "__notes__", ())
+        error = error.__cause__
+    return "".join(f"; {note}" for note in notes)
 
 
 def _describe(error: Exception, debug: bool) -> str:

@@ -52,6 +52,7 @@ _ENCODINGS = ("original", "jpeg", "uint8", "float16", "bfloat16", "float32")
 @click.option("--format", type=click.Choice(FORMATS), help="Format, whatever the suffix of DEST.")
 @click.option("--shard-size", type=ByteSize(), help="Split into shards of about this size, e.g. 1GiB.")
 @click.option("--overwrite", is_flag=True, help="Replace DEST, if it is a store, once the new one is complete.")
+@click.option("--restart", is_flag=True, help="Do not go on from an interrupted run of the same conversion.")
 @click.option(
     "--check", type=click.Choice(["header", "decode", "none"]), default="header", show_default=True,
     help="Check of each file: kind, header and end of image; decoded in full; not at all.",
@@ -71,6 +72,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     SOURCE is an image folder (root/class/…, or root/{train,val,test}/class/…), a folder of images with
     or without --labels, CIFAR-10 or CIFAR-100 as downloaded (python, binary, .tar.gz), or a store.
     The suffix of DEST chooses the format: .lmdb, .h5, .hdf5, .pth or .pt. DEST appears when it is complete.
+    A run that was killed goes on when the same command is given again.
 
     \b
     Examples:
@@ -150,6 +152,8 @@ def describe_report(report: ConvertReport) -> str:
         f"{human_bytes(report.source_bytes)} in the source"
     )
     lines.append(f"  time     {seconds:.1f} s ({rate})")
+    if report.taken_over:
+        lines.append(f"  resumed  {quantity(report.taken_over, 'record')} taken over from an interrupted run")
     if report.ignored:
         lines.append(f"  ignored  {describe_ignored(report.ignored)}")
     if report.skipped:

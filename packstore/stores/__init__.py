@@ -5,17 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from packstore.errors import StoreError, UsageError
 from packstore.manifest import FORMATS, Column
 from packstore.stores import formats
 from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader, Writer
 from packstore.stores.builder import StoreBuilder
+from packstore.stores.receipts import Fingerprint, Progressed
+
+Checksums = Literal["never", "always"]
+"""When records are checked: never, or each time that one is read."""
 
 __all__ = [
     "Buffer",
+    "Checksums",
     "ColumnData",
+    "Fingerprint",
     "Problem",
+    "Progressed",
     "Ragged",
     "Reader",
     "StoreBuilder",
@@ -27,13 +35,28 @@ __all__ = [
 ]
 
 
-def open_store(path: str | os.PathLike[str]) -> Reader:
+def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> Reader:
     """Opens a store of any format, told by its content.
 
-    Costs milliseconds whatever the number of records, and reads no image. Raises :class:`StoreError` that says what
-    was found when there is no whole, valid packstore store.
+    Costs milliseconds whatever the number of records, and reads no image.
+
+    Args:
+        path: The store.
+        checksums: ``"never"``, or ``"always"`` to check each record when it is read, see
+            :class:`packstore.stores.checked.CheckedReader`; the manifest is always checked.
+
+    Raises:
+        StoreError: There is no whole, valid packstore store; says what was found.
+        UsageError: Another value of ``checksums``.
     """
-    return formats.open_reader(Path(path))
+    if checksums not in ("never", "always"):
+        raise UsageError(f"checksums should be 'never' or 'always', got {checksums!r}")
+    reader = formats.open_reader(Path(path))
+    if checksums == "never":
+        return reader
+    from packstore.stores.checked import CheckedReader
+
+    return CheckedReader(reader)
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
@@ -58,6 +81,8 @@ def create_store(
     columns: Sequence[Column],
     overwrite: bool = False,
     shard_size: int | None = None,
+    fingerprint: Fingerprint | None = None,
+    restart: bool = False,
 ) -> StoreBuilder:
     """Begins a new store; nothing appears at ``path`` before :meth:`StoreBuilder.commit`.
 
@@ -70,6 +95,10 @@ def create_store(
         overwrite: Replace a store at ``path``, once the new one is complete. Nothing else is ever replaced.
         shard_size: Bytes of images after which a new shard begins; ``path`` becomes a directory of shards. None for
             one file.
+        fingerprint: Plain JSON values that make the store what it is: its source, its options. With it an interrupted
+            run leaves its work beside ``path``, and another one with the same fingerprint can go on from there: see
+            :attr:`StoreBuilder.previous` and :meth:`StoreBuilder.checkpoint`. None to leave nothing behind.
+        restart: Do not go on from an interrupted run.
 
     Raises:
         UsageError: An unknown format.
@@ -79,5 +108,12 @@ def create_store(
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}; formats: {', '.join(FORMATS)}")
     return StoreBuilder(
-        Path(path), format=format, encoding=encoding, columns=columns, overwrite=overwrite, shard_size=shard_size
+        Path(path),
+        format=format,
+        encoding=encoding,
+        columns=columns,
+        overwrite=overwrite,
+        shard_size=shard_size,
+        fingerprint=fingerprint,
+        restart=restart,
     )

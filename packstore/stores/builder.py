@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,8 +19,13 @@ from packstore.manifest import Column, Manifest, Normalization, Origin, Shard, S
 from packstore.stores import formats
 from packstore.stores.base import Buffer, ColumnData, Ragged, Writer
 from packstore.stores.columns import ColumnSpool, file_digest, plain_buffers, refuse_duplicates
-from packstore.stores.publish import Staging, sync_tree, writing
+from packstore.stores.files import MANIFEST_FILE, sync_tree, writing
+from packstore.stores.previous import Previous, find_previous
+from packstore.stores.publish import Staging
+from packstore.stores.receipts import Fingerprint, Journal, Progressed
+from packstore.stores.reread import read_again
 from packstore.stores.rows import ROW_CHECKSUM, row_checksums, value_hashes
+from packstore.stores.work import remove_run
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +36,7 @@ _HASHES = Column("keyhash", "fixed", "uint64")
 class _Part:
     """One file of the store while it is written: the whole store, or a shard."""
 
-    writer: Writer
+    writer: Writer | None  # None for a shard that is taken over from an interrupted run
     path: Path
     start: int
     stop: int
@@ -40,8 +46,15 @@ class _Part:
 class StoreBuilder:
     """Writes a store: :meth:`append` batches, then :meth:`commit`. Nothing lies at the destination before that.
 
-    A context manager: leaving it without a commit, or by an exception, aborts and leaves nothing. Not for several
-    threads at once. Memory does not grow with the number of records.
+    A context manager: leaving it without a commit, or by an exception, aborts and leaves nothing, except what another
+    run can go on from (see ``fingerprint``). Not for several threads at once. Memory does not grow with the number of
+    records.
+
+    Attributes:
+        records: Records so far.
+        previous: What an interrupted run with the same fingerprint has left, or None. Its images are to be appended
+            first, in order; the caller may also :meth:`forget` it.
+        kept: After an abort, the directory in which another run finds what this one has done, or None.
     """
 
     def __init__(
@@ -53,6 +66,8 @@ class StoreBuilder:
         columns: Sequence[Column],
         overwrite: bool = False,
         shard_size: int | None = None,
+        fingerprint: Fingerprint | None = None,
+        restart: bool = False,
     ) -> None:
         """Checks the destination; see :func:`packstore.stores.create_store` for arguments and errors."""
         if shard_size is not None and shard_size < 1:
@@ -70,16 +85,66 @@ class StoreBuilder:
         self.records = 0
         self._spools: dict[str, ColumnSpool] = {}
         self._done = False
+        self._base: Manifest | None = None
+        self._shards: list[Shard] = []  # those sealed already
+        self._adopted: dict[int, Shard] = {}
+        self._journal: Journal | None = None
+        self.previous: Previous | None = None
+        self.kept: Path | None = None
         self._staging = Staging(Path(path), overwrite=overwrite, owned=formats.owned_files)
         try:
             with writing(self._staging.destination):
+                self._take_up(fingerprint, restart)
                 if shard_size is not None:
                     self._staging.path.mkdir()
                 for column in (*blank[1:], _HASHES):
-                    self._spools[column.name] = ColumnSpool(column, self._staging.destination.parent)
+                    self._spools[column.name] = ColumnSpool(column, self._staging.run)
         except BaseException:
             self.abort()
             raise
+
+    def describe(
+        self,
+        *,
+        origin: Origin,
+        normalization: Normalization | None = None,
+        options: Mapping[str, str | int | float | bool | None] | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
+        """Says before the first record what :meth:`commit` would else be told, so that each shard can be sealed when it
+        is full, and another run can take it over."""
+        self._base = self._described(origin, normalization, options, versions)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns, as they were given."""
+        return self._columns
+
+    def forget(self) -> None:
+        """Does without what an interrupted run has left, and removes it. Only before the first record."""
+        if self.previous is not None:
+            self.previous.remove()
+            self.previous = None
+
+    def checkpoint(self, progressed: Callable[[], Progressed]) -> None:
+        """To be called after records were appended: writes a receipt, if it is time for one.
+
+        Args:
+            progressed: Says how far the source was read; only called when a receipt is written.
+
+        Raises:
+            DestinationError: The receipt cannot be written; the builder is aborted.
+        """
+        if self._journal is None or time.monotonic() < self._journal.due:
+            return
+        try:
+            with writing(self._staging.destination):
+                self._journal.receipt(progressed(), self._shards)
+        except BaseException:
+            self.abort()
+            raise
+        if self.previous is not None and self.records >= self.previous.records:
+            self.forget()  # this run has more
 
     def append(
         self,
@@ -108,25 +173,30 @@ class StoreBuilder:
         self._check_split(split)
         try:
             with writing(self._staging.destination):
-                self._write(buffers, sizes)
                 for name, column in values.items():
                     self._spools[name].append(column, len(buffers))
+                self._write(buffers, sizes)
+                self.records += len(buffers)
+                self._extend_split(split, len(buffers))
+                if self._journal is not None:
+                    self._journal.append(sizes, values["checksum"], values.get("shape"))
+                self._seal_full()
         except BaseException:
             self.abort()
             raise
-        self.records += len(buffers)
-        self._extend_split(split, len(buffers))
 
     def commit(
         self,
         *,
-        origin: Origin,
+        origin: Origin | None = None,
         normalization: Normalization | None = None,
         options: Mapping[str, str | int | float | bool | None] | None = None,
         versions: Mapping[str, str] | None = None,
         skipped: Sequence[Skipped] = (),
     ) -> Manifest:
-        """Seals the store and moves it to its destination. The arguments go into the manifest, which is returned.
+        """Seals the store, reads it again and compares, and moves it to its destination.
+
+        The arguments go into the manifest, which is returned; all but ``skipped`` are left out after :meth:`describe`.
 
         Raises:
             StoreError: No records, or two with the same key (both named).
@@ -136,19 +206,15 @@ class StoreBuilder:
         try:
             if not self.records:
                 raise StoreError(f"no records to put into {printable(str(self._staging.destination))}")
-            base = Manifest(
-                self._format,
-                self._encoding,
-                0,
-                self._columns,
-                origin,
-                normalization=normalization,
-                options=dict(options or {}),
-                versions=dict(versions or {}),
-            )
+            if self._base is None:
+                if origin is None:
+                    raise StoreError("the origin of the records is needed, here or by describe()")
+                self._base = self._described(origin, normalization, options, versions)
             with writing(self._staging.destination):
                 self._refuse_duplicates()
-                manifest = self._seal(base, tuple(skipped))
+                manifest = self._seal(self._base, tuple(skipped))
+                if self._journal is not None:
+                    self._journal.receipt(None, self._shards, sealed=manifest.digest)
             self._staging.publish()
         except BaseException:
             self.abort()
@@ -157,12 +223,18 @@ class StoreBuilder:
         return manifest
 
     def abort(self) -> None:
-        """Drops everything written so far. Idempotent; nothing happens after a commit."""
+        """Drops everything written so far, unless there is a receipt by which another run can go on from it.
+
+        Idempotent; nothing happens after a commit."""
         if not self._done:
             try:
                 self._close()
             finally:
-                self._staging.discard()
+                if self.previous is not None or (self._journal is not None and self._journal.written):
+                    self.kept = self._staging.work.path
+                    self._staging.keep()
+                else:
+                    self._staging.discard()
 
     def __enter__(self) -> Self:
         return self
@@ -179,11 +251,44 @@ class StoreBuilder:
     def _close(self) -> None:
         """Closes everything; what was wanted of it is on the disk already."""
         self._done = True
-        for close in (*(part.writer.abort for part in self._parts), *(s.close for s in self._spools.values())):
+        closes = [part.writer.abort for part in self._parts if part.writer is not None]
+        closes += [spool.close for spool in self._spools.values()]
+        if self._journal is not None:
+            closes.append(self._journal.close)
+        for close in closes:
             try:
                 close()
             except OSError as error:  # all the same closed; another error is on its way, or nothing was lost
                 _log.debug("while closing: %s", error)
+
+    def _take_up(self, fingerprint: Fingerprint | None, restart: bool) -> None:
+        """Looks for an interrupted run to go on from, and begins the journal of this one."""
+        runs = [run for run in self._staging.work.runs() if run != self._staging.run]
+        if fingerprint is None:
+            for run in runs:
+                remove_run(run)
+            return
+        image = self._columns[0]
+        self.previous = find_previous(runs, fingerprint, self._format, image, restart=restart)
+        self._journal = Journal(self._staging.run, fingerprint)
+
+    def _described(
+        self,
+        origin: Origin,
+        normalization: Normalization | None,
+        options: Mapping[str, str | int | float | bool | None] | None,
+        versions: Mapping[str, str] | None,
+    ) -> Manifest:
+        return Manifest(
+            self._format,
+            self._encoding,
+            0,
+            self._columns,
+            origin,
+            normalization=normalization,
+            options=dict(options or {}),
+            versions=dict(versions or {}),
+        )
 
     def _checked(
         self,
@@ -255,7 +360,8 @@ class StoreBuilder:
                 part = self._parts[-1]
                 if part.nbytes + size > self._shard_size and self.records + i > part.start:
                     self._append_to_part(buffers[first:i])
-                    part.writer.suspend()
+                    if part.writer is not None:
+                        part.writer.suspend()
                     first = i
                     part = self._begin_part(self.records + i)
                 part.nbytes += size
@@ -265,16 +371,49 @@ class StoreBuilder:
 
     def _append_to_part(self, buffers: Sequence[bytes | memoryview]) -> None:
         if buffers:
-            self._parts[-1].writer.append(buffers)
-            self._parts[-1].stop += len(buffers)
+            part = self._parts[-1]
+            if part.writer is not None:
+                part.writer.append(buffers)
+            part.stop += len(buffers)
 
     def _begin_part(self, start: int) -> _Part:
-        path = self._staging.path
+        path, number = self._staging.path, len(self._parts)
+        writer = None
         if self._shard_size is not None:
-            path = path / f"shard-{len(self._parts):05d}.{formats.SHARD_SUFFIX[self._format]}"
-        part = _Part(formats.new_writer(self._format, path, self._columns[0]), path, start, start)
+            path = path / formats.shard_name(self._format, number)
+        shard = self.previous.sealed(number, start) if self.previous is not None else None
+        if self.previous is not None and shard is not None:
+            self.previous.adopt(shard, path)
+            self._adopted[number] = shard
+        else:
+            writer = formats.new_writer(self._format, path, self._columns[0])
+        part = _Part(writer, path, start, start)
         self._parts.append(part)
         return part
+
+    def _seal_full(self) -> None:
+        """Seals the shards that are full, once all is known that goes into them."""
+        if self._shard_size is not None and self._base is not None:
+            while len(self._shards) < len(self._parts) - 1:
+                self._seal_shard(self._base)
+
+    def _seal_shard(self, base: Manifest) -> None:
+        number = len(self._shards)
+        part = self._parts[number]
+        manifest, columns = self._describe(base, part)
+        if part.writer is None:
+            shard = self._adopted[number]
+            if (shard.records, shard.manifest_digest) != (part.stop - part.start, manifest.digest):
+                raise StoreError(
+                    f"{shard.name} of the interrupted run is not what its source gives now; pack with --restart"
+                )
+        else:
+            part.writer.seal(manifest, columns)
+            sync_tree(part.path)
+            read_again(part.path, manifest)
+            nbytes, digest = file_digest(formats.data_file(self._format, part.path))
+            shard = Shard(part.path.name, part.stop - part.start, nbytes, digest, manifest.digest)
+        self._shards.append(shard)
 
     def _refuse_duplicates(self) -> None:
         self._spools[_HASHES.name].check_spooled()
@@ -287,18 +426,16 @@ class StoreBuilder:
         if self._shard_size is None:
             manifest, columns = self._describe(base, self._parts[0])
             manifest = dataclasses.replace(manifest, skipped=skipped)
-            self._parts[0].writer.seal(manifest, columns)
+            writer = self._parts[0].writer
+            assert writer is not None  # only shards are taken over
+            writer.seal(manifest, columns)
+            read_again(self._staging.path, manifest)
             return manifest
-        shards = []
-        for part in self._parts:
-            manifest, columns = self._describe(base, part)
-            part.writer.seal(manifest, columns)
-            sync_tree(part.path)
-            nbytes, digest = file_digest(formats.data_file(self._format, part.path))
-            shards.append(Shard(part.path.name, part.stop - part.start, nbytes, digest, manifest.digest))
-        total = _Part(self._parts[0].writer, self._staging.path, 0, self.records, sum(p.nbytes for p in self._parts))
-        manifest = dataclasses.replace(self._describe(base, total)[0], skipped=skipped, shards=tuple(shards))
-        (self._staging.path / formats.MANIFEST_FILE).write_text(manifest.to_json() + "\n", encoding="ascii")
+        while len(self._shards) < len(self._parts):
+            self._seal_shard(base)
+        total = _Part(None, self._staging.path, 0, self.records, sum(p.nbytes for p in self._parts))
+        manifest = dataclasses.replace(self._describe(base, total)[0], skipped=skipped, shards=tuple(self._shards))
+        (self._staging.path / MANIFEST_FILE).write_text(manifest.to_json() + "\n", encoding="ascii")
         return manifest
 
     def _describe(self, base: Manifest, part: _Part) -> tuple[Manifest, dict[str, ColumnData]]:

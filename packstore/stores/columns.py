@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from packstore.errors import StoreError, printable
 from packstore.manifest import Column, fixed_digest, ragged_digest
 from packstore.stores.base import NUMPY_DTYPE, Buffer, ColumnData, Ragged
-from packstore.stores.publish import beyond_standard_streams, drop
+from packstore.stores.files import beyond_standard_streams, drop
 
 OFFSET = np.dtype("<i8")
 _KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes; a multiple of the number of buckets would only save passes

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import re
+import mmap
+import os
+from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from packstore.errors import DestinationError, StoreError, printable
 from packstore.manifest import Column, Manifest
 from packstore.stores.base import Reader, Writer
+from packstore.stores.files import DATA_FILE, LMDB_FILES, MANIFEST_FILE, SHARD
 from packstore.stores.publish import ForeignError
 
-MANIFEST_FILE = "manifest.json"
-"""The manifest of a sharded store, in its directory."""
-DATA_FILE = "data.mdb"
 SUFFIXES = {".lmdb": "lmdb", ".h5": "hdf5", ".hdf5": "hdf5", ".pth": "pth", ".pt": "pth"}
 SHARD_SUFFIX = {"lmdb": "lmdb", "hdf5": "h5", "pth": "pth"}
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _ZIP_SIGNATURE = b"PK\x03\x04"
-_LMDB_FILES = (DATA_FILE, "lock.mdb")  # any LMDB program that opens it with locks makes the second
-_SHARD = re.compile(r"shard-\d{5}\.(lmdb|h5|pth)")
 
 
 def recognise(path: Path) -> str:
@@ -84,6 +85,52 @@ def new_writer(format: str, path: Path, image: Column) -> Writer:
     return PthWriter(path, image)
 
 
+def partial_images(format: str, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+    """The images of a file that a killed writer has left, as a function of their number in the file.
+
+    Args:
+        format: Of the file.
+        path: The file; an LMDB's directory.
+        sizes: ``uint64``, the size in bytes of each image that was given to the writer.
+
+    Raises:
+        StoreError: There is nothing to read. The function raises it too, for an image that is not there; whether
+            what it returns is right is for a checksum to tell.
+        OSError: The file cannot be opened.
+    """
+    if format == "lmdb":
+        from packstore.stores.lmdb_store import partial_images
+
+        return partial_images(path)
+    if format == "hdf5":
+        from packstore.stores.hdf5_store import PAYLOAD
+
+        start = PAYLOAD
+    else:
+        from packstore.stores.pth_store import IMAGES_START
+
+        start = IMAGES_START
+    ends = start + np.cumsum(sizes.astype(np.int64))
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            raise StoreError(f"{printable(str(path))} is empty")
+        mapped = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+
+    def image(number: int) -> memoryview:
+        end = int(ends[number])
+        if end > size:
+            raise StoreError(f"{printable(str(path))} ends after {size} bytes, before image {number}")
+        return mapped[end - int(sizes[number]) : end]
+
+    return image
+
+
+def shard_name(format: str, number: int) -> str:
+    """The name of a shard in its store's directory."""
+    return f"shard-{number:05d}.{SHARD_SUFFIX[format]}"
+
+
 def read_manifest(path: Path) -> Manifest:
     """The manifest of a store, without opening its data. Raises :class:`StoreError`."""
     kind = recognise(path)
@@ -123,12 +170,12 @@ def owned_files(path: Path) -> list[Path]:
         raise ForeignError(f"{shown} is not a packstore store, so it is not replaced: {error}") from None
     if not path.is_dir():
         return [path]
-    allowed = {MANIFEST_FILE} if sharded else set(_LMDB_FILES)
+    allowed = {MANIFEST_FILE} if sharded else set(LMDB_FILES)
     files: list[Path] = []
     for entry in sorted(path.iterdir()):
-        shard = sharded and _SHARD.fullmatch(entry.name) is not None
+        shard = sharded and SHARD.fullmatch(entry.name) is not None
         if shard and entry.is_dir() and not entry.is_symlink():
-            files += [_own(file, set(_LMDB_FILES), shown) for file in sorted(entry.iterdir())]
+            files += [_own(file, set(LMDB_FILES), shown) for file in sorted(entry.iterdir())]
         else:
             files.append(_own(entry, {entry.name} if shard else allowed, shown))
     return files

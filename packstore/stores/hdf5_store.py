@@ -33,10 +33,10 @@ from packstore.stores.base import (
     unreadable,
 )
 from packstore.stores.columns import OFFSET, OffsetSpool
+from packstore.stores.files import beyond_standard_streams, drop, open_file, sync_file
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
-from packstore.stores.publish import beyond_standard_streams, drop, open_file, sync_file
 
-_PAYLOAD = 4096
+PAYLOAD = 4096
 """Where the images begin in the file: the first aligned place after the headers of the root and ``/image``."""
 _ALIGNMENT = 4096
 _COPY_BYTES = 1 << 20
@@ -56,7 +56,7 @@ class Hdf5Writer(Writer):
     def __init__(self, path: Path, image: Column) -> None:
         super().__init__(path, image)
         self._file: IO[bytes] | None = open_file(path, "xb")
-        self._file.seek(_PAYLOAD)
+        self._file.seek(PAYLOAD)
         self._nbytes = 0
         self._ends = OffsetSpool(path.parent) if image.kind == "ragged" else None
 
@@ -83,8 +83,8 @@ class Hdf5Writer(Writer):
             self._file = open_file(self.path, "r+b")
             if self._nbytes == 0:
                 offset = 0
-            elif offset != _PAYLOAD:
-                _move(self._file, _PAYLOAD, offset, self._nbytes)  # an h5py that allocates differently
+            elif offset != PAYLOAD:
+                _move(self._file, PAYLOAD, offset, self._nbytes)  # an h5py that allocates differently
             _copy(skeleton, self._file, 0, offset)
             _copy(skeleton, self._file, offset + self._nbytes, end)
             self._file.truncate(end)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,10 +34,9 @@ from packstore.stores.base import (
     unreadable,
 )
 from packstore.stores.columns import OFFSET
-from packstore.stores.formats import DATA_FILE
+from packstore.stores.files import DATA_FILE, beyond_standard_streams, sync_file, sync_tree
 from packstore.stores.lmdb_pages import Damage, Pages
 from packstore.stores.mapped import check_offsets
-from packstore.stores.publish import beyond_standard_streams, sync_file, sync_tree
 
 KEY = b"%010d"
 _MANIFEST = "manifest"
@@ -161,6 +160,22 @@ def _lmdb_errors() -> Iterator[None]:
         raise
     except lmdb.Error as error:
         raise OSError(f"LMDB says {error}") from error
+
+
+def partial_images(path: Path) -> Callable[[int], memoryview]:
+    """See :func:`packstore.stores.formats.partial_images`: what finished transactions have put there."""
+    pages = _open_pages(path)
+
+    def image(number: int) -> memoryview:
+        try:
+            value = pages.record(number)
+        except Damage as damage:
+            raise StoreError(f"{printable(str(path))} is damaged: {damage}") from None
+        if value is None:
+            raise StoreError(f"{printable(str(path))} has no image {number}")
+        return value
+
+    return image
 
 
 def read_manifest(path: Path) -> Manifest:

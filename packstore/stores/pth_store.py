@@ -38,9 +38,9 @@ from packstore.stores.base import (
     unreadable,
 )
 from packstore.stores.columns import OffsetSpool
+from packstore.stores.files import drop, open_file, sync_file
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 from packstore.stores.pth_zip import Archive, BadArchive, check_zip
-from packstore.stores.publish import drop, open_file, sync_file
 from packstore.stores.torch_pickle import STORAGE, Tensor, pickle_dict
 from packstore.stores.torch_unpickle import Call, Foreign, Malformed, SavedTensor, unpickle
 
@@ -234,13 +234,27 @@ def _kind(value: Any) -> str:
     return "a tensor" if isinstance(value, SavedTensor) else type(value).__name__
 
 
+def _padding(data: int) -> int:
+    """What the field that torch pads with holds, when the data would begin at ``data`` without the field."""
+    return -(data + 4) % _ALIGNMENT
+
+
+def _images_start() -> int:
+    data = _LOCAL_HEADER + len(f"{_PREFIX}/data/0") + _ZIP64_EXTRA
+    return data + 4 + _padding(data)
+
+
+IMAGES_START = _images_start()
+"""Where the images begin in the file."""
+
+
 def _open_entry(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
     """A stored entry whose data begin at a multiple of 64 bytes."""
     info = zipfile.ZipInfo(f"{_PREFIX}/{name}", (1980, 1, 1, 0, 0, 0))
     assert archive.fp is not None
     start = archive.start_dir if hasattr(archive, "start_dir") else archive.fp.tell()
     data = start + _LOCAL_HEADER + len(info.filename) + _ZIP64_EXTRA
-    padding = -(data + 4) % _ALIGNMENT
+    padding = _padding(data)
     # "FB" is the field that torch pads with.
     info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
     return archive.open(info, "w", force_zip64=True)

@@ -1,7 +1,7 @@
 """Publishing: write aside in the destination's own directory, make durable, rename; never touch what is foreign.
 
-A staging name is ``.NAME.packstore-PID-RANDOM``, hidden and recognisable. Only what this run made, or what proves to be
-a packstore store (``overwrite``), is ever removed.
+A store is written in a hidden work directory beside its destination (:mod:`packstore.stores.work`). Only what packstore
+made there, or what proves to be a packstore store (``overwrite``), is ever removed.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ import ctypes
 import errno
 import logging
 import os
-import secrets
-import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, cast
 
 from packstore.errors import DestinationError, printable
+from packstore.stores.files import identity, remove_known, sync_directory, sync_tree, writing
+from packstore.stores.work import STORE, WorkDirectory
 
 _log = logging.getLogger(__name__)
 
 _NOREPLACE = 1
 _EXCHANGE = 2
 _AT_FDCWD = -100
+_ASIDE = f"{STORE}-old"
 # What renameat2 says where the kernel or the file system does not know the flag.
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 
@@ -38,50 +37,14 @@ class ForeignError(DestinationError):
     """What lies at a destination is not a packstore store."""
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns an :class:`OSError` (no space, no permission, read-only ...) into a :class:`DestinationError`."""
-    try:
-        yield
-    except OSError as error:
-        raise DestinationError(f"cannot write {printable(str(path))}: {error.strerror or error}") from error
-
-
-@contextmanager
-def beyond_standard_streams() -> Iterator[None]:
-    """Files opened within never take descriptors 0 to 2, even in a process where those are closed.
-
-    Whatever prints (C libraries write warnings to descriptor 2) would write into the store otherwise.
-    """
-    held: list[int] = []
-    try:
-        while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-            held.append(fd)
-        os.close(fd)
-        yield
-    finally:
-        for fd in held:
-            os.close(fd)
-
-
-def open_file(path: Path, mode: str) -> IO[bytes]:
-    """A buffered binary file that is not one of the standard streams; closed by its owner, by :func:`drop` at worst."""
-    with beyond_standard_streams():
-        return cast("IO[bytes]", path.open(mode))
-
-
-def drop(file: IO[bytes]) -> None:
-    """Closes a buffered file without flushing: what is pending is not wanted, and might not even fit on the disk."""
-    raw: Any = file
-    raw.raw.close()
-
-
 class Staging:
     """A place aside for a store that is being written, and its move to the destination.
 
     Attributes:
         destination: Where the store will be.
-        path: Where it is written until then; does not exist yet.
+        work: The work directory, which no other process has meanwhile.
+        run: The directory of this run in it.
+        path: Where the store is written until it is published; does not exist yet.
     """
 
     def __init__(self, destination: Path, *, overwrite: bool, owned: Owned) -> None:
@@ -103,8 +66,15 @@ class Staging:
         if not parent.is_dir():
             raise DestinationError(f"{printable(str(parent))} is not a directory; make it first")
         self._check()
-        short = os.fsdecode(os.fsencode(name)[:200])  # file names end at 255 bytes
-        self.path = parent / f".{short}.packstore-{os.getpid()}-{secrets.token_hex(4)}"
+        self.work = WorkDirectory(destination)
+        try:
+            with writing(destination):
+                self._undo_swap()
+                self.run = self.work.new_run()
+            self.path = self.run / STORE
+        except BaseException:
+            self.work.release()
+            raise
 
     def publish(self) -> None:
         """Makes the staged file or directory durable and gives it the destination's name, in one step.
@@ -124,19 +94,18 @@ class Staging:
                     self.destination.rename(self.path)  # it may not last, so it is not published
                     raise
                 self._published = True
+        self.work.remove()
+        if self.work.path.exists():
+            _log.warning("%s still holds what packstore did not write", printable(str(self.work.path)))
 
     def discard(self) -> None:
-        """Removes what was staged, if anything; does nothing after :meth:`publish`."""
-        # A read-only file system refuses to unlink what is not even there.
-        if self._published or not os.path.lexists(self.path):
-            return
-        try:
-            if self.path.is_dir():
-                shutil.rmtree(self.path)
-            else:
-                self.path.unlink(missing_ok=True)
-        except OSError as error:  # called while another error is on its way, which says more
-            _log.warning("cannot remove the unfinished store %s: %s", self.path, error)
+        """Removes what was staged, by this run and those before it; does nothing after :meth:`publish`."""
+        if not self._published:
+            self.work.remove()
+
+    def keep(self) -> None:
+        """Leaves everything as it is, for another run to go on from."""
+        self.work.release()
 
     def _check(self) -> bool:
         """Whether there is a store to replace. Raises :class:`DestinationError` when the destination is taken."""
@@ -162,7 +131,8 @@ class Staging:
         return True
 
     def _replace(self) -> None:
-        old, files = identity(self.destination), self._owned(self.destination)
+        old = identity(self.destination)
+        self._owned(self.destination)
         _swap(self.path, self.destination)
         # From here the old store lies at the staging path: prove that it is the one that was checked.
         if identity(self.path) != old:
@@ -174,61 +144,23 @@ class Staging:
             _swap(self.path, self.destination)
             raise
         self._published = True
-        try:
-            for file in (self.path / f.relative_to(self.destination) for f in files):
-                file.unlink(missing_ok=True)
-                if file.parent not in (self.path, self.path.parent):
-                    with suppress(OSError):  # not empty yet, or no longer packstore's alone
-                        file.parent.rmdir()
-            if self.path.is_dir():
-                self.path.rmdir()
-        except OSError as error:
-            _log.warning("the replaced store is left at %s: %s", self.path, error)
 
-
-def identity(path: Path) -> tuple[int, int]:
-    """Device and inode of a path, not following links."""
-    found = path.lstat()
-    return found.st_dev, found.st_ino
-
-
-def sync_file(path: Path) -> None:
-    """fsync of a file."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_directory(path: Path) -> None:
-    """fsync of a directory, where the file system can."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
-            raise
-    finally:
-        os.close(fd)
-
-
-def sync_tree(path: Path) -> None:
-    """fsync of a file, or of a directory with everything in it."""
-    if not path.is_dir():
-        sync_file(path)
-        return
-    for directory, _, files in os.walk(path):
-        for name in files:
-            sync_file(Path(directory, name))
-        sync_directory(Path(directory))
+    def _undo_swap(self) -> None:
+        """Gives back a store that a killed run had moved aside to replace it, and not replaced."""
+        for run in self.work.runs():
+            aside = run / _ASIDE
+            if os.path.lexists(aside):
+                if os.path.lexists(self.destination):
+                    remove_known(aside)  # it is replaced
+                else:
+                    aside.rename(self.destination)
 
 
 def _swap(a: Path, b: Path) -> None:
     """Exchanges two existing paths: atomically where the system can, else by renames that are rolled back."""
     if _renameat2(a, b, _EXCHANGE):
         return
-    aside = a.with_name(a.name + "-old")
+    aside = a.with_name(_ASIDE)
     b.rename(aside)
     try:
         a.rename(b)

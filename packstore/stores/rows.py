@@ -2,8 +2,8 @@
 
 The digest of a whole column says that a byte in it is wrong, not whose. So a store also has the fixed ``uint64`` column
 ``row_checksum``: the XXH3-64 of a record's row, which is, for every column but ``image``, ``checksum`` and
-``row_checksum`` and in the manifest's order, the record's bytes of a fixed column, or of a ragged one the XXH3-64 of the
-value as eight bytes, little-endian.
+``row_checksum`` and in the manifest's order, the record's bytes of a fixed column, or of a ragged one the XXH3-64 of
+the value as eight bytes, little-endian.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.stores import formats
 from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader, parse_manifest
 from packstore.stores.columns import file_digest
+from packstore.stores.files import MANIFEST_FILE
 
 
 class ShardedReader(Reader):
@@ -83,7 +84,7 @@ class ShardedReader(Reader):
         shards = self.manifest.shards
         names = {shard.name for shard in shards}
         for entry in sorted(self.path.iterdir()):
-            if entry.name not in names and entry.name != formats.MANIFEST_FILE:
+            if entry.name not in names and entry.name != MANIFEST_FILE:
                 yield Problem(f"{printable(entry.name)!r} does not belong to the store")
         done_bytes = 0
         for number, shard in enumerate(shards):
@@ -145,7 +146,7 @@ class ShardedReader(Reader):
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest of the sharded store at ``path``. Raises :class:`StoreError`."""
-    file = path / formats.MANIFEST_FILE
+    file = path / MANIFEST_FILE
     shown = printable(str(path))
     try:
         text = file.read_bytes()
