@@ -275,10 +275,11 @@ def runs_of(path: Path) -> list[Path]:
 
 def remove_run(path: Path) -> None:
     """Removes the directory of one run, but nothing in it that packstore did not put there."""
-    # The receipt first: without it nothing takes the rest for something to go on from.
-    for name in (RECEIPT, f"{RECEIPT}.new", JOURNAL):
-        (path / name).unlink(missing_ok=True)
+    (path / f"{RECEIPT}.new").unlink(missing_ok=True)
+    (path / JOURNAL).unlink(missing_ok=True)
     remove_known(path / STORE)
+    # Last: it says that the conversion is complete, where it is, should this be killed half-way.
+    (path / RECEIPT).unlink(missing_ok=True)
     remove_empty(path)
 
 
