@@ -31,7 +31,6 @@ def fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict
     survey = plan.survey
     normalization = plan.encode.normalization
     return {
-        "packstore": packstore.__version__,
         "source": os.fsencode(plan.source.path.resolve()).decode("utf-8", "backslashreplace"),
         "kind of source": plan.source.kind,
         "files of the source": plan.source.stamp(),
@@ -43,8 +42,9 @@ def fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict
         "normalization": dataclasses.asdict(normalization) if normalization else None,
         "check": plan.encode.check,
         "shard size": plan.options.shard_size,
-        "columns": [dataclasses.asdict(column) for column in columns],
         "decoder": None if encoder.passes_through else encoder.decoder_version(),
+        "packstore": packstore.__version__,
+        "columns": [dataclasses.asdict(column) for column in columns],
     }
 
 

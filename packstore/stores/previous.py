@@ -44,6 +44,7 @@ class Previous:
         self._shards = receipt.shards
         self._starts = [0, *itertools.accumulate(shard.records for shard in receipt.shards)]
         self._reader: tuple[int, Reader] | None = None
+        self._proven: set[int] = set()
         self._partial: Callable[[int], memoryview] | None = None
         self.records = receipt.records
         self.consumed: int = receipt.progressed.consumed
@@ -69,13 +70,12 @@ class Previous:
         return data, checksum, shape
 
     def sealed(self, number: int, start: int) -> Shard | None:
-        """The sealed shard that begins with record ``start`` as the store's shard ``number``, if there is one."""
-        if number < len(self._shards) and self._starts[number] == start:
-            return self._shards[number]
-        return None
+        """The sealed shard that begins with record ``start`` as the store's shard ``number``, if there is one and it
+        has been proven, by reading a record of it."""
+        return self._shards[number] if number in self._proven and self._starts[number] == start else None
 
     def adopt(self, shard: Shard, path: Path) -> None:
-        """Gives a sealed shard, which has been proven by reading a record of it, another name in another run."""
+        """Gives a shard of :meth:`sealed` another name, in another run."""
         source = self._run / STORE / shard.name
         if source.is_dir():
             path.mkdir()
@@ -97,6 +97,7 @@ class Previous:
         if self._reader is None or not 0 <= record - self._starts[self._reader[0]] < len(self._reader[1]):
             number = next(n for n in range(len(self._shards)) if record < self._starts[n + 1])
             self._reader = number, self._prove(self._shards[number])
+            self._proven.add(number)
         number, reader = self._reader
         return reader.view(record - self._starts[number])
 

@@ -157,9 +157,9 @@ def read_journal(run: Path, receipt: Receipt) -> NDArray[Any]:
 
 
 def difference(found: Fingerprint, wanted: Fingerprint) -> str | None:
-    """What differs between two fingerprints, in words; None when they are equal."""
+    """What differs between two fingerprints, the first in the order of ``wanted``; None when equal."""
     wanted = json.loads(json.dumps(wanted))
-    for name in sorted({*found, *wanted}):
+    for name in [*wanted, *(name for name in found if name not in wanted)]:
         mine, other = wanted.get(name), found.get(name)
         if mine != other:
             if isinstance(mine, dict) and isinstance(other, dict):
