@@ -34,7 +34,7 @@ def fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict
         "source": os.fsencode(plan.source.path.resolve()).decode("utf-8", "backslashreplace"),
         "kind of source": plan.source.kind,
         "files of the source": plan.source.stamp(),
-        "splits": dict(survey.splits),
+        "samples of the source": dict(survey.splits),
         "bytes of the source": survey.size_bytes,
         "format": plan.format,
         "encoding": plan.encode.encoding,

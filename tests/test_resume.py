@@ -149,7 +149,7 @@ def warning(caplog: pytest.LogCaptureFixture) -> str:
         ),
         ({}, {"encoding": "jpeg"}, "encoding was original, is jpeg"),
         ({}, {"shard_size": 2000}, "shard size was None, is 2000"),
-        ({}, {"split": "val"}, "bytes of the source"),
+        ({}, {"split": "val"}, "samples of the source: train was 12, is None"),
         ({"check": "none"}, {"check": "decode"}, "check was none, is decode"),
         ({}, {"restart": True}, "--restart was given"),
     ],
