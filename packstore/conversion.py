@@ -149,7 +149,8 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 raise SourceError(f"{plan.source.path} changed while it was packed; pack it when nothing writes to it")
             if account.consumed == len(account.skipped):
                 raise SourceError(f"{plan.source.path}: all {total} images were skipped, so there is nothing to pack")
-            manifest = builder.commit(skipped=(*_inherited_skips(plan), *account.skipped))
+            skipped = (*_inherited_skips(plan), *account.skipped)
+            manifest = builder.commit(skipped=skipped, progressed=account.progressed)
     except BaseException as error:
         if builder.kept is not None:
             error.add_note(

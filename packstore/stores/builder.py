@@ -15,32 +15,21 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from packstore.errors import StoreError, printable
-from packstore.manifest import Column, Manifest, Normalization, Origin, Shard, Skipped, Split
+from packstore.manifest import Column, Manifest, Normalization, Origin, Skipped, Split
 from packstore.stores import formats
-from packstore.stores.base import Buffer, ColumnData, Ragged, Writer
-from packstore.stores.columns import ColumnSpool, file_digest, plain_buffers, refuse_duplicates
-from packstore.stores.files import MANIFEST_FILE, sync_tree, writing
+from packstore.stores.base import Buffer, ColumnData, Ragged
+from packstore.stores.columns import ColumnSpool, plain_buffers, refuse_duplicates
+from packstore.stores.files import MANIFEST_FILE, writing
+from packstore.stores.parts import Part, Parts
 from packstore.stores.previous import Previous, find_previous
 from packstore.stores.publish import Staging
 from packstore.stores.receipts import Fingerprint, Journal, Progressed
-from packstore.stores.reread import read_again
 from packstore.stores.rows import ROW_CHECKSUM, row_checksums, value_hashes
 from packstore.stores.work import remove_run
 
 _log = logging.getLogger(__name__)
 
 _HASHES = Column("keyhash", "fixed", "uint64")
-
-
-@dataclasses.dataclass(slots=True)
-class _Part:
-    """One file of the store while it is written: the whole store, or a shard."""
-
-    writer: Writer | None  # None for a shard that is taken over from an interrupted run
-    path: Path
-    start: int
-    stop: int
-    nbytes: int = 0
 
 
 class StoreBuilder:
@@ -79,19 +68,17 @@ class StoreBuilder:
         self._encoding = encoding
         self._columns = blank
         self._shard_size = shard_size
-        self._parts: list[_Part] = []
         self._runs: list[Split] = []
         self._splitless = False
         self.records = 0
         self._spools: dict[str, ColumnSpool] = {}
         self._done = False
         self._base: Manifest | None = None
-        self._shards: list[Shard] = []  # those sealed already
-        self._adopted: dict[int, Shard] = {}
         self._journal: Journal | None = None
         self.previous: Previous | None = None
         self.kept: Path | None = None
         self._staging = Staging(Path(path), overwrite=overwrite, owned=formats.owned_files)
+        self._parts = Parts(self._staging.path, format, blank[0], shard_size)
         try:
             with writing(self._staging.destination):
                 self._take_up(fingerprint, restart)
@@ -124,7 +111,7 @@ class StoreBuilder:
         """Does without what an interrupted run has left, and removes it. Only before the first record."""
         if self.previous is not None:
             self.previous.remove()
-            self.previous = None
+            self.previous = self._parts.previous = None
 
     def checkpoint(self, progressed: Callable[[], Progressed]) -> None:
         """To be called after records were appended: writes a receipt, if it is time for one.
@@ -139,7 +126,7 @@ class StoreBuilder:
             return
         try:
             with writing(self._staging.destination):
-                self._journal.receipt(progressed(), self._shards)
+                self._journal.receipt(progressed(), self._parts.sealed)
         except BaseException:
             self.abort()
             raise
@@ -175,12 +162,13 @@ class StoreBuilder:
             with writing(self._staging.destination):
                 for name, column in values.items():
                     self._spools[name].append(column, len(buffers))
-                self._write(buffers, sizes)
+                self._parts.write(buffers, sizes, self.records)
                 self.records += len(buffers)
                 self._extend_split(split, len(buffers))
                 if self._journal is not None:
                     self._journal.append(sizes, values["checksum"], values.get("shape"))
-                self._seal_full()
+                if self._base is not None:
+                    self._parts.seal_full(self._describe)
         except BaseException:
             self.abort()
             raise
@@ -193,10 +181,12 @@ class StoreBuilder:
         options: Mapping[str, str | int | float | bool | None] | None = None,
         versions: Mapping[str, str] | None = None,
         skipped: Sequence[Skipped] = (),
+        progressed: Callable[[], Progressed] | None = None,
     ) -> Manifest:
         """Seals the store, reads it again and compares, and moves it to its destination.
 
-        The arguments go into the manifest, which is returned; all but ``skipped`` are left out after :meth:`describe`.
+        The arguments go into the manifest, which is returned; those of :meth:`describe` are left out where that was
+        called. ``progressed`` is as for :meth:`checkpoint`, for a kill in the last moment.
 
         Raises:
             StoreError: No records, or two with the same key (both named).
@@ -212,9 +202,11 @@ class StoreBuilder:
                 self._base = self._described(origin, normalization, options, versions)
             with writing(self._staging.destination):
                 self._refuse_duplicates()
-                manifest = self._seal(self._base, tuple(skipped))
+                manifest = self._seal(tuple(skipped))
                 if self._journal is not None:
-                    self._journal.receipt(None, self._shards, sealed=manifest.digest)
+                    # Without a receipt so far there is little to go on from: what it costs is saved.
+                    state = progressed() if progressed is not None and self._journal.written else None
+                    self._journal.receipt(state, self._parts.sealed, sealed=manifest.digest)
             self._staging.publish()
         except BaseException:
             self.abort()
@@ -251,7 +243,7 @@ class StoreBuilder:
     def _close(self) -> None:
         """Closes everything; what was wanted of it is on the disk already."""
         self._done = True
-        closes = [part.writer.abort for part in self._parts if part.writer is not None]
+        closes = [writer.abort for writer in self._parts.writers()]
         closes += [spool.close for spool in self._spools.values()]
         if self._journal is not None:
             closes.append(self._journal.close)
@@ -269,7 +261,7 @@ class StoreBuilder:
                 remove_run(run)
             return
         image = self._columns[0]
-        self.previous = find_previous(runs, fingerprint, self._format, image, restart=restart)
+        self.previous = self._parts.previous = find_previous(runs, fingerprint, self._format, image, restart=restart)
         self._journal = Journal(self._staging.run, fingerprint)
 
     def _described(
@@ -350,96 +342,29 @@ class StoreBuilder:
         elif count:
             self._runs.append(Split(split, self.records - count, self.records))
 
-    def _write(self, buffers: Sequence[bytes | memoryview], sizes: list[int]) -> None:
-        """Gives images to the current part, and begins a new one where its size would pass ``shard_size``."""
-        if not self._parts:
-            self._begin_part(self.records)
-        first = 0
-        if self._shard_size is not None:
-            for i, size in enumerate(sizes):
-                part = self._parts[-1]
-                if part.nbytes + size > self._shard_size and self.records + i > part.start:
-                    self._append_to_part(buffers[first:i])
-                    if part.writer is not None:
-                        part.writer.suspend()
-                    first = i
-                    part = self._begin_part(self.records + i)
-                part.nbytes += size
-        else:
-            self._parts[-1].nbytes += sum(sizes)
-        self._append_to_part(buffers[first:])
-
-    def _append_to_part(self, buffers: Sequence[bytes | memoryview]) -> None:
-        if buffers:
-            part = self._parts[-1]
-            if part.writer is not None:
-                part.writer.append(buffers)
-            part.stop += len(buffers)
-
-    def _begin_part(self, start: int) -> _Part:
-        path, number = self._staging.path, len(self._parts)
-        writer = None
-        if self._shard_size is not None:
-            path = path / formats.shard_name(self._format, number)
-        shard = self.previous.sealed(number, start) if self.previous is not None else None
-        if self.previous is not None and shard is not None:
-            self.previous.adopt(shard, path)
-            self._adopted[number] = shard
-        else:
-            writer = formats.new_writer(self._format, path, self._columns[0])
-        part = _Part(writer, path, start, start)
-        self._parts.append(part)
-        return part
-
-    def _seal_full(self) -> None:
-        """Seals the shards that are full, once all is known that goes into them."""
-        if self._shard_size is not None and self._base is not None:
-            while len(self._shards) < len(self._parts) - 1:
-                self._seal_shard(self._base)
-
-    def _seal_shard(self, base: Manifest) -> None:
-        number = len(self._shards)
-        part = self._parts[number]
-        manifest, columns = self._describe(base, part)
-        if part.writer is None:
-            shard = self._adopted[number]
-            if (shard.records, shard.manifest_digest) != (part.stop - part.start, manifest.digest):
-                raise StoreError(
-                    f"{shard.name} of the interrupted run is not what its source gives now; pack with --restart"
-                )
-        else:
-            part.writer.seal(manifest, columns)
-            sync_tree(part.path)
-            read_again(part.path, manifest)
-            nbytes, digest = file_digest(formats.data_file(self._format, part.path))
-            shard = Shard(part.path.name, part.stop - part.start, nbytes, digest, manifest.digest)
-        self._shards.append(shard)
-
     def _refuse_duplicates(self) -> None:
         self._spools[_HASHES.name].check_spooled()
         keys, hashes = (self._spools[n].values(0, self.records) for n in ("key", _HASHES.name))
         if isinstance(keys, Ragged) and isinstance(hashes, np.ndarray):  # always; the types cannot say it
             refuse_duplicates(keys, hashes)
 
-    def _seal(self, base: Manifest, skipped: tuple[Skipped, ...]) -> Manifest:
+    def _seal(self, skipped: tuple[Skipped, ...]) -> Manifest:
         """Seals all parts, and in a sharded store writes the manifest of the whole last."""
-        if self._shard_size is None:
-            manifest, columns = self._describe(base, self._parts[0])
-            manifest = dataclasses.replace(manifest, skipped=skipped)
-            writer = self._parts[0].writer
-            assert writer is not None  # only shards are taken over
-            writer.seal(manifest, columns)
-            read_again(self._staging.path, manifest)
-            return manifest
-        while len(self._shards) < len(self._parts):
-            self._seal_shard(base)
-        total = _Part(None, self._staging.path, 0, self.records, sum(p.nbytes for p in self._parts))
-        manifest = dataclasses.replace(self._describe(base, total)[0], skipped=skipped, shards=tuple(self._shards))
-        (self._staging.path / MANIFEST_FILE).write_text(manifest.to_json() + "\n", encoding="ascii")
+
+        def describe(part: Part) -> tuple[Manifest, dict[str, ColumnData]]:
+            manifest, columns = self._describe(part)
+            return dataclasses.replace(manifest, skipped=() if self._shard_size else skipped), columns
+
+        manifest = self._parts.seal_all(describe)
+        if manifest is None:
+            whole = self._describe(self._parts.whole())[0]
+            manifest = dataclasses.replace(whole, skipped=skipped, shards=tuple(self._parts.sealed))
+            (self._staging.path / MANIFEST_FILE).write_text(manifest.to_json() + "\n", encoding="ascii")
         return manifest
 
-    def _describe(self, base: Manifest, part: _Part) -> tuple[Manifest, dict[str, ColumnData]]:
+    def _describe(self, part: Part) -> tuple[Manifest, dict[str, ColumnData]]:
         """The manifest of a part and its columns except ``image``."""
+        assert self._base is not None
         data: dict[str, ColumnData] = {}
         columns = [dataclasses.replace(self._columns[0], nbytes=part.nbytes)]
         for column in self._columns[1:]:
@@ -452,4 +377,4 @@ class StoreBuilder:
             if run.start < part.stop and run.stop > part.start
         ]
         count = part.stop - part.start
-        return dataclasses.replace(base, records=count, columns=tuple(columns), splits=tuple(splits)), data
+        return dataclasses.replace(self._base, records=count, columns=tuple(columns), splits=tuple(splits)), data

@@ -38,7 +38,7 @@ from packstore.stores.base import (
     unreadable,
 )
 from packstore.stores.columns import OffsetSpool
-from packstore.stores.files import drop, open_file, sync_file
+from packstore.stores.files import drop, open_file
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 from packstore.stores.pth_zip import Archive, BadArchive, check_zip
 from packstore.stores.torch_pickle import STORAGE, Tensor, pickle_dict
@@ -121,7 +121,6 @@ class PthWriter(Writer):
             self._entry.close()
         self.suspend()
         self.abort()
-        sync_file(self.path)
 
     def abort(self) -> None:
         if self._entry is not None:
