@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -67,3 +71,15 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("demo") / "images"
     make_demo(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def cuda() -> torch.device:
+    """The CUDA device; without one the test is skipped, or fails where PACKSTORE_REQUIRE_CUDA=1 promises one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        if os.environ.get("PACKSTORE_REQUIRE_CUDA") == "1":
+            pytest.fail("PACKSTORE_REQUIRE_CUDA=1, but torch sees no CUDA device")
+        pytest.skip("no CUDA device")
+    return torch.device("cuda", torch.cuda.current_device())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,16 +40,6 @@ from packstore.errors import UsageError
 MODES = ("constant", "reflect", "edge", "symmetric")
 DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
-
-
-@pytest.fixture(scope="module")
-def cuda() -> torch.device:
-    """The CUDA device; without one the test is skipped, or fails where PACKSTORE_REQUIRE_CUDA promises one."""
-    if not torch.cuda.is_available():
-        if os.environ.get("PACKSTORE_REQUIRE_CUDA") == "1":
-            pytest.fail("PACKSTORE_REQUIRE_CUDA=1, but torch sees no CUDA device")
-        pytest.skip("no CUDA device")
-    return torch.device("cuda")
 
 
 def batch(
