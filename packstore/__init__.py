@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from packstore.loader import LoaderOptions, PackedLoader, prefetch
     from packstore.manifest import Manifest
     from packstore.plan import ConvertOptions
+    from packstore.repair import RepairOptions, RepairReport, repair_store
+    from packstore.salvage import SalvageOptions, SalvageReport, salvage_store
     from packstore.stores import open_store as open  # noqa: F401 - not in __all__: it would hide the built-in one
     from packstore.stores.base import Problem, Reader
     from packstore.verification import VerifyOptions, VerifyReport, verify
@@ -42,11 +44,17 @@ _LAZY = {
     "PackedDataset": ("packstore.dataset", "PackedDataset"),
     "PackedLoader": ("packstore.loader", "PackedLoader"),
     "Problem": ("packstore.stores.base", "Problem"),
+    "RepairOptions": ("packstore.repair", "RepairOptions"),
+    "RepairReport": ("packstore.repair", "RepairReport"),
+    "SalvageOptions": ("packstore.salvage", "SalvageOptions"),
+    "SalvageReport": ("packstore.salvage", "SalvageReport"),
     "Reader": ("packstore.stores.base", "Reader"),
     "VerifyOptions": ("packstore.verification", "VerifyOptions"),
     "VerifyReport": ("packstore.verification", "VerifyReport"),
     "convert": ("packstore.conversion", "convert"),
     "open": ("packstore.stores", "open_store"),
+    "repair_store": ("packstore.repair", "repair_store"),
+    "salvage_store": ("packstore.salvage", "salvage_store"),
     "prefetch": ("packstore.loader", "prefetch"),
     "verify": ("packstore.verification", "verify"),
 }
@@ -65,6 +73,10 @@ __all__ = [
     "PackstoreError",
     "Problem",
     "Reader",
+    "RepairOptions",
+    "RepairReport",
+    "SalvageOptions",
+    "SalvageReport",
     "SampleError",
     "SourceError",
     "StoreError",
@@ -73,6 +85,8 @@ __all__ = [
     "VerifyReport",
     "convert",
     "prefetch",
+    "repair_store",
+    "salvage_store",
     "verify",
 ]
 

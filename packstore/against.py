@@ -10,15 +10,40 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from packstore.encode import compare
+from packstore.encode import Encoder, compare
 from packstore.errors import PackstoreError, UsageError, printable
+from packstore.manifest import Manifest
 from packstore.parallel import ordered_map
 from packstore.plan import encode_options, made_alike, make_encoder
 from packstore.progress import Progress, ProgressCallback
-from packstore.sources.base import Entry, Source
+from packstore.sources.base import Entry, Source, Survey
 from packstore.stores.base import Problem, Reader
 
 _BATCH = 16
+
+
+def split_of(manifest: Manifest) -> str | None:
+    """The split of its source that a store was packed from; None for all of it."""
+    split = manifest.options.get("split")
+    return split if isinstance(split, str) else None
+
+
+def encoder_of(manifest: Manifest, source: Source, survey: Survey, decoder: str) -> Encoder:
+    """What makes the records of a store out of the images of its source, by the options that the manifest recorded.
+
+    Raises :class:`UsageError` when they cannot be made of that source."""
+    image = manifest.image
+    shape = (*image.shape[1:], image.shape[0]) if image.layout == "CHW" else image.shape
+    encode = encode_options(manifest, decoder, source.max_pixels)
+    store = survey.store
+    alike = store is not None and made_alike(manifest, store)
+    if alike:
+        # The source's images have been brought to shape already.
+        encode = replace(encode, size=None, resize=None, max_side=None, exif_transpose=False)
+    try:
+        return make_encoder(encode, survey, shape or None, reencode=not alike)
+    except UsageError as error:
+        raise UsageError(f"{source.path} cannot be compared with the store: {error}") from None
 
 
 class Comparison:
@@ -30,23 +55,11 @@ class Comparison:
 
     def __init__(self, reader: Reader, source: Source, decoder: str) -> None:
         manifest = reader.manifest
-        split = manifest.options.get("split")
         self.reader = reader
         self.source = source
-        self.split = split if isinstance(split, str) else None
+        self.split = split_of(manifest)
         self.survey = source.survey(self.split)
-        image = manifest.image
-        shape = (*image.shape[1:], image.shape[0]) if image.layout == "CHW" else image.shape
-        encode = encode_options(manifest, decoder)
-        store = self.survey.store
-        alike = store is not None and made_alike(manifest, store)
-        if alike:
-            # The source's images have been brought to shape already.
-            encode = replace(encode, size=None, resize=None, max_side=None, exif_transpose=False)
-        try:
-            self.encoder = make_encoder(encode, self.survey, shape or None, reencode=not alike)
-        except UsageError as error:
-            raise UsageError(f"{source.path} cannot be compared with {reader.path}: {error}") from None
+        self.encoder = encoder_of(manifest, source, self.survey, decoder)
         self.shapes = reader.fixed("shape") if manifest.has_column("shape") else None
         self.splits = {s.name: s for s in manifest.splits}
         self.labels = {c.name: reader.fixed(c.name) for c in self.survey.columns if manifest.has_column(c.name)}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from packstore.packing import DECODE_BYTES, DECODE_RECORDS, PASS_BYTES, PASS_REC
 from packstore.parallel import default_workers, ordered_map, ordered_pieces
 from packstore.plan import ConvertOptions, Plan, check_space, make_encoder, make_plan, recorded_options, with_overrides
 from packstore.progress import Progress, ProgressCallback, no_progress
+from packstore.seekable import jpegtran_version, read_index
 from packstore.sources.base import Entry
 from packstore.stores import create_store
 from packstore.stores.base import disk_bytes
@@ -43,6 +45,8 @@ class ConvertReport:
         skipped: Samples left out by policy.
         ignored: Files of the source passed over because they are not images, by reason.
         taken_over: Records that an interrupted run had packed already.
+        kept: For ``seekable``: files that this run kept as they are because they cannot be made so, by reason. The
+            manifest's option ``not_seekable`` counts all such records of the store.
     """
 
     destination: Path
@@ -53,6 +57,7 @@ class ConvertReport:
     skipped: tuple[Skipped, ...]
     ignored: Mapping[str, int]
     taken_over: int = 0
+    kept: Mapping[str, int] = field(default_factory=dict)
 
 
 def convert(
@@ -108,6 +113,11 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         workers = min(workers, plan.options.workers or 1)
     columns = _columns(encoder, plan)
     account = Account()
+    seekable, kept, not_seekable = plan.encode.encoding == "seekable", Counter[str](), 0
+    if seekable and not encoder.passes_through and plan.options.workers is None:
+        # These threads wait for other programs to start and to end, and cores should not wait with them. Measured on 2
+        # cores: 122 images/s with 2 threads, 142 with 3, 142 with 4.
+        workers += (workers + 1) // 2
     source_bytes, total = 0, plan.survey.records
     stamp = plan.source.stamp()
     identity = fingerprint(plan, encoder, columns)
@@ -124,19 +134,26 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         fingerprint=identity,
         restart=plan.options.restart,
     )
+    options = recorded_options(plan)
+
+    def describe() -> None:
+        builder.describe(
+            origin=_origin(plan),
+            normalization=plan.encode.normalization,
+            options=options,
+            versions=_versions(encoder),
+        )
+
     try:
         with builder:
-            builder.describe(
-                origin=_origin(plan),
-                normalization=plan.encode.normalization,
-                options=recorded_options(plan),
-                versions=_versions(encoder),
-            )
+            describe()
             progress(Progress("pack", 0, total, 0))
             taken = TakeOver(plan, builder)
             for packed in _records(plan, encoder, taken, workers):
                 _append(builder, packed, columns)
                 account.add(packed.seen, packed.skipped)
+                kept.update(packed.kept)
+                not_seekable += sum(read_index(record) is None for record in packed.records if seekable)
                 builder.checkpoint(account.progressed)
                 source_bytes += packed.source_bytes
                 progress(Progress("pack", account.consumed, total, source_bytes))
@@ -149,6 +166,9 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 raise SourceError(f"{plan.source.path} changed while it was packed; pack it when nothing writes to it")
             if account.consumed == len(account.skipped):
                 raise SourceError(f"{plan.source.path}: all {total} images were skipped, so there is nothing to pack")
+            if not_seekable:
+                options["not_seekable"] = not_seekable
+                describe()
             skipped = (*_inherited_skips(plan), *account.skipped)
             manifest = builder.commit(skipped=skipped, progressed=account.progressed)
     except BaseException as error:
@@ -158,7 +178,8 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 "there, and packstore clean removes it"
             )
         raise
-    return _report(plan, manifest, source_bytes, started, tuple(account.skipped), taken.records)
+    report = _report(plan, manifest, source_bytes, started, tuple(account.skipped), taken.records)
+    return replace(report, kept=dict(kept))
 
 
 def _report(
@@ -226,7 +247,7 @@ def _statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Dataset
         statistics = DatasetStatistics()
         for entry in batch:
             try:
-                record, shape = pixels(entry.key, source.read(entry))
+                record, shape, _ = pixels(entry.key, source.read(entry))
             except SampleError:
                 if not skip:
                     raise
@@ -265,4 +286,7 @@ def _versions(encoder: Encoder) -> dict[str, str]:
     versions = {"packstore": packstore.__version__}
     if not encoder.passes_through:
         versions["decoder"] = encoder.decoder_version()
+    jpegtran = jpegtran_version() if encoder.encoding == "seekable" and not encoder.passes_through else None
+    if jpegtran is not None:
+        versions["jpegtran"] = jpegtran
     return versions

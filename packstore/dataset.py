@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from packstore.decoders import get_decoder
 from packstore.errors import DecodeError, StoreError, UsageError, printable
 from packstore.manifest import ENCODED, FLOAT_ENCODINGS, Manifest
-from packstore.stores import open_store
+from packstore.sniff import MAX_PIXELS
+from packstore.stores import Checksums, open_store
 from packstore.stores.base import Ragged, Reader
 
 Output = Literal["tensor", "pil", "numpy", "bytes"]
@@ -55,11 +56,18 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         decoder: ``"auto"`` or the name of one, see :func:`packstore.decoders.get_decoder`.
         dtype: Floating point type of image tensors instead of the default. Pixels of a uint8 or encoded store are
             scaled to 0 … 1 then, as torchvision's ``ToTensor`` does.
+        max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded, which
+            bounds the memory: up to 20 bytes a pixel in each thread or process that decodes.
+        checksums: What is checked of what is read, which costs a pass over its bytes. ``"never"``: only the manifest,
+            at opening; a changed byte in an image or label passes. ``"always"``: the image, label and key of each
+            record that is accessed, against the record's checksums; ``targets`` and ``keys`` against the digests of
+            their columns. (``packstore verify`` checks all of a store, once.)
 
     Raises:
         StoreError: ``path`` is not a store.
         UsageError: An unknown split, column, output or decoder; several splits and none named.
         DecodeError: (on access) a record cannot be decoded; names the record and its key.
+        CorruptRecordError: (on access, with ``checksums="always"``) a record is damaged; names it and its key.
     """
 
     def __init__(
@@ -74,6 +82,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         target_transform: Callable[[Any], Any] | None = None,
         decoder: str = "auto",
         dtype: torch.dtype | None = None,
+        checksums: Checksums = "never",
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         # Absolute: a worker process may have another working directory.
         self.path = Path(path).absolute()
@@ -85,8 +95,9 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.target_transform = target_transform
         self.dtype = dtype
         self.decoder_name = decoder
-        self.decoder = get_decoder(decoder)
-        self._reader: Reader | None = open_store(self.path)
+        self.decoder = get_decoder(decoder, max_pixels=max_pixels)
+        self.checksums: Checksums = checksums
+        self._reader: Reader | None = open_store(self.path, checksums)
         self._pid = os.getpid()
         self.manifest: Manifest = self._reader.manifest
         self.split = _choose_split(self.manifest, split)
@@ -127,7 +138,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         """The open store; opened anew in each process, because C libraries do not survive a fork."""
         reader = self._reader  # a copy: another thread may close the dataset meanwhile
         if reader is None or self._pid != os.getpid():
-            reader = open_store(self.path)
+            reader = open_store(self.path, self.checksums)
             if reader.manifest != self.manifest:
                 raise StoreError(f"{self.path} has been replaced by another store; open it again as a new dataset")
             self._loaded = {}
@@ -150,12 +161,14 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         """Labels of all items, before ``target_transform``. Raises :class:`UsageError` without a label column."""
         if not self.manifest.has_column("label"):
             raise UsageError(f"{self.path} has no labels; columns: {_names(self.manifest)}")
+        self.reader.check_column("label")
         labels = self.reader.fixed("label")[self._start : self._start + self._length]
         return cast("list[int]", labels.tolist())
 
     @property
     def keys(self) -> Sequence[str]:
         """Keys of all items, read as they are asked for."""
+        self.reader.check_column("key")
         return _Keys(self.reader.ragged("key"), self._start, self._length)
 
     def close(self) -> None:
@@ -200,6 +213,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         if name == "key":
             return self.reader.key(record)
         column = self._column(name)
+        if self.checksums == "always":
+            self.reader.check_fields(record)
         value: Any = column[record]
         if isinstance(column, Ragged):
             return bytes(value)
@@ -246,6 +261,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         if self.manifest.format == "lmdb" or self.manifest.shards:
             return None  # LMDB keeps records apart, and shards would have to be concatenated: a copy of everything
         reader = self.reader
+        if reader.checks_records:
+            return None  # each is checked on its own
         if "image" not in self._loaded:
             array = reader.fixed("image")
             self._loaded["image"] = torch.from_numpy(array) if array.flags.writeable else None

@@ -56,13 +56,13 @@ class ManifestError(StoreError):
 
 
 class CorruptRecordError(StoreError):
-    """A record whose bytes do not match its checksum.
+    """A record whose image, or whose label, key or other field, does not match its checksum.
 
     Attributes:
         record: Number of the record in its store.
         key: The record's key.
         expected: The checksum in the store, as 16 hexadecimal digits.
-        found: The checksum of the bytes read.
+        found: The checksum of what was read.
     """
 
     def __init__(self, record: int, key: str, expected: str, found: str) -> None:
@@ -75,7 +75,7 @@ class CorruptRecordError(StoreError):
     def __str__(self) -> str:
         return (
             f"record {self.record} ({printable(self.key)}) is damaged: "
-            f"checksum {self.found}, expected {self.expected}; pack it again from its source"
+            f"checksum {self.found}, expected {self.expected}; packstore repair takes it from the source again"
         )
 
 

@@ -38,6 +38,13 @@ _COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _RESERVED = ("manifest",)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_RECORDS = 10**10  # LMDB keys have ten digits
+_MAX_COLUMNS = 1000
+_MAX_ARRAY_BYTES = 1 << 62
+"""Bytes of a column, with each empty dimension counted as one: what numpy can address."""
+MAX_JSON_BYTES = 64 << 20
+"""The longest manifest; one with a thousand class names has about 30 KB, and a skipped file takes about 100 bytes."""
+_MAX_JSON_VALUES = 4_000_000
+"""Values in it; one takes up to about 100 bytes of memory."""
 
 
 def _finite(number: float) -> bool:
@@ -83,6 +90,8 @@ class Column:
         _check(self.kind in ("fixed", "ragged"), "column kind", self.kind)
         _check(self.dtype in ITEM_SIZE, "column dtype", self.dtype)
         _check(len(self.shape) <= 8 and all(0 <= n < 2**40 for n in self.shape), "column shape", self.shape)
+        largest = math.prod(max(n, 1) for n in self.shape) * ITEM_SIZE[self.dtype]
+        _check(max(largest, self.nbytes) < _MAX_ARRAY_BYTES, "column size", self.shape)
         _check(self.kind == "fixed" or (self.shape == () and self.dtype == "uint8"), "ragged column", self.shape)
         _check(self.layout in (None, "HWC", "CHW"), "column layout", self.layout)
         _check(self.nbytes >= 0, "column nbytes", self.nbytes)
@@ -223,6 +232,7 @@ class Manifest:
         _check(self.encoding in ENCODINGS, "encoding", self.encoding)
         _check(0 <= self.records <= _MAX_RECORDS, "number of records", self.records)
         names = [c.name for c in self.columns]
+        _check(len(names) <= _MAX_COLUMNS, "number of columns", len(names))
         _check(len(set(names)) == len(names), "column names", names)
         _check(bool(names) and names[0] == "image" and {"key", "checksum"} <= set(names), "column names", names)
         _check_columns(self.encoding, {c.name: c for c in self.columns})
@@ -230,6 +240,8 @@ class Manifest:
         _check(not normalized or self.encoding in FLOAT_ENCODINGS, "normalization of the encoding", self.encoding)
         for column in self.columns:
             if column.kind == "fixed":
+                largest = math.prod(max(n, 1) for n in column.shape) * ITEM_SIZE[column.dtype] * max(self.records, 1)
+                _check(largest < _MAX_ARRAY_BYTES, f"size of {column.name}", column.shape)
                 _check(column.nbytes == column.record_nbytes * self.records, f"size of {column.name}", column.nbytes)
         _check(len({s.name for s in self.splits}) == len(self.splits), "split names", self.splits)
         edges = [0, *(s.stop for s in self.splits)]
@@ -279,13 +291,25 @@ class Manifest:
 
     def to_json(self) -> str:
         """Canonical JSON with the digest of everything else in ``digest``."""
-        return _canonical(_to_plain(self) | {"digest": self.digest})
+        text = _canonical(_to_plain(self) | {"digest": self.digest})
+        if len(text) > MAX_JSON_BYTES:
+            raise ManifestError(f"the manifest would have {len(text)} bytes, more than {MAX_JSON_BYTES}")
+        return text
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Parses and validates. Raises :class:`ManifestError` for anything that :meth:`to_json` cannot have written."""
+        """Parses and validates. Raises :class:`ManifestError` for anything that :meth:`to_json` cannot have written.
+
+        Memory is bounded: some 500 MB for the worst that a stranger can think of.
+        """
+        if len(text) > MAX_JSON_BYTES:
+            raise ManifestError(f"the manifest has {len(text)} bytes, more than {MAX_JSON_BYTES}")
+        raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        separators = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+        if separators > _MAX_JSON_VALUES:
+            raise ManifestError(f"the manifest has more than {_MAX_JSON_VALUES} values")
         try:
-            plain = json.loads(text)
+            plain = json.loads(text, object_pairs_hook=_unique)
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest is not JSON: {error}") from None
         if not isinstance(plain, dict):
@@ -308,6 +332,14 @@ class Manifest:
         return cast("Manifest", _from_plain(cls, plain))
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, whose names JSON lets appear twice."""
+    plain = dict(pairs)
+    if len(plain) != len(pairs):
+        raise ValueError("a name appears twice in an object")
+    return plain
+
+
 def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
     """Raises :class:`ManifestError` unless the columns that packstore knows are what the encoding makes them."""
     image, key, checksum, shape = (columns.get(name) for name in ("image", "key", "checksum", "shape"))
@@ -327,6 +359,9 @@ def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
         good = image.dtype == encoding and image.layout == layout and len(image.shape) == 3 and channels == (3,)
     _check(good, f"image column for the encoding {encoding}", found)
     _check(key is not None and key.kind == "ragged", "column 'key'", key)
+    row = columns.get("row_checksum")
+    row_numbers = row is None or (row.kind, row.dtype, row.shape) == ("fixed", "uint64", ())
+    _check(row_numbers, "column 'row_checksum'", row)
     numbers = checksum is not None and (checksum.kind, checksum.dtype, checksum.shape)
     _check(numbers == ("fixed", "uint64", ()), "column 'checksum'", checksum)
 

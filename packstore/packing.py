@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -34,6 +34,7 @@ class Packed(NamedTuple):
         skipped: Those, and why.
         source_bytes: Bytes of all of them in the source.
         record_bytes: Bytes of the records.
+        kept: Why files could not be made seekable, for each that was not.
     """
 
     entries: list[Entry]
@@ -44,6 +45,7 @@ class Packed(NamedTuple):
     skipped: list[Skipped]
     source_bytes: int
     record_bytes: int
+    kept: Sequence[str] = ()
 
 
 def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> Iterator[Packed]:
@@ -57,12 +59,13 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> It
         shapes: list[tuple[int, ...] | None] = []
         seen: list[Entry] = []
         skipped: list[Skipped] = []
+        kept: list[str] = []
         source_bytes = record_bytes = 0
         for entry in remaining:
             source_bytes += entry.size_bytes
             seen.append(entry)
             try:
-                record, shape = encoder(entry.key, read(entry))
+                record, shape, reason = encoder(entry.key, read(entry))
             except (SampleError, CorruptRecordError) as error:
                 if not skip:
                     raise
@@ -73,11 +76,13 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> It
             checksums.append(checksum(record))
             shapes.append(shape)
             record_bytes += len(record)
+            if reason is not None:
+                kept.append(reason)
             if record_bytes >= _PIECE_BYTES:
                 break
         if not seen:
             return
-        yield Packed(entries, records, checksums, shapes, seen, skipped, source_bytes, record_bytes)
+        yield Packed(entries, records, checksums, shapes, seen, skipped, source_bytes, record_bytes, kept)
 
 
 def batches(entries: Iterable[Entry], max_records: int, max_bytes: int) -> Iterator[list[Entry]]:

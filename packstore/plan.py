@@ -21,6 +21,7 @@ from packstore.manifest import (
     Normalization,
 )
 from packstore.progress import ProgressCallback, no_progress
+from packstore.sniff import MAX_PIXELS
 from packstore.sources import KINDS, open_source
 from packstore.sources.base import Entry, Source, Survey, paged
 from packstore.stores import format_of, is_store
@@ -40,13 +41,14 @@ class ConvertOptions:
         labels: CSV with the columns ``file,label`` and optionally ``split``.
         split: Pack only this split.
         format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the destination's suffix.
-        encoding: One of ``original``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``; None chooses:
-            a store's own encoding, the source's bytes for LMDB and HDF5, ``float16`` for ``.pth``.
+        encoding: One of ``original``, ``seekable``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``; None
+            chooses: a store's own encoding, the source's bytes for LMDB and HDF5, ``float16`` for ``.pth``.
         size: ``S`` or ``(height, width)`` of tensor encodings.
         fit: ``crop``, ``pad`` or ``squash``: how an image of another aspect ratio comes to ``size``; None for ``crop``.
         resize: Shorter side to which ``jpeg`` shrinks, or None.
         max_side: Longer side that ``jpeg`` and ragged ``uint8`` allow, or None.
-        quality: JPEG quality, 1 … 100; None for 90, and to leave records of a ``jpeg`` store as they are.
+        quality: JPEG quality, 1 … 100; None for 90, and to leave records of a ``jpeg`` store as they are. For
+            ``seekable`` of what is not a JPEG file, or resized: the others keep their pixels.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, ``auto``, ``none`` ``M,M,M/S,S,S``, or a
             :class:`packstore.manifest.Normalization`; None chooses.
         exif_transpose: Turn images as their EXIF orientation says.
@@ -57,6 +59,9 @@ class ConvertOptions:
         shard_size: Bytes of images a shard, or None for a store of one file.
         workers: Threads; None for one a core.
         decoder: Name of the decoder, see :func:`packstore.decoders.get_decoder`.
+        max_pixels: An image whose header says more pixels is a bad sample, and so is a file of more than 8 bytes for
+            each of these and 64 MiB: decided before it is read or decoded. What bounds the memory: a thread that
+            decodes takes up to 20 bytes for each of these pixels (3.6 GB by default, for an image as large as allowed).
     """
 
     source_kind: str | None = None
@@ -78,6 +83,7 @@ class ConvertOptions:
     shard_size: int | None = None
     workers: int | None = None
     decoder: str = "auto"
+    max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
@@ -86,7 +92,7 @@ class ConvertOptions:
             raise UsageError(f"unknown format {self.format!r}; formats: {', '.join(FORMATS)}")
         if self.encoding is not None and self.encoding not in WRITABLE_ENCODINGS:
             raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(WRITABLE_ENCODINGS)}")
-        for name in ("workers", "shard_size"):
+        for name in ("workers", "shard_size", "max_pixels"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise UsageError(f"{name.replace('_', ' ')} should be a whole number of at least 1, got {value!r}")
@@ -160,6 +166,7 @@ def make_plan(
         )
     _check_places(source, destination, options.overwrite)
     opened = open_source(source, kind=options.source_kind, labels=options.labels)
+    opened.max_pixels = options.max_pixels
     try:
         survey = opened.survey(options.split, progress)
         encode, auto = _resolve_encoding(format, opened.kind, survey, options)
@@ -239,8 +246,10 @@ def _resolve_encoding(format: str, kind: str, survey: Survey, options: ConvertOp
     if encoding == "original" and survey.encoding in TENSOR_ENCODINGS:
         encoding = survey.encoding  # there are no files: the pixels are the original
     normalize = options.normalize
-    if options.quality is not None and encoding != "jpeg":
-        raise UsageError(f"quality is for the encoding jpeg, not {encoding}; leave it out, or add --encoding jpeg")
+    if options.quality is not None and encoding not in ("jpeg", "seekable"):
+        raise UsageError(
+            f"quality is for the encodings jpeg and seekable, not {encoding}; leave it out, or add --encoding jpeg"
+        )
     if encoding not in FLOAT_ENCODINGS:
         if normalize is not None:
             raise UsageError(
@@ -267,6 +276,7 @@ def _resolve_encoding(format: str, kind: str, survey: Survey, options: ConvertOp
         exif_transpose=options.exif_transpose,
         check=options.check,
         decoder=options.decoder,
+        max_pixels=options.max_pixels,
     )
     return encode, normalize == "auto"
 
@@ -363,7 +373,7 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         "resize": encode.resize,
         "max_side": encode.max_side,
         "exif_transpose": encode.exif_transpose,
-        "quality": encode.quality if encode.encoding == "jpeg" else None,
+        "quality": encode.quality if encode.encoding in ("jpeg", "seekable") else None,
         "split": plan.options.split,
     }
     store = plan.survey.store
@@ -382,7 +392,7 @@ def made_alike(manifest: Manifest, other: Manifest) -> bool:
     return all(manifest.options.get(name) == other.options.get(name) for name in names)
 
 
-def encode_options(manifest: Manifest, decoder: str = "auto") -> EncodeOptions:
+def encode_options(manifest: Manifest, decoder: str = "auto", max_pixels: int = MAX_PIXELS) -> EncodeOptions:
     """The encode options by which the records of a store were made, from its manifest."""
     o = manifest.options
     size = o.get("size")
@@ -397,6 +407,7 @@ def encode_options(manifest: Manifest, decoder: str = "auto") -> EncodeOptions:
         exif_transpose=bool(o.get("exif_transpose", False)),
         check="none",
         decoder=decoder,
+        max_pixels=max_pixels,
     )
 
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Data = bytes | bytearray | memoryview
+
+MAX_PIXELS = 178_956_970
+"""Pixels from which on an image is refused as a decompression bomb: where Pillow, too, refuses by default."""
 
 
 class HeaderError(ValueError):
@@ -28,6 +32,22 @@ class HeaderError(ValueError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def too_many_pixels(width: int, height: int, max_pixels: int) -> str | None:
+    """Why an image of this size is refused, to follow the name of a file; None where it is not."""
+    if width * height <= max_pixels:
+        return None
+    return (
+        f"is an image of {width} x {height} pixels, more than the limit of {max_pixels} that guards against "
+        "decompression bombs; raise max_pixels (--max-pixels) if it is genuine"
+    )
+
+
+def max_file_bytes(max_pixels: int) -> int:
+    """Bytes that the file of an image of ``max_pixels`` may have: 8 a pixel (16 bits RGBA, not compressed), and 64 MiB
+    for whatever else is in it."""
+    return 8 * max_pixels + (64 << 20)
 
 
 class ImageInfo(NamedTuple):
@@ -293,6 +313,8 @@ def _tiff(data: bytes, whole: bool) -> ImageInfo:
 def _check_tiff_pixels(data: bytes, offsets: tuple[str, int, int], counts: tuple[str, int, int]) -> None:
     """Raises :class:`HeaderError` where strips or tiles lie beyond the end. They may be as many as the file has bytes,
     so numpy counts them, in uint64 without overflow."""
+    import numpy as np
+
     length, size = min(offsets[1], counts[1]), np.uint64(len(data))
     starts, sizes = (_tiff_numbers(data, letter, length, value) for letter, _, value in (offsets, counts))
     beyond = np.flatnonzero((starts > size) | (sizes > size - np.minimum(starts, size)))
@@ -302,6 +324,8 @@ def _check_tiff_pixels(data: bytes, offsets: tuple[str, int, int], counts: tuple
 
 
 def _tiff_numbers(data: bytes, letter: str, length: int, at: int) -> NDArray[np.uint64]:
+    import numpy as np
+
     return np.frombuffer(data, letter, length, at).astype(np.uint64)
 
 

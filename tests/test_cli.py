@@ -188,7 +188,7 @@ def large_folder(root: Path, files: int) -> Path:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("shards", [[], ["--shard-size", "1MB"]])
-def test_an_interrupted_conversion_leaves_nothing(
+def test_an_interrupted_conversion_leaves_nothing_that_opens(
     tmp_path: Path, number: signal.Signals, code: int, shards: list[str]
 ) -> None:
     root = large_folder(tmp_path / "photos", 1500)
@@ -202,8 +202,11 @@ def test_an_interrupted_conversion_leaves_nothing(
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    assert errors in ("packstore: interrupted\n", "packstore: terminated\n")
-    assert [p.name for p in tmp_path.iterdir()] == ["photos"]
+    said, kept, _ = errors.partition("; what is packed so far is kept in ")
+    assert said.rstrip("\n") in ("packstore: interrupted", "packstore: terminated")
+    # On a busy machine the two seconds may pass after which a run leaves what another can go on from.
+    left = [".a.h5.packstore"] if kept else []
+    assert sorted(p.name for p in tmp_path.iterdir()) == [*left, "photos"]
 
 
 def test_the_bar_shows_images_bytes_and_time_left_in_a_terminal(tmp_path: Path) -> None:

@@ -302,8 +302,8 @@ def test_a_destination_inside_the_source_is_refused(folder: Path, name: str) -> 
         ({"labels": Path("nowhere.csv")}, "nowhere.csv"),
         ({"colour": True}, "unknown option 'colour'; options: source_kind"),
         ({"shard_size": "1MB"}, "whole number"),
-        ({"encoding": "seekable"}, "unknown encoding"),
-        ({"quality": 80}, "for the encoding jpeg"),
+        ({"encoding": "png"}, "unknown encoding"),
+        ({"quality": 80}, "for the encodings jpeg and seekable"),
         ({"encoding": "uint8", "fit": "pad"}, "give a size"),
     ],
 )

@@ -47,15 +47,15 @@ ROOMS = (
     Room("sources", "sources/*.py", "foundation contracts store-source", "numpy xxhash"),
     Room(
         "decoders",
-        "decoders.py decoders/*.py seekable.py resize.py",
+        "decoders.py decoders/*.py seekable/*.py resize.py",
         "foundation",
         "numpy torch PIL turbojpeg simplejpeg jpeg4py cv2",
     ),
     Room("encode", "encode.py encode/*.py", "foundation contracts decoders", "numpy torch PIL simplejpeg"),
     Room(
         "convert",
-        "conversion.py packing.py takeover.py verification.py plan.py against.py",
-        "foundation contracts sources stores encode decoders",
+        "conversion.py packing.py takeover.py verification.py plan.py against.py donor.py repair.py salvage.py",
+        "foundation contracts sources store-source stores encode decoders",
         "numpy xxhash",
     ),
     Room("dataset", "dataset.py", "foundation contracts stores decoders", "numpy torch PIL"),
@@ -63,13 +63,22 @@ ROOMS = (
     Room("augment", "augment.py augment/*.py", "foundation", "numpy torch"),
     Room("ring", "ring.py", "foundation", "numpy torch"),
     Room("loader", "loader.py loader/*.py", "foundation contracts decoders dataset order augment ring", "numpy torch"),
+    # It tries other ways of packing, so it converts too.
+    Room(
+        "bench",
+        "bench/*.py",
+        "foundation contracts stores decoders encode convert dataset augment loader",
+        "numpy torch matplotlib",
+    ),
+    # It looks at libraries by name, in processes of their own.
+    Room("doctor", "doctor/*.py", "foundation decoders", "numpy torch PIL"),
     Room("demo", "demo.py", "foundation", "numpy PIL"),
     # The public names, each loaded on first use.
     Room("package", "__init__.py", "foundation contracts stores convert dataset loader"),
     Room(
         "cli",
         "cli/*.py",
-        "package foundation contracts stores sources decoders encode convert dataset loader demo",
+        "package foundation contracts stores sources decoders encode convert dataset loader demo bench doctor",
         "click tqdm numpy torch",
     ),
     Room("main", "__main__.py", "cli"),
@@ -230,7 +239,7 @@ def test_the_libraries_are_declared() -> None:
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lines = [*project["dependencies"]]
     for extra, requirements in project["optional-dependencies"].items():
-        lines += [] if extra == "test" else requirements
+        lines += [] if extra in ("test", "peers") else requirements  # neither is for the package
     declared = {IMPORT_NAMES.get(name, name) for name in (Requirement(line).name.lower() for line in lines)}
     used = {library for room in ROOMS for library in room.libraries.split()}
     assert used <= declared
@@ -255,7 +264,10 @@ def test_importing_packstore_loads_nothing_heavy() -> None:
     assert loaded_by("import packstore") == set()
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--version", "convert --help", "verify --help", "info --help"])
+@pytest.mark.parametrize(
+    "arguments",
+    ["--help", "--version", "convert --help", "verify --help", "repair --help", "salvage --help", "info --help"],
+)
 def test_help_loads_nothing_heavy(arguments: str) -> None:
     code = f"""
 import sys

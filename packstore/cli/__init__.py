@@ -16,10 +16,14 @@ from typing import NoReturn
 import click
 
 from packstore import __version__
+from packstore.cli.bench import bench
 from packstore.cli.clean import clean
 from packstore.cli.convert import convert
 from packstore.cli.demo import demo
+from packstore.cli.doctor import doctor
 from packstore.cli.info import info
+from packstore.cli.repair import repair
+from packstore.cli.salvage import salvage
 from packstore.cli.verify import verify
 from packstore.errors import PackstoreError, UsageError, printable
 
@@ -46,7 +50,7 @@ def cli(context: click.Context, debug: bool) -> None:
     context.obj = debug
 
 
-for command in (convert, verify, info, clean, demo):
+for command in (convert, verify, repair, salvage, info, clean, demo, bench, doctor):
     cli.add_command(command)
 
 

@@ -33,6 +33,20 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from 
         return int(float(match[1]) * _UNITS[match[2]])
 
 
+class PixelCount(ByteSize):
+    """A number of pixels such as 100M."""
+
+    name = "pixels"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if str(value).strip().lower().endswith("b"):
+            self.fail(f"{value!r} is not a number of pixels; write for example 100M", param, ctx)
+        count = super().convert(value, param, ctx)
+        if count < 1:
+            self.fail(f"{value!r} should be at least 1", param, ctx)
+        return count
+
+
 class ImageSize(click.ParamType):  # type: ignore[type-arg]
     """S or HxW in pixels."""
 

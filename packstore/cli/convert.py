@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import ByteSize, ImageSize, describe_normalization, human_bytes, progress_bar, quantity
+from packstore.cli.common import (
+    ByteSize,
+    ImageSize,
+    PixelCount,
+    describe_normalization,
+    human_bytes,
+    progress_bar,
+    quantity,
+)
 from packstore.errors import SampleError, SourceError, printable
 from packstore.manifest import FORMAT_NAMES, FORMATS
+from packstore.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.conversion import ConvertReport
@@ -18,7 +27,7 @@ if TYPE_CHECKING:
 
 EXIT_SKIPPED = 3
 _LISTED = 10
-_ENCODINGS = ("original", "jpeg", "uint8", "float16", "bfloat16", "float32")
+_ENCODINGS = ("original", "seekable", "jpeg", "uint8", "float16", "bfloat16", "float32")
 
 
 @click.command(short_help="Pack a dataset into a store.")
@@ -32,9 +41,9 @@ _ENCODINGS = ("original", "jpeg", "uint8", "float16", "bfloat16", "float32")
     "--fit", type=click.Choice(["crop", "pad", "squash"]),
     help="How another aspect ratio comes to --size.  [default: crop]",
 )  # fmt: skip
-@click.option("--resize", type=click.IntRange(1), metavar="PX", help="jpeg, uint8: shrink the shorter side to this.")
-@click.option("--max-side", type=click.IntRange(1), metavar="PX", help="jpeg, uint8: shrink the longer side to this.")
-@click.option("--quality", type=click.IntRange(1, 100), help="jpeg: quality.  [default: 90]")
+@click.option("--resize", type=click.IntRange(1), metavar="PX", help="Files, uint8: shrink the shorter side to this.")
+@click.option("--max-side", type=click.IntRange(1), metavar="PX", help="Files, uint8: shrink the longer side to this.")
+@click.option("--quality", type=click.IntRange(1, 100), help="jpeg, seekable if encoded anew: quality.  [default: 90]")
 @click.option(
     "--normalize", metavar="HOW",
     help="Floating point: imagenet, cifar10, cifar100, auto (computed from the training split), none, or "
@@ -61,6 +70,10 @@ _ENCODINGS = ("original", "jpeg", "uint8", "float16", "bfloat16", "float32")
     "--on-error", type=click.Choice(["raise", "skip"]), default="raise", show_default=True,
     help="At a bad file: stop, or leave it out, list it and exit with 3.",
 )  # fmt: skip
+@click.option(
+    "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
+    help="Refuse images that claim more (a bad file), e.g. 50M. Memory: up to 20 bytes a pixel for each thread.",
+)  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), help="Threads.  [default: one a core]")
 @click.option("--decoder", default="auto", show_default=True, metavar="NAME",
               help="turbojpeg, simplejpeg, jpeg4py, opencv or pillow.")  # fmt: skip
@@ -77,6 +90,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     \b
     Examples:
       packstore convert imagenet/ imagenet.lmdb                     files, byte for byte
+      packstore convert imagenet/ seek.lmdb --encoding seekable     the same pixels, faster to crop
       packstore convert imagenet/ small.lmdb --encoding jpeg --resize 256
       packstore convert imagenet/ i224.h5 --encoding uint8 --size 224
       packstore convert cifar-10-python.tar.gz cifar.pth            normalised float16
@@ -156,6 +170,11 @@ def describe_report(report: ConvertReport) -> str:
         lines.append(f"  resumed  {quantity(report.taken_over, 'record')} taken over from an interrupted run")
     if report.ignored:
         lines.append(f"  ignored  {describe_ignored(report.ignored)}")
+    if report.kept:
+        lines.append(f"  as it is  {quantity(sum(report.kept.values()), 'file')} that cannot be made seekable:")
+        lines += [f"    {count:,}: {printable(reason)}" for reason, count in list(report.kept.items())[:_LISTED]]
+        if len(report.kept) > _LISTED:
+            lines.append(f"    … and {len(report.kept) - _LISTED:,} other reasons")
     if report.skipped:
         lines.append(f"  skipped  {quantity(len(report.skipped), 'file')}:")
         lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]

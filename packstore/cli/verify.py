@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import human_bytes, progress_bar, quantity
+from packstore.cli.common import PixelCount, human_bytes, progress_bar, quantity
 from packstore.errors import StoreError, printable
+from packstore.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.stores.base import Problem
@@ -21,6 +22,10 @@ _LISTED = 50
 
 @click.command(short_help="Prove that a store is whole.")
 @click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--quick", is_flag=True,
+    help="Structure, sizes, labels and keys only; reads no image, so it does not see a changed byte in one.",
+)  # fmt: skip
 @click.option("--decode", is_flag=True, help="Also decode every image in full.")
 @click.option(
     "--against", type=click.Path(path_type=Path), metavar="SOURCE",
@@ -30,18 +35,26 @@ _LISTED = 50
     "--labels", type=click.Path(path_type=Path), metavar="CSV", help="--against: the labels file as in convert."
 )
 @click.option("--source", "source_kind", metavar="KIND", help="--against: kind of the source, forced as in convert.")
+@click.option(
+    "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
+    help="Do not decode images that claim more (a problem), e.g. 50M. Memory: up to 20 bytes a pixel for each thread.",
+)  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), help="Threads.  [default: one a core]")
 @click.option("--decoder", default="auto", show_default=True, metavar="NAME", help="Decoder to use.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar; print problems only.")
 def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
-    """Check the store at PATH: structure, manifest, counts, file digests, every record's checksum.
+    """Check the store at PATH: structure, manifest, counts, file digests, the checksums of every record.
 
+    What is damaged is named: the record with its number and key, and the shard. With --quick, what is
+    truncated, missing or out of order is found, and damage of labels, keys and the like, in a time that does
+    not depend on the size of the images; a damaged image is not, unless its size has changed.
     Exits with 0 when the store is whole, with 1 when it is not.
 
     \b
     Examples:
       packstore verify imagenet.lmdb
+      packstore verify imagenet.lmdb --quick
       packstore verify imagenet.lmdb --decode --against imagenet/
       packstore verify imagenet.h5 --against imagenet.lmdb
       packstore verify imagenet.lmdb --json | jq .ok
@@ -56,7 +69,8 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
             report = run(path, VerifyOptions(**options), progress=progress)
     except StoreError as error:
         if not as_json:
-            raise
+            hint = "; packstore salvage gets out what is left of a store" if path.exists() else ""
+            raise StoreError(f"{error}{hint}") from error
         # A store that does not open is not whole, and a program that asked for JSON wants to read just that.
         click.echo(json.dumps({"path": str(path), "ok": False, "problem_count": 1, "problems": [{"what": str(error)}]}))
         raise click.exceptions.Exit(1) from None
@@ -72,6 +86,7 @@ def to_json(report: VerifyReport) -> dict[str, Any]:
     return {
         "path": str(report.path),
         "ok": report.ok,
+        "quick": report.quick,
         "records": report.manifest.records,
         "dataset_digest": report.manifest.dataset_digest,
         "checks": list(report.checks),
@@ -88,19 +103,25 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
     lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
     if manifest.skipped and not quiet:
         lines.append(f"note     {quantity(len(manifest.skipped), 'file')} had been skipped at packing (packstore info)")
-    lines += [f"problem  {_describe_problem(problem)}" for problem in report.problems[:_LISTED]]
+    lines += [f"problem  {describe_problem(problem)}" for problem in report.problems[:_LISTED]]
     if report.problem_count > _LISTED:
         lines.append(f"problem  … and {report.problem_count - _LISTED:,} more (--json lists them)")
     path = printable(str(report.path))
     if report.ok:
         size = human_bytes(manifest.image.nbytes)
-        lines.append(f"{path}: whole ({quantity(manifest.records, 'record')}, {size} of images)")
+        verdict = "nothing wrong at a quick look" if report.quick else "whole"
+        lines.append(f"{path}: {verdict} ({quantity(manifest.records, 'record')}, {size} of images)")
     else:
         lines.append(f"{path}: NOT whole, {quantity(report.problem_count, 'problem')}")
+        if not quiet:
+            lines.append(
+                f"take what is damaged from the source again: packstore repair {path} --from SOURCE --out FIXED"
+            )
     return "\n".join(lines)
 
 
-def _describe_problem(problem: Problem) -> str:
+def describe_problem(problem: Problem) -> str:
+    """A problem on one line."""
     shard = f"{problem.shard}: " if problem.shard else ""
     if problem.record is None:
         return shard + printable(problem.what)

@@ -10,14 +10,19 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.decoders.jpeg import is_whole
 
-Decode = Callable[[memoryview], NDArray[np.uint8]]
+
+class Decode(Protocol):
+    """``shrink`` 2 or 4 gives an image of half or a quarter of the sides, rounded up, where the library can scale
+    while it decodes; otherwise it is not heeded."""
+
+    def __call__(self, data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]: ...
 
 
 class UnavailableError(Exception):
@@ -53,8 +58,8 @@ def _turbojpeg() -> tuple[Decode, str]:
     library = strict()  # finds and loads the system's library; each call makes its own handle, so threads can share it
     rgb = module.TJPF_RGB
 
-    def decode(data: memoryview) -> NDArray[np.uint8]:
-        image: NDArray[np.uint8] = library.decode(data, rgb)
+    def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
+        image: NDArray[np.uint8] = library.decode(data, rgb, None if shrink == 1 else (1, shrink))
         return image
 
     return decode, f"PyTurboJPEG {module.__version__}"
@@ -63,8 +68,13 @@ def _turbojpeg() -> tuple[Decode, str]:
 def _simplejpeg() -> tuple[Decode, str]:
     module = importlib.import_module("simplejpeg")
 
-    def decode(data: memoryview) -> NDArray[np.uint8]:
-        image: NDArray[np.uint8] = module.decode_jpeg(data, "RGB", strict=True)
+    def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
+        least: dict[str, int] = {}
+        if shrink > 1:
+            # It takes the smallest scale that gives at least so many pixels, which is this one.
+            height, width = (-(-side // shrink) for side in module.decode_jpeg_header(data)[:2])
+            least = {"min_height": height, "min_width": width, "min_factor": shrink}
+        image: NDArray[np.uint8] = module.decode_jpeg(data, "RGB", strict=True, **least)
         return image
 
     return decode, f"simplejpeg {module.__version__}"
@@ -74,7 +84,7 @@ def _jpeg4py() -> tuple[Decode, str]:
     module = importlib.import_module("jpeg4py")
     importlib.import_module("jpeg4py._cffi").initialize()
 
-    def decode(data: memoryview) -> NDArray[np.uint8]:
+    def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
         jpeg = module.JPEG(np.frombuffer(data, np.uint8))
         jpeg.parse_header()
         image = np.empty((jpeg.height, jpeg.width, 3), np.uint8)
@@ -86,12 +96,16 @@ def _jpeg4py() -> tuple[Decode, str]:
 
 def _opencv() -> tuple[Decode, str]:
     cv2 = importlib.import_module("cv2")
-    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    flags = {
+        1: cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION,
+        2: cv2.IMREAD_REDUCED_COLOR_2 | cv2.IMREAD_IGNORE_ORIENTATION,
+        4: cv2.IMREAD_REDUCED_COLOR_4 | cv2.IMREAD_IGNORE_ORIENTATION,
+    }
 
-    def decode(data: memoryview) -> NDArray[np.uint8]:
+    def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
         if not is_whole(data):
             raise ValueError("the JPEG is irregular")  # OpenCV would return what it has and tell nobody
-        bgr = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+        bgr = cv2.imdecode(np.frombuffer(data, np.uint8), flags[shrink])
         if bgr is None:
             raise ValueError("OpenCV cannot decode the JPEG")
         image: NDArray[np.uint8] = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)

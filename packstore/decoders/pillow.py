@@ -8,7 +8,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from packstore.decoders.jpeg import without_metadata
 from packstore.errors import DecodeError
+from packstore.sniff import HeaderError, sniff, too_many_pixels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +67,11 @@ def decode(data: memoryview, max_pixels: int) -> NDArray[np.uint8]:
     """
     if bytes(data[:3]) == b"\xff\xd8\xff":
         data = memoryview(without_metadata(data))  # a broken EXIF must neither warn nor fail: no pixel needs it
+    if bytes(data[:4]) == b"RIFF":
+        # Opening a WebP takes memory for two whole images already.
+        with suppress(HeaderError):
+            header = sniff(bytes(data[:64]))
+            check_size(header.width, header.height, max_pixels)
     try:
         with _open(data) as image:
             width, height = image.size
@@ -104,11 +110,9 @@ def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 def check_size(width: int, height: int, max_pixels: int) -> None:
     """Raises :class:`DecodeError` for more than ``max_pixels`` pixels."""
-    if width * height > max_pixels:
-        raise DecodeError(
-            f"image of {width} x {height} pixels, more than the limit of {max_pixels} that guards against "
-            "decompression bombs; raise max_pixels if it is genuine"
-        )
+    reason = too_many_pixels(width, height, max_pixels)
+    if reason is not None:
+        raise DecodeError(reason)
 
 
 def _open(data: memoryview) -> Image.Image:

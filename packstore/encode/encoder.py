@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from packstore.decoders import Decoder, get_decoder
 from packstore.encode.options import MAX_SIDE, EncodeOptions, check_choice
 from packstore.encode.pixels import cast_floats, normalization_tables, normalize
+from packstore.encode.seekable import encode_seekable, is_jpeg, rewrite
 from packstore.errors import DecodeError, SampleError, UsageError, printable
 from packstore.manifest import ENCODED, ENCODINGS, FLOAT_ENCODINGS, ITEM_SIZE, TENSOR_ENCODINGS, Column, Normalization
 from packstore.resize import Pixels, TooLargeError, fit, limit, limited_size, target_size
-from packstore.sniff import HeaderError, ImageInfo, check_header
+from packstore.seekable import NotSeekableError
+from packstore.sniff import HeaderError, ImageInfo, check_header, too_many_pixels
 from packstore.sources.base import Image
 
 
@@ -25,10 +27,12 @@ class Encoded(NamedTuple):
     Attributes:
         record: The bytes of the image column.
         shape: ``(height, width, 3)`` of the pixels where they were decoded or known, else None.
+        kept: For ``seekable``: why the record is the file as it came, where it could not be made so; else None.
     """
 
     record: bytes | bytearray | memoryview
     shape: tuple[int, int, int] | None
+    kept: str | None = None
 
 
 class Encoder:
@@ -116,7 +120,7 @@ class Encoder:
 
     @functools.cached_property
     def decoder(self) -> Decoder:
-        return get_decoder(self.options.decoder)
+        return get_decoder(self.options.decoder, max_pixels=self.options.max_pixels)
 
     def _fixed_shape(self, shape: tuple[int, ...] | None) -> tuple[int, int, int] | None:
         if self.encoding in ENCODED:
@@ -147,12 +151,14 @@ class Encoder:
             return self._keep_bytes if source in ENCODED else self._keep_array
         if target == "jpeg":
             return self._jpeg
+        if target == "seekable":
+            return self._seekable
         if target == "uint8":
             return self._uint8
         if target in FLOAT_ENCODINGS:
             self._tables = normalization_tables(target, self._normalization)
             return self._float
-        raise UsageError(f"{source} cannot become {target}: packstore cannot write {target} yet; use jpeg or original")
+        raise UsageError(f"{source} cannot become {target}; use jpeg, seekable or a tensor encoding")
 
     def _keep_bytes(self, key: str, image: Image) -> Encoded:
         data = _as_bytes(key, image)
@@ -165,7 +171,13 @@ class Encoder:
     def _check_header(self, data: bytes | memoryview) -> ImageInfo | None:
         # Microseconds, and it names what is wrong with a file in the same words whatever becomes of the file; a decoder
         # says what it stumbled over.
-        return None if self.options.check == "none" else check_header(data)
+        if self.options.check == "none":
+            return None
+        info = check_header(data)
+        reason = too_many_pixels(info.width, info.height, self.options.max_pixels)
+        if reason is not None:
+            raise HeaderError(reason)
+        return info
 
     def _keep_array(self, key: str, image: Image) -> Encoded:
         array = _as_array(key, image, self.source_encoding)
@@ -189,11 +201,36 @@ class Encoder:
         return limit(pixels, options.resize, options.max_side)
 
     def _jpeg(self, key: str, image: Image) -> Encoded:
+        return self._as_jpeg(key, image, encode_jpeg)
+
+    def _as_jpeg(self, key: str, image: Image, encode: Callable[[Pixels, int], bytes]) -> Encoded:
         pixels = self._pixels(key, image)
         height, width, _ = pixels.shape
         if max(height, width) > MAX_SIDE:
             raise SampleError(key, f"{height}x{width} pixels are too many for a JPEG; shrink it with max-side")
-        return Encoded(encode_jpeg(pixels, self.options.quality), (height, width, 3))
+        return Encoded(encode(pixels, self.options.quality), (height, width, 3))
+
+    def rewrites(self, image: Image) -> bool:
+        """Whether the record of ``image`` has exactly its pixels, in a JPEG file that is written anew."""
+        whole = self.encoding == "seekable" and not self.passes_through and not self.options.changes_pixels
+        return whole and not isinstance(image, np.ndarray) and is_jpeg(image)
+
+    def _seekable(self, key: str, image: Image) -> Encoded:
+        if not self.rewrites(image):
+            return self._as_jpeg(key, image, encode_seekable)
+        data = _as_bytes(key, image)
+        info = self._check_header(data)
+        check = self.options.check
+        try:
+            return Encoded(rewrite(data, None if check == "none" else self.decoder, info), None)
+        except NotSeekableError as error:
+            if check == "decode":
+                self.decoder.decode(data, info=info)
+            return Encoded(data, None, error.reason)
+        except DecodeError:
+            if check == "decode":
+                raise
+            return Encoded(data, None, "does not decode")
 
     def _uint8(self, key: str, image: Image) -> Encoded:
         pixels = self._pixels(key, image)

@@ -12,8 +12,8 @@ from packstore.manifest import ENCODINGS, FLOAT_ENCODINGS, NORMALIZATIONS, Norma
 from packstore.resize import FITS, Size, target_size
 
 CHECKS = ("header", "decode", "none")
-WRITABLE_ENCODINGS = tuple(encoding for encoding in ENCODINGS if encoding != "seekable")
-"""Encodings that records can be brought to. ``seekable`` ones are kept where a store has them already."""
+WRITABLE_ENCODINGS = ENCODINGS
+"""Encodings that records can be brought to."""
 MAX_SIDE = 65_535
 """Largest side that a size option accepts, in pixels (a JPEG has no larger one)."""
 
@@ -25,7 +25,8 @@ class EncodeOptions:
     Messages name the options as the command line does, without its leading dashes.
 
     Attributes:
-        encoding: One of :data:`packstore.manifest.ENCODINGS`. ``original`` and ``seekable`` keep the bytes.
+        encoding: One of :data:`packstore.manifest.ENCODINGS`. ``original`` keeps the bytes, ``seekable`` the pixels
+            and metadata of JPEG files that are not resized.
         size: ``S`` for a square or ``(height, width)``: every image is brought to it.
         fit: How an image of another aspect ratio comes to ``size``: ``crop``, ``pad`` or ``squash``.
         resize: Shrinks so that the shorter side has at most this many pixels.
@@ -36,6 +37,7 @@ class EncodeOptions:
         check: How thoroughly files are checked: ``header``, ``decode`` or ``none``. A file that is decoded anyway is
             always checked in full; ``none`` then leaves it to the decoder to say what is wrong.
         decoder: ``auto`` or the name of a decoder.
+        max_pixels: An image of more pixels is refused, by its header.
     """
 
     encoding: str = "original"
@@ -48,10 +50,10 @@ class EncodeOptions:
     exif_transpose: bool = False
     check: str = "header"
     decoder: str = "auto"
+    max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        if self.encoding != "seekable":
-            check_choice("encoding", self.encoding, WRITABLE_ENCODINGS)
+        check_choice("encoding", self.encoding, WRITABLE_ENCODINGS)
         check_choice("fit", self.fit, FITS)
         check_choice("check", self.check, CHECKS)
         check_choice("decoder", self.decoder, ("auto", *DECODERS))
@@ -69,10 +71,10 @@ class EncodeOptions:
                 "size fixes height and width, so resize and max-side have nothing to say; give size alone, or leave "
                 "it out"
             )
-        if self.encoding in ("original", "seekable") and self.changes_pixels:
+        if self.encoding == "original" and self.changes_pixels:
             raise UsageError(
-                f"the encoding {self.encoding} keeps files as they are, so size, resize, max-side and exif-transpose "
-                "cannot apply; use the encoding jpeg or uint8"
+                "the encoding original keeps files as they are, so size, resize, max-side and exif-transpose "
+                "cannot apply; use the encoding jpeg, seekable or uint8"
             )
         if self.normalization is None:
             return

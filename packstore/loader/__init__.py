@@ -212,8 +212,11 @@ class PackedLoader:
         if self._assembler is None:
             decoder = self.dataset.decoder
             # All decoders give the same pixels; this one costs the least under the GIL.
-            decoder = get_decoder("simplejpeg") if self.dataset.decoder_name == "auto" else decoder
-            self._assembler = Assembler(self.dataset.reader, decoder, self._at_decoding, self._stats)
+            if self.dataset.decoder_name == "auto":
+                decoder = get_decoder("simplejpeg", max_pixels=decoder.max_pixels)
+            self._assembler = Assembler(
+                self.dataset.reader, decoder, self._at_decoding, self._stats, self.options.dct_scaling
+            )
         return self._assembler
 
     def _streaming(self, epoch: int, first: int) -> Iterator[Any]:

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from packstore.augment import Frames, Geometry, output_size, plan_ops, render
 from packstore.counter import Draws
 from packstore.decoders import Decoder
-from packstore.errors import DecodeError, PackstoreError, UsageError, printable
+from packstore.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError, printable
 from packstore.loader.stats import Stats
 from packstore.manifest import ENCODED, Manifest
-from packstore.sniff import HeaderError, ImageInfo, sniff
-from packstore.stores.base import NUMPY_DTYPE, Reader
+from packstore.seekable import Index, read_index
+from packstore.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
+from packstore.stores.base import Reader, shaped
 
 # The kernel behind interpolate(antialias=True), with an output to write into and without interpolate's checks, which
 # under the GIL cost more than this call.
@@ -33,6 +34,9 @@ _HEAD = 2048  # where nearly every frame header is
 SERIAL_ELEMENTS = 32768
 
 _TORCH_DTYPE = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+Header = Index | ImageInfo | None
 
 
 class SizeError(UsageError):
@@ -47,13 +51,21 @@ class Assembler:
         dtype: Its dtype.
     """
 
-    def __init__(self, reader: Reader, decoder: Decoder, operations: Sequence[Geometry], stats: Stats) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        decoder: Decoder,
+        operations: Sequence[Geometry],
+        stats: Stats,
+        dct_scaling: bool = False,
+    ) -> None:
         """
         Args:
             reader: The open store.
             decoder: For stores of image files.
             operations: The first operations of the user's list, to be run here.
             stats: Where the time goes.
+            dct_scaling: See :class:`packstore.loader.options.LoaderOptions`.
 
         Raises:
             UsageError: The images have no common size, and the operations give them none.
@@ -63,11 +75,13 @@ class Assembler:
         self._decoder = decoder
         self._operations = operations
         self._stats = stats
+        self._dct_scaling = dct_scaling
         self._encoded = manifest.encoding in ENCODED
         self._shapes = None if self._encoded or manifest.image.kind == "fixed" else reader.fixed("shape")
         self.shape, self.dtype = self._row(manifest)
         self._whole: NDArray[Any] | None = None
-        if not operations and manifest.image.kind == "fixed" and manifest.format != "lmdb" and not manifest.shards:
+        apart = manifest.format == "lmdb" or bool(manifest.shards) or reader.checks_records
+        if not operations and manifest.image.kind == "fixed" and not apart:
             self._whole = reader.fixed("image")
 
     def _row(self, manifest: Manifest) -> tuple[tuple[int, ...], torch.dtype]:
@@ -83,8 +97,15 @@ class Assembler:
             )
         if height_width is None:
             # Nothing brings them to one size; they may have one all the same, which every image is held to.
-            first = self._sizes([0], [self._reader.view(0)])[0][0].tolist()
-            height_width = first[0], first[1]
+            view = self._reader.view(0)
+            if self._shapes is not None:
+                height_width = self._pixels(0, view, None).shape[:2]
+            else:
+                first = self._sizes([0], [view])[0][0].tolist()
+                reason = too_many_pixels(first[1], first[0], self._decoder.max_pixels)
+                if reason is not None:
+                    raise DecodeError(f"record 0 ({self._key(0)}) of {self._reader.path}: {reason}")
+                height_width = first[0], first[1]
         return (*height_width, 3), torch.uint8
 
     def fill(
@@ -127,7 +148,11 @@ class Assembler:
             if row in failed:
                 continue
             try:
-                pixels = self._pixels(record, views[row], headers[row])
+                header = headers[row]
+                if frames is not None and self._crops(header):
+                    place_box(self._crop(views[row], header, frames, row), frames, row, rows[row])
+                    continue
+                pixels = self._pixels(record, views[row], header)
                 if frames is None:
                     if pixels.shape != self.shape:
                         raise self._other_size(pixels.shape)
@@ -148,6 +173,11 @@ class Assembler:
         return failed
 
     def _note(self, errors: dict[int, Exception] | None, row: int, record: int, error: PackstoreError) -> int:
+        if isinstance(error, CorruptRecordError):  # it names the record itself
+            if errors is None:
+                raise error
+            errors[record] = error
+            return row
         named = DecodeError(f"record {record} ({self._key(record)}) of {self._reader.path}: {error}")
         if errors is None:
             raise named from error
@@ -160,19 +190,37 @@ class Assembler:
         except PackstoreError:
             return "its key is damaged, too"
 
-    def _sizes(
-        self, records: Sequence[int], views: Sequence[Any]
-    ) -> tuple[NDArray[np.int64], Sequence[ImageInfo | None]]:
-        """Height and width of each image, and the headers of image files. Where a header cannot be read, 1 x 1 and
-        None: decoding will tell."""
-        headers: list[ImageInfo | None] = [None] * len(records)
+    def _crops(self, header: Header) -> bool:
+        """Whether a part of the image may be all that is decoded."""
+        scales = self._dct_scaling and isinstance(header, ImageInfo) and header.kind == "jpeg"
+        return scales or isinstance(header, Index)
+
+    def _crop(self, view: Any, header: Header, frames: Frames, row: int) -> NDArray[np.uint8]:
+        top, left, height, width = frames.box[row].tolist()
+        rows, columns = frames.size[row].tolist()
+        return self._decoder.decode_crop(
+            view,
+            (top, left, height, width),
+            index=header if isinstance(header, Index) else None,
+            target=(rows, columns) if self._dct_scaling else None,
+        )
+
+    def _sizes(self, records: Sequence[int], views: Sequence[Any]) -> tuple[NDArray[np.int64], Sequence[Header]]:
+        """Height and width of each image, and of image files the seek index or else the header. Where a header cannot
+        be read, 1 x 1 and None: decoding will tell."""
+        headers: list[Header] = [None] * len(records)
         if self._shapes is not None:
-            return np.asarray(self._shapes[np.asarray(records), :2], np.int64), headers
+            # A store may say anything: decoding tells, as with headers.
+            return np.maximum(self._shapes[np.asarray(records), :2].astype(np.int64), 1), headers
         if not self._encoded:
             height, width, _ = self._reader.manifest.image.shape
             return np.tile(np.array([height, width], np.int64), (len(records), 1)), headers
         sizes = [(1, 1)] * len(records)
         for row, view in enumerate(views):
+            index = headers[row] = read_index(view)
+            if index is not None:
+                sizes[row] = index.height, index.width
+                continue
             try:
                 info = headers[row] = sniff(bytes(view[:_HEAD]))
             except HeaderError:
@@ -186,12 +234,12 @@ class Assembler:
     def _plan(self, sizes: NDArray[np.int64], records: NDArray[np.int64], seed: int, epoch: int) -> Frames:
         return plan_ops(self._operations, sizes, Draws(seed, epoch, records))
 
-    def _pixels(self, record: int, view: Any, header: ImageInfo | None) -> NDArray[Any]:
+    def _pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         if self._encoded:
-            return self._decoder.decode(view, info=header)
+            return self._decoder.decode(view, info=header if isinstance(header, ImageInfo) else None)
         image = self._reader.manifest.image
         shape = image.shape if self._shapes is None else tuple(self._shapes[record].tolist())
-        return np.frombuffer(view, NUMPY_DTYPE[image.dtype]).reshape(shape)
+        return shaped(view, image, shape, "it")
 
     def _other_size(self, shape: tuple[int, ...]) -> SizeError:
         return SizeError(
@@ -213,10 +261,15 @@ def place(pixels: NDArray[Any], frames: Frames, index: int, row: NDArray[Any]) -
         row: uint8 ``(h, w, 3)``, contiguous.
     """
     top, left, height, width = frames.box[index].tolist()
+    place_box(pixels[top : top + height, left : left + width], frames, index, row)
+
+
+def place_box(pixels: NDArray[Any], frames: Frames, index: int, row: NDArray[Any]) -> None:
+    """:func:`place`, of the pixels of the frame's box alone; they may be scaled down already."""
     # torch would copy what is not contiguous with all its threads; numpy does it on this one.
-    crop = np.ascontiguousarray(pixels[top : top + height, left : left + width])
+    crop = np.ascontiguousarray(pixels)
     size = frames.size[index].tolist()
-    if size == [height, width] or frames.window[index].tolist() != [0, 0, *size]:
+    if size == frames.box[index, 2:].tolist() or frames.window[index].tolist() != [0, 0, *size]:
         render(crop, frames, index, row)
         return
     _resize(_planes(crop), size, False, None, None, out=_planes(row))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from packstore.errors import SourceError, printable
 from packstore.manifest import Column, Manifest
 from packstore.progress import ProgressCallback, no_progress
+from packstore.sniff import MAX_PIXELS
 
 Image = bytes | memoryview | NDArray[Any]
 """What a source yields for an image: the bytes of an image file; or an array, uint8 ``(H, W, 3)`` RGB (or, out of a
@@ -80,9 +81,12 @@ class Source(ABC):
     Attributes:
         kind: ``imagefolder``, ``flat``, ``cifar10``, ``cifar100`` or ``store``.
         path: The source as the user named it.
+        max_pixels: Files of more bytes than an image of so many pixels can have are not read; see
+            :func:`packstore.sniff.max_file_bytes`.
     """
 
     kind: str
+    max_pixels: int = MAX_PIXELS
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -11,6 +11,7 @@ from pathlib import Path
 from packstore.errors import SampleError, SourceError, printable
 from packstore.manifest import Column
 from packstore.progress import Progress, ProgressCallback, no_progress
+from packstore.sniff import max_file_bytes
 from packstore.sources.base import Entry, Source, Survey, paged, stamp_of
 from packstore.sources.labels import Contents, LabelsFile, Row, number_of, split_name
 from packstore.sources.listing import (
@@ -60,7 +61,8 @@ class FlatSource(Source):
             if ignored[_IN_SUBFOLDERS]:
                 raise SourceError(f"{name}: its images lie in subfolders: use --source imagefolder")
             raise SourceError(no_images(name, ignored, NO_SOURCE))
-        sizes = [size for size in listing.sizes if size > 0]
+        limit = max_file_bytes(self.max_pixels)  # what is larger will not be read
+        sizes = [size for size in listing.sizes if 0 < size <= limit]
         progress(Progress("scan", len(listing.images), len(listing.images), sum(sizes)))
         return Survey(
             splits={"": len(listing.images)},
@@ -85,7 +87,8 @@ class FlatSource(Source):
         """The bytes of the file. Raises :class:`SampleError` when it cannot be read or is not a file."""
         if entry.ref is not None:
             raise SampleError(entry.key, "is not a file but a pipe, a socket or a device")
-        return read_file(f"{self._root}/{entry.key}", entry.key, entry.size_bytes, entry.modified_ns)
+        limit = max_file_bytes(self.max_pixels)
+        return read_file(f"{self._root}/{entry.key}", entry.key, entry.size_bytes, entry.modified_ns, limit)
 
     def stamp(self) -> str:
         return stamp_of([self._labels.path]) if self._labels is not None else ""
@@ -113,10 +116,12 @@ class FlatSource(Source):
         contents = self._learn(labels)
         splits = dict.fromkeys(self._choose(contents.splits, split), 0)
         size_bytes = paged_bytes = key_bytes = records = 0
+        limit = max_file_bytes(self.max_pixels)
         for row in labels.rows():
             size, _, _ = self._size(labels, row)
             if row.split not in splits:
                 continue
+            size = size if size <= limit else 0
             splits[row.split] += 1
             size_bytes += size
             paged_bytes += paged(size)

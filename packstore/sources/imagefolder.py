@@ -16,6 +16,7 @@ from typing import NoReturn
 from packstore.errors import SampleError, SourceError, printable
 from packstore.manifest import Column
 from packstore.progress import Progress, ProgressCallback, no_progress
+from packstore.sniff import max_file_bytes
 from packstore.sources.base import SPLIT_ORDER, Entry, Source, Survey, paged
 from packstore.sources.listing import (
     NO_FILE,
@@ -92,11 +93,12 @@ class ImageFolderSource(Source):
         per_class: Counter[str] = Counter()
         splits: dict[str, int] = {}
         size_bytes = paged_bytes = key_bytes = 0
+        limit = max_file_bytes(self.max_pixels)  # what is larger will not be read
         for part in chosen:
             before = sum(splits.values())
             count = 0
             for label, directory, listing in self._directories(part, ignored):
-                sizes = [size for size in listing.sizes if size > 0]
+                sizes = [size for size in listing.sizes if 0 < size <= limit]
                 size_bytes += sum(sizes)
                 paged_bytes += sum(map(paged, sizes))
                 key_bytes += sum(map(key_size, listing.images))
@@ -152,7 +154,8 @@ class ImageFolderSource(Source):
         """The bytes of the file. Raises :class:`SampleError` when it cannot be read or is not a file."""
         if entry.ref is not None:
             raise SampleError(entry.key, "is not a file but a pipe, a socket or a device")
-        return read_file(f"{self._root}/{entry.key}", entry.key, entry.size_bytes, entry.modified_ns)
+        limit = max_file_bytes(self.max_pixels)
+        return read_file(f"{self._root}/{entry.key}", entry.key, entry.size_bytes, entry.modified_ns, limit)
 
     def _name(self, directory: str = "") -> str:
         return printable(f"{self.path}/{directory}" if directory else str(self.path))

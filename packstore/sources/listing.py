@@ -200,9 +200,9 @@ def key_size(key: str) -> int:
     return len(key) if key.isascii() else len(key.encode("utf-8", "surrogateescape"))
 
 
-def read_file(path: str, key: str, size_bytes: int = 0, modified_ns: int = 0) -> bytes:
+def read_file(path: str, key: str, size_bytes: int = 0, modified_ns: int = 0, limit: int | None = None) -> bytes:
     """All bytes of a regular file. Raises :class:`SampleError` for ``key`` when it cannot be read or is none, and when
-    it is not as it was listed (where ``modified_ns`` says how that was).
+    it is not as it was listed (where ``modified_ns`` says how that was) or has more than ``limit`` bytes.
 
     The file is opened without blocking, so that a pipe under an image's name cannot hang the conversion.
     """
@@ -217,6 +217,8 @@ def read_file(path: str, key: str, size_bytes: int = 0, modified_ns: int = 0) ->
         size = found.st_size
         if modified_ns and (found.st_mtime_ns != modified_ns or size != size_bytes):
             raise SampleError(key, _changed(size_bytes, size))
+        if limit is not None and size > limit:
+            raise SampleError(key, f"has {size} bytes, more than the {limit} that an image within max_pixels can have")
         data = os.read(descriptor, min(size, _READ_STEP))
         if len(data) != size:
             data = _read_rest(descriptor, key, data, size)

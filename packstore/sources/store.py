@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from packstore.errors import CorruptRecordError, SourceError, StoreError, printable
+from packstore.errors import CorruptRecordError, SourceError, printable
 from packstore.manifest import ENCODED, Column, Manifest
 from packstore.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Image, Source, Survey, paged
 from packstore.stores import open_store
-from packstore.stores.base import NUMPY_DTYPE, Buffer, Reader
+from packstore.stores.base import Buffer, Reader, shaped
 
 _CHUNK = 4096
 _INTERNAL = ("image", "key", "checksum", "row_checksum", "shape")
@@ -107,10 +105,7 @@ class StoreSource(Source):
         """Like ``reader.array``, from bytes that are already read and checked, and that stay valid."""
         image = self.manifest.image
         shape = image.shape if image.kind == "fixed" else tuple(self.reader.fixed("shape")[record].tolist())
-        flat: NDArray[Any] = np.frombuffer(data, NUMPY_DTYPE[image.dtype])
-        if math.prod(shape) != flat.size:
-            raise StoreError(f"record {record} of {printable(str(self.path))} holds {flat.size} elements, not {shape}")
-        return flat.reshape(shape)
+        return shaped(data, image, shape, f"record {record} of {printable(str(self.path))}")
 
     def stamp(self) -> str:
         return self.manifest.digest

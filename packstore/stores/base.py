@@ -6,6 +6,7 @@ A reader has four abstract methods; everything else has a correct default here t
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,16 @@ class Problem:
     shard: str | None = None
 
 
+def shaped(data: Buffer, column: Column, shape: tuple[int, ...], where: str) -> NDArray[Any]:
+    """``data`` of the image ``column`` as an array of ``shape``, which a store's ``shape`` column may say wrongly.
+
+    Raises :class:`StoreError` where it does."""
+    flat: NDArray[Any] = np.frombuffer(data, NUMPY_DTYPE[column.dtype])
+    if len(shape) != 3 or min(shape) < 0 or math.prod(shape) != flat.size or (not flat.size and max(shape) >= 1 << 31):
+        raise StoreError(f"{where} holds {flat.size} elements, not {shape}")
+    return flat.reshape(shape)
+
+
 def disk_bytes(path: Path) -> int:
     """Bytes that a file, or all in a directory, really takes on disk: allocated blocks, so holes do not count."""
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
@@ -111,7 +122,10 @@ class Reader(ABC):
     Attributes:
         path: Where the store lies.
         manifest: What it is.
+        checks_records: Every record is checked against its checksums when it is read; whole images come no other way.
     """
+
+    checks_records = False
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
@@ -154,14 +168,8 @@ class Reader(ABC):
         column = self.manifest.image
         if column.layout is None:
             raise StoreError(f"{self.path} holds encoded images ({self.manifest.encoding}), not arrays")
-        flat: NDArray[Any] = np.frombuffer(self.view(index), NUMPY_DTYPE[column.dtype])
-        shape = column.shape
-        if column.kind == "ragged":
-            shape = tuple(int(n) for n in self.fixed("shape")[index])
-        try:
-            return flat.reshape(shape)
-        except ValueError:
-            raise StoreError(f"record {index} of {self.path} holds {flat.size} elements, not {shape}") from None
+        shape = column.shape if column.kind == "fixed" else tuple(self.fixed("shape")[index].tolist())
+        return shaped(self.view(index), column, shape, f"record {index} of {printable(str(self.path))}")
 
     def fixed(self, name: str) -> NDArray[Any]:
         """The fixed column ``name``. Raises :class:`StoreError` when it is ragged."""
@@ -180,6 +188,15 @@ class Reader(ABC):
     def key(self, index: int) -> str:
         """The key of a record; bytes that are not UTF-8 come back as surrogates, as in file names."""
         return bytes(self.ragged("key")[index]).decode("utf-8", "surrogateescape")
+
+    def check_fields(self, index: int) -> None:
+        """Where :attr:`checks_records`: raises :class:`CorruptRecordError` when the label, key or another field of a
+        record (not its image, which :meth:`read` checks) does not match its row checksum."""
+        return
+
+    def check_column(self, name: str) -> None:
+        """Where :attr:`checks_records`: raises :class:`StoreError` when a column has not its digest."""
+        return
 
     def split(self, name: str | None) -> Split:
         """The range of split ``name``, or of the whole store for None."""
@@ -230,7 +247,7 @@ class Writer(ABC):
 
     @abstractmethod
     def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
-        """Writes all other columns and the manifest, closes the file and makes it durable (fsync)."""
+        """Writes all other columns and the manifest, and closes the file. To make it durable is the caller's affair."""
 
     @abstractmethod
     def abort(self) -> None:

@@ -8,14 +8,15 @@ its dense attribute storage takes manifests over 64 KiB, which the oldest layout
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,15 +34,16 @@ from packstore.stores.base import (
     unreadable,
 )
 from packstore.stores.columns import OFFSET, OffsetSpool
-from packstore.stores.files import beyond_standard_streams, drop, open_file, sync_file
+from packstore.stores.files import beyond_standard_streams, drop, open_file
+from packstore.stores.hdf5_file import Damage, Foreign, Hdf5File, Message
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 
 PAYLOAD = 4096
 """Where the images begin in the file: the first aligned place after the headers of the root and ``/image``."""
 _ALIGNMENT = 4096
 _COPY_BYTES = 1 << 20
-_H5PY_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError)
-"""What h5py raises for files that are damaged."""
+Members = Mapping[str, int | None]
+"""Names in a group, with the address of each object."""
 
 
 class Hdf5Writer(Writer):
@@ -92,7 +94,6 @@ class Hdf5Writer(Writer):
         finally:
             drop(skeleton)
         self.abort()
-        sync_file(self.path)
 
     def abort(self) -> None:
         if self._file is not None:
@@ -103,6 +104,8 @@ class Hdf5Writer(Writer):
 
     def _write_skeleton(self, file: Any, manifest: Manifest, columns: Mapping[str, ColumnData]) -> int:
         """Writes the store without its images; returns where these belong."""
+        import h5py  # for writing only: reading does without
+
         with h5py.File(
             file, "w", libver=("v108", "v108"), alignment_threshold=_ALIGNMENT, alignment_interval=_ALIGNMENT
         ) as h5:
@@ -124,23 +127,19 @@ class Hdf5Writer(Writer):
 
 
 class Hdf5Reader(MappedReader):
-    """Reads an HDF5 store through a map: h5py finds the datasets at opening and is closed at once."""
+    """Reads an HDF5 store over a map of its own, without the library: see :mod:`packstore.stores.hdf5_file`."""
 
     def __init__(self, path: Path) -> None:
         shown = printable(str(path))
+        file, mapped = _open(path)
         data: dict[str, ColumnData] = {}
-        try:
-            # h5py reads through the open file, so that headers and map are of one and the same file whatever happens
-            # to its name; and HDF5 takes no lock on a file object.
-            with path.open("rb") as file, h5py.File(file, "r") as h5:
-                manifest = _manifest_of(h5, path)
-                size = os.fstat(file.fileno()).st_size
-                mapped = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
-                for column in manifest.columns:
-                    data[column.name] = _column(h5, column, mapped, shown)
-                    check_column(column, manifest.records, data[column.name], shown)
-        except _H5PY_ERRORS as error:
-            raise _unreadable(path, error) from error
+        with _as_store_errors(path):
+            root = file.messages(file.root)
+            manifest = _manifest_of(file, root, path)
+            members = file.members(root)
+            for column in manifest.columns:
+                data[column.name] = _column(file, members, column, manifest.records, mapped, shown)
+                check_column(column, manifest.records, data[column.name], shown)
         super().__init__(path, manifest, data)
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
@@ -150,70 +149,122 @@ class Hdf5Reader(MappedReader):
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest of the HDF5 file at ``path``. Raises :class:`StoreError`."""
+    file, _ = _open(path)
+    with _as_store_errors(path):
+        return _manifest_of(file, file.messages(file.root), path)
+
+
+def _open(path: Path) -> tuple[Hdf5File, NDArray[np.uint8]]:
+    """The file's structure, and its bytes: a map that arrays hold by themselves. Raises :class:`StoreError`."""
     try:
-        with path.open("rb") as file, h5py.File(file, "r") as h5:
-            return _manifest_of(h5, path)
-    except _H5PY_ERRORS as error:
-        raise _unreadable(path, error) from error
+        with path.open("rb") as file:
+            mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"{printable(str(path))} cannot be opened: {reason}") from error
+    with _as_store_errors(path):
+        return Hdf5File(mapped.data), mapped
 
 
-def _unreadable(path: Path, error: Exception) -> StoreError:
-    if isinstance(error, OSError) and error.errno is not None:  # the system's, not HDF5's
-        return StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}")
-    short = "truncated file" in str(error)
-    return unreadable(path, "HDF5", "the file is shorter than its header says" if short else error)
+@contextmanager
+def _as_store_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Damage as damage:
+        raise unreadable(path, "HDF5", damage) from None
+    except Foreign as foreign:
+        raise StoreError(
+            f"{printable(str(path))} is HDF5 that packstore did not write: {printable(str(foreign))}"
+        ) from None
 
 
-def _manifest_of(h5: Any, path: Path) -> Manifest:
+def _manifest_of(file: Hdf5File, root: list[Message], path: Path) -> Manifest:
     shown = printable(str(path))
-    if "manifest" not in h5.attrs:
+    text = file.attribute(root, "manifest")
+    if text is None:
         raise StoreError(f"{shown} is an HDF5 file without a packstore manifest")
-    text = h5.attrs["manifest"]
-    if not isinstance(text, (bytes, str)):
-        raise StoreError(f"{shown} is an HDF5 file whose manifest is no string")
     manifest = parse_manifest(text, path)
     if manifest.format != "hdf5" or manifest.shards:
         raise StoreError(f"{shown} is HDF5 with the manifest of another store ({manifest.format})")
     return manifest
 
 
-def _column(h5: Any, column: Column, mapped: NDArray[np.uint8], shown: str) -> ColumnData:
+def _column(
+    file: Hdf5File, members: Members, column: Column, records: int, mapped: NDArray[np.uint8], shown: str
+) -> ColumnData:
     if column.kind == "fixed":
-        return _array(h5, column.name, NUMPY_DTYPE[column.dtype], mapped, shown)
-    data = _array(h5, f"{column.name}/bytes", np.dtype("u1"), mapped, shown)
-    offsets = _array(h5, f"{column.name}/offsets", OFFSET, mapped, shown)
-    if data.ndim != 1 or offsets.ndim != 1 or not len(offsets):
-        raise StoreError(f"{shown}: column {column.name!r} has bytes {data.shape} and offsets {offsets.shape}")
+        wanted = NUMPY_DTYPE[column.dtype], (records, *column.shape)
+        return _array(file, members, column.name, *wanted, mapped, shown)
+    group = _address(members, column.name, shown)
+    inside = {f"{column.name}/{name}": place for name, place in file.members(file.messages(group)).items()}
+    data = _array(file, inside, f"{column.name}/bytes", np.dtype("u1"), (column.nbytes,), mapped, shown)
+    offsets = _array(file, inside, f"{column.name}/offsets", OFFSET, (records + 1,), mapped, shown)
     return Ragged(offsets, data)
 
 
-def _array(h5: Any, name: str, dtype: np.dtype[Any], mapped: NDArray[np.uint8], shown: str) -> NDArray[Any]:
-    """The dataset ``name`` as an array over the map. Raises :class:`StoreError` unless it lies plainly in this file."""
-    group = h5
-    for part in name.split("/"):
-        if not isinstance(group, h5py.Group) or not isinstance(group.get(part, getlink=True), h5py.HardLink):
-            raise StoreError(f"{shown} has no dataset {name!r} of its own")
-        group = group[part]
-    if not isinstance(group, h5py.Dataset):
-        raise StoreError(f"{shown}: {name!r} is no dataset")
-    properties = group.id.get_create_plist()
-    if properties.get_layout() != h5py.h5d.CONTIGUOUS or properties.get_external_count() or properties.get_nfilters():
-        raise StoreError(f"{shown}: dataset {name!r} is not plain and contiguous; packstore did not write it")
-    if group.dtype != dtype:
-        raise StoreError(f"{shown}: dataset {name!r} is {group.dtype}, not {dtype}")
-    size, offset = group.size * dtype.itemsize, group.id.get_offset()
-    if not size:
-        return np.empty(group.shape, dtype)
-    if offset is None or offset + size > len(mapped):
+def _address(members: Members, name: str, shown: str) -> int:
+    address = members.get(name)
+    if address is None:
+        raise StoreError(f"{shown} has no dataset {name!r} of its own")
+    return address
+
+
+def _array(
+    file: Hdf5File,
+    members: Members,
+    name: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    mapped: NDArray[np.uint8],
+    shown: str,
+) -> NDArray[Any]:
+    """The dataset ``name`` as an array over the map. Raises :class:`StoreError` unless it is what is expected and
+    lies plainly in this file."""
+    address = _address(members, name, shown)
+    try:
+        found = file.dataset(address)
+    except Foreign as foreign:
         raise StoreError(
-            f"{shown} is truncated: dataset {name!r} ends at {(offset or 0) + size} of {len(mapped)} bytes"
-        )
-    array: NDArray[Any] = mapped[offset : offset + size].view(dtype).reshape(group.shape)
+            f"{shown}: dataset {name!r} is not plain and contiguous ({foreign}); packstore did not write it"
+        ) from None
+    if (found.dtype, found.shape) != (dtype.str, shape):
+        raise StoreError(f"{shown}: dataset {name!r} is {found.dtype} {found.shape}, not {dtype.str} {shape}")
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    if found.address is None or found.nbytes != size or found.address + size > len(mapped):
+        end = (found.address or 0) + found.nbytes
+        raise StoreError(f"{shown} is truncated: dataset {name!r} of {size} bytes ends at {end} of {len(mapped)} bytes")
+    array: NDArray[Any] = mapped[found.address : found.address + size].view(dtype).reshape(shape)
     return array
+
+
+def dataset_places(file: Any, manifest: Manifest) -> dict[str, int]:
+    """Where the datasets of a store with this manifest begin, in bytes: laid out in ``file``, which is left with holes.
+
+    By dataset: ``label``, ``key/bytes``, ``key/offsets``. Those without a byte lie at 0."""
+    import h5py
+
+    places: dict[str, int] = {}
+    with h5py.File(
+        file, "w", libver=("v108", "v108"), alignment_threshold=_ALIGNMENT, alignment_interval=_ALIGNMENT
+    ) as h5:
+        for column in manifest.columns:
+            if column.kind == "fixed":
+                datasets = [_dataset(h5, column.name, column.dtype, (manifest.records, *column.shape))]
+            else:
+                group = h5.create_group(column.name, track_order=False)
+                datasets = [_dataset(group, "bytes", "uint8", (column.nbytes,))]
+                datasets.append(_dataset(group, "offsets", "int64", (manifest.records + 1,)))
+            for dataset in datasets:
+                places[dataset.name.lstrip("/")] = int(dataset.id.get_offset() or 0)
+    return places
 
 
 def _dataset(group: Any, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
     """A contiguous dataset, allocated at once and never filled."""
+    import h5py
+
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)

@@ -141,7 +141,9 @@ class Pages:
         """
         found = 0
         last = b""
-        for item in _subtree(self._data, self._tree, self._tree.root, 1, overflow):
+        # A page that two others name would be walked twice, and in a tree of such pages for ever.
+        seen: set[int] = set()
+        for item in _subtree(self._data, self._tree, self._tree.root, 1, overflow, seen):
             if isinstance(item, Value):
                 found += 1
                 if item.key <= last:
@@ -216,16 +218,22 @@ def _newest_tree(data: mmap.mmap) -> _Tree:
     return tree
 
 
-def _subtree(data: mmap.mmap, tree: _Tree, page: int, level: int, overflow: bool) -> Iterator[Value | str]:
-    """Entries below a page. A page that cannot be followed is one line; the walk goes on behind it."""
+def _subtree(
+    data: mmap.mmap, tree: _Tree, page: int, level: int, overflow: bool, seen: set[int]
+) -> Iterator[Value | str]:
+    """Entries below a page. A page that cannot be followed, or that was ``seen`` before, is one line; the walk goes on
+    behind it."""
     try:
         nodes = _nodes(data, tree, page, level)
+        if page in seen:
+            raise Damage(f"the tree names page {page} twice")
+        seen.add(page)
     except Damage as damage:
         yield str(damage)
         return
     for node in nodes:
         if level < tree.depth:
-            yield from _subtree(data, tree, _child(data, node), level + 1, overflow)
+            yield from _subtree(data, tree, _child(data, node), level + 1, overflow, seen)
             continue
         try:
             size = _value(data, tree, page, node, overflow)[1]

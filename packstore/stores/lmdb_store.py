@@ -8,6 +8,7 @@ after digits, so the whole file is written by sorted appends.
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.errors import StoreError, printable
-from packstore.manifest import Column, Manifest
+from packstore.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.stores.base import (
     NUMPY_DTYPE,
@@ -34,7 +35,7 @@ from packstore.stores.base import (
     unreadable,
 )
 from packstore.stores.columns import OFFSET
-from packstore.stores.files import DATA_FILE, beyond_standard_streams, sync_file, sync_tree
+from packstore.stores.files import DATA_FILE, beyond_standard_streams, sync_file
 from packstore.stores.lmdb_pages import Damage, Pages
 from packstore.stores.mapped import check_offsets
 
@@ -45,6 +46,8 @@ _TXN_BYTES = 4 << 20
 _TXN_RECORDS = 1 << 16
 _FIRST_MAP = 64 << 20
 _REPORT_EVERY = 1 << 14
+_ENTRY_BYTES = 20
+"""The least that an entry takes: its place, its header, its key."""
 _NPY = np.lib.format
 
 
@@ -112,13 +115,11 @@ class LmdbWriter(Writer):
                 )
             self._pending = [(name.encode("ascii"), value)]
             self._flush()
-        with _lmdb_errors():
-            self._env.sync(True)
-        self.abort()
-        sync_tree(self.path)
+        self._syncer.shutdown(wait=False, cancel_futures=True)  # what it is at, the sync that follows waits for
+        self.abort(wait=False)
 
-    def abort(self) -> None:
-        self._syncer.shutdown(wait=True, cancel_futures=True)
+    def abort(self, *, wait: bool = True) -> None:
+        self._syncer.shutdown(wait=wait, cancel_futures=True)
         self._pending = []
         if self._env is not None:
             self._env.close()
@@ -210,6 +211,10 @@ class LmdbReader(Reader):
         self._columns: dict[str, ColumnData] = {}
         expected = self._records + len(_named_keys(self.manifest))
         found = pages.entries
+        if found > len(pages.map) // _ENTRY_BYTES:
+            raise StoreError(
+                f"{printable(str(path))} is damaged: it says it has {found} entries in {len(pages.map)} bytes"
+            )
         if found != expected:
             raise StoreError(f"{printable(str(path))} is damaged: it has {found} entries, its manifest says {expected}")
 
@@ -305,7 +310,7 @@ class LmdbReader(Reader):
         except Exception as error:  # numpy parses the header as Python source: a damaged one raises nearly anything
             raise StoreError(f"{where} has no valid .npy header: {error}") from error
         raw = value[head.tell() :]
-        if fortran or found_dtype != dtype or found_shape != shape or len(raw) != dtype.itemsize * int(np.prod(shape)):
+        if fortran or found_dtype != dtype or found_shape != shape or len(raw) != dtype.itemsize * math.prod(shape):
             raise StoreError(f"{where} is {found_dtype} {found_shape} in {len(raw)} bytes, not {dtype} {shape}")
         array: NDArray[Any] = raw.view(dtype).reshape(shape)
         return array if array.flags.aligned else _read_only(array.copy())
@@ -318,7 +323,7 @@ def _manifest_of(pages: Pages, path: Path) -> Manifest:
         raise unreadable(path, "an LMDB", damage) from None
     if text is None:
         raise StoreError(f"{printable(str(path))} is an LMDB without a packstore manifest")
-    manifest = parse_manifest(text.tobytes(), path)
+    manifest = parse_manifest(text[: MAX_JSON_BYTES + 1].tobytes(), path)
     if manifest.format != "lmdb" or manifest.shards:
         raise StoreError(f"{printable(str(path))} is an LMDB with the manifest of another store ({manifest.format})")
     return manifest

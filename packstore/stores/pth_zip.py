@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import mmap
 import struct
 import zipfile
@@ -14,14 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.errors import printable
+from packstore.manifest import MAX_JSON_BYTES
 from packstore.progress import Progress, ProgressCallback
 from packstore.stores.base import Problem
+from packstore.stores.pth_layout import check_layout
 
-_LOCAL = struct.Struct("<4s22xHH")  # signature, sizes of the name and of the extra field
+_LOCAL = struct.Struct("<4s4xH16xHH")  # signature, compression, sizes of the name and of the extra field
 _ENCRYPTED = 1
 _MAX_DIRECTORY = 1 << 20
 """Bytes of the zip's directory, of which an entry takes about 100; bounds the memory."""
-_MAX_PICKLE = 256 << 20
+_MAX_ENTRIES = 10_000
+_MAX_PICKLE = MAX_JSON_BYTES + (4 << 20)
 """Bytes of the pickle, which is little more than the manifest; bounds the memory."""
 _CHUNK_BYTES = 1 << 22
 # Whatever zipfile raises for a directory that is damaged: it checks little of what it reads.
@@ -47,7 +51,7 @@ class Archive:
         with _Limited(io.FileIO(path)) as file:
             try:
                 with zipfile.ZipFile(file) as archive:
-                    entries = archive.infolist()
+                    entries, end = archive.infolist(), archive.start_dir
             except zipfile.BadZipFile:
                 raise BadArchive("not a zip archive that ends properly") from None
             except _ZIP_ERRORS as error:
@@ -57,6 +61,7 @@ class Archive:
         self._entries = {entry.filename: entry for entry in entries}
         if len(self._entries) != len(entries):
             raise BadArchive("two of its zip entries have the same name")
+        _check_places(entries, end)
         pickles = [name for name in self._entries if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise BadArchive("it is a zip without torch's data.pkl")
@@ -81,15 +86,28 @@ class Archive:
         header, total = info.header_offset, len(self.map)
         if not 0 <= header <= total - _LOCAL.size:
             raise BadArchive(f"its zip entry {name!r} lies outside of the file")
-        signature, name_size, extra_size = _LOCAL.unpack_from(self.map.data, header)
+        signature, method, name_size, extra_size = _LOCAL.unpack_from(self.map.data, header)
         start = header + _LOCAL.size + name_size + extra_size
+        local = self.map[header + _LOCAL.size : header + _LOCAL.size + name_size].tobytes()
+        if method != zipfile.ZIP_STORED or local != info.orig_filename.encode("utf-8", "surrogateescape"):
+            raise BadArchive(f"its zip entry {name!r} is not the one that the zip's directory says")
         if signature != b"PK\x03\x04" or info.file_size != info.compress_size or start + info.file_size > total:
             raise BadArchive(f"its zip entry {name!r} has no valid header or reaches past the end of the file")
         return self.map[start : start + info.file_size]
 
 
+def _check_places(entries: list[zipfile.ZipInfo], end: int) -> None:
+    """Raises :class:`BadArchive` for entries over each other or over the directory, which begins at ``end``."""
+    if len(entries) > _MAX_ENTRIES:
+        raise BadArchive(f"it has {len(entries)} zip entries")
+    places = sorted((entry.header_offset, entry.compress_size) for entry in entries)
+    for (start, size), (following, _) in itertools.pairwise((*places, (end, 0))):
+        if start < 0 or start + _LOCAL.size + size > following:
+            raise BadArchive(f"its zip entries lie over each other (at byte {start})")
+
+
 def check_zip(path: Path, progress: ProgressCallback) -> Iterator[Problem]:
-    """Reads every entry against its CRC-32, which torch never does."""
+    """Reads every entry against its CRC-32, which torch never does, and then what lies between the entries."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
@@ -106,6 +124,8 @@ def check_zip(path: Path, progress: ProgressCallback) -> Iterator[Problem]:
                     done_bytes += size
                 except _ZIP_ERRORS as error:
                     yield Problem(f"entry {printable(info.filename)!r}: {error}")
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            yield from check_layout(np.frombuffer(mapped, np.uint8), entries)
     except _ZIP_ERRORS as error:
         yield Problem(f"the zip structure is broken: {error}")
 

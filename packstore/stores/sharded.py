@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.errors import StoreError, printable
-from packstore.manifest import FORMAT_NAMES, Column, Manifest, Shard
+from packstore.manifest import FORMAT_NAMES, MAX_JSON_BYTES, Column, Manifest, Shard
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.stores import formats
 from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader, parse_manifest
@@ -94,9 +94,13 @@ class ShardedReader(Reader):
 
     def _check_shard(self, number: int, shard: Shard, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
         start = self._starts[number]
+        file = formats.data_file(self.manifest.format, self.path / shard.name)
+        if file.exists() and not file.is_file():  # a pipe would keep us waiting, a device would never end
+            yield Problem("is neither a file nor a link to one", shard=shard.name)
+            return
         if not quick:
             try:
-                digest = file_digest(formats.data_file(self.manifest.format, self.path / shard.name))[1]
+                digest = file_digest(file)[1]
             except OSError as error:
                 yield Problem(f"cannot be read: {error.strerror or error}", shard=shard.name)
                 return
@@ -149,7 +153,8 @@ def read_manifest(path: Path) -> Manifest:
     file = path / MANIFEST_FILE
     shown = printable(str(path))
     try:
-        text = file.read_bytes()
+        with file.open("rb") as opened:
+            text = opened.read(MAX_JSON_BYTES + 1)
     except OSError as error:
         raise StoreError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from error
     manifest = parse_manifest(text, file)

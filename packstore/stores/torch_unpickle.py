@@ -16,6 +16,7 @@ from typing import Any
 
 _MAX_STEPS = 200_000
 """Instructions, of which a column takes about 60; bounds the time (about a microsecond each)."""
+_MAX_RANK = 64
 _VALUES = ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "BINFLOAT")
 _OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _PUT, _GET = ("BINPUT", "LONG_BINPUT"), ("BINGET", "LONG_BINGET")
@@ -163,7 +164,7 @@ class _Machine:
             case (
                 Global("torch._utils._rebuild_tensor_v2"),
                 (Storage() as storage, int(offset), tuple(shape), tuple(stride), False, _),
-            ) if all(type(n) is int for n in shape + stride):
+            ) if max(len(shape), len(stride)) <= _MAX_RANK and all(type(n) is int for n in shape + stride):
                 self.stack.append(SavedTensor(storage, offset, shape, stride))
             case Global(name), _:
                 self.stack.append(Call(name))

@@ -1,0 +1,197 @@
+"""``packstore bench``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packstore.cli.common import human_bytes, quantity
+from packstore.errors import printable
+from packstore.manifest import FORMAT_NAMES
+
+if TYPE_CHECKING:
+    from packstore.bench import BenchReport
+    from packstore.progress import Progress, ProgressCallback
+
+
+@click.command(short_help="Say what limits training with a store.")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--split", metavar="NAME", help="The split to load, where there are several.  [default: train]")
+@click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="Batch size.")
+@click.option(
+    "--size", type=click.IntRange(1), metavar="PX", help="Side of the crops.  [default: 224; of one size: its own]"
+)
+@click.option(
+    "--augment", type=click.Choice(["crop", "none"]), default="crop", show_default=True,
+    help="crop: random resized crop and flip (random crop with padding and flip where the size stays).",
+)  # fmt: skip
+@click.option("--threads", type=click.IntRange(1), help="Threads of the loader.  [default: one a core]")
+@click.option(
+    "--seconds", type=click.FloatRange(0, 600, min_open=True), default=2.0, show_default=True,
+    help="Time for each stage; there are about ten.",
+)  # fmt: skip
+@click.option("--device", default="auto", show_default=True, metavar="NAME", help="cpu, cuda, cuda:1 …; auto: a GPU.")
+@click.option("--target", type=click.FloatRange(0, min_open=True), metavar="IMG/S", help="What training takes.")
+@click.option(
+    "--step-ms", type=click.FloatRange(0, min_open=True), metavar="MS",
+    help="The same, as the time that the model takes for one batch.",
+)  # fmt: skip
+@click.option("--cold", is_flag=True, help="First let the system forget the store's files, to measure the disk.")
+@click.option("--no-tries", is_flag=True, help="Do not pack samples in other ways to see what is faster.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the rates (.png, .svg, .pdf).")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_json: bool, **options: Any) -> None:
+    """Measure what limits training with the store at PATH on this machine, and say what would help.
+
+    Times reading, decoding, augmenting and copying by themselves, then the loader end to end; from these
+    follow the stage that is the limit, and the number of cores from which on it is not. For stores of
+    image files it also packs a sample in other ways, in a temporary directory, and loads that. Nothing
+    is changed. Run it on a machine that does nothing else.
+
+    \b
+    Examples:
+      packstore bench imagenet.lmdb
+      packstore bench imagenet.lmdb --target 3000        the GPU takes 3,000 images/s
+      packstore bench imagenet.lmdb --step-ms 85         the GPU takes 85 ms a batch
+      packstore bench cifar.pth --batch-size 512 --seconds 1
+      packstore bench imagenet.lmdb --cold --plot rates.png
+    """
+    from packstore.bench import BenchOptions
+    from packstore.bench import bench as run
+
+    if step_ms is not None:
+        if options["target"] is not None:
+            raise click.UsageError("--target and --step-ms say the same thing: give one of them")
+        options["target"] = options["batch_size"] / step_ms * 1000
+    picture: Path | None = options.pop("plot")
+    if picture is not None:
+        from packstore.bench.plot import check
+
+        check(picture)
+    options["split"] = options["split"] or _training_split(path)
+    chosen = BenchOptions(device=_device(device), tries=not no_tries, **options)
+    with _status_line(as_json) as progress:
+        report = run(path, chosen, progress)
+    if picture is not None:
+        from packstore.bench.plot import plot
+
+        plot(report, picture)
+    click.echo(json.dumps(to_json(report), indent=2) if as_json else describe(report))
+
+
+def _training_split(path: Path) -> str | None:
+    """``train`` where there are several splits and that is one of them: it is training that is to be measured."""
+    from packstore.stores import open_store
+
+    with open_store(path) as reader:
+        names = [split.name for split in reader.manifest.splits]
+    return "train" if len(names) > 1 and "train" in names else None
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def _status_line(quiet: bool) -> Iterator[ProgressCallback]:
+    """A callback that keeps one line on standard error, where that is a terminal: the stage under way."""
+    shown = not quiet and sys.stderr.isatty()
+
+    def show(report: Progress) -> None:
+        if shown:
+            # Erased to its end (CSI K), since stages have names of differing lengths.
+            click.echo(f"\r\x1b[Kmeasuring {report.stage} …", err=True, nl=False)
+
+    try:
+        yield show
+    finally:
+        if shown:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+def to_json(report: BenchReport) -> dict[str, Any]:
+    """The report as JSON values; rates are images a second."""
+    rates = asdict(report.rates)
+    return {
+        "path": str(report.path),
+        "split": report.split,
+        "format": report.manifest.format,
+        "encoding": report.manifest.encoding,
+        "records": report.records,
+        "record_bytes": report.record_bytes,
+        "disk_bytes_per_record": report.disk_bytes,
+        "image_size": list(report.sizes),
+        "augment": report.augment,
+        "options": asdict(report.options),
+        "rates": {**rates, "from_disk": report.rates.from_disk},
+        "stages": [asdict(stage) for stage in report.stages],
+        "verdict": asdict(report.verdict),
+        "trials": [asdict(trial) for trial in report.trials],
+        "advice": [asdict(advice) for advice in report.advice],
+    }
+
+
+def describe(report: BenchReport) -> str:
+    """The report for people."""
+    m, rates = report.manifest, report.rates
+    height, width = report.sizes
+    split = f" ({printable(report.split)})" if report.split else ""
+    lines = [
+        f"{printable(str(report.path))}{split}: {quantity(report.records, 'record')}, {m.encoding} in "
+        f"{FORMAT_NAMES[m.format]}, {human_bytes(report.record_bytes)} each, {width} x {height} pixels in the middle",
+        f"{report.augment}, batches of {report.options.batch_size}, {quantity(rates.threads, 'thread')} on "
+        f"{quantity(rates.cores, 'core')}, to {report.options.device}",
+        "",
+        f"{'images/s':<12}{'1 thread':>11}{quantity(rates.threads, 'thread') if rates.threads > 1 else '':>12}",
+    ]
+    for stage in report.stages:
+        many = stage.all if rates.threads > 1 or stage.one is None else None
+        lines.append(f"{stage.name:<12}{_rate(stage.one):>11}{_rate(many):>12}   {stage.note}".rstrip())
+    lines += ["", *_verdict(report)]
+    if report.trials:
+        now = report.trials[0]
+        shown = min(128, report.records)
+        lines += ["", f"tried with {quantity(shown, 'image')}, images/s end to end:"]
+        for trial in report.trials:
+            gain = f"{trial.images_per_second / now.images_per_second:.2f} x" if trial is not now else ""
+            mode = " (resident)" if trial.mode == "resident" else ""
+            lines.append(
+                f"  {trial.how or 'as it is':<32}{_rate(trial.images_per_second):>10}{gain:>9}   "
+                f"{human_bytes(trial.record_bytes)} a record{mode}"
+            )
+    lines += ["", "what to do:"]
+    for advice in report.advice:
+        lines += [f"- {advice.what}", f"  {advice.why}"]
+        if advice.options:
+            lines.append(f"  packstore convert {printable(str(report.path))} NEW {advice.options}")
+    if not report.advice:
+        lines.append("- nothing that was measured speaks for a change")
+    return "\n".join(lines)
+
+
+def _verdict(report: BenchReport) -> list[str]:
+    verdict, rates = report.verdict, report.rates
+    names = {"model": "training itself", "loader": "putting batches together", "read": "reading"}
+    lines = [f"limit    {names.get(verdict.stage, verdict.stage)}: {verdict.why}"]
+    if verdict.cores is not None and verdict.then is not None and verdict.then_rate is not None:
+        after = {"model": "training takes", "copy": "copying allows", "read": "the disk gives"}[verdict.then]
+        enough = f"{quantity(verdict.cores, 'core')} for the {verdict.then_rate:,.0f} images/s that {after}"
+        lines.append(f"cores    reading, decoding and augmenting need {enough}")
+    if rates.target is not None and rates.loader < rates.target:
+        lines.append(f"target   {rates.loader / rates.target:.0%} of {rates.target:,.0f} images/s")
+    return lines
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"

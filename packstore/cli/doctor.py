@@ -1,0 +1,87 @@
+"""``packstore doctor``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packstore.cli.common import quantity
+from packstore.errors import printable
+
+if TYPE_CHECKING:
+    from packstore.doctor import Report
+    from packstore.progress import Progress
+
+
+@click.command(short_help="Look at the installation and the machine.")
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.option("--no-disk", is_flag=True, help="Do not measure the disk (writes and removes a file of 64 MB).")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
+    """Say what is installed, what the machine has, and what of it will make loading slow or fail.
+
+    Versions, JPEG decoders and their speed, GPU and page-locked memory, cores, memory, limits, and the disk
+    of the folder PATH is or lies in (the current directory if none is given). A library that is broken is
+    reported, whatever it does. Exits with 0, also when there is something to do.
+
+    \b
+    Examples:
+      packstore doctor
+      packstore doctor /data/imagenet.lmdb
+      packstore doctor --no-disk --json
+    """
+    from packstore.doctor import examine
+
+    shown = not as_json and sys.stderr.isatty()
+
+    def status(report: Progress) -> None:
+        if shown:
+            click.echo(f"\r\x1b[Klooking at {report.stage} …", err=True, nl=False)
+
+    try:
+        report = examine(path, disk=not no_disk, progress=status)
+    finally:
+        if shown:
+            click.echo("\r\x1b[K", err=True, nl=False)
+    click.echo(json.dumps(to_json(report), indent=2) if as_json else describe(report))
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """The facts by section and name."""
+    sections: dict[str, Any] = {}
+    for fact in report.facts:
+        entry = {"value": fact.value, "text": fact.text or str(fact.value), "problem": fact.problem}
+        sections.setdefault(fact.section, {})[fact.name] = entry
+    return {"sections": sections, "problem_count": len(report.problems)}
+
+
+def describe(report: Report) -> str:
+    """The report for people: a problem stands under its fact, with an exclamation mark."""
+    width = max(len(fact.name) for fact in report.facts)
+    columns = min(120, shutil.get_terminal_size((100, 24)).columns or 100)
+    lines: list[str] = []
+    section = None
+    for fact in report.facts:
+        if fact.section != section:
+            section = fact.section
+            lines += ["", section] if lines else [section]
+        lines += _wrapped(f"  {fact.name:<{width}}  ", fact.text or str(fact.value), columns)
+        if fact.problem is not None:
+            lines += _wrapped(f"{'!':>{width + 2}}  ", fact.problem, columns)
+    count = len(report.problems)
+    verdict = "nothing is wrong" if not count else f"{quantity(count, 'thing')} to look at, marked with !"
+    return "\n".join([*lines, "", verdict])
+
+
+def _wrapped(start: str, text: str, columns: int) -> list[str]:
+    indent = " " * len(start)
+    lines = textwrap.wrap(
+        printable(text), max(40, columns), initial_indent=start, subsequent_indent=indent, break_long_words=False
+    )
+    return lines or [start]

@@ -1,0 +1,92 @@
+"""``packstore salvage``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packstore.cli.common import progress_bar, quantity
+from packstore.cli.verify import describe_problem
+from packstore.errors import printable
+
+if TYPE_CHECKING:
+    from packstore.salvage import SalvageReport
+
+EXIT_NOTHING, EXIT_MISSING = 1, 3
+_LISTED = 50
+
+
+@click.command(short_help="Get the undamaged records out of a broken store.")
+@click.argument("damaged", type=click.Path(path_type=Path))
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="FIXED", help="Where the new store goes."
+)
+@click.option("--unproven", is_flag=True, help="Also take records that no checksum proves, as they are; lists them.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only what is missing.")
+def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any) -> None:
+    """Write a store to FIXED with every undamaged record of DAMAGED, whose index or manifest may be broken.
+
+    What the index no longer tells is looked for: a damaged manifest is mended by its own digest, records are found in
+    the pages of an LMDB or where HDF5 and .pth files have them, shards by themselves. Each record is proven by its
+    checksums; what is missing is listed here, and in the manifest of FIXED. DAMAGED is only read.
+    Where the source is still there and DAMAGED opens, packstore repair gets more.
+    Exits with 0 when every record was recovered, 3 when some are missing, 1 when there are none.
+
+    \b
+    Examples:
+      packstore salvage broken.lmdb --out rest.lmdb
+      packstore salvage broken.pth --out rest.pth --unproven
+      packstore salvage shards/ --out rest/ --json | jq .missing
+    """
+    from packstore.salvage import SalvageOptions, salvage_store
+
+    with progress_bar(quiet or as_json) as progress:
+        report = salvage_store(damaged, out, SalvageOptions(**options), progress=progress)
+    if as_json:
+        click.echo(json.dumps(to_json(report), indent=2))
+    elif not (report.complete and quiet):
+        click.echo(describe(report))
+    if not report.complete:
+        raise click.exceptions.Exit(EXIT_NOTHING if report.destination is None else EXIT_MISSING)
+
+
+def to_json(report: SalvageReport) -> dict[str, Any]:
+    """The report as JSON values."""
+    return {
+        "damaged": str(report.damaged),
+        "destination": None if report.destination is None else str(report.destination),
+        "complete": report.complete,
+        "notes": list(report.notes),
+        "recovered": report.recovered,
+        "unproven_count": report.unproven_count,
+        "unproven": [asdict(problem) for problem in report.unproven],
+        "missing_count": report.missing_count,
+        "missing": [asdict(problem) for problem in report.missing],
+    }
+
+
+def describe(report: SalvageReport) -> str:
+    """The report for people."""
+    lines = [f"note      {printable(note)}" for note in report.notes]
+    for name, problems, count in (
+        ("unproven", report.unproven, report.unproven_count),
+        ("missing", report.missing, report.missing_count),
+    ):
+        lines += [f"{name:<9} {describe_problem(problem)}" for problem in problems[:_LISTED]]
+        if count > _LISTED:
+            lines.append(f"{name:<9} … and {count - _LISTED:,} more (--json lists them)")
+    counts = f"{report.recovered:,} recovered, {report.missing_count:,} missing"
+    if report.unproven_count:
+        counts += f"; nothing proves {report.unproven_count:,} of those recovered"
+    if report.destination is None:
+        lines.append(f"{printable(str(report.damaged))}: {counts}; nothing was written")
+        return "\n".join(lines)
+    lines.append(f"{printable(str(report.destination))}: {quantity(report.recovered, 'record')}, {counts}")
+    if report.complete:
+        lines.append(f"prove it with: packstore verify {printable(str(report.destination))}")
+    return "\n".join(lines)

@@ -1,0 +1,27 @@
+"""The crop-seekable JPEG: an ordinary file of which any part can be decoded without decoding the rest.
+
+It is a baseline JPEG with restart markers at an interval that divides its rows of MCUs, and an index of where they are
+in a segment of its own, which viewers pass over. :func:`make_seekable` rewrites a file without loss,
+:func:`add_index` finishes one that an encoder wrote with restart markers, :func:`splice` cuts a part out.
+"""
+
+from packstore.seekable.index import Index, add_index, check_index, read_index
+from packstore.seekable.markers import Frame, NotSeekableError, frame_of, segments
+from packstore.seekable.rewrite import choose_interval, jpegtran_version, make_seekable
+from packstore.seekable.splice import Splice, splice
+
+__all__ = [
+    "Frame",
+    "Index",
+    "NotSeekableError",
+    "Splice",
+    "add_index",
+    "check_index",
+    "choose_interval",
+    "frame_of",
+    "jpegtran_version",
+    "make_seekable",
+    "read_index",
+    "segments",
+    "splice",
+]

@@ -1,0 +1,344 @@
+"""Is an open store whole? Its structure, the digests of its columns, and the two checksums of every record.
+
+The manifest is covered by its own digest, and a store with a damaged one does not open. From it everything else is
+proven: each column by the digest in the manifest, each image by the column ``checksum``, the other fields of a record
+by the column ``row_checksum`` (see :mod:`packstore.stores.rows`). Where a column of checksums is damaged itself, it is
+put together anew from what the records have now: if that has the column's digest, the records are as they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from packstore.errors import PackstoreError, StoreError
+from packstore.manifest import Column, fixed_digest, ragged_digest
+from packstore.parallel import ordered_map
+from packstore.progress import Progress, ProgressCallback, no_progress
+from packstore.stores.base import ColumnData, Problem, Ragged, Reader
+from packstore.stores.rows import ROW_CHECKSUM, row_checksums, row_columns, value_hashes
+from packstore.stores.sharded import ShardedReader
+
+_BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
+_ROWS = 4096
+_DIGEST_BYTES = 1 << 24
+_Told = Generator[Problem, None, set[str]]
+"""Yields problems and returns the columns whose damage these tell."""
+
+
+class Mismatch(NamedTuple):
+    """A checksum that a record does not have.
+
+    Attributes:
+        found: The checksum of what is there; None when that cannot even be read.
+        expected: The checksum in the store.
+        why: Why it cannot be read, else empty.
+    """
+
+    found: int | None
+    expected: int
+    why: str = ""
+
+
+class Part(NamedTuple):
+    """A file of a store: the store itself, or one shard that opens.
+
+    Attributes:
+        start: Number of its first record in the store.
+        name: The shard's name, or None.
+        reader: For this file alone; its records count from 0.
+    """
+
+    start: int
+    name: str | None
+    reader: Reader
+
+
+class StoreCheck:
+    """One check of one open store: :meth:`run` yields every problem, then the attributes say more.
+
+    Attributes:
+        checks: What was checked, in order, in words.
+        checked_bytes: Bytes of images whose checksums were computed.
+        images: Records whose image is not what it was, or cannot be read.
+        rows: Records whose other fields are not what they were.
+        damaged: Names of columns that have not their digest, in some part, or cannot be read.
+        unproven: Those of them where no checksum tells the records.
+    """
+
+    def __init__(
+        self, reader: Reader, *, quick: bool = False, workers: int = 1, progress: ProgressCallback = no_progress
+    ) -> None:
+        """
+        Args:
+            reader: The store.
+            quick: Read no images, and of the rest only what is small.
+            workers: Threads.
+            progress: Called after each batch of records.
+        """
+        self._reader = reader
+        self._quick = quick
+        self._workers = workers
+        self._progress = progress
+        self._named: set[int] = set()  # records reported already: one problem each is enough
+        self._whole = True  # no part was missing, no column unreadable or damaged
+        self.checks: list[str] = []
+        self.checked_bytes = 0
+        self.images: set[int] = set()
+        self.rows: set[int] = set()
+        self.damaged: set[str] = set()
+        self.unproven: set[str] = set()
+
+    def run(self) -> Iterator[Problem]:
+        """Yields the problems; a record that has several has one of them told."""
+        records = len(self._reader)
+        rows = self._reader.manifest.has_column(ROW_CHECKSUM.name)
+        self.checks += ["structure and manifest", "digests of the columns"]
+        if self._quick:
+            self.checks.append(f"checksums of the labels and keys of {records:,} records" if rows else "sizes")
+            self.checks.append("quick: no image was read, so a damaged one was not noticed")
+        else:
+            self.checks.append(f"checksums of {records:,} records" + (", their labels and keys" if rows else ""))
+        for problem in self._reader.check_structure(quick=self._quick, progress=self._progress):
+            key = problem.key
+            if problem.record is not None and key is None:
+                key = key_of(self._reader, problem.record)
+            yield self._note(replace(problem, key=key))
+        self._progress(Progress("verify", 0, records, 0))
+        for part in parts(self._reader):
+            if part is None:
+                self._whole = False  # check_structure has said why
+            else:
+                yield from self._part(part)
+        if self._whole and isinstance(self._reader, ShardedReader):
+            yield from self._joined()
+
+    def _note(self, problem: Problem) -> Problem:
+        if problem.record is not None:
+            self._named.add(problem.record)
+        return problem
+
+    def _part(self, part: Part) -> Iterator[Problem]:
+        columns: dict[str, ColumnData] = {}
+        unsound: set[str] = set()
+        for column in part.reader.manifest.columns[1:]:
+            try:
+                data = part.reader.column(column.name)
+            except (PackstoreError, KeyError) as error:
+                self._whole = False
+                self.unproven.add(column.name)
+                yield Problem(f"column {column.name!r} cannot be read: {error}", shard=part.name)
+                continue
+            if len(data) != len(part.reader):
+                self._whole = False
+                self.unproven.add(column.name)
+                yield Problem(f"column {column.name!r} has {len(data)} values of {len(part.reader)}", shard=part.name)
+                continue
+            columns[column.name] = data
+            if column_digest([data]) != column.digest:
+                self._whole = False
+                unsound.add(column.name)
+        self.damaged |= unsound | {c.name for c in part.reader.manifest.columns[1:]} - columns.keys()
+        explained = yield from self._rows(part, columns, unsound)
+        if not self._quick and "checksum" in columns:
+            explained |= yield from self._images(part, columns["checksum"], "checksum" in unsound)
+        for name in sorted(unsound - explained):
+            self.unproven.add(name)
+            found, expected = column_digest([columns[name]]), part.reader.manifest.column(name).digest
+            what = f"column {name!r} is damaged: its SHA-256 is {found}, expected {expected}"
+            yield Problem(what, shard=part.name)
+
+    def _rows(self, part: Part, columns: dict[str, ColumnData], unsound: set[str]) -> _Told:
+        manifest = part.reader.manifest
+        fields = [c.name for c in row_columns(manifest.columns)]
+        if ROW_CHECKSUM.name not in columns or not columns.keys() >= set(fields):
+            return set()
+        stored = columns[ROW_CHECKSUM.name]
+        assert isinstance(stored, np.ndarray)
+        bad: dict[int, Mismatch] = {}
+        for start in range(0, len(part.reader), _ROWS):
+            stop = min(start + _ROWS, len(part.reader))
+            for i, (found, why) in row_sums(manifest.columns, columns, start, stop).items():
+                if found != int(stored[i]):
+                    bad[i] = Mismatch(found, int(stored[i]), why)
+        if not bad:
+            return set()
+        if ROW_CHECKSUM.name in unsound and _mended(stored, bad, manifest.column(ROW_CHECKSUM.name)):
+            for i, mismatch in bad.items():
+                yield from self._name(part, i, _stored("row checksum", mismatch))
+            return {ROW_CHECKSUM.name}
+        suspects = sorted(unsound.intersection(fields)) or fields
+        label = " or ".join(suspects) + (" or row checksum" if ROW_CHECKSUM.name in unsound else "")
+        for i, mismatch in bad.items():
+            self.rows.add(part.start + i)
+            yield from self._name(part, i, f"its {label} is damaged: {_describe(mismatch, 'row checksum')}")
+        return unsound.intersection((*fields, ROW_CHECKSUM.name))
+
+    def _images(self, part: Part, stored: ColumnData, unsound: bool) -> _Told:
+        assert isinstance(stored, np.ndarray)
+        reader, total = part.reader, len(self._reader)
+
+        def check(batch: range) -> tuple[range, int, dict[int, Mismatch]]:
+            nbytes, bad = 0, {}
+            for i in batch:
+                expected = int(stored[i])
+                try:
+                    data = reader.view(i)
+                except (PackstoreError, IndexError) as error:
+                    bad[i] = Mismatch(None, expected, f"cannot be read: {error}")
+                    continue
+                nbytes += memoryview(data).nbytes
+                found = xxh3_64_intdigest(data)
+                if found != expected:
+                    bad[i] = Mismatch(found, expected)
+            return batch, nbytes, bad
+
+        all_bad: dict[int, Mismatch] = {}
+        for batch, nbytes, bad in ordered_map(check, batches(reader), self._workers):
+            self.checked_bytes += nbytes
+            all_bad |= bad
+            self._progress(Progress("verify", part.start + batch.stop, total, self.checked_bytes))
+        if not all_bad:
+            return set()
+        if unsound and _mended(stored, all_bad, reader.manifest.column("checksum")):
+            for i, mismatch in all_bad.items():
+                yield from self._name(part, i, _stored("checksum", mismatch))
+            return {"checksum"}
+        for i, mismatch in all_bad.items():
+            self.images.add(part.start + i)
+            what = _describe(mismatch, "checksum")
+            yield from self._name(part, i, f"its stored checksum or its image is damaged: {what}" if unsound else what)
+        return {"checksum"} if unsound else set()
+
+    def _name(self, part: Part, i: int, what: str) -> Iterator[Problem]:
+        record = part.start + i
+        if record not in self._named:
+            yield self._note(Problem(what, record, key_of(part.reader, i), part.name))
+
+    def _joined(self) -> Iterator[Problem]:
+        """The columns of all shards together, against the manifest of the whole."""
+        found = [part.reader for part in parts(self._reader) if part is not None]
+        for column in self._reader.manifest.columns[1:]:
+            digest = column_digest([reader.column(column.name) for reader in found])
+            if digest != column.digest:
+                self.damaged.add(column.name)
+                self.unproven.add(column.name)
+                what = f"column {column.name!r} of all shards together has the SHA-256 {digest}"
+                yield Problem(f"{what}, expected {column.digest}")
+
+
+def parts(reader: Reader) -> Iterator[Part | None]:
+    """The files of a store, in order; None for a shard that does not open."""
+    if not isinstance(reader, ShardedReader):
+        yield Part(0, None, reader)
+        return
+    start = 0
+    for number, shard in enumerate(reader.manifest.shards):
+        try:
+            yield Part(start, shard.name, reader.shard(number))
+        except StoreError:
+            yield None
+        start += shard.records
+
+
+def key_of(reader: Reader, record: int) -> str | None:
+    """The key of a record for a report, which may be damaged itself."""
+    try:
+        return reader.key(record)
+    except (PackstoreError, IndexError, KeyError):
+        return None
+
+
+def row_sums(
+    columns: tuple[Column, ...], data: dict[str, ColumnData], start: int, stop: int
+) -> dict[int, tuple[int | None, str]]:
+    """The row checksums of records ``start`` to ``stop - 1``, as their fields are now.
+
+    Args:
+        columns: Of the store.
+        data: Those of which a row consists, by name.
+        start: The first record.
+        stop: One after the last.
+
+    Returns:
+        For each record its checksum and an empty string; or None and the reason, when a field of it cannot be read.
+    """
+    count = stop - start
+    unreadable: dict[int, str] = {}
+    values: dict[str, NDArray[Any]] = {}
+    for column in row_columns(columns):
+        whole = data[column.name]
+        if not isinstance(whole, Ragged):
+            values[column.name] = whole[start:stop]
+            continue
+        items = []
+        for i in range(start, stop):
+            try:
+                items.append(whole[i])
+            except StoreError as error:
+                unreadable[i] = str(error)
+                items.append(b"")
+        values[column.name] = value_hashes(items, count)
+    sums = row_checksums(columns, values, count).tolist()
+    return {
+        i: (None, unreadable[i]) if i in unreadable else (found, "")
+        for i, found in zip(range(start, stop), sums, strict=True)
+    }
+
+
+def column_digest(pieces: list[ColumnData]) -> str:
+    """The digest of a column's values as a manifest has it; ``pieces`` are the column's in each file, in order."""
+    data, offsets, base = hashlib.sha256(), hashlib.sha256(), 0
+    if not isinstance(pieces[0], Ragged):
+        for piece in pieces:
+            if not isinstance(piece, Ragged):
+                _update(data, piece)
+        return data.hexdigest()
+    offsets.update(bytes(8))
+    for piece in pieces:
+        if isinstance(piece, Ragged):
+            # The first offset should be 0; where it is not, that must show.
+            _update(offsets, piece.offsets[1:], base + int(piece.offsets[0]))
+            _update(data, piece.data)
+            base += len(piece.data)
+    return ragged_digest(offsets.digest(), data.digest())
+
+
+def _update(sha: Any, array: NDArray[Any], add: int = 0) -> None:
+    little = array.dtype.newbyteorder("<")
+    step = max(1, _DIGEST_BYTES // max(1, array.nbytes // max(1, len(array))))
+    for start in range(0, len(array), step):
+        piece = np.ascontiguousarray(array[start : start + step] + add if add else array[start : start + step], little)
+        sha.update(piece.reshape(-1).view(np.uint8).data)
+
+
+def batches(reader: Reader) -> Iterator[range]:
+    """Ranges of records of about the same number of bytes."""
+    total = len(reader)
+    mean = max(1, reader.manifest.image.nbytes // max(1, total))
+    step = max(1, min(_BATCH_RECORDS, _BATCH_BYTES // mean))
+    return (range(start, min(start + step, total)) for start in range(0, total, step))
+
+
+def _mended(stored: NDArray[Any], bad: dict[int, Mismatch], column: Column) -> bool:
+    """Whether a column of checksums has its digest once the records that it does not fit have their own in it."""
+    if any(mismatch.found is None for mismatch in bad.values()):
+        return False
+    mended = np.array(stored)
+    for i, mismatch in bad.items():
+        mended[i] = mismatch.found
+    return fixed_digest(mended.data) == column.digest
+
+
+def _stored(name: str, mismatch: Mismatch) -> str:
+    return f"its stored {name} is damaged: {mismatch.expected:016x}, should be {mismatch.found or 0:016x}"
+
+
+def _describe(mismatch: Mismatch, name: str) -> str:
+    return mismatch.why or f"{name} {mismatch.found or 0:016x}, expected {mismatch.expected:016x}"

@@ -1,0 +1,99 @@
+"""A reader that checks every record that it hands out: what ``checksums="always"`` means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from packstore.errors import CorruptRecordError, StoreError, printable
+from packstore.manifest import Column
+from packstore.progress import ProgressCallback, no_progress
+from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader
+from packstore.stores.check import column_digest, key_of
+from packstore.stores.rows import ROW_CHECKSUM, row_columns
+
+
+class CheckedReader(Reader):
+    """Another reader, with each record checked when it is read: its image, and with it its label, key and the like.
+
+    An image that does not match its checksum, and fields that do not match the record's row checksum, raise
+    :class:`CorruptRecordError`. Whole columns are handed out as they are, since one bad label must not keep all others
+    back, except in a store without row checksums: there a column must have its digest, or :class:`StoreError` says so.
+    """
+
+    checks_records = True
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader.path, reader.manifest)
+        self._reader = reader
+        columns = reader.manifest.columns
+        self._row = row_columns(columns) if reader.manifest.has_column(ROW_CHECKSUM.name) else None
+        self._sound: set[str] = set()
+
+    def read(self, index: int) -> Buffer:
+        return self._checked(index, self._reader.read(index))
+
+    def view(self, index: int) -> Buffer:
+        return self._checked(index, self._reader.view(index))
+
+    def column(self, name: str) -> ColumnData:
+        if name == "image":
+            raise StoreError("checksums='always' reads images one by one, so they are no array")
+        if self._row is None:
+            self.check_column(name)
+        return self._reader.column(name)
+
+    def key(self, index: int) -> str:
+        self.check_fields(index)
+        return self._reader.key(index)
+
+    def check_column(self, name: str) -> None:
+        if name in self._sound:
+            return
+        expected, found = self.manifest.column(name).digest, column_digest([self._reader.column(name)])
+        if found != expected:
+            raise StoreError(
+                f"column {name!r} of {printable(str(self.path))} is damaged: its SHA-256 is {found}, expected "
+                f"{expected}; packstore repair takes what is damaged from the source"
+            )
+        self._sound.add(name)
+
+    def check_fields(self, index: int) -> None:
+        if self._row is None:
+            for column in self.manifest.columns[1:]:
+                self.check_column(column.name)
+            return
+        expected = int(self._reader.fixed(ROW_CHECKSUM.name)[index])
+        found = xxh3_64_intdigest(b"".join(self._field(column, index) for column in self._row))
+        if found != expected:
+            raise CorruptRecordError(index, self._key(index), f"{expected:016x}", f"{found:016x}")
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        return self._reader.check_structure(quick=quick, progress=progress)
+
+    def _checked(self, index: int, data: Buffer) -> Buffer:
+        self.check_fields(index)
+        expected = int(self._reader.fixed("checksum")[index])
+        found = xxh3_64_intdigest(data)
+        if found != expected:
+            raise CorruptRecordError(index, self._key(index), f"{expected:016x}", f"{found:016x}")
+        return data
+
+    def _field(self, column: Column, index: int) -> bytes:
+        data: Any = self._reader.column(column.name)
+        if isinstance(data, Ragged):
+            try:
+                return xxh3_64_intdigest(data[index]).to_bytes(8, "little")
+            except StoreError:
+                return b""  # its offsets are damaged, which the checksum will tell
+        value = data[index]
+        return np.ascontiguousarray(value, data.dtype.newbyteorder("<")).tobytes()
+
+    def _key(self, index: int) -> str:
+        return key_of(self._reader, index) or "its key is damaged, too"

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""The crop-seekable JPEG: how much larger files get, how fast they are rewritten, and what a crop costs to decode.
+
+    .venv/bin/python tools/bench/seekable.py IMAGES [--repeats 5] [--workers N] [--prices]
+
+Everything runs in this process over the same files, in turn (A B A B …), with a warm page cache. Crops are those of a
+random resized crop with its usual ranges, one an image, the same for every decoder. `--prices` shows instead what other
+trades of size against selectivity would give: `packstore.seekable.rewrite._PRICE`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from common import machine, table
+
+from packstore import convert
+from packstore.augment import Frames, RandomResizedCrop
+from packstore.counter import Draws
+from packstore.decoders import UNAVAILABLE, Decoder, available_decoders, get_decoder
+from packstore.parallel import default_workers
+from packstore.seekable import NotSeekableError, make_seekable, read_index, rewrite, splice
+from packstore.sniff import sniff
+from packstore.sources import open_source
+
+Box = tuple[int, int, int, int]
+
+
+def rewritten(data: bytes) -> bytes:
+    try:
+        return make_seekable(data)
+    except NotSeekableError:
+        return data
+
+
+def boxes(files: list[bytes]) -> list[Box]:
+    sizes = np.array([(info.height, info.width) for info in map(sniff, files)], np.int64)
+    draws = Draws(0, 0, np.arange(len(files)))
+    frames = RandomResizedCrop(224).plan(Frames.full(sizes), draws)
+    return [(top, left, height, width) for top, left, height, width in frames.box.tolist()]
+
+
+def in_turn(jobs: dict[str, Callable[[], None]], repeats: int, clock: Callable[[], float]) -> dict[str, list[float]]:
+    """Seconds of each job by ``clock``, ``repeats`` times each, after one run that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for job in jobs.values():
+        job()
+    for _ in range(repeats):
+        for name, job in jobs.items():
+            start = clock()
+            job()
+            times[name].append(clock() - start)
+    return times
+
+
+def processor() -> float:
+    """Seconds of processor that this process and those that it started and waited for have used."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def sizes(files: list[bytes], made: list[bytes]) -> str:
+    before, after = sum(map(len, files)), sum(map(len, made))
+    kept = sum(read_index(data) is None for data in made)
+    return (
+        f"{len(files):,} files: {before:,} bytes before, {after:,} after: {after / before - 1:+.2%}; "
+        f"{kept} cannot be made seekable"
+    )
+
+
+def rewriting(images: Path, workers: int | None, repeats: int) -> str:
+    cores = default_workers()
+    scratch = Path(tempfile.mkdtemp())
+    rates, shares = [], []
+    try:
+        for _ in range(repeats):
+            shutil.rmtree(scratch / "a.lmdb", ignore_errors=True)
+            start, used = time.perf_counter(), processor()
+            report = convert(images, scratch / "a.lmdb", encoding="seekable", workers=workers)
+            wall = time.perf_counter() - start
+            rates.append(report.manifest.records / wall)
+            shares.append((processor() - used) / wall / cores)
+    finally:
+        shutil.rmtree(scratch)
+    return f"Rewriting: {median(rates):.0f} images/s, {median(shares):.0%} of {cores} cores busy with it"
+
+
+def crops(made: list[bytes], wanted: list[Box], repeats: int) -> str:
+    """Single thread, processor time: one image after the other, whole and as crops."""
+    rows = []
+    for name, what in available_decoders().items():
+        if what.startswith(UNAVAILABLE):
+            continue
+        decoder = get_decoder(name)
+        times = in_turn(
+            {"whole": lambda d=decoder: whole(d, made), "crop": lambda d=decoder: parts(d, made, wanted)},  # type: ignore[misc]
+            repeats,
+            time.thread_time,
+        )
+        each = {key: median(values) / len(made) * 1e6 for key, values in times.items()}
+        rows.append([name, f"{each['whole']:.0f}", f"{each['crop']:.0f}", f"{each['whole'] / each['crop']:.2f}"])
+    return table(["decoder", "whole, µs", "crop, µs", "times as fast"], rows)
+
+
+def whole(decoder: Decoder, made: list[bytes]) -> None:
+    for data in made:
+        decoder.decode(data)
+
+
+def parts(decoder: Decoder, made: list[bytes], wanted: list[Box]) -> None:
+    for data, box in zip(made, wanted, strict=True):
+        decoder.decode_crop(data, box)
+
+
+def splicing(made: list[bytes], wanted: list[Box], repeats: int) -> str:
+    pairs: list[tuple[bytes, Any, Box]] = []
+    for data, box in zip(made, wanted, strict=True):
+        index = read_index(data)
+        if index is not None:
+            pairs.append((data, index, box))
+
+    def read() -> None:
+        for data, _, _ in pairs:
+            read_index(data)
+
+    def cut() -> None:
+        for data, index, box in pairs:
+            splice(data, index, box)
+
+    times = in_turn({"read": read, "cut": cut}, repeats, time.thread_time)
+    each = {key: median(values) / len(pairs) * 1e6 for key, values in times.items()}
+    found = [splice(data, index, box) for data, index, box in pairs]
+    share = sum(len(data if part is None else part.jpeg) for (data, _, _), part in zip(pairs, found, strict=True))
+    return (
+        f"Splice: {each['cut']:.0f} µs an image and {each['read']:.1f} µs to read the index; the parts have "
+        f"{share / sum(len(data) for data, _, _ in pairs):.0%} of the bytes"
+    )
+
+
+def prices(files: list[bytes], wanted: list[Box], workers: int | None) -> str:
+    rows = []
+    before = sum(map(len, files))
+    for price in (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 10.0):
+        rewrite._PRICE = price
+        with ThreadPoolExecutor(workers) as pool:
+            made = list(pool.map(rewritten, files))
+        share = []
+        for data, box in zip(made, wanted, strict=True):
+            index = read_index(data)
+            part = None if index is None else splice(data, index, box)
+            share.append(
+                1.0 if index is None or part is None else part.height * part.width / index.height / index.width
+            )
+        rows.append([f"{price:g}", f"{sum(map(len, made)) / before - 1:+.2%}", f"{np.mean(share):.3f}"])
+    return table(["price", "growth", "share of the image decoded"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--prices", action="store_true")
+    options = parser.parse_args()
+    source = open_source(options.images)
+    paths = [options.images / entry.key for entry in source.entries()]
+    files = [data for path in paths if (data := path.read_bytes())[:3] == b"\xff\xd8\xff"]
+    wanted = boxes(files)
+    if options.prices:
+        print(prices(files, wanted, options.workers))
+    else:
+        with ThreadPoolExecutor(options.workers) as pool:
+            made = list(pool.map(rewritten, files))
+        print(sizes(files, made))
+        print(rewriting(options.images, options.workers, options.repeats))
+        print(splicing(made, wanted, options.repeats))
+        print()
+        print(crops(made, wanted, options.repeats))
+    print(f"\n{len(files):,} JPEG files; {machine()}")
+
+
+if __name__ == "__main__":
+    main()
