@@ -7,16 +7,16 @@ no spaces, ASCII) with a SHA-256 over everything else in its ``digest`` field.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from packstore.errors import ManifestError
+from packstore.plainjson import canonical, from_plain, sha256_json, to_plain, unique
 
 FORMAT_VERSION = 1
 """Version of the store layouts that this code writes. A reader refuses a higher one."""
@@ -281,17 +281,17 @@ class Manifest:
 
         It does not depend on the container or on sharding, so two people can compare it across formats.
         """
-        d = _to_plain(self)
-        return _sha256_json({k: d[k] for k in ("encoding", "records", "columns", "splits", "normalization")})
+        d = to_plain(self)
+        return sha256_json({k: d[k] for k in ("encoding", "records", "columns", "splits", "normalization")})
 
     @property
     def digest(self) -> str:
         """SHA-256 of the whole manifest, as it is in the ``digest`` field of its JSON."""
-        return _sha256_json(_to_plain(self))
+        return sha256_json(to_plain(self))
 
     def to_json(self) -> str:
         """Canonical JSON with the digest of everything else in ``digest``."""
-        text = _canonical(_to_plain(self) | {"digest": self.digest})
+        text = canonical(to_plain(self) | {"digest": self.digest})
         if len(text) > MAX_JSON_BYTES:
             raise ManifestError(f"the manifest would have {len(text)} bytes, more than {MAX_JSON_BYTES}")
         return text
@@ -309,7 +309,7 @@ class Manifest:
         if separators > _MAX_JSON_VALUES:
             raise ManifestError(f"the manifest has more than {_MAX_JSON_VALUES} values")
         try:
-            plain = json.loads(text, object_pairs_hook=_unique)
+            plain = json.loads(text, object_pairs_hook=unique)
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest is not JSON: {error}") from None
         if not isinstance(plain, dict):
@@ -324,20 +324,12 @@ class Manifest:
             )
         digest = plain.pop("digest", None)
         try:
-            found = _sha256_json(plain)
+            found = sha256_json(plain)
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest cannot be read: {error}") from None
         if digest != found:
             raise ManifestError(f"the manifest is damaged: its SHA-256 is {found}, expected {digest!r}")
-        return cast("Manifest", _from_plain(cls, plain))
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, whose names JSON lets appear twice."""
-    plain = dict(pairs)
-    if len(plain) != len(pairs):
-        raise ValueError("a name appears twice in an object")
-    return plain
+        return cast("Manifest", from_plain(_SCHEMA, cls, plain, "manifest"))
 
 
 def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
@@ -376,26 +368,7 @@ def ragged_digest(offsets_sha256: bytes, data_sha256: bytes) -> str:
     return hashlib.sha256(offsets_sha256 + data_sha256).hexdigest()
 
 
-def _canonical(plain: Any) -> str:
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-def _sha256_json(plain: Any) -> str:
-    return hashlib.sha256(_canonical(plain).encode("ascii")).hexdigest()
-
-
-def _to_plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, (tuple, list)):
-        return [_to_plain(v) for v in value]
-    return value
-
-
 # How each field of each class is read back; what is not listed is a scalar of the given types.
-_Reader = tuple[type, ...] | type | str
 _SCALAR = (str, int, float, bool, type(None))
 _SCHEMA: dict[type, dict[str, Any]] = {
     Column: {
@@ -428,33 +401,3 @@ _SCHEMA: dict[type, dict[str, Any]] = {
         "format_version": int,
     },
 }
-
-
-def _from_plain(schema: Any, plain: Any, where: str = "manifest") -> Any:
-    """Reads ``plain`` (from JSON) by ``schema``: a dataclass of :data:`_SCHEMA`, a type, ``[schema]`` for a tuple,
-    ``{"*": schema}`` for a mapping, ``(schema, None)`` for an optional value, or a tuple of types."""
-    if schema in _SCHEMA if isinstance(schema, type) else False:
-        fields = _SCHEMA[schema]
-        if not isinstance(plain, dict) or plain.keys() != fields.keys():
-            found = sorted(plain) if isinstance(plain, dict) else type(plain).__name__
-            raise ManifestError(f"{where} should have the fields {sorted(fields)}, found {found!r:.300}")
-        return schema(**{name: _from_plain(fields[name], plain[name], f"{where}.{name}") for name in fields})
-    if isinstance(schema, list):
-        if not isinstance(plain, list):
-            raise ManifestError(f"{where} should be a list, found {plain!r:.100}")
-        return tuple(_from_plain(schema[0], item, f"{where}[{i}]") for i, item in enumerate(plain))
-    if isinstance(schema, dict):
-        if not isinstance(plain, dict):
-            raise ManifestError(f"{where} should be an object, found {plain!r:.100}")
-        return {str(k): _from_plain(schema["*"], v, f"{where}.{k}") for k, v in plain.items()}
-    if isinstance(schema, tuple) and schema[-1] is None:
-        return None if plain is None else _from_plain(schema[0], plain, where)
-    allowed: Sequence[type] = schema if isinstance(schema, tuple) else (schema,)
-    if isinstance(plain, int) and not isinstance(plain, bool) and float in allowed and int not in allowed:
-        try:
-            plain = float(plain)
-        except OverflowError:
-            raise ManifestError(f"{where} is too large for a number: {len(str(plain))} digits") from None
-    if type(plain) not in allowed:
-        raise ManifestError(f"{where} should be {' or '.join(t.__name__ for t in allowed)}, found {plain!r:.100}")
-    return plain

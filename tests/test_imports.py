@@ -36,7 +36,7 @@ class Room:
 
 ROOMS = (
     # name         files                                            other rooms                 libraries
-    Room("foundation", "errors.py manifest.py progress.py sniff.py counter.py parallel.py", "", "numpy"),
+    Room("foundation", "errors.py manifest.py plainjson.py progress.py sniff.py counter.py parallel.py", "", "numpy"),
     # What a store and a source are. It is the vocabulary of all that stands between the two, so encode may use it.
     Room("contracts", "stores/base.py sources/base.py", "foundation", "numpy"),
     Room("pth store", "stores/pth_store.py", "foundation contracts stores", "numpy torch"),
