@@ -122,7 +122,8 @@ class TakeOver:
                 try:
                     data, checksum, shape = previous.image(self.records)
                 except StoreError as doubt:
-                    _log.warning("going on from record %d: %s", self.records, printable(str(doubt)))
+                    # As a rule the last seconds, which the killed run had noted and not written yet.
+                    _log.info("going on from record %d: %s", self.records, printable(str(doubt)))
                     self.rest = chain([entry], entries)
                     break
                 packed.entries.append(entry)

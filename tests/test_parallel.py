@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packstore import conversion
+from packstore import conversion, packing
 from packstore.parallel import ordered_map, ordered_pieces
 
 
@@ -79,7 +79,7 @@ def test_a_store_does_not_depend_on_how_its_batches_come(
     options: dict[str, Any], demo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = conversion.convert(demo_folder, tmp_path / "whole.lmdb", **options).manifest
-    monkeypatch.setattr(conversion, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(packing, "_PIECE_BYTES", 1)
     pieces = conversion.convert(demo_folder, tmp_path / "pieces.lmdb", **options).manifest
     assert pieces.dataset_digest == whole.dataset_digest
 

@@ -1,0 +1,261 @@
+"""Killing conversions and looking at what is left: shared by tools/kill and tests/test_kill.py."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SYSCALLS = (
+    "write,pwrite64,writev,pwritev,rename,renameat,renameat2,link,linkat,unlink,unlinkat,mkdir,mkdirat,rmdir,fsync,"
+    "fdatasync,ftruncate,fallocate"
+)
+"""System calls that change a file system."""
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "lmdb": (".lmdb", {"encoding": "original"}),
+    "hdf5": (".h5", {"encoding": "original"}),
+    "pth": (".pth", {"encoding": "uint8", "size": 32}),
+    "jpeg": (".lmdb", {"encoding": "jpeg", "resize": 32}),
+    "floats": (".h5", {"encoding": "float16", "size": 32}),
+    "lmdb shards": (".lmdb", {"encoding": "original", "shard_size": 20_000}),
+    "hdf5 shards": (".h5", {"encoding": "original", "shard_size": 20_000}),
+    "pth shards": (".pth", {"encoding": "uint8", "size": 32, "shard_size": 20_000}),
+}
+"""Conversions by name: suffix of the destination, and options."""
+
+
+class LossError(Exception):
+    """Something was lost, or is there that should not be."""
+
+
+@dataclass
+class Tally:
+    """What has been seen.
+
+    Attributes:
+        kills: Runs that were killed.
+        complete: Kills that found the store complete, under its name.
+        resumed: Runs after a kill that took records over.
+        taken_over: These records.
+        losses: What went wrong, one line each.
+        calls: Kills by system call.
+    """
+
+    kills: int = 0
+    complete: int = 0
+    resumed: int = 0
+    taken_over: int = 0
+    losses: list[str] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
+
+
+def content(path: Path) -> dict[str, bytes]:
+    """All files of a store, by name."""
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+def small_steps() -> None:
+    """A receipt after each batch, few images a batch, and small transactions: there is more to be cut in two."""
+    from packstore import conversion
+    from packstore.stores import lmdb_store, receipts
+
+    receipts.EVERY_SECONDS = 0.0
+    conversion.PASS_RECORDS = conversion.DECODE_RECORDS = 4
+    lmdb_store._TXN_BYTES = 1 << 14
+
+
+def in_child(function: Callable[[], Any]) -> int:
+    """Runs a function in a forked child, which does nothing else; returns its process id."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - this process ends here
+            function()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+class Killer:
+    """Kills conversions of one folder in a directory of its own.
+
+    After each kill: the destination must be what it was before, or complete, to the byte; and the same conversion, run
+    again, must complete it, to the byte, and leave nothing else behind.
+    """
+
+    def __init__(self, images: Path, scratch: Path, seed: int) -> None:
+        small_steps()
+        self._images = images
+        self._scratch = scratch
+        self._random = random.Random(seed)
+        self._references: dict[str, dict[str, bytes]] = {}
+        self._seconds: dict[str, float] = {}
+        self.tally = Tally()
+
+    def reference(self, case: str) -> dict[str, bytes]:
+        """What an uninterrupted conversion gives."""
+        import packstore
+
+        if case not in self._references:
+            suffix, options = CASES[case]
+            path = self._scratch / f"reference{suffix}"
+            started = time.monotonic()
+            packstore.convert(self._images, path, **options)
+            self._seconds[case] = time.monotonic() - started
+            self._references[case] = content(path)
+            _remove(path)
+        return self._references[case]
+
+    def at_random(self, case: str, *, overwrite: bool) -> None:
+        """Kills one conversion one to three times in a row, each at a random moment, and then lets it end."""
+        import packstore
+
+        suffix, options = CASES[case]
+        expected, out = self.reference(case), self._scratch / f"out{suffix}"
+        before: dict[str, bytes] = {}
+        if overwrite:
+            packstore.convert(self._images, out, encoding="uint8", size=8, split="val")
+            before = content(out)
+        for _ in range(self._random.randint(1, 3)):
+            child = in_child(lambda: packstore.convert(self._images, out, overwrite=overwrite, **options))
+            # Started from a process that has loaded everything, a run takes about as long as the reference did.
+            time.sleep(self._random.random() * 1.3 * self._seconds[case])
+            os.kill(child, signal.SIGKILL)
+            if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):
+                break  # it was quicker
+            self.tally.kills += 1
+            self.look(case, out, before)
+            if out.exists() and content(out) == expected:
+                break
+        self.finish(case, out, overwrite)
+
+    def at_calls(self, case: str, every: int = 1) -> None:
+        """Kills a conversion at every (or each ``every``-th) system call that changes the file system, by strace."""
+        suffix, _ = CASES[case]
+        self.reference(case)
+        out = self._scratch / f"out{suffix}"
+        for number, (call, count) in enumerate(self._calls(case, out)):
+            if number % every:
+                continue
+            inject = ["-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={count}"]
+            done = self._traced(case, out, inject)
+            if done.returncode != -signal.SIGKILL:
+                raise LossError(f"{case}: {call} number {count}: exit code {done.returncode}: {done.stderr}")
+            self.tally.kills += 1
+            self.tally.calls[call] += 1
+            self.look(f"{case} at {call} number {count}", out, {})
+            self.finish(case, out, overwrite=False)
+
+    def look(self, case: str, out: Path, before: dict[str, bytes]) -> None:
+        """The destination is what it was, or complete."""
+        there = content(out) if out.exists() else {}
+        if there == self._references[case.partition(" at ")[0]]:
+            self.tally.complete += 1
+        elif there != before:
+            self.tally.losses.append(f"{case}: after a kill something else lies at the destination")
+
+    def finish(self, case: str, out: Path, overwrite: bool) -> None:
+        """The same conversion again: it completes the store, and nothing else is left."""
+        import packstore
+        from packstore.errors import DestinationError
+        from packstore.stores.work import OWNER, find_leftovers, remove_leftover
+
+        options = CASES[case][1]
+        try:
+            report = packstore.convert(self._images, out, overwrite=overwrite, **options)
+            self.tally.resumed += report.taken_over > 0
+            self.tally.taken_over += report.taken_over
+        except DestinationError as error:
+            # Complete already, and the work directory gone as far as this could be told from its receipt.
+            if not out.exists() or "exists already" not in str(error):
+                self.tally.losses.append(f"{case}: {error}")
+        except Exception as error:
+            self.tally.losses.append(f"{case}: {type(error).__name__}: {error}")
+        found = content(out) if out.exists() else {}
+        if found != self.reference(case):
+            self.tally.losses.append(f"{case}: the store that was completed differs from one made without a kill")
+        else:
+            verified = packstore.verify(out)
+            if not verified.ok:
+                self.tally.losses.append(f"{case}: {verified.problems[0].what}")
+        _remove(out)
+        # Killed in the very last moment a run may leave its work directory, empty; packstore clean finds that.
+        for leftover in find_leftovers(self._scratch):
+            if any(p.name != OWNER for p in leftover.path.rglob("*") if not p.is_dir()):
+                self.tally.losses.append(f"{case}: {leftover.path} still holds something")
+            remove_leftover(leftover)
+        left = [str(p) for p in self._scratch.rglob("*")]
+        if left:
+            self.tally.losses.append(f"{case}: left over: {left}")
+            for path in self._scratch.iterdir():
+                _remove(path)
+
+    def _calls(self, case: str, out: Path) -> Iterator[tuple[str, int]]:
+        """The calls of an uninterrupted run, as (name, which of this name). Threads count by themselves for strace, so
+        only those of the first, which does all but the syncing, are listed."""
+        log = self._scratch.with_name(f"{self._scratch.name}.trace")
+        done = self._traced(case, out, ["-e", f"trace={SYSCALLS}"], log)
+        if done.returncode:
+            raise LossError(f"{case}: the traced run failed: {done.stderr}")
+        _remove(out)
+        lines = log.read_text(errors="replace").splitlines()
+        log.unlink()
+        first = lines[0].split(None, 1)[0]
+        seen: Counter[str] = Counter()
+        for line in lines:
+            thread, _, rest = line.partition(" ")
+            name = rest.lstrip().partition("(")[0]
+            if thread == first and name in SYSCALLS.split(","):
+                seen[name] += 1
+                yield name, seen[name]
+
+    def _traced(
+        self, case: str, out: Path, arguments: list[str], log: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        program = (
+            "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]; import killing; killing.small_steps(); "
+            "import packstore; packstore.convert(sys.argv[3], sys.argv[4], **killing.CASES[sys.argv[5]][1])"
+        )
+        here = Path(__file__).resolve().parent
+        strace = ["strace", "-f", "-qq", "-o", str(log or os.devnull), *arguments]
+        command = [
+            *strace,
+            sys.executable,
+            "-B",
+            "-c",
+            program,
+            str(here),
+            str(here.parent),
+            str(self._images),
+            str(out),
+        ]
+        return subprocess.run([*command, case], capture_output=True, text=True, check=False)
+
+
+def can_trace() -> bool:
+    """Whether strace is there and may trace."""
+    try:
+        return subprocess.run(["strace", "-o", os.devnull, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
