@@ -41,7 +41,7 @@ _MAGIC = "packstore work directory"
 _RUN = re.compile(r"run-(\d{5})")
 _NAME = re.compile(r"\.(.+)\.packstore", re.DOTALL)
 _LONGEST = 200
-_MAX_OWNER = 4096
+_OWNER_BYTES = 4096
 # What flock(2) says where the file system knows no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
@@ -187,8 +187,8 @@ class WorkDirectory:
                 "started": time.time(),
             }
         )
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text.encode("ascii"), 0)
+        # Always of one length and in one call: at no moment is there an owner that says nothing.
+        os.pwrite(descriptor, text.encode("ascii").ljust(_OWNER_BYTES), 0)
 
 
 def read_owner(path: Path) -> Owner | None:
@@ -198,7 +198,7 @@ def read_owner(path: Path) -> Owner | None:
     except OSError:
         return None
     try:
-        found = json.loads(os.read(descriptor, _MAX_OWNER))
+        found = json.loads(os.read(descriptor, _OWNER_BYTES))
         if found["what"] != _MAGIC:
             return None
         return Owner(str(found["destination"]), int(found["pid"]), str(found["host"]), float(found["started"]))
