@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from packstore.stores.base import disk_bytes
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.previous import finish
 from packstore.stores.rows import ROW_CHECKSUM
-from packstore.takeover import Account, TakeOver, fingerprint
+from packstore.takeover import Account, TakeOver, fingerprint, objection
 
 _SMALL_FILE = 16 << 10
 
@@ -123,7 +124,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     source_bytes, total = 0, plan.survey.records
     stamp = plan.source.stamp()
     identity = fingerprint(plan, encoder, columns)
-    finished = finish(plan.destination, identity, overwrite=plan.options.overwrite)
+    finished = finish(plan.destination, identity, partial(objection, plan), overwrite=plan.options.overwrite)
     if finished is not None:
         return _report(plan, finished, 0, started, (), finished.records)
     builder = create_store(

@@ -20,7 +20,6 @@ from packstore.plan import Plan, recorded_options
 from packstore.seekable import jpegtran_version
 from packstore.sources.base import Entry
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.previous import Previous
 from packstore.stores.receipts import Progressed
 
 _log = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ class TakeOver:
         self.rest: Iterator[Entry] = iter(())
         previous = builder.previous
         if previous is not None:
-            reason = _objection(plan, previous)
+            reason = objection(plan, Progressed(previous.consumed, previous.digest, tuple(previous.skipped)))
             if reason is not None:
                 _log.warning(
                     "starting afresh: %s records of an interrupted run are not taken over: %s",
@@ -147,8 +146,8 @@ def _empty() -> Packed:
     return Packed([], [], [], [], [], [], 0, 0)
 
 
-def _objection(plan: Plan, previous: Previous) -> str | None:
-    """Why an interrupted run does not fit the source as it is now, or None."""
+def objection(plan: Plan, previous: Progressed) -> str | None:
+    """Why what an interrupted run has made does not fit the source as it is now, or None."""
     if previous.skipped and plan.options.on_error != "skip":
         return f"it skipped {len(previous.skipped)} bad samples"
     account = Account()

@@ -306,6 +306,29 @@ def test_killed_between_the_name_and_the_cleaning_up(
     assert content(out) == reference(suffix, encoding="original")
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_complete_is_only_what_the_source_still_gives(
+    folder: Path, tmp_path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch, reference: Any
+) -> None:
+    out = tmp_path / "out.h5"
+
+    def killed(self: work.WorkDirectory) -> None:
+        self.release()
+        raise CutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work.WorkDirectory, "remove", killed)
+        with pytest.raises(CutError):
+            packstore.convert(folder, out)
+    change(folder, "touched")  # of the same size
+    if overwrite:
+        assert packstore.convert(folder, out, overwrite=True).taken_over == 0
+        assert content(out) == reference(".h5")
+    else:
+        with pytest.raises(DestinationError, match="files of the source have changed since"):
+            packstore.convert(folder, out)
+
+
 def test_a_short_run_that_fails_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts, "EVERY_SECONDS", 3600.0)
 

@@ -204,8 +204,7 @@ class StoreBuilder:
                 self._refuse_duplicates()
                 manifest = self._seal(tuple(skipped))
                 if self._journal is not None:
-                    # Without a receipt so far there is little to go on from: what it costs is saved.
-                    state = progressed() if progressed is not None and self._journal.written else None
+                    state = None if progressed is None else progressed()
                     self._journal.receipt(state, self._parts.sealed, sealed=manifest.digest)
             self._staging.publish()
         except BaseException:

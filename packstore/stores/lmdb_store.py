@@ -7,6 +7,7 @@ after digits, so the whole file is written by sorted appends.
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -128,7 +129,7 @@ class LmdbWriter(Writer):
     def _open(self) -> None:
         # As bytes: py-lmdb cannot encode a path that is not UTF-8.
         path = os.fsencode(self.path)
-        with _lmdb_errors(), beyond_standard_streams():
+        with _lmdb_errors(self.path), beyond_standard_streams():
             self._env = lmdb.open(
                 path, map_size=self._map_size, lock=False, sync=False, mode=0o666, max_dbs=0, create=True
             )
@@ -137,13 +138,13 @@ class LmdbWriter(Writer):
         """Puts what is pending in one transaction; a map that is full grows, and all of it is put again."""
         while self._pending:
             try:
-                with _lmdb_errors(), self._env.begin(write=True) as txn, txn.cursor() as cursor:
+                with _lmdb_errors(self.path), self._env.begin(write=True) as txn, txn.cursor() as cursor:
                     added = cursor.putmulti(self._pending, append=True)[1]
             except lmdb.MapFullError:
                 # Twice the map: deterministic, and at most 30 times for a terabyte. The file is not that large; it
                 # grows by the pages written.
                 self._map_size *= 2
-                with _lmdb_errors():
+                with _lmdb_errors(self.path):
                     self._env.set_mapsize(self._map_size)
                 continue
             if added != len(self._pending):
@@ -153,13 +154,17 @@ class LmdbWriter(Writer):
 
 
 @contextmanager
-def _lmdb_errors() -> Iterator[None]:
+def _lmdb_errors(path: Path) -> Iterator[None]:
     """LMDB's errors (no space, above all) as an :class:`OSError`, but for a full map, which is no error."""
     try:
         yield
     except lmdb.MapFullError:
         raise
     except lmdb.Error as error:
+        space = os.statvfs(path)
+        if space.f_bavail * space.f_frsize < _TXN_BYTES:
+            # On a disk that gets full in the middle of a write it says "Input/output error".
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise OSError(f"LMDB says {error}") from error
 
 

@@ -17,7 +17,7 @@ from packstore.stores import formats
 from packstore.stores.base import Reader
 from packstore.stores.columns import file_digest
 from packstore.stores.files import DATA_FILE
-from packstore.stores.receipts import Fingerprint, Receipt, difference, read_journal, read_receipt
+from packstore.stores.receipts import Fingerprint, Progressed, Receipt, difference, read_journal, read_receipt
 from packstore.stores.work import STORE, WorkDirectory, read_owner, remove_run, runs_of, work_path
 
 _log = logging.getLogger(__name__)
@@ -161,8 +161,16 @@ def sealed_before(destination: Path) -> bool:
     return _sealed_receipt(destination) is not None
 
 
-def finish(destination: Path, fingerprint: Fingerprint, *, overwrite: bool) -> Manifest | None:
+def finish(
+    destination: Path, fingerprint: Fingerprint, objection: Callable[[Progressed], str | None], *, overwrite: bool
+) -> Manifest | None:
     """Ends a conversion that was killed after its store had got its name and before its work directory was gone.
+
+    Args:
+        destination: The store.
+        fingerprint: Of the conversion that is wanted.
+        objection: Says why the source, as it is now, would give another store, or None.
+        overwrite: Whether the store may be replaced, if it was made otherwise.
 
     Returns:
         The manifest of the store; None where there is no such thing.
@@ -174,6 +182,8 @@ def finish(destination: Path, fingerprint: Fingerprint, *, overwrite: bool) -> M
     if receipt is None:
         return None
     differs = difference(receipt.fingerprint, fingerprint)
+    if differs is None and receipt.progressed is not None:
+        differs = objection(receipt.progressed)
     if differs is None:
         WorkDirectory(destination).remove()
         return formats.read_manifest(destination)

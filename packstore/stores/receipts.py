@@ -109,6 +109,7 @@ class Journal:
 
     Attributes:
         due: When the next receipt should be written, by ``time.monotonic``.
+        written: Records of the latest receipt on the way; 0 in a run that was too short for one.
     """
 
     def __init__(self, run: Path, fingerprint: Fingerprint) -> None:
@@ -137,7 +138,8 @@ class Journal:
         self._file.flush()
         receipt = Receipt(self._fingerprint, progressed, self._records, self._digest.hexdigest(), tuple(shards), sealed)
         receipt.write(self._run)
-        self.written = self._records
+        if sealed is None:
+            self.written = self._records
         self.due = time.monotonic() + EVERY_SECONDS
 
     def close(self) -> None:
