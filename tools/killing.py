@@ -172,7 +172,8 @@ class Killer:
         """The same conversion again: it completes the store, and nothing else is left."""
         import packstore
         from packstore.errors import DestinationError
-        from packstore.stores.work import OWNER, find_leftovers, remove_leftover
+        from packstore.stores.files import remove_empty
+        from packstore.stores.work import OWNER, find_leftovers, remove_leftover, work_path
 
         options = CASES[case][1]
         try:
@@ -193,7 +194,9 @@ class Killer:
             if not verified.ok:
                 self.tally.losses.append(f"{case}: {verified.problems[0].what}")
         _remove(out)
-        # Killed in the very last moment a run may leave its work directory, empty; packstore clean finds that.
+        # Killed in the very last moments a run may leave its work directory, with nothing in it but its owner, which
+        # packstore clean finds, or not even that: an empty directory, which the next conversion to this name takes.
+        remove_empty(work_path(out))
         for leftover in find_leftovers(self._scratch):
             if any(p.name != OWNER for p in leftover.path.rglob("*") if not p.is_dir()):
                 self.tally.losses.append(f"{case}: {leftover.path} still holds something")

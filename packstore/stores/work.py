@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -157,7 +158,7 @@ class WorkDirectory:
         owner = read_owner(self.path)
         if owner is not None and owner.destination != self._destination.name:
             raise DestinationError(f"{shown} is the work directory of {printable(owner.destination)!r}; move it away")
-        if owner is None and any(entry.name != OWNER for entry in self.path.iterdir()):
+        if owner is None and not _is_blank(self.path):
             raise DestinationError(f"{shown} is in the way and holds what packstore did not write; move it away")
 
     def _lives(self, descriptor: int) -> bool:
@@ -189,6 +190,15 @@ class WorkDirectory:
         )
         # Always of one length and in one call: at no moment is there an owner that says nothing.
         os.pwrite(descriptor, text.encode("ascii").ljust(_OWNER_BYTES), 0)
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether nothing is in a work directory yet but, at most, an owner that says nothing: killed as it was made, or
+    the power went before its content was on the disk."""
+    for entry in path.iterdir():
+        if entry.name != OWNER or not stat.S_ISREG(entry.lstat().st_mode) or entry.read_bytes().strip(b"\0"):
+            return False
+    return True
 
 
 def read_owner(path: Path) -> Owner | None:
