@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 from xxhash import xxh3_64_intdigest
 
 import packstore
@@ -57,36 +59,99 @@ def test_a_reader_keeps_what_it_has_opened_while_the_store_is_replaced(
         assert digests(new) != before
 
 
-READ = "import sys, packstore; from tests.test_concurrency import digests; print(digests(packstore.open(sys.argv[1])))"
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_many_processes_and_threads_read_the_same(folder: Path, tmp_path: Path, suffix: str) -> None:
+def test_shards_not_opened_yet_are_never_mixed_with_those_of_another_store(
+    folder: Path, tmp_path: Path, suffix: str
+) -> None:
     out = tmp_path / f"out{suffix}"
-    packstore.convert(folder, out, encoding="original")
-    with packstore.open(out) as reader:
-        expected = digests(reader)
-        with ThreadPoolExecutor(8) as pool:
-            assert list(pool.map(lambda _: digests(reader), range(16))) == [expected] * 16
-    root = Path(__file__).resolve().parent.parent
-    command = [sys.executable, "-c", READ, str(out)]
-    running = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert [eval(process.communicate()[0]) for process in running] == [expected] * 4
+    packstore.convert(folder, out, encoding="original", shard_size=3000)
+    with packstore.open(out) as old:
+        assert len(old.manifest.shards) > 2
+        first, last = old.read(0), len(old) - 1
+        packstore.convert(folder, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
+        assert old.read(0) == first
+        with pytest.raises(packstore.StoreError, match="has been replaced by another store; open it again"):
+            old.read(last)
+
+
+def test_a_dataset_that_was_pickled_before_its_store_was_replaced_says_so(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.lmdb"
+    packstore.convert(folder, out, encoding="uint8", size=8)
+    text = pickle.dumps(PackedDataset(out, "train"))
+    packstore.convert(folder, out, encoding="uint8", size=16, overwrite=True)
+    with pytest.raises(packstore.StoreError, match="has been replaced by another store"):
+        pickle.loads(text)[0]
+
+
+READ = """
+import sys, packstore, xxhash
+for path in sys.argv[1:]:
+    with packstore.open(path) as reader:
+        print(*(xxhash.xxh3_64_intdigest(reader.read(i)) for i in range(len(reader))))
+"""
+
+
+def test_many_processes_and_threads_read_the_same(folder: Path, tmp_path: Path) -> None:
+    paths, expected = [], []
+    for suffix, shard_size in itertools.product(SUFFIXES, (None, 3000)):
+        out = tmp_path / f"out-{shard_size}{suffix}"
+        packstore.convert(folder, out, encoding="original", shard_size=shard_size)
+        with packstore.open(out) as reader, ThreadPoolExecutor(8) as pool:
+            (found,) = {tuple(read) for read in pool.map(lambda _, reader=reader: digests(reader), range(16))}
+        paths.append(str(out))
+        expected.append(" ".join(map(str, found)))
+    assert len(set(expected)) == 1  # the same files, whatever the format
+    command = [sys.executable, "-B", "-c", READ, *paths]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    assert [process.communicate()[0].splitlines() for process in running] == [expected] * 6
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("shard_size", [None, 3000])
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_forked_processes_read_on(
+    folder: Path, tmp_path: Path, suffix: str, shard_size: int | None, opened: bool
+) -> None:
+    out = tmp_path / f"out{suffix}"
+    packstore.convert(folder, out, encoding="original", shard_size=shard_size)
+    with packstore.open(out) as fresh:
+        expected = digests(fresh)
+    with packstore.open(out) as reader:
+        if opened:
+            digests(reader)
+            # What is open stays so over a fork, too, though its name is another store's now.
+            packstore.convert(folder, out, encoding="uint8", size=16, overwrite=True)
+        children = []
+        for _ in range(3):
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    code = 0 if digests(reader) == expected else 2
+                finally:
+                    os._exit(code)
+            children.append(child)
+        assert digests(reader) == expected  # at the same time
+        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_workers_of_a_dataloader(folder: Path, tmp_path: Path, suffix: str, start: str) -> None:
-    out = tmp_path / f"out{suffix}"
-    packstore.convert(folder, out, encoding="uint8", size=16)
-    ds = PackedDataset(out, "train")
-    ds[0]  # open before the fork
+def test_workers_of_a_dataloader(folder: Path, tmp_path: Path, start: str) -> None:
+    """One loader for stores of all formats, whole and sharded: a spawned worker takes seconds to import torch."""
+    stores = []
+    for suffix, shard_size in itertools.product(SUFFIXES, (None, 3000)):
+        out = tmp_path / f"out-{shard_size}{suffix}"
+        packstore.convert(folder, out, encoding="uint8", size=16, shard_size=shard_size)
+        stores.append(PackedDataset(out, "train"))
+        stores[-1][0]  # open before the fork
+    ds: Any = ConcatDataset(stores)
     context = multiprocessing.get_context(start)
     loader: Any = DataLoader(ds, batch_size=5, num_workers=2, multiprocessing_context=context)
     images = [image for batch, _ in loader for image in batch]
-    assert all((image == ds[i][0]).all() for i, image in enumerate(images))
-    assert len(images) == len(ds)
+    assert all((image == stores[0][i % len(stores[0])][0]).all() for i, image in enumerate(images))
+    assert len(images) == len(ds) == 6 * 12
 
 
 HOLD = """
@@ -143,7 +208,38 @@ def test_what_a_dead_process_has_left_is_taken_over(holding: Any, folder: Path, 
     assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
 
 
-@pytest.mark.parametrize("kind", ["file", "directory", "link", "of another name"])
+def tree(directory: Path) -> dict[str, Any]:
+    """Everything below, with mode, content of files, and time of change."""
+    return {
+        str(path): (path.lstat().st_mode, path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
+        for path in directory.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("content", [b"", bytes(4096)])
+def test_a_work_directory_that_says_nothing_yet_is_taken_over(folder: Path, tmp_path: Path, content: bytes) -> None:
+    """Killed as it was made, or the power went before the owner was on the disk."""
+    path = work_path(tmp_path / "out.h5")
+    path.mkdir()
+    (path / "owner").write_bytes(content)
+    assert packstore.convert(folder, tmp_path / "out.h5").manifest.records == 24
+    assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
+
+
+def test_of_many_converters_at_once_one_wins(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.h5"
+    command = [sys.executable, "-B", "-m", "packstore", "convert", "-q", str(folder), str(out)]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(5)]
+    errors = [process.communicate()[1] for process in running]
+    assert sorted(process.returncode for process in running) == [0, 1, 1, 1, 1]
+    for process, error in zip(running, errors, strict=True):
+        assert error.count("\n") == process.returncode
+        assert process.returncode == 0 or "is being written by process" in error or "exists already" in error
+    assert packstore.verify(out, against=folder).ok
+    assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link", "of another name", "owner", "owner link", "owner pipe"])
 def test_what_is_foreign_is_not_touched(folder: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "out.h5"
     path = work_path(out)
@@ -155,19 +251,30 @@ def test_what_is_foreign_is_not_touched(folder: Path, tmp_path: Path, kind: str)
     elif kind == "link":
         (tmp_path / "elsewhere").mkdir()
         path.symlink_to(tmp_path / "elsewhere")
+    elif kind.startswith("owner"):
+        path.mkdir()
+        (tmp_path / "elsewhere").write_text("")
+        if kind == "owner":
+            (path / "owner").write_text("mine")
+        elif kind == "owner link":
+            (path / "owner").symlink_to(tmp_path / "elsewhere")
+        else:
+            os.mkfifo(path / "owner")
     else:
         path.mkdir()
         owner = {"what": "packstore work directory", "destination": "x.h5", "pid": 1, "host": "h", "started": 1.0}
         (path / "owner").write_text(json.dumps(owner))
         (path / "run-00001").mkdir()
-    before = sorted(str(p) for p in tmp_path.rglob("*"))
+    before = tree(tmp_path)
     with pytest.raises(DestinationError, match="move it away"):
         packstore.convert(folder, out)
     assert list(find_leftovers(tmp_path)) == []
-    assert sorted(str(p) for p in tmp_path.rglob("*")) == before
+    assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["n" * 250 + ".h5", os.fsdecode(b"caf\xe9.h5"), "a\nb.h5", " .h5", "..h5"])
+@pytest.mark.parametrize(
+    "name", ["n" * 252 + ".h5", "\u00e9" * 126 + ".h5", os.fsdecode(b"caf\xe9.h5"), "a\nb.h5", " .h5", "..h5"]
+)
 def test_names_of_all_kinds_go_on_and_are_cleaned(
     folder: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,9 +287,17 @@ def test_names_of_all_kinds_go_on_and_are_cleaned(
         if report.stage == "pack" and report.done:
             raise CutError
 
-    for _ in range(2):
+    def cut() -> None:
         with pytest.raises(CutError):
             packstore.convert(folder, tmp_path / name, progress=progress)
+
+    cut()
+    command = [sys.executable, "-B", "-m", "packstore", "clean", "--yes", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+    cut()
+    cut()
     (leftover,) = find_leftovers(tmp_path)
     assert leftover.owner.destination == name
     assert packstore.convert(folder, tmp_path / name).taken_over > 0

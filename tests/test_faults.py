@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -78,8 +79,10 @@ def failures(counts: Counter[str]) -> Iterator[tuple[str, str, int]]:
         ("mkdir", "ENOSPC"),
     ):
         last = counts[call]
-        for number in sorted({(last + 1) // 2, last} - {0}):
-            yield call, error, number
+        other = {"EIO": "ENOSPC", "ENOSPC": "EIO"}[error]
+        for number, chosen in ((last, error), ((last + 1) // 2, other)):
+            if number:
+                yield call, chosen, number
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -131,19 +134,56 @@ def test_the_old_store_stays_when_the_new_one_fails(
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("call", ["write", "pwrite64", "writev"])
 def test_a_write_that_lies_is_never_published(
-    traced: Callable[..., Any], reference: Callable[[str], dict[str, bytes]], tmp_path: Path, suffix: str, call: str
+    traced: Callable[..., Any],
+    reference: Callable[[str], dict[str, bytes]],
+    folder: Path,
+    tmp_path: Path,
+    suffix: str,
 ) -> None:
-    """The call says that all was written, and nothing was: only reading back can tell."""
+    """The call says that all was written, or a byte, and nothing was: only reading back can tell."""
+    out, log = tmp_path / f"out{suffix}", tmp_path / "trace"
+    writes = ("write", "pwrite64", "writev")
+    assert traced(out, "-o", str(log), "-e", f"trace={','.join(writes)}").returncode == 0
+    shutil.rmtree(out) if out.is_dir() else out.unlink()
+    lines = [line.split(None, 1) for line in log.read_text(errors="replace").splitlines()]
+    log.unlink()
+    found = 0
+    for call in writes:
+        made = [text for thread, text in lines if thread == lines[0][0] and text.startswith(f"{call}(")]
+        for number in sorted({(len(made) + 1) // 2, len(made)} - {0}):
+            for result in (int(made[number - 1].rpartition("= ")[2]), 1):
+                inject = f"inject={call}:retval={result}:when={number}"
+                done = traced(out, "-o", "/dev/null", "-e", f"trace={call}", "-e", inject)
+                if done.returncode == 0:  # it was of no consequence: a note for runs to come
+                    assert content(out) == reference(suffix), inject
+                    shutil.rmtree(out) if out.is_dir() else out.unlink()
+                elif done.returncode == -signal.SIGBUS and suffix == ".lmdb":
+                    # LMDB reads its own pages through its map: of a page that never came to be, it dies.
+                    found += 1
+                    assert not out.exists(), inject
+                    packstore.convert(folder, out, encoding="original")
+                    assert content(out) == reference(suffix), inject
+                    shutil.rmtree(out) if out.is_dir() else out.unlink()
+                else:
+                    found += 1
+                    assert done.returncode == 1, inject
+                    assert done.stderr.startswith("packstore: error: "), inject
+                    assert done.stderr.count("\n") == 1, inject
+                assert list(tmp_path.iterdir()) == [], inject
+    assert found >= 1
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_interrupted_calls_are_made_again(
+    traced: Callable[..., Any], reference: Callable[[str], dict[str, bytes]], tmp_path: Path, suffix: str
+) -> None:
     out = tmp_path / f"out{suffix}"
-    # Of a length that no honest call has: what really happens is a short write, which the caller has to go on from.
-    done = traced(out, "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:retval=4096:when=2")
-    if done.returncode == 0:
-        assert content(out) == reference(suffix)
-    else:
-        assert "Traceback" not in done.stderr
-        assert not out.exists()
+    interrupted = "write,pwrite64,writev,fsync"
+    inject = f"inject={interrupted}:error=EINTR:when=1+2"
+    done = traced(out, "-o", "/dev/null", "-e", f"trace={interrupted}", "-e", inject)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert content(out) == reference(suffix)
 
 
 def test_out_of_memory_is_one_line(folder: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class ShardedReader(Reader):
 
     def shard(self, number: int) -> Reader:
         """The reader of one shard. Raises :class:`StoreError` that names the shard when it is missing, not whole, or
-        not the one that the manifest means."""
+        not the one that the manifest means. What was opened before the store was replaced stays."""
         reader = self._readers[number]
         if reader is None:
             with self._lock:
@@ -76,7 +76,11 @@ class ShardedReader(Reader):
                     raise StoreError(f"{printable(str(self.path))} is closed")
                 reader = self._readers[number]
                 if reader is None:
-                    reader = self._readers[number] = self._open_shard(self.manifest.shards[number])
+                    try:
+                        reader = self._readers[number] = self._open_shard(self.manifest.shards[number])
+                    except StoreError:
+                        self._refuse_replaced()
+                        raise
         return reader
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
@@ -120,6 +124,15 @@ class ShardedReader(Reader):
             raise IndexError(f"record {index} of {len(self)}")
         number = bisect.bisect_right(self._starts, index) - 1
         return self._readers[number] or self.shard(number), index - self._starts[number]
+
+    def _refuse_replaced(self) -> None:
+        """Raises :class:`StoreError` when the manifest is another one now: then no shard is damaged or missing."""
+        try:
+            same = read_manifest(self.path).digest == self.manifest.digest
+        except StoreError:
+            return
+        if not same:
+            raise StoreError(f"{printable(str(self.path))} has been replaced by another store; open it again")
 
     def _open_shard(self, shard: Shard) -> Reader:
         path = self.path / shard.name
