@@ -203,9 +203,9 @@ class StoreBuilder:
             with writing(self._staging.destination):
                 self._refuse_duplicates()
                 manifest = self._seal(tuple(skipped))
-                if self._journal is not None:
-                    state = None if progressed is None else progressed()
-                    self._journal.receipt(state, self._parts.sealed, sealed=manifest.digest)
+                # Not of a run so short that it has none yet: a digest of all its entries would cost it several percent.
+                if self._journal is not None and self._journal.written and progressed is not None:
+                    self._journal.receipt(progressed(), self._parts.sealed, sealed=manifest.digest)
             self._staging.publish()
         except BaseException:
             self.abort()
