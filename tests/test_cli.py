@@ -19,6 +19,7 @@ import pytest
 import packstore
 from packstore.cli import cli
 from packstore.cli.common import ByteSize, human_bytes
+from packstore.stores import is_store
 from tests.datasets import make_cifar10, make_folder, pixels, write_image
 
 COMMAND = [sys.executable, "-m", "packstore"]
@@ -319,8 +320,7 @@ def test_closed_standard_streams_do_no_harm(tmp_path: Path, closed: str, suffix:
 
 
 def test_a_store_may_lie_about_its_labels(tmp_path: Path) -> None:
-    from packstore.stores import is_store
-from packstore.manifest import Column, Origin
+    from packstore.manifest import Column, Origin
     from packstore.stores import create_store
 
     columns = (
