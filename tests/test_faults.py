@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import shutil
 import signal
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.stores import is_store
+from packstore.stores import is_store, lmdb_store
 from tests.datasets import make_folder
 from tests.test_kill import killing
 from tests.test_resume import content
@@ -115,6 +117,28 @@ def test_a_call_that_fails(
         shutil.rmtree(out) if out.is_dir() else out.unlink()
         assert list(tmp_path.iterdir()) == [], where
     assert tried >= 6
+
+
+@pytest.mark.parametrize("shard_size", [None, 20_000])
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_failed_sync_in_the_background(
+    folder: Path, tmp_path: Path, shard_size: int | None, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux tells of a failed write once, to the sync that meets it: those that follow succeed, and it is lost."""
+    syncs = 0
+
+    def sync(path: Path) -> None:
+        nonlocal syncs
+        syncs += 1
+        if syncs == failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(lmdb_store, "sync_file", sync)
+    monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 4096)
+    with pytest.raises(packstore.PackstoreError, match="Input/output error"):
+        packstore.convert(folder, tmp_path / "out.lmdb", encoding="original", shard_size=shard_size)
+    assert syncs >= failing
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -15,7 +15,7 @@ import packstore
 from packstore import conversion
 from packstore.errors import DestinationError
 from packstore.progress import Progress
-from packstore.stores import receipts, work
+from packstore.stores import publish, receipts, work
 from packstore.stores.receipts import read_receipt
 from packstore.stores.work import RECEIPT, STORE, find_leftovers, runs_of, work_path
 from tests.datasets import make_folder, write_image
@@ -327,6 +327,55 @@ def test_complete_is_only_what_the_source_still_gives(
     else:
         with pytest.raises(DestinationError, match="files of the source have changed since"):
             packstore.convert(folder, out)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_damaged_store_is_not_taken_for_the_one_that_replaces_it(
+    folder: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch, reference: Any
+) -> None:
+    """The run that was to replace it was killed with its receipt written and its own, equal store not yet in place."""
+    out = tmp_path / f"out{suffix}"
+    packstore.convert(folder, out, encoding="original")
+    data = out / "data.mdb" if out.is_dir() else out
+    record = packstore.open(out).read(5)
+    flip(data, data.read_bytes().index(bytes(record)) + len(record) // 2)
+
+    def killed(self: publish.Staging) -> None:
+        raise CutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish.Staging, "publish", killed)
+        patch.setattr(publish.Staging, "discard", publish.Staging.keep)
+        with pytest.raises(CutError):
+            packstore.convert(folder, out, encoding="original", overwrite=True)
+    assert read_receipt(runs_of(work_path(out))[-1]).sealed is not None  # type: ignore[union-attr]
+    packstore.convert(folder, out, encoding="original", overwrite=True)
+    assert content(out) == reference(suffix, encoding="original")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("by", ["clean", "convert"])
+def test_a_store_that_was_set_aside_comes_back(
+    folder: Path, tmp_path: Path, suffix: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where two names cannot be exchanged in one step, the old store is nowhere else for a moment."""
+    out = tmp_path / f"out{suffix}"
+    packstore.convert(folder, out, encoding="jpeg")
+    before = content(out)
+    left = cut_short(folder, tmp_path / f"other{suffix}", 12, encoding="original")
+    run = left.parent.rename(work_path(out)) / left.name
+    owner = (run.parent / "owner").read_text("ascii")
+    (run.parent / "owner").write_text(owner.replace(f"other{suffix}", out.name).ljust(len(owner)), "ascii")
+    out.rename(run / work.ASIDE)
+    if by == "clean":
+        (found,) = find_leftovers(tmp_path)
+        work.remove_leftover(found)
+        assert content(out) == before
+    else:
+        with pytest.raises(DestinationError, match="exists already"):
+            packstore.convert(folder, out, encoding="original")
+        assert content(out) == before
+    assert not (run / work.ASIDE).exists()
 
 
 def test_a_short_run_that_fails_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

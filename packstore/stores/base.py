@@ -249,6 +249,11 @@ class Writer(ABC):
     def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
         """Writes all other columns and the manifest, and closes the file. To make it durable is the caller's affair."""
 
+    def synced(self) -> None:
+        """To be called when what was sealed has been synced. Raises the :class:`OSError` that was met where the file
+        was written to the disk in the background: Linux tells of a failed write once, so no later sync fails."""
+        return
+
     @abstractmethod
     def abort(self) -> None:
         """Closes whatever is open, without finishing or flushing. Idempotent, also after :meth:`seal`. Deletes nothing.

@@ -19,7 +19,7 @@ from packstore.manifest import Column, Manifest, Normalization, Origin, Skipped,
 from packstore.stores import formats
 from packstore.stores.base import Buffer, ColumnData, Ragged
 from packstore.stores.columns import ColumnSpool, plain_buffers, refuse_duplicates
-from packstore.stores.files import MANIFEST_FILE, writing
+from packstore.stores.files import MANIFEST_FILE, identity, writing
 from packstore.stores.parts import Part, Parts
 from packstore.stores.previous import Previous, find_previous
 from packstore.stores.publish import Staging
@@ -205,7 +205,8 @@ class StoreBuilder:
                 manifest = self._seal(tuple(skipped))
                 # Not of a run so short that it has none yet: a digest of all its entries would cost it several percent.
                 if self._journal is not None and self._journal.written and progressed is not None:
-                    self._journal.receipt(progressed(), self._parts.sealed, sealed=manifest.digest)
+                    sealed = manifest.digest, identity(self._staging.path)[1]
+                    self._journal.receipt(progressed(), self._parts.sealed, sealed)
             self._staging.publish()
         except BaseException:
             self.abort()

@@ -88,7 +88,7 @@ class LmdbWriter(Writer):
             if self._pending_bytes >= _TXN_BYTES or len(self._pending) >= _TXN_RECORDS:
                 self._flush()
                 if self._syncing is None or self._syncing.done():
-                    # An error that this meets, the sync at the end meets again.
+                    self.synced()
                     self._syncing = self._syncer.submit(sync_file, self.path / DATA_FILE)
 
     def suspend(self) -> None:
@@ -118,6 +118,10 @@ class LmdbWriter(Writer):
             self._flush()
         self._syncer.shutdown(wait=False, cancel_futures=True)  # what it is at, the sync that follows waits for
         self.abort(wait=False)
+
+    def synced(self) -> None:
+        if self._syncing is not None and not self._syncing.cancelled():
+            self._syncing.result()
 
     def abort(self, *, wait: bool = True) -> None:
         self._syncer.shutdown(wait=wait, cancel_futures=True)

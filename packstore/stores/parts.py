@@ -145,3 +145,4 @@ def _seal(part: Part, manifest: Manifest, columns: Mapping[str, ColumnData]) -> 
         synced = pool.submit(sync_tree, part.path)
         read_again(part.path, manifest)
         synced.result()
+    part.writer.synced()

@@ -16,7 +16,7 @@ from packstore.manifest import Column, Manifest, Shard, Skipped
 from packstore.stores import formats
 from packstore.stores.base import Reader
 from packstore.stores.columns import file_digest
-from packstore.stores.files import DATA_FILE
+from packstore.stores.files import DATA_FILE, identity
 from packstore.stores.receipts import Fingerprint, Progressed, Receipt, difference, read_journal, read_receipt
 from packstore.stores.work import STORE, WorkDirectory, read_owner, remove_run, runs_of, work_path
 
@@ -200,8 +200,8 @@ def _sealed_receipt(destination: Path) -> Receipt | None:
     if not work.is_dir() or read_owner(work) is None:
         return None
     try:
-        digest = formats.read_manifest(destination).digest
-    except StoreError:
+        sealed = formats.read_manifest(destination).digest, identity(destination)[1]
+    except (StoreError, OSError):
         return None
     receipts = (read_receipt(run) for run in runs_of(work))
-    return next((receipt for receipt in receipts if receipt is not None and receipt.sealed == digest), None)
+    return next((r for r in receipts if r is not None and (r.sealed, r.inode) == sealed), None)

@@ -16,15 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from packstore.errors import DestinationError, printable
-from packstore.stores.files import identity, remove_known, sync_directory, sync_tree, writing
-from packstore.stores.work import STORE, WorkDirectory
+from packstore.stores.files import identity, sync_directory, sync_tree, writing
+from packstore.stores.work import ASIDE, STORE, WorkDirectory
 
 _log = logging.getLogger(__name__)
 
 _NOREPLACE = 1
 _EXCHANGE = 2
 _AT_FDCWD = -100
-_ASIDE = f"{STORE}-old"
 # What renameat2 says where the kernel or the file system does not know the flag.
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 
@@ -69,7 +68,8 @@ class Staging:
         self.work = WorkDirectory(destination)
         try:
             with writing(destination):
-                self._undo_swap()
+                if self.work.undo_swap():
+                    self._check()
                 self.run = self.work.new_run()
             self.path = self.run / STORE
         except BaseException:
@@ -145,22 +145,12 @@ class Staging:
             raise
         self._published = True
 
-    def _undo_swap(self) -> None:
-        """Gives back a store that a killed run had moved aside to replace it, and not replaced."""
-        for run in self.work.runs():
-            aside = run / _ASIDE
-            if os.path.lexists(aside):
-                if os.path.lexists(self.destination):
-                    remove_known(aside)  # it is replaced
-                else:
-                    aside.rename(self.destination)
-
 
 def _swap(a: Path, b: Path) -> None:
     """Exchanges two existing paths: atomically where the system can, else by renames that are rolled back."""
     if _renameat2(a, b, _EXCHANGE):
         return
-    aside = a.with_name(_ASIDE)
+    aside = a.with_name(ASIDE)
     b.rename(aside)
     try:
         a.rename(b)

@@ -63,6 +63,7 @@ class Receipt:
         journal: XXH3-128 of their rows in it.
         shards: The shards that are sealed, in order from the first record on.
         sealed: Digest of the manifest, once the store is complete and only its move to the destination remains.
+        inode: Of that store: another one there with the same manifest may be damaged, and about to be replaced.
     """
 
     fingerprint: Fingerprint
@@ -71,6 +72,7 @@ class Receipt:
     journal: str
     shards: tuple[Shard, ...] = ()
     sealed: str | None = None
+    inode: int | None = None
 
     def write(self, run: Path) -> None:
         """Puts the receipt into the directory of a run, in one step."""
@@ -133,10 +135,15 @@ class Journal:
         self._digest.update(data)
         self._records += len(sizes)
 
-    def receipt(self, progressed: Progressed | None, shards: Sequence[Shard], sealed: str | None = None) -> None:
-        """Writes a receipt for all that was added."""
+    def receipt(
+        self, progressed: Progressed | None, shards: Sequence[Shard], sealed: tuple[str, int] | None = None
+    ) -> None:
+        """Writes a receipt for all that was added; ``sealed`` is the digest and the inode of the complete store."""
         self._file.flush()
-        receipt = Receipt(self._fingerprint, progressed, self._records, self._digest.hexdigest(), tuple(shards), sealed)
+        digest, inode = sealed or (None, None)
+        receipt = Receipt(
+            self._fingerprint, progressed, self._records, self._digest.hexdigest(), tuple(shards), digest, inode
+        )
         receipt.write(self._run)
         if sealed is None:
             self.written = self._records

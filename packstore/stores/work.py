@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 OWNER = "owner"
 STORE, JOURNAL, RECEIPT = "store", "journal", "receipt"
+ASIDE = f"{STORE}-old"
+"""In a run's directory: the store that is being replaced, where the system cannot exchange two names in one step."""
 _MAGIC = "packstore work directory"
 _RUN = re.compile(r"run-(\d{5})")
 _NAME = re.compile(r"\.(.+)\.packstore", re.DOTALL)
@@ -105,11 +107,25 @@ class WorkDirectory:
         path.mkdir()
         return path
 
+    def undo_swap(self) -> bool:
+        """Gives back a store that a killed run had moved aside to replace it, and not replaced: whether one was."""
+        undone = False
+        for run in self.runs():
+            aside = run / ASIDE
+            if os.path.lexists(aside):
+                if os.path.lexists(self._destination):
+                    remove_known(aside)  # it is replaced
+                else:
+                    aside.rename(self._destination)
+                    undone = True
+        return undone
+
     def remove(self) -> None:
         """Removes it with all runs, and lets go of it. Idempotent."""
         if self._descriptor < 0:
             return
         try:
+            self.undo_swap()
             _remove(self.path)
         except OSError as error:  # called when all that matters is done, or while another error is on its way
             _log.warning("cannot remove the work directory %s: %s", printable(str(self.path)), error)
