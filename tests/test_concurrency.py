@@ -25,7 +25,7 @@ import packstore
 from packstore import PackedDataset
 from packstore.errors import DestinationError
 from packstore.progress import Progress
-from packstore.stores import receipts
+from packstore.stores import receipts, sharded
 from packstore.stores.work import find_leftovers, work_path
 from tests.datasets import make_folder
 
@@ -60,18 +60,68 @@ def test_a_reader_keeps_what_it_has_opened_while_the_store_is_replaced(
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_shards_not_opened_yet_are_never_mixed_with_those_of_another_store(
-    folder: Path, tmp_path: Path, suffix: str
-) -> None:
+def test_shards_not_read_yet_are_kept_too(folder: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"out{suffix}"
     packstore.convert(folder, out, encoding="original", shard_size=3000)
+    with packstore.open(out) as reader:
+        before = digests(reader)
     with packstore.open(out) as old:
         assert len(old.manifest.shards) > 2
-        first, last = old.read(0), len(old) - 1
+        old.read(0)
         packstore.convert(folder, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
-        assert old.read(0) == first
+        assert digests(old) == before
+        labels = old.fixed("label").tolist()
+    with packstore.open(out) as new:
+        assert new.fixed("label").tolist() == labels
+        assert digests(new) != before
+
+
+def test_a_shard_that_could_not_be_opened_is_never_taken_from_another_store(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.h5"
+    packstore.convert(folder, out, encoding="original", shard_size=3000)
+    missing = out / "shard-00001.h5"
+    aside = missing.rename(tmp_path / "aside")
+    with packstore.open(out) as old:
+        with pytest.raises(packstore.StoreError, match=r"shard-00001\.h5 of .* cannot be opened: No such file"):
+            digests(old)
+        aside.rename(missing)
+        packstore.convert(folder, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
         with pytest.raises(packstore.StoreError, match="has been replaced by another store; open it again"):
-            old.read(last)
+            digests(old)
+
+
+def test_a_store_that_is_replaced_while_it_is_opened(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.lmdb"
+    packstore.convert(folder, out, encoding="original", shard_size=3000)
+    hold = sharded._hold
+
+    def replaced(manifest: Any, path: Path) -> Any:
+        monkeypatch.setattr(sharded, "_hold", hold)
+        packstore.convert(folder, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
+        return hold(manifest, path)
+
+    monkeypatch.setattr(sharded, "_hold", replaced)
+    with packstore.open(out) as reader:
+        assert reader.manifest.encoding == "uint8"
+        assert len(digests(reader)) == len(reader)
+
+
+MANY = """
+import resource, sys, packstore
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, int(sys.argv[2])))
+with packstore.open(sys.argv[1]) as reader:
+    print(len({bytes(reader.read(i)) for i in range(len(reader))}), len(reader.manifest.shards))
+"""
+
+
+@pytest.mark.parametrize("hard", [1000, 80])
+def test_more_shards_than_files_may_be_open(folder: Path, tmp_path: Path, hard: int) -> None:
+    packstore.convert(folder, tmp_path / "out.lmdb", encoding="original", shard_size=1)
+    command = [sys.executable, "-c", MANY, str(tmp_path / "out.lmdb"), str(hard)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "24 24\n"
 
 
 def test_a_dataset_that_was_pickled_before_its_store_was_replaced_says_so(folder: Path, tmp_path: Path) -> None:

@@ -663,7 +663,7 @@ def test_an_lmdb_whose_tree_is_a_maze(tmp_path: Path) -> None:
     from packstore.stores.lmdb_pages import Pages
 
     with (path / "data.mdb").open("rb") as file:
-        assert any("twice" in str(item) for item in Pages(file).walk(overflow=True))
+        assert any("twice" in str(item) for item in Pages(file.fileno()).walk(overflow=True))
 
 
 def test_an_lmdb_with_duplicates_and_databases_in_it(tmp_path: Path) -> None:

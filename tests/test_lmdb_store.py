@@ -271,7 +271,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         with lmdb.open(str(path), readonly=True, lock=False) as env, env.begin() as txn:
             expected = list(txn.cursor())
         with (path / "data.mdb").open("rb") as file:
-            pages = Pages(file)
+            pages = Pages(file.fileno())
         assert list(pages.walk(overflow=True)) == [Value(key, len(value)) for key, value in expected]
         for index, value in enumerate(v for k, v in expected if k.isdigit()):
             assert pages.record(index) == value

@@ -5,12 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
 from packstore.errors import DestinationError, printable
+
+try:
+    import resource
+except ImportError:  # Windows: no such limit
+    resource = None  # type: ignore[assignment]
+
+_USUAL_FILES = 512
 
 MANIFEST_FILE = "manifest.json"
 """The manifest of a sharded store, in its directory."""
@@ -50,6 +58,39 @@ def open_file(path: Path, mode: str) -> IO[bytes]:
     """A buffered binary file that is not one of the standard streams; closed by its owner, by :func:`drop` at worst."""
     with beyond_standard_streams():
         return cast("IO[bytes]", path.open(mode))
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor of a file to be read. Raises :class:`OSError`, at once for a pipe or a device too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "neither a file nor a link to one")
+    return descriptor
+
+
+def allow_open_files(number: int) -> int:
+    """Raises the soft limit of open files, as far as the hard one lets it, so that ``number`` more than usual can be
+    open; returns how many of them that allows."""
+    if resource is None:
+        return number
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + _USUAL_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return number
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(0, allowed - _USUAL_FILES)
+
+
+@contextmanager
+def reading(path: Path, held: int | None) -> Iterator[int]:
+    """A descriptor of the file at ``path``, opened for a while, or the one that the caller has already."""
+    if held is not None:
+        yield held
+    else:
+        with path.open("rb", buffering=0) as file:
+            yield file.fileno()
 
 
 def drop(file: IO[bytes]) -> None:

@@ -53,21 +53,35 @@ def recognise(path: Path) -> str:
 def open_reader(path: Path) -> Reader:
     """Opens a store of any format. Raises :class:`StoreError`."""
     kind = recognise(path)
-    if kind == "lmdb":
+    if kind == "sharded":
+        from packstore.stores.sharded import ShardedReader
+
+        return ShardedReader(path)
+    return open_file_reader(kind, path)
+
+
+def open_file_reader(format: str, path: Path, descriptor: int | None = None) -> Reader:
+    """Opens a store that is one file, or a shard.
+
+    Args:
+        format: Of the store.
+        path: Of the store.
+        descriptor: Of its :func:`data_file` where the caller has opened that already; it may have no name any more.
+
+    Raises:
+        StoreError: It cannot be opened, or is not what it should be.
+    """
+    if format == "lmdb":
         from packstore.stores.lmdb_store import LmdbReader
 
-        return LmdbReader(path)
-    if kind == "hdf5":
+        return LmdbReader(path, descriptor)
+    if format == "hdf5":
         from packstore.stores.hdf5_store import Hdf5Reader
 
-        return Hdf5Reader(path)
-    if kind == "pth":
-        from packstore.stores.pth_store import PthReader
+        return Hdf5Reader(path, descriptor)
+    from packstore.stores.pth_store import PthReader
 
-        return PthReader(path)
-    from packstore.stores.sharded import ShardedReader
-
-    return ShardedReader(path)
+    return PthReader(path, descriptor)
 
 
 def new_writer(format: str, path: Path, image: Column) -> Writer:

@@ -34,7 +34,7 @@ from packstore.stores.base import (
     unreadable,
 )
 from packstore.stores.columns import OFFSET, OffsetSpool
-from packstore.stores.files import beyond_standard_streams, drop, open_file
+from packstore.stores.files import beyond_standard_streams, drop, open_file, reading
 from packstore.stores.hdf5_file import Damage, Foreign, Hdf5File, Message
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 
@@ -129,16 +129,17 @@ class Hdf5Writer(Writer):
 class Hdf5Reader(MappedReader):
     """Reads an HDF5 store over a map of its own, without the library: see :mod:`packstore.stores.hdf5_file`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
+        """``descriptor`` is of the file where that is open already; it may be closed afterwards."""
         shown = printable(str(path))
-        file, mapped = _open(path)
+        hdf5, mapped = _open(path, descriptor)
         data: dict[str, ColumnData] = {}
         with _as_store_errors(path):
-            root = file.messages(file.root)
-            manifest = _manifest_of(file, root, path)
-            members = file.members(root)
+            root = hdf5.messages(hdf5.root)
+            manifest = _manifest_of(hdf5, root, path)
+            members = hdf5.members(root)
             for column in manifest.columns:
-                data[column.name] = _column(file, members, column, manifest.records, mapped, shown)
+                data[column.name] = _column(hdf5, members, column, manifest.records, mapped, shown)
                 check_column(column, manifest.records, data[column.name], shown)
         super().__init__(path, manifest, data)
 
@@ -154,11 +155,11 @@ def read_manifest(path: Path) -> Manifest:
         return _manifest_of(file, file.messages(file.root), path)
 
 
-def _open(path: Path) -> tuple[Hdf5File, NDArray[np.uint8]]:
+def _open(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[np.uint8]]:
     """The file's structure, and its bytes: a map that arrays hold by themselves. Raises :class:`StoreError`."""
     try:
-        with path.open("rb") as file:
-            mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        with reading(path, descriptor) as opened:
+            mapped = np.frombuffer(mmap.mmap(opened, 0, access=mmap.ACCESS_READ), np.uint8)
     except (OSError, ValueError) as error:  # ValueError: an empty file
         reason = getattr(error, "strerror", None) or error
         raise StoreError(f"{printable(str(path))} cannot be opened: {reason}") from error

@@ -17,7 +17,7 @@ import struct
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,15 +66,15 @@ class Pages:
     Safe in several threads: what is kept of branch pages is only ever added. Nothing here minds a fork.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, descriptor: int) -> None:
         """Reads the header pages only. Raises :class:`Damage`."""
-        if not os.fstat(file.fileno()).st_size:
+        if not os.fstat(descriptor).st_size:
             raise Damage("data.mdb is empty")
-        self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         self._tree = _newest_tree(self._data)
         self.map: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8)
         self.entries = self._tree.entries
-        self._records = memoryview(_random_map(file))
+        self._records = memoryview(_random_map(descriptor))
         self._branches: dict[int, _Branch] = {}
 
     def record(self, index: int) -> memoryview | None:
@@ -183,9 +183,9 @@ def _first_record(key: bytes) -> int:
     return low + (10 ** (_KEY_SIZE - digits) if key[digits:] > b"9" else 0)
 
 
-def _random_map(file: BinaryIO) -> mmap.mmap:
+def _random_map(descriptor: int) -> mmap.mmap:
     """A map of the file without readahead, which random access to small records would only waste."""
-    data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     if hasattr(mmap, "MADV_RANDOM"):
         data.madvise(mmap.MADV_RANDOM)
     return data

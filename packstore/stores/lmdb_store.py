@@ -36,7 +36,7 @@ from packstore.stores.base import (
     unreadable,
 )
 from packstore.stores.columns import OFFSET
-from packstore.stores.files import DATA_FILE, beyond_standard_streams, sync_file
+from packstore.stores.files import DATA_FILE, beyond_standard_streams, reading, sync_file
 from packstore.stores.lmdb_pages import Damage, Pages
 from packstore.stores.mapped import check_offsets
 
@@ -193,10 +193,10 @@ def read_manifest(path: Path) -> Manifest:
     return _manifest_of(_open_pages(path), path)
 
 
-def _open_pages(path: Path) -> Pages:
+def _open_pages(path: Path, descriptor: int | None = None) -> Pages:
     try:
-        with (path / "data.mdb").open("rb") as file:
-            return Pages(file)
+        with reading(path / DATA_FILE, descriptor) as opened:
+            return Pages(opened)
     except OSError as error:
         raise StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from error
     except Damage as damage:
@@ -210,8 +210,9 @@ class LmdbReader(Reader):
     nor another environment of the same file in the process is in the way.
     """
 
-    def __init__(self, path: Path) -> None:
-        pages = _open_pages(path)
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
+        """``descriptor`` is of its ``data.mdb`` where that is open already; it may be closed afterwards."""
+        pages = _open_pages(path, descriptor)
         super().__init__(path, _manifest_of(pages, path))
         self._pages: Pages | None = pages
         self._records = self.manifest.records

@@ -38,7 +38,7 @@ from packstore.stores.base import (
     unreadable,
 )
 from packstore.stores.columns import OffsetSpool
-from packstore.stores.files import drop, open_file
+from packstore.stores.files import drop, open_file, reading
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 from packstore.stores.pth_zip import Archive, BadArchive, check_zip
 from packstore.stores.torch_pickle import STORAGE, Tensor, pickle_dict
@@ -140,8 +140,9 @@ class PthWriter(Writer):
 class PthReader(MappedReader):
     """Reads a ``.pth`` over one map of the file, without torch: nothing in it is executed or copied."""
 
-    def __init__(self, path: Path) -> None:
-        archive, content = _load(path)
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
+        """``descriptor`` is of the file where that is open already; it may be closed afterwards."""
+        archive, content = _load(path, descriptor)
         manifest = _manifest_of(content, path)
         shown = printable(str(path))
         try:
@@ -164,9 +165,10 @@ def read_manifest(path: Path) -> Manifest:
     return _manifest_of(_load(path)[1], path)
 
 
-def _load(path: Path) -> tuple[Archive, dict[str, Any]]:
+def _load(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str, Any]]:
     try:
-        archive = Archive(path)
+        with reading(path, descriptor) as opened:
+            archive = Archive(opened)
         content = unpickle(archive.pickle())
     except OSError as error:
         raise StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from error

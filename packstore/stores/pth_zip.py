@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import mmap
+import os
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +49,14 @@ class Archive:
         map: The whole file, ``uint8``; arrays over it hold the map by themselves.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, descriptor: int) -> None:
         """Reads the zip's directory only. Raises :class:`BadArchive`, or :class:`OSError`."""
-        with _Limited(io.FileIO(path)) as file:
+        # By the map, not by the descriptor: its position is shared with every process that was forked from this one.
+        try:
+            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise BadArchive("it is empty") from None
+        with _Limited(_Mapped(mapped)) as file:
             try:
                 with zipfile.ZipFile(file) as archive:
                     entries, end = archive.infolist(), archive.start_dir
@@ -56,7 +64,6 @@ class Archive:
                 raise BadArchive("not a zip archive that ends properly") from None
             except _ZIP_ERRORS as error:
                 raise BadArchive(f"its zip directory is broken: {error}") from None
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.map: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
         self._entries = {entry.filename: entry for entry in entries}
         if len(self._entries) != len(entries):
@@ -128,6 +135,33 @@ def check_zip(path: Path, progress: ProgressCallback) -> Iterator[Problem]:
             yield from check_layout(np.frombuffer(mapped, np.uint8), entries)
     except _ZIP_ERRORS as error:
         yield Problem(f"the zip structure is broken: {error}")
+
+
+class _Mapped(io.RawIOBase):
+    """A map as a file with a position of its own."""
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._view = memoryview(mapped)
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._view)}[whence]
+        if base + offset < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))  # as a file says it
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._view[self._position : self._position + len(buffer)]
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 class _Limited(io.BufferedReader):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,30 @@ from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.stores import formats
 from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader, parse_manifest
 from packstore.stores.columns import file_digest
-from packstore.stores.files import MANIFEST_FILE
+from packstore.stores.files import MANIFEST_FILE, allow_open_files, identity, open_regular
+
+_OPEN_TRIES = 8
+_FILES_A_SHARD = 3
+"""Descriptors: the file until it is mapped, and each of at most two maps."""
 
 
 class ShardedReader(Reader):
-    """Opens shards when they are first needed, and keeps them open."""
+    """Holds the files of all shards from the first, so that it goes on when the store is replaced, and reads a shard's
+    directory when that is first needed."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, read_manifest(path))
+        for _ in range(_OPEN_TRIES):
+            before = _manifest_identity(path)
+            manifest = read_manifest(path)
+            files = _hold(manifest, path)
+            if _manifest_identity(path) == before:
+                break
+            _drop(files)  # replaced in between
+        else:
+            raise StoreError(f"{printable(str(path))} was replaced by other stores while it was opened; open it again")
+        super().__init__(path, manifest)
+        self._files = files
+        self._finalizer = weakref.finalize(self, _drop, files)
         self._starts = [0, *itertools.accumulate(s.records for s in self.manifest.shards)]
         self._readers: list[Reader | None] = [None] * len(self.manifest.shards)
         self._columns: dict[str, ColumnData] = {}
@@ -62,13 +80,14 @@ class ShardedReader(Reader):
             self._closed = True
             readers, self._readers = self._readers, [None] * len(self._readers)
             self._columns = {}
+            self._finalizer()
         for reader in readers:
             if reader is not None:
                 reader.close()
 
     def shard(self, number: int) -> Reader:
         """The reader of one shard. Raises :class:`StoreError` that names the shard when it is missing, not whole, or
-        not the one that the manifest means. What was opened before the store was replaced stays."""
+        not the one that the manifest means."""
         reader = self._readers[number]
         if reader is None:
             with self._lock:
@@ -77,7 +96,8 @@ class ShardedReader(Reader):
                 reader = self._readers[number]
                 if reader is None:
                     try:
-                        reader = self._readers[number] = self._open_shard(self.manifest.shards[number])
+                        held, self._files[number] = self._files[number], None  # the reader's map holds it from here
+                        reader = self._readers[number] = self._open_shard(self.manifest.shards[number], held)
                     except StoreError:
                         self._refuse_replaced()
                         raise
@@ -134,16 +154,21 @@ class ShardedReader(Reader):
         if not same:
             raise StoreError(f"{printable(str(self.path))} has been replaced by another store; open it again")
 
-    def _open_shard(self, shard: Shard) -> Reader:
+    def _open_shard(self, shard: Shard, held: int | None) -> Reader:
         path = self.path / shard.name
         where = f"shard {shard.name} of {printable(str(self.path))}"
         try:
-            size = formats.data_file(self.manifest.format, path).stat().st_size
+            # Not held: it could not be opened then, which may have changed.
+            file = open_regular(formats.data_file(self.manifest.format, path)) if held is None else held
         except OSError as error:
             raise StoreError(f"{where} cannot be opened: {error.strerror or error}") from error
-        if size != shard.nbytes:
-            raise StoreError(f"{where} has {size} bytes, expected {shard.nbytes}")
-        reader = formats.open_reader(path)
+        try:
+            size = os.fstat(file).st_size
+            if size != shard.nbytes:
+                raise StoreError(f"{where} has {size} bytes, expected {shard.nbytes}")
+            reader = formats.open_file_reader(self.manifest.format, path, file)
+        finally:
+            os.close(file)
         found, whole = reader.manifest, self.manifest
         same = found.format == whole.format and found.encoding == whole.encoding and found.records == shard.records
         if not same or found.shards or [_kind(c) for c in found.columns] != [_kind(c) for c in whole.columns]:
@@ -159,6 +184,33 @@ class ShardedReader(Reader):
                 f"expected {shard.manifest_digest}"
             )
         return reader
+
+
+def _hold(manifest: Manifest, path: Path) -> list[int | None]:
+    """The files of all shards, open, as many as the system lets one process open. None for others, and for one that
+    cannot be opened, which is for those to hear who read it."""
+    allowed = allow_open_files(_FILES_A_SHARD * len(manifest.shards)) // _FILES_A_SHARD
+    files: list[int | None] = [None] * len(manifest.shards)
+    for i, shard in enumerate(manifest.shards[:allowed]):
+        try:
+            files[i] = open_regular(formats.data_file(manifest.format, path / shard.name))
+        except OSError:
+            continue
+    return files
+
+
+def _drop(files: list[int | None]) -> None:
+    for i, file in enumerate(files):
+        if file is not None:
+            files[i] = None
+            os.close(file)
+
+
+def _manifest_identity(path: Path) -> tuple[int, int]:
+    try:
+        return identity(path / MANIFEST_FILE)
+    except OSError as error:
+        raise StoreError(f"{printable(str(path / MANIFEST_FILE))} cannot be read: {error.strerror or error}") from error
 
 
 def read_manifest(path: Path) -> Manifest:
