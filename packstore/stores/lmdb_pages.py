@@ -22,17 +22,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_HEADER = struct.Struct("<QHHHH")  # page number, pad, flags, lower, upper
+HEADER = struct.Struct("<QHHHH")  # page number, pad, flags, lower, upper
 _OVERFLOW = struct.Struct("<QHHI")  # page number, pad, flags, number of pages
 _META = struct.Struct("<16xIIQQ")  # magic, version, address, map size
 _DB = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf and overflow pages, entries, root
-_NODE = struct.Struct("<HHHH")  # low and high half of the size (or page number), flags, key size
+NODE = struct.Struct("<HHHH")  # low and high half of the size (or page number), flags, key size
 _RECORD = struct.Struct("<HHHH10s")  # a node whose key is that of a record
-_KEY_SIZE = 10
+KEY_SIZE = 10
 _META_DB, _META_END = 40, 136
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
-_BRANCH, _LEAF, _OVERFLOW_PAGE = 1, 2, 4
-_BIG = 1
+BRANCH, LEAF, OVERFLOW_PAGE = 1, 2, 4
+BIG = 1
 
 
 class Damage(Exception):  # noqa: N818 - the LMDB modules turn it into a StoreError or a Problem
@@ -47,7 +47,7 @@ class Value(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Tree:
+class Tree:
     page_size: int
     last_page: int
     root: int
@@ -61,6 +61,7 @@ class Pages:
 
     Attributes:
         map: The whole file, ``uint8``; arrays over it hold the map by themselves.
+        tree: What the header says of the tree.
         entries: Number of entries, from the header.
 
     Safe in several threads: what is kept of branch pages is only ever added. Nothing here minds a fork.
@@ -71,9 +72,9 @@ class Pages:
         if not os.fstat(descriptor).st_size:
             raise Damage("data.mdb is empty")
         self._data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        self._tree = _newest_tree(self._data)
+        self.tree = _newest_tree(self._data)
         self.map: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8)
-        self.entries = self._tree.entries
+        self.entries = self.tree.entries
         self._records = memoryview(_random_map(descriptor))
         self._branches: dict[int, _Branch] = {}
 
@@ -84,7 +85,7 @@ class Pages:
         As :meth:`find`, for random access to many: branch pages are kept as numbers, and since records follow each
         other in a leaf page, its first one tells the place of all.
         """
-        data, tree = self._records, self._tree
+        data, tree = self._records, self.tree
         page, first = tree.root, 0
         for level in range(1, tree.depth):
             branch = self._branches.get(page)
@@ -96,21 +97,21 @@ class Pages:
         start = page * size
         if not 2 <= page <= tree.last_page:
             raise Damage(f"the tree names page {page} of {tree.last_page + 1}")
-        number, _, flags, lower, _ = _HEADER.unpack_from(data, start)
-        place = start + _HEADER.size + 2 * (index - first)
-        if number == page and flags == _LEAF and place + 2 <= start + lower <= start + size:
+        number, _, flags, lower, _ = HEADER.unpack_from(data, start)
+        place = start + HEADER.size + 2 * (index - first)
+        if number == page and flags == LEAF and place + 2 <= start + lower <= start + size:
             at = data[place] | data[place + 1] << 8
             if at <= size - _RECORD.size:
                 low, high, kind, key_size, key = _RECORD.unpack_from(data, start + at)
-                if key_size == _KEY_SIZE and key == b"%010d" % index:
+                if key_size == KEY_SIZE and key == b"%010d" % index:
                     value = start + at + _RECORD.size
                     nbytes = low | high << 16
                     if not kind and value + nbytes <= start + size:
                         return data[value : value + nbytes]
-                    if kind == _BIG and value + 8 <= start + size:
+                    if kind == BIG and value + 8 <= start + size:
                         # The header of the value's own pages is left to the walk: it cannot lead astray, and reading
                         # it would wait for the disk, here under the GIL.
-                        value = int.from_bytes(data[value : value + 8], "little") * size + _HEADER.size
+                        value = int.from_bytes(data[value : value + 8], "little") * size + HEADER.size
                         if 2 * size <= value <= value + nbytes <= (tree.last_page + 1) * size:
                             return data[value : value + nbytes]
         found = self.find(b"%010d" % index)  # records are missing in between, or it says what is damaged
@@ -118,7 +119,7 @@ class Pages:
 
     def find(self, key: bytes) -> NDArray[np.uint8] | None:
         """The value of ``key`` over the map, or None. Reads one page a level. Raises :class:`Damage`."""
-        data, tree, page = self._data, self._tree, self._tree.root
+        data, tree, page = self._data, self.tree, self.tree.root
         for level in range(1, tree.depth + 1):
             nodes = _nodes(data, tree, page, level)
             # The first key of a branch page counts as smaller than all others.
@@ -143,7 +144,7 @@ class Pages:
         last = b""
         # A page that two others name would be walked twice, and in a tree of such pages for ever.
         seen: set[int] = set()
-        for item in _subtree(self._data, self._tree, self._tree.root, 1, overflow, seen):
+        for item in _subtree(self._data, self.tree, self.tree.root, 1, overflow, seen):
             if isinstance(item, Value):
                 found += 1
                 if item.key <= last:
@@ -166,7 +167,7 @@ class _Branch(NamedTuple):
     children: array[int]
 
 
-def _branch(data: mmap.mmap, tree: _Tree, page: int, level: int, first: int) -> _Branch:
+def _branch(data: mmap.mmap, tree: Tree, page: int, level: int, first: int) -> _Branch:
     """The branch page ``page``, whose records begin with ``first``. Raises :class:`Damage`."""
     nodes = _nodes(data, tree, page, level)
     # The key of a page's first node is empty or does not matter.
@@ -177,10 +178,10 @@ def _branch(data: mmap.mmap, tree: _Tree, page: int, level: int, first: int) -> 
 def _first_record(key: bytes) -> int:
     """The first record whose key (ten digits) is not before ``key``, which may be anything."""
     digits = len(key) - len(key.lstrip(b"0123456789"))
-    if digits >= _KEY_SIZE:
-        return int(key[:_KEY_SIZE]) + (len(key) > _KEY_SIZE)
-    low = int(key[:digits].ljust(_KEY_SIZE, b"0"))
-    return low + (10 ** (_KEY_SIZE - digits) if key[digits:] > b"9" else 0)
+    if digits >= KEY_SIZE:
+        return int(key[:KEY_SIZE]) + (len(key) > KEY_SIZE)
+    low = int(key[:digits].ljust(KEY_SIZE, b"0"))
+    return low + (10 ** (KEY_SIZE - digits) if key[digits:] > b"9" else 0)
 
 
 def _random_map(descriptor: int) -> mmap.mmap:
@@ -191,10 +192,10 @@ def _random_map(descriptor: int) -> mmap.mmap:
     return data
 
 
-def _newest_tree(data: mmap.mmap) -> _Tree:
+def _newest_tree(data: mmap.mmap) -> Tree:
     if len(data) < 2 * 4096:
         raise Damage(f"data.mdb has {len(data)} bytes, less than its two header pages")
-    newest: tuple[int, _Tree] | None = None
+    newest: tuple[int, Tree] | None = None
     page_size = _DB.unpack_from(data, _META_DB)[0]
     if page_size < 512 or page_size > 65536 or page_size & (page_size - 1):
         raise Damage(f"the page size is {page_size}")
@@ -208,7 +209,7 @@ def _newest_tree(data: mmap.mmap) -> _Tree:
         _, _, depth, _, _, _, entries, root = _DB.unpack_from(data, start + _META_DB + _DB.size)
         last_page, txn = struct.unpack_from("<QQ", data, start + _META_END)
         if newest is None or txn > newest[0]:
-            newest = txn, _Tree(page_size, last_page, root, depth, entries, map_size)
+            newest = txn, Tree(page_size, last_page, root, depth, entries, map_size)
     assert newest is not None
     tree = newest[1]
     if (tree.last_page + 1) * page_size > len(data):
@@ -219,7 +220,7 @@ def _newest_tree(data: mmap.mmap) -> _Tree:
 
 
 def _subtree(
-    data: mmap.mmap, tree: _Tree, page: int, level: int, overflow: bool, seen: set[int]
+    data: mmap.mmap, tree: Tree, page: int, level: int, overflow: bool, seen: set[int]
 ) -> Iterator[Value | str]:
     """Entries below a page. A page that cannot be followed, or that was ``seen`` before, is one line; the walk goes on
     behind it."""
@@ -243,55 +244,55 @@ def _subtree(
         yield Value(_key(data, node), size)
 
 
-def _nodes(data: mmap.mmap, tree: _Tree, page: int, level: int) -> list[int]:
+def _nodes(data: mmap.mmap, tree: Tree, page: int, level: int) -> list[int]:
     """Positions of the nodes of a branch or leaf page; the keys of all lie inside of it."""
     if not 2 <= page <= tree.last_page:
         raise Damage(f"the tree names page {page} of {tree.last_page + 1}")
     start = page * tree.page_size
     end = start + tree.page_size
-    number, _, flags, lower, upper = _HEADER.unpack_from(data, start)
+    number, _, flags, lower, upper = HEADER.unpack_from(data, start)
     if number != page:
         raise Damage(f"page {page} says that it is page {number}")
-    if flags != (_BRANCH if level < tree.depth else _LEAF):
+    if flags != (BRANCH if level < tree.depth else LEAF):
         raise Damage(f"page {page} at level {level} of {tree.depth} has flags {flags:#x}")
-    if lower <= _HEADER.size or lower % 2 or not lower <= upper <= tree.page_size:
+    if lower <= HEADER.size or lower % 2 or not lower <= upper <= tree.page_size:
         raise Damage(f"page {page} has the bounds {lower} and {upper}")
-    pointers = struct.unpack_from(f"<{(lower - _HEADER.size) // 2}H", data, start + _HEADER.size)
+    pointers = struct.unpack_from(f"<{(lower - HEADER.size) // 2}H", data, start + HEADER.size)
     nodes = [start + p for p in pointers]
     for pointer, node in zip(pointers, nodes, strict=True):
-        if not upper <= pointer <= tree.page_size - _NODE.size:
+        if not upper <= pointer <= tree.page_size - NODE.size:
             raise Damage(f"page {page} has an entry outside of itself")
-        if node + _NODE.size + _NODE.unpack_from(data, node)[3] > end:
+        if node + NODE.size + NODE.unpack_from(data, node)[3] > end:
             raise Damage(f"page {page} has a key that reaches out of it")
     return nodes
 
 
 def _key(data: mmap.mmap, node: int) -> bytes:
-    start = node + _NODE.size
-    return data[start : start + _NODE.unpack_from(data, node)[3]]
+    start = node + NODE.size
+    return data[start : start + NODE.unpack_from(data, node)[3]]
 
 
 def _child(data: mmap.mmap, node: int) -> int:
-    low, high, top, _ = _NODE.unpack_from(data, node)
+    low, high, top, _ = NODE.unpack_from(data, node)
     return int(low | high << 16 | top << 32)
 
 
-def _value(data: mmap.mmap, tree: _Tree, page: int, node: int, header: bool = True) -> tuple[int, int]:
+def _value(data: mmap.mmap, tree: Tree, page: int, node: int, header: bool = True) -> tuple[int, int]:
     """Position and size of the value of a leaf's node. Raises :class:`Damage` when it cannot lie there."""
-    low, high, flags, key_size = _NODE.unpack_from(data, node)
+    low, high, flags, key_size = NODE.unpack_from(data, node)
     size = low | high << 16
-    start = node + _NODE.size + key_size
-    if flags not in (0, _BIG) or start + (8 if flags else size) > (page + 1) * tree.page_size:
+    start = node + NODE.size + key_size
+    if flags not in (0, BIG) or start + (8 if flags else size) > (page + 1) * tree.page_size:
         raise Damage(f"an entry of page {page} has flags {flags:#x}, a key of {key_size} and a value of {size} bytes")
     if not flags:
         return start, size
     first = int.from_bytes(data[start : start + 8], "little")
-    pages = (_HEADER.size - 1 + size) // tree.page_size + 1
+    pages = (HEADER.size - 1 + size) // tree.page_size + 1
     shown = f"the value of {_key(data, node)!r} has {size} bytes from page {first} on"
     if first < 2 or first + pages - 1 > tree.last_page:
         raise Damage(f"{shown}, past the last page {tree.last_page}")
     if header:
         number, _, kind, count = _OVERFLOW.unpack_from(data, first * tree.page_size)
-        if (number, kind) != (first, _OVERFLOW_PAGE) or count < pages:
+        if (number, kind) != (first, OVERFLOW_PAGE) or count < pages:
             raise Damage(f"{shown}, which says it is page {number}, flags {kind:#x}, of {count}")
-    return first * tree.page_size + _HEADER.size, size
+    return first * tree.page_size + HEADER.size, size

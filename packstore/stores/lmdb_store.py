@@ -11,7 +11,7 @@ import errno
 import io
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +38,7 @@ from packstore.stores.base import (
 from packstore.stores.columns import OFFSET
 from packstore.stores.files import DATA_FILE, beyond_standard_streams, reading, sync_file
 from packstore.stores.lmdb_pages import Damage, Pages
+from packstore.stores.lmdb_runs import Disorder, runs
 from packstore.stores.mapped import check_offsets
 
 KEY = b"%010d"
@@ -261,6 +262,43 @@ class LmdbReader(Reader):
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Every page and entry: bounds, order, keys missing or left over, sizes in a fixed column."""
+        if self._entries_in_order(overflow=not quick):
+            nbytes = self.manifest.image.nbytes
+        else:
+            nbytes = yield from self._check_entries(quick, progress)
+        if nbytes != self.manifest.image.nbytes:
+            yield Problem(f"all images have {nbytes} bytes, the manifest says {self.manifest.image.nbytes}")
+        for column in self.manifest.columns[1:]:
+            if column.kind == "ragged":
+                try:
+                    yield from check_offsets(column.name, self.column(column.name))
+                except StoreError as error:
+                    yield Problem(str(error))
+        progress(Progress("structure", self._records, self._records, nbytes))
+
+    def _entries_in_order(self, *, overflow: bool) -> bool:
+        """Whether every page and entry is as it should be; if not, :meth:`_check_entries` says what is wrong."""
+        records = nbytes = 0
+        others: list[bytes] = []
+        try:
+            for run in runs(self._open(), overflow=overflow):
+                expected = np.arange(records, records + len(run.records))
+                wrong_size = self._width is not None and (run.sizes != self._width).any()
+                if (others and len(expected)) or (run.records != expected).any() or wrong_size:
+                    return False
+                records += len(expected)
+                nbytes += int(run.sizes.sum())
+                others += run.others
+        except Disorder:
+            return False
+        return (records, nbytes, others) == (
+            self._records,
+            self.manifest.image.nbytes,
+            sorted(_named_keys(self.manifest)),
+        )
+
+    def _check_entries(self, quick: bool, progress: ProgressCallback) -> Generator[Problem, None, int]:
+        """Says what is wrong with pages and entries; returns the bytes of all images."""
         named = _named_keys(self.manifest)
         width = self._width
         record = nbytes = 0
@@ -284,15 +322,7 @@ class LmdbReader(Reader):
             yield Problem("its entry is missing", record=missing)
         for name in sorted(named):
             yield Problem(f"entry {name!r} is missing")
-        if nbytes != self.manifest.image.nbytes:
-            yield Problem(f"all images have {nbytes} bytes, the manifest says {self.manifest.image.nbytes}")
-        for column in self.manifest.columns[1:]:
-            if column.kind == "ragged":
-                try:
-                    yield from check_offsets(column.name, self.column(column.name))
-                except StoreError as error:
-                    yield Problem(str(error))
-        progress(Progress("structure", self._records, self._records, nbytes))
+        return nbytes
 
     def _open(self) -> Pages:
         pages = self._pages  # once: another thread may close meanwhile

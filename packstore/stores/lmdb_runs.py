@@ -1,0 +1,143 @@
+"""LMDB's tree read many pages at once, as arrays: for the file in which nothing is wrong, as nearly all are.
+
+It demands all that :meth:`packstore.stores.lmdb_pages.Pages.walk` looks at, and a little more (nodes at even places, as
+LMDB puts them), and raises :class:`Disorder` where something is not so; what it is, the walk tells, page by page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.stores.lmdb_pages import BIG, BRANCH, HEADER, KEY_SIZE, LEAF, NODE, OVERFLOW_PAGE, Pages
+
+_CHUNK = 1 << 14
+"""Leaf pages at once: what is kept of them is a few MB, whatever the size of the file."""
+
+Numbers = NDArray[np.int64]
+
+
+class Disorder(Exception):  # noqa: N818 - no error of its own: the walk finds out what is wrong
+    """Something is not as LMDB leaves it."""
+
+
+class Run(NamedTuple):
+    """Entries that follow each other.
+
+    Attributes:
+        records: ``int64``, the numbers of the records, which come first; each key is ten digits.
+        sizes: ``int64``, bytes of their values.
+        others: The keys behind them.
+    """
+
+    records: Numbers
+    sizes: Numbers
+    others: list[bytes]
+
+
+class _Words:
+    """The file as numbers of two and of eight bytes, by their positions in bytes."""
+
+    def __init__(self, pages: Pages) -> None:
+        self.bytes = pages.map
+        self._two = self.bytes[: len(self.bytes) // 2 * 2].view("<u2")
+
+    def two(self, positions: Numbers) -> Numbers:
+        found: Numbers = self._two[positions >> 1].astype(np.int64)
+        return found
+
+    def eight(self, positions: Numbers) -> Numbers:
+        """At any positions, also odd ones; a number of 64 bits comes out negative."""
+        found: Numbers = self.bytes[positions[:, None] + np.arange(8)].view("<i8").reshape(-1)
+        return found
+
+
+def runs(pages: Pages, *, overflow: bool) -> Iterator[Run]:
+    """All entries, in order.
+
+    Args:
+        pages: Of the file.
+        overflow: Also look at the header of each value that has pages of its own.
+
+    Raises:
+        Disorder: Anything is not as it should be.
+    """
+    tree = pages.tree
+    words = _Words(pages)
+    level_pages = np.array([tree.root], np.int64)
+    passed = [level_pages]
+    for _ in range(tree.depth - 1):
+        nodes = _nodes(pages, words, level_pages, BRANCH)[0]
+        level_pages = words.two(nodes) | words.two(nodes + 2) << 16 | words.two(nodes + 4) << 32
+        if len(level_pages) > tree.last_page:  # before a tree that names pages many times grows without end
+            raise Disorder
+        passed.append(level_pages)
+    every = np.sort(np.concatenate(passed))
+    _demand(every[1:] != every[:-1])
+    entries = 0
+    for first in range(0, len(level_pages), _CHUNK):
+        run = _leaves(pages, words, level_pages[first : first + _CHUNK], overflow)
+        entries += len(run.records) + len(run.others)
+        yield run
+    _demand(np.array(entries == pages.entries))
+
+
+def _demand(good: NDArray[np.bool_]) -> None:
+    if not good.all():
+        raise Disorder
+
+
+def _nodes(pages: Pages, words: _Words, numbers: Numbers, flags: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Of all nodes of some pages: their positions, the sizes of their keys, and where their pages end."""
+    tree = pages.tree
+    _demand((numbers >= 2) & (numbers <= tree.last_page))
+    start = numbers * tree.page_size
+    lower, upper = words.two(start + 12), words.two(start + 14)
+    _demand((words.eight(start) == numbers) & (words.two(start + 10) == flags))
+    _demand((lower > HEADER.size) & (lower % 2 == 0) & (lower <= upper) & (upper <= tree.page_size))
+    counts = (lower - HEADER.size) >> 1
+    page = np.repeat(np.arange(len(numbers)), counts)
+    within = np.arange(len(page)) - np.repeat(np.cumsum(counts) - counts, counts)
+    pointers = words.two(start[page] + HEADER.size + 2 * within)
+    _demand((upper[page] <= pointers) & (pointers <= tree.page_size - NODE.size) & (pointers % 2 == 0))
+    nodes = start[page] + pointers
+    keys = words.two(nodes + 6)
+    ends = start[page] + tree.page_size
+    _demand(nodes + NODE.size + keys <= ends)
+    return nodes, keys, ends
+
+
+def _leaves(pages: Pages, words: _Words, numbers: Numbers, overflow: bool) -> Run:
+    nodes, keys, ends = _nodes(pages, words, numbers, LEAF)
+    sizes = words.two(nodes) | words.two(nodes + 2) << 16
+    big = words.two(nodes + 4)
+    values = nodes + NODE.size + keys
+    _demand((big == 0) | (big == BIG))
+    _demand(values + np.where(big, 8, sizes) <= ends)
+    _values(pages, words, values[big == BIG], sizes[big == BIG], overflow)
+    ten = np.flatnonzero(keys == KEY_SIZE)
+    digits = words.bytes[(nodes[ten] + NODE.size)[:, None] + np.arange(KEY_SIZE)] - np.uint8(ord("0"))
+    numeric = (digits <= 9).all(1)
+    records = digits[numeric].astype(np.int64) @ 10 ** np.arange(KEY_SIZE - 1, -1, -1)
+    count = len(records)
+    _demand(ten[numeric] == np.arange(count))  # records first
+    others = [
+        words.bytes[node + NODE.size : node + NODE.size + key].tobytes()
+        for node, key in zip(nodes[count:].tolist(), keys[count:].tolist(), strict=True)
+    ]
+    return Run(records, sizes[:count], others)
+
+
+def _values(pages: Pages, words: _Words, places: Numbers, sizes: Numbers, overflow: bool) -> None:
+    """Looks at values that have pages of their own, whose numbers stand at ``places``."""
+    tree = pages.tree
+    first = words.eight(places)
+    count = (HEADER.size - 1 + sizes) // tree.page_size + 1
+    _demand((first >= 2) & (first <= tree.last_page) & (first + count - 1 <= tree.last_page))
+    if overflow:
+        start = first * tree.page_size
+        _demand((words.eight(start) == first) & (words.two(start + 10) == OVERFLOW_PAGE))
+        _demand((words.two(start + 12) | words.two(start + 14) << 16) >= count)
