@@ -421,6 +421,7 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
     source.survey()
     for entry in source.entries():
         source.read(entry)
+    source.close()
     assert (len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0) == before
 
 

@@ -17,12 +17,12 @@ from packstore.sources.labels import Contents, LabelsFile, Row, number_of, split
 from packstore.sources.listing import (
     NO_FILE,
     NO_SOURCE,
+    Files,
     Identity,
     ancestry,
     key_size,
     list_directory,
     no_images,
-    read_file,
     reason_for,
     walk,
 )
@@ -44,6 +44,7 @@ class FlatSource(Source):
     def __init__(self, path: Path, labels: Path | None = None) -> None:
         super().__init__(path)
         self._root = str(path.absolute())
+        self._files = Files(self._root)
         self._labels = None if labels is None else LabelsFile(labels)
         self._contents: Contents | None = None
 
@@ -83,12 +84,16 @@ class FlatSource(Source):
         self._choose(("",), split)
         return self._unlabelled()
 
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        self._files.close()
+
     def read(self, entry: Entry) -> bytes:
         """The bytes of the file. Raises :class:`SampleError` when it cannot be read or is not a file."""
         if entry.ref is not None:
             raise SampleError(entry.key, "is not a file but a pipe, a socket or a device")
         limit = max_file_bytes(self.max_pixels)
-        return read_file(f"{self._root}/{entry.key}", entry.key, entry.size_bytes, entry.modified_ns, limit)
+        return self._files.read(entry.key, entry.size_bytes, entry.modified_ns, limit)
 
     def stamp(self) -> str:
         return stamp_of([self._labels.path]) if self._labels is not None else ""

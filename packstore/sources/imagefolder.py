@@ -21,6 +21,7 @@ from packstore.sources.base import SPLIT_ORDER, Entry, Source, Survey, paged
 from packstore.sources.listing import (
     NO_FILE,
     NO_SOURCE,
+    Files,
     Identity,
     Listing,
     ancestry,
@@ -28,7 +29,6 @@ from packstore.sources.listing import (
     key_size,
     list_directory,
     no_images,
-    read_file,
     walk,
 )
 from packstore.sources.splits import find_splits
@@ -75,6 +75,7 @@ class ImageFolderSource(Source):
         super().__init__(path)
         self._all_classes = all_classes
         self._root = str(path.absolute())
+        self._files = Files(self._root)
         self._kept: dict[str, list[tuple[str, str, Listing]]] = {}  # what the survey has listed, by split
         self._kept_files = 0
 
@@ -150,12 +151,16 @@ class ImageFolderSource(Source):
                         else Entry(prefix + image, name, labels, 0, NO_FILE)
                     )
 
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        self._files.close()
+
     def read(self, entry: Entry) -> bytes:
         """The bytes of the file. Raises :class:`SampleError` when it cannot be read or is not a file."""
         if entry.ref is not None:
             raise SampleError(entry.key, "is not a file but a pipe, a socket or a device")
         limit = max_file_bytes(self.max_pixels)
-        return read_file(f"{self._root}/{entry.key}", entry.key, entry.size_bytes, entry.modified_ns, limit)
+        return self._files.read(entry.key, entry.size_bytes, entry.modified_ns, limit)
 
     def _name(self, directory: str = "") -> str:
         return printable(f"{self.path}/{directory}" if directory else str(self.path))

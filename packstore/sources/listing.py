@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import os
 import stat
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux
 
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
+_RELATIVE = os.open in os.supports_dir_fd
+_SEARCH_FLAGS = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)  # it need not be readable, as for a whole path
 
 NO_FILE = -1
 """In place of a size: a pipe, a socket or a device, which is not to be opened at all."""
@@ -101,7 +104,7 @@ def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
 def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself: a file that cannot be read, which read_file reports with its key
+    except OSError:  # a link to itself: a file that cannot be read, which Files reports with its key
         return False
 
 
@@ -200,33 +203,72 @@ def key_size(key: str) -> int:
     return len(key) if key.isascii() else len(key.encode("utf-8", "surrogateescape"))
 
 
-def read_file(path: str, key: str, size_bytes: int = 0, modified_ns: int = 0, limit: int | None = None) -> bytes:
-    """All bytes of a regular file. Raises :class:`SampleError` for ``key`` when it cannot be read or is none, and when
-    it is not as it was listed (where ``modified_ns`` says how that was) or has more than ``limit`` bytes.
+class Files:
+    """The files below a folder, read by their keys, in any number of threads.
 
-    The file is opened without blocking, so that a pipe under an image's name cannot hang the conversion.
+    Each thread keeps the directory of its last file open: relative to that, a file of a class folder takes two thirds
+    of the time.
     """
-    try:
-        descriptor = os.open(path, _OPEN_FLAGS)
-    except OSError as error:
-        raise SampleError(key, f"cannot be opened: {error.strerror or error}") from None
-    try:
-        found = os.fstat(descriptor)
-        if found.st_mode & 0o170000 != stat.S_IFREG:
-            raise SampleError(key, f"is not a file but {kind_of(found.st_mode)}")
-        size = found.st_size
-        if modified_ns and (found.st_mtime_ns != modified_ns or size != size_bytes):
-            raise SampleError(key, _changed(size_bytes, size))
-        if limit is not None and size > limit:
-            raise SampleError(key, f"has {size} bytes, more than the {limit} that an image within max_pixels can have")
-        data = os.read(descriptor, min(size, _READ_STEP))
-        if len(data) != size:
-            data = _read_rest(descriptor, key, data, size)
-    except OSError as error:
-        raise SampleError(key, f"cannot be read: {error.strerror or error}") from None
-    finally:
-        os.close(descriptor)
-    return data
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._threads = threading.local()
+
+    def read(self, key: str, size_bytes: int = 0, modified_ns: int = 0, limit: int | None = None) -> bytes:
+        """All bytes of a regular file. Raises :class:`SampleError` when it cannot be read or is none, and when it is
+        not as it was listed (where ``modified_ns`` says how that was) or has more than ``limit`` bytes.
+
+        The file is opened without blocking, so that a pipe under an image's name cannot hang the conversion.
+        """
+        try:
+            descriptor = self._open(key)
+        except OSError as error:
+            raise SampleError(key, f"cannot be opened: {error.strerror or error}") from None
+        try:
+            found = os.fstat(descriptor)
+            if found.st_mode & 0o170000 != stat.S_IFREG:
+                raise SampleError(key, f"is not a file but {kind_of(found.st_mode)}")
+            size = found.st_size
+            if modified_ns and (found.st_mtime_ns != modified_ns or size != size_bytes):
+                raise SampleError(key, _changed(size_bytes, size))
+            if limit is not None and size > limit:
+                raise SampleError(
+                    key, f"has {size} bytes, more than the {limit} that an image within max_pixels can have"
+                )
+            data = os.read(descriptor, min(size, _READ_STEP))
+            if len(data) != size:
+                data = _read_rest(descriptor, key, data, size)
+        except OSError as error:
+            raise SampleError(key, f"cannot be read: {error.strerror or error}") from None
+        finally:
+            os.close(descriptor)
+        return data
+
+    def close(self) -> None:
+        """Lets go of the directories of all threads; the next :meth:`read` opens one again."""
+        self._threads = threading.local()
+
+    def _open(self, key: str) -> int:
+        if not _RELATIVE:
+            return os.open(f"{self._root}/{key}", _OPEN_FLAGS)
+        path, _, name = key.rpartition("/")
+        directory: _Directory | None = getattr(self._threads, "directory", None)
+        if directory is None or directory.path != path:
+            directory = self._threads.directory = _Directory(self._root, path)
+        return os.open(name, _OPEN_FLAGS, dir_fd=directory.descriptor)
+
+
+class _Directory:
+    """An open directory, closed with its last reference."""
+
+    def __init__(self, root: str, path: str) -> None:
+        self.descriptor = -1
+        self.path = path
+        self.descriptor = os.open(f"{root}/{path}", _SEARCH_FLAGS)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
 
 
 def _changed(listed: int, found: int) -> str:
