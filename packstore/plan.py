@@ -184,7 +184,13 @@ def make_plan(
             free_bytes=shutil.disk_usage(destination.absolute().parent).free,
             options=options,
         )
-        plan = replace(plan, estimate_bytes=_estimate(format, plan.encoder(), survey, probe))
+        encoder = plan.encoder()
+        if options.decoder != "auto" and encoder.passes_through and options.check != "decode":
+            raise UsageError(
+                f"nothing is decoded for the encoding {encode.encoding} of this source, so a decoder cannot apply; leave "
+                "it out, or add --check decode"
+            )
+        plan = replace(plan, estimate_bytes=_estimate(format, encoder, survey, probe))
     except BaseException:
         opened.close()
         raise

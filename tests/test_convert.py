@@ -305,6 +305,7 @@ def test_a_destination_inside_the_source_is_refused(folder: Path, name: str) -> 
         ({"encoding": "png"}, "unknown encoding"),
         ({"quality": 80}, "for the encodings jpeg and seekable"),
         ({"encoding": "uint8", "fit": "pad"}, "give a size"),
+        ({"decoder": "pillow"}, "nothing is decoded"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(
