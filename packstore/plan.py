@@ -187,8 +187,8 @@ def make_plan(
         encoder = plan.encoder()
         if options.decoder != "auto" and encoder.passes_through and options.check != "decode":
             raise UsageError(
-                f"nothing is decoded for the encoding {encode.encoding} of this source, so a decoder cannot apply; leave "
-                "it out, or add --check decode"
+                f"nothing is decoded for the encoding {encode.encoding} of this source, so a decoder cannot apply; "
+                "leave it out, or add --check decode"
             )
         plan = replace(plan, estimate_bytes=_estimate(format, encoder, survey, probe))
     except BaseException:
