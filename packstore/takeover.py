@@ -72,9 +72,9 @@ class Account:
         return Progressed(self.consumed, self.digest(), tuple(self.skipped))
 
     def digest(self) -> str:
-        """A digest of all entries: key, split, labels, size and time of modification of each."""
-        for key, split, labels, size, _, modified in self._pending:
-            self._digest.update(repr((key, split, labels, size, modified)).encode("utf-8", "surrogatepass"))
+        """A digest of all entries: key, split, labels, size and times of modification and of change of each."""
+        for key, split, labels, size, _, modified, changed in self._pending:
+            self._digest.update(repr((key, split, labels, size, modified, changed)).encode("utf-8", "surrogatepass"))
         self._pending = []
         return self._digest.hexdigest()
 

@@ -124,6 +124,28 @@ def test_more_shards_than_files_may_be_open(folder: Path, tmp_path: Path, hard: 
     assert done.stdout == "24 24\n"
 
 
+READERS = """
+import resource, sys, packstore
+from packstore.stores import files
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+files._USUAL_FILES = 32
+readers = [packstore.open(sys.argv[1]) for _ in range(8)]
+print(sum(len({bytes(reader.read(i)) for i in range(len(reader))}) for reader in readers), files._promised)
+for reader in readers[1:]:
+    reader.close()
+del reader, readers
+print(files._promised)
+"""
+
+
+def test_several_readers_of_many_shards_each(folder: Path, tmp_path: Path) -> None:
+    """As for the splits of one store: the limit of open files has to be enough for all of them together."""
+    packstore.convert(folder, tmp_path / "out.lmdb", encoding="original", shard_size=1)
+    command = [sys.executable, "-c", READERS, str(tmp_path / "out.lmdb")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"{8 * 24} {8 * 24 * 3}\n0\n", "")
+
+
 def test_a_dataset_that_was_pickled_before_its_store_was_replaced_says_so(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.lmdb"
     packstore.convert(folder, out, encoding="uint8", size=8)

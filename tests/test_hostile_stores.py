@@ -13,6 +13,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -664,6 +665,37 @@ def test_an_lmdb_whose_tree_is_a_maze(tmp_path: Path) -> None:
 
     with (path / "data.mdb").open("rb") as file:
         assert any("twice" in str(item) for item in Pages(file.fileno()).walk(overflow=True))
+
+
+def test_an_lmdb_that_names_a_page_very_many_times(store: Callable[[str], Path]) -> None:
+    """Each of two pages has as many pointers as fit, all to one entry: 2,000 times 2,000 ways into a page. The file
+    is said to be as long as that takes, which holes cost nothing."""
+    path = store("original.lmdb")
+
+    def page(number: int, child: int) -> bytes:
+        count = (4096 - 16 - 8) // 2
+        header = struct.pack("<QHHHH", number, 0, 1, 16 + 2 * count, 4088)
+        return header + struct.pack("<H", 4088) * count + struct.pack("<HHHH", child, 0, 0, 0)
+
+    def change(data: bytearray) -> None:
+        meta = _newest_meta(data)
+        last = struct.unpack_from("<Q", data, meta + 136)[0]
+        data[(last + 1) * 4096 :] = page(last + 1, last + 2) + page(last + 2, last + 2)
+        struct.pack_into("<H", data, meta + 94, 3)
+        struct.pack_into("<QQ", data, meta + 128, last + 1, 3000)
+
+    _lmdb(path, change)
+    os.truncate(path / "data.mdb", 3001 * 4096)
+    from packstore.stores.lmdb_pages import Pages
+    from packstore.stores.lmdb_runs import Disorder, runs
+
+    tracemalloc.start()
+    try:
+        with (path / "data.mdb").open("rb") as file, pytest.raises(Disorder):
+            list(runs(Pages(file.fileno()), overflow=False))
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_lmdb_with_duplicates_and_databases_in_it(tmp_path: Path) -> None:

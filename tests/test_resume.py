@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +199,23 @@ def test_a_changed_source_starts_afresh_and_says_why(
     assert report.taken_over == 0
     assert "source" in warning(caplog)
     assert content(out) == reference(".pth", encoding="original")
+
+
+def test_files_of_one_size_and_age_that_were_exchanged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As bitmaps out of an archive are: neither their sizes nor their times of modification tell them apart."""
+    folder = make_folder(tmp_path / "data", size=(20, 20), suffixes=(".bmp",))
+    for path in folder.rglob("*.bmp"):
+        os.utime(path, ns=(1, 1))
+    for out in (tmp_path / "out.h5", tmp_path / "out.lmdb"):
+        cut_short(folder, out, 6)
+        one, other = folder / "train" / "ant" / "000.bmp", folder / "train" / "bee" / "000.bmp"
+        aside = one.rename(tmp_path / "aside")
+        other.rename(one)
+        aside.rename(other)
+        assert packstore.convert(folder, out).taken_over == 0
+        assert "changed" in warning(caplog)
+        with packstore.open(out) as reader:
+            assert bytes(reader.read(0)) == one.read_bytes()
 
 
 def test_a_change_behind_what_was_packed_does_not_matter(folder: Path, tmp_path: Path, reference: Any) -> None:
@@ -408,6 +427,25 @@ def test_leftovers_are_found_and_nothing_else(folder: Path, tmp_path: Path) -> N
     work.remove_leftover(found)
     assert not run.parent.exists()
     assert (tmp_path / ".other.lmdb.packstore" / "owner").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("destination", r'"\ud800"'), ("pid", "1e999"), ("started", "1e999"), ("started", "NaN"), ("started", "1e300")],
+)
+def test_an_owner_that_packstore_cannot_have_written(folder: Path, tmp_path: Path, field: str, value: str) -> None:
+    """Somebody else's directory under such a name hinders neither the cleaning up of others nor the packing."""
+    fields = {"what": '"packstore work directory"', "destination": '"a.h5"', "pid": "1", "host": '"x"', "started": "1"}
+    (tmp_path / ".a.h5.packstore").mkdir()
+    text = ", ".join(f'"{name}": {each}' for name, each in (fields | {field: value}).items())
+    (tmp_path / ".a.h5.packstore" / "owner").write_text(f"{{{text}}}")
+    cut_short(folder, tmp_path / "out.h5", 6)
+    assert [found.path.name for found in find_leftovers(tmp_path)] == [".out.h5.packstore"]
+    command = [sys.executable, "-m", "packstore", "clean", "--yes", str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert not (tmp_path / ".out.h5.packstore").exists()
+    with pytest.raises(packstore.DestinationError, match="is in the way and holds what packstore did not write"):
+        packstore.convert(folder, tmp_path / "a.h5")
 
 
 def test_two_at_once_on_one_destination(folder: Path, tmp_path: Path) -> None:

@@ -100,8 +100,9 @@ class FlatSource(Source):
 
     def _unlabelled(self) -> Iterator[Entry]:
         listing = list_directory(self._root)
-        for name, size, modified in zip(listing.images, listing.sizes, listing.modified, strict=True):
-            yield Entry(name, "", (), max(size, 0), NO_FILE if size < 0 else None, modified)
+        numbers = zip(listing.images, listing.sizes, listing.modified, listing.changed, strict=True)
+        for name, size, modified, changed in numbers:
+            yield Entry(name, "", (), max(size, 0), NO_FILE if size < 0 else None, modified, changed)
 
     def _labelled(self, labels: LabelsFile, contents: Contents, splits: Sequence[str]) -> Iterator[Entry]:
         numbers = None if contents.classes is None else {name: n for n, name in enumerate(contents.classes)}
@@ -114,8 +115,8 @@ class FlatSource(Source):
                     raise SourceError(
                         f"{labels.where(row.line)}: label {printable(row.label[:80])} is new: the file changed"
                     )
-                size, ref, modified = self._size(labels, row)
-                yield Entry(row.file, split, (label,), size, ref, modified)
+                size, ref, modified, changed = self._size(labels, row)
+                yield Entry(row.file, split, (label,), size, ref, modified, changed)
 
     def _survey_labelled(self, labels: LabelsFile, split: str | None, progress: ProgressCallback) -> Survey:
         contents = self._learn(labels)
@@ -123,7 +124,7 @@ class FlatSource(Source):
         size_bytes = paged_bytes = key_bytes = records = 0
         limit = max_file_bytes(self.max_pixels)
         for row in labels.rows():
-            size, _, _ = self._size(labels, row)
+            size, *_ = self._size(labels, row)
             if row.split not in splits:
                 continue
             size = size if size <= limit else 0
@@ -179,8 +180,8 @@ class FlatSource(Source):
             raise SourceError(f"{printable(str(self.path))} has no split {printable(split)!r}; splits: {there}")
         return (split,)
 
-    def _size(self, labels: LabelsFile, row: Row) -> tuple[int, int | None, int]:
-        """Size, ``ref`` and time of modification of a file. Raises :class:`SourceError` when it does not exist."""
+    def _size(self, labels: LabelsFile, row: Row) -> tuple[int, int | None, int, int]:
+        """Size, ``ref``, times of modification and of change. Raises :class:`SourceError` when it does not exist."""
         try:
             found = os.stat(f"{self._root}/{row.file}")  # noqa: PTH116 - one call for each of many files
         except OSError as error:
@@ -190,4 +191,6 @@ class FlatSource(Source):
             ) from None
         if stat.S_ISDIR(found.st_mode):
             raise SourceError(f"{labels.where(row.line)}: {printable(row.file)} is a folder, not an image")
-        return (found.st_size, None, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (0, NO_FILE, 0)
+        if not stat.S_ISREG(found.st_mode):
+            return 0, NO_FILE, 0, 0
+        return found.st_size, None, found.st_mtime_ns, found.st_ctime_ns

@@ -144,9 +144,11 @@ class ImageFolderSource(Source):
             for label, directory, listing in self._directories(part, None):
                 labels = (numbers[label],) if part.classes else ()
                 prefix = f"{directory}/" if directory else ""
-                for image, size, modified in zip(listing.images, listing.sizes, listing.modified, strict=True):
+                for image, size, modified, changed in zip(
+                    listing.images, listing.sizes, listing.modified, listing.changed, strict=True
+                ):
                     yield (
-                        Entry(prefix + image, name, labels, size, None, modified)
+                        Entry(prefix + image, name, labels, size, None, modified, changed)
                         if size >= 0
                         else Entry(prefix + image, name, labels, 0, NO_FILE)
                     )

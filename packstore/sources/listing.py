@@ -53,6 +53,7 @@ class Listing:
         sizes: Their sizes; 0 for a link that leads nowhere (which reading it reports), and :data:`NO_FILE` for what is
             neither a file nor a directory.
         modified: When they were last modified, in nanoseconds; 0 where there is no size.
+        changed: When anything of them was last changed, likewise.
         directories: Names of its subdirectories, in no particular order.
     """
 
@@ -60,6 +61,7 @@ class Listing:
     images: list[str]
     sizes: list[int]
     modified: list[int]
+    changed: list[int]
     directories: list[str]
 
 
@@ -90,7 +92,7 @@ def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
                     else:
                         passed.append(name)
             images.sort()
-            sizes, modified = _sizes(images, descriptor)
+            sizes, modified, changed = _sizes(images, descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -98,7 +100,7 @@ def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
     if ignored is not None:
         for name in passed:
             _count(ignored, name)
-    return Listing((found.st_dev, found.st_ino), images, sizes, modified, directories)
+    return Listing((found.st_dev, found.st_ino), images, sizes, modified, changed, directories)
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
@@ -108,10 +110,11 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _sizes(names: list[str], descriptor: int) -> tuple[list[int], list[int]]:
-    """Sizes and times of modification, as :class:`Listing` has them."""
+def _sizes(names: list[str], descriptor: int) -> tuple[list[int], list[int], list[int]]:
+    """Sizes, times of modification and of change, as :class:`Listing` has them."""
     sizes: list[int] = []
     modified: list[int] = []
+    changed: list[int] = []
     stat_file = os.stat
     for name in names:
         try:
@@ -119,11 +122,13 @@ def _sizes(names: list[str], descriptor: int) -> tuple[list[int], list[int]]:
         except OSError:
             sizes.append(0)
             modified.append(0)
+            changed.append(0)
         else:
             regular = found.st_mode & 0o170000 == stat.S_IFREG
             sizes.append(found.st_size if regular else NO_FILE)
             modified.append(found.st_mtime_ns if regular else 0)
-    return sizes, modified
+            changed.append(found.st_ctime_ns if regular else 0)
+    return sizes, modified, changed
 
 
 def reason_for(name: str) -> str:

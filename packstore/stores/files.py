@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,9 @@ except ImportError:  # Windows: no such limit
     resource = None  # type: ignore[assignment]
 
 _USUAL_FILES = 512
+_promised = 0
+# May be entered again: the garbage collector can end a reader while another one is made.
+_promising = threading.RLock()
 
 MANIFEST_FILE = "manifest.json"
 """The manifest of a sharded store, in its directory."""
@@ -70,17 +74,28 @@ def open_regular(path: Path) -> int:
 
 
 def allow_open_files(number: int) -> int:
-    """Raises the soft limit of open files, as far as the hard one lets it, so that ``number`` more than usual can be
-    open; returns how many of them that allows."""
+    """Raises the soft limit of open files, as far as the hard one lets it, so that ``number`` more can be open, beside
+    the usual ones and those that were promised to others; returns how many of them that allows. They are promised
+    until :func:`release_open_files` is told of them."""
+    global _promised
     if resource is None:
         return number
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = number + _USUAL_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    with _promising:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = number + _promised + _USUAL_FILES
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            number = max(0, number - (wanted - soft))
+        _promised += number
         return number
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    return max(0, allowed - _USUAL_FILES)
+
+
+def release_open_files(number: int) -> None:
+    """To be called when ``number`` of the files of :func:`allow_open_files` are needed no more."""
+    global _promised
+    with _promising:
+        _promised -= number
 
 
 @contextmanager

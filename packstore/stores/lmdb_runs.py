@@ -67,16 +67,13 @@ def runs(pages: Pages, *, overflow: bool) -> Iterator[Run]:
     """
     tree = pages.tree
     words = _Words(pages)
-    level_pages = np.array([tree.root], np.int64)
-    passed = [level_pages]
+    level_pages = every = np.array([tree.root], np.int64)
     for _ in range(tree.depth - 1):
         nodes = _nodes(pages, words, level_pages, BRANCH)[0]
         level_pages = words.two(nodes) | words.two(nodes + 2) << 16 | words.two(nodes + 4) << 32
-        if len(level_pages) > tree.last_page:  # before a tree that names pages many times grows without end
-            raise Disorder
-        passed.append(level_pages)
-    every = np.sort(np.concatenate(passed))
-    _demand(every[1:] != every[:-1])
+        # At each level, before a tree that names pages many times grows without end.
+        every = np.sort(np.concatenate([every, level_pages]))
+        _demand(every[1:] != every[:-1])
     entries = 0
     for first in range(0, len(level_pages), _CHUNK):
         run = _leaves(pages, words, level_pages[first : first + _CHUNK], overflow)
@@ -99,6 +96,8 @@ def _nodes(pages: Pages, words: _Words, numbers: Numbers, flags: int) -> tuple[N
     _demand((words.eight(start) == numbers) & (words.two(start + 10) == flags))
     _demand((lower > HEADER.size) & (lower % 2 == 0) & (lower <= upper) & (upper <= tree.page_size))
     counts = (lower - HEADER.size) >> 1
+    # Each has a node of its own: no more than there is room for, however many times one is pointed to.
+    _demand(HEADER.size + counts * (2 + NODE.size) <= tree.page_size)
     page = np.repeat(np.arange(len(numbers)), counts)
     within = np.arange(len(page)) - np.repeat(np.cumsum(counts) - counts, counts)
     pointers = words.two(start[page] + HEADER.size + 2 * within)

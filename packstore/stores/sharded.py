@@ -20,7 +20,7 @@ from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.stores import formats
 from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader, parse_manifest
 from packstore.stores.columns import file_digest
-from packstore.stores.files import MANIFEST_FILE, allow_open_files, identity, open_regular
+from packstore.stores.files import MANIFEST_FILE, allow_open_files, identity, open_regular, release_open_files
 
 _OPEN_TRIES = 8
 _FILES_A_SHARD = 3
@@ -35,15 +35,15 @@ class ShardedReader(Reader):
         for _ in range(_OPEN_TRIES):
             before = _manifest_identity(path)
             manifest = read_manifest(path)
-            files = _hold(manifest, path)
+            files, promised = _hold(manifest, path)
             if _manifest_identity(path) == before:
                 break
-            _drop(files)  # replaced in between
+            _drop(files, promised)  # replaced in between
         else:
             raise StoreError(f"{printable(str(path))} was replaced by other stores while it was opened; open it again")
         super().__init__(path, manifest)
         self._files = files
-        self._finalizer = weakref.finalize(self, _drop, files)
+        self._finalizer = weakref.finalize(self, _drop, files, promised)
         self._starts = [0, *itertools.accumulate(s.records for s in self.manifest.shards)]
         self._readers: list[Reader | None] = [None] * len(self.manifest.shards)
         self._columns: dict[str, ColumnData] = {}
@@ -186,24 +186,26 @@ class ShardedReader(Reader):
         return reader
 
 
-def _hold(manifest: Manifest, path: Path) -> list[int | None]:
+def _hold(manifest: Manifest, path: Path) -> tuple[list[int | None], int]:
     """The files of all shards, open, as many as the system lets one process open. None for others, and for one that
-    cannot be opened, which is for those to hear who read it."""
-    allowed = allow_open_files(_FILES_A_SHARD * len(manifest.shards)) // _FILES_A_SHARD
+    cannot be opened, which is for those to hear who read it. And how many open files were promised for them."""
+    promised = allow_open_files(_FILES_A_SHARD * len(manifest.shards))
+    allowed = promised // _FILES_A_SHARD
     files: list[int | None] = [None] * len(manifest.shards)
     for i, shard in enumerate(manifest.shards[:allowed]):
         try:
             files[i] = open_regular(formats.data_file(manifest.format, path / shard.name))
         except OSError:
             continue
-    return files
+    return files, promised
 
 
-def _drop(files: list[int | None]) -> None:
+def _drop(files: list[int | None], promised: int) -> None:
     for i, file in enumerate(files):
         if file is not None:
             files[i] = None
             os.close(file)
+    release_open_files(promised)
 
 
 def _manifest_identity(path: Path) -> tuple[int, int]:

@@ -227,8 +227,10 @@ def read_owner(path: Path) -> Owner | None:
         found = json.loads(os.read(descriptor, _OWNER_BYTES))
         if found["what"] != _MAGIC:
             return None
+        os.fsencode(str(found["destination"]))
+        time.localtime(float(found["started"]))
         return Owner(str(found["destination"]), int(found["pid"]), str(found["host"]), float(found["started"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     finally:
         os.close(descriptor)
