@@ -17,6 +17,7 @@ import packstore
 from packstore.errors import DestinationError, PackstoreError, StoreError, UsageError
 from packstore.manifest import Column, Manifest, Normalization, Origin, Split
 from packstore.stores import create_store, open_store
+from packstore.stores import mend as mend_module
 from packstore.stores.mend import find_manifest, mend
 from tests.datasets import write_image
 from tests.store_suite import append, make_records
@@ -101,6 +102,16 @@ def test_what_cannot_be_mended_is_not_called_proven() -> None:
     assert mend(text[:-30]) is None
     assert find_manifest(b"nothing of the kind") is None
     assert mend(text).how == "whole"  # type: ignore[union-attr]
+
+
+def test_what_looks_like_very_many_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(mend_module, "mend", lambda text: tried.append(len(text)))
+    for text in (b'{"columns"', b'{"columns":1,"versions":{}}', b'{"columns":[{"classes"'):
+        data = text * 3000
+        assert sum(map(len, mend_module._texts(data))) <= 8 * len(data)
+        assert mend_module.find_manifest(data) is None
+    assert len(tried) < 100
 
 
 # --- a file -----------------------------------------------------------------------------------------------------------

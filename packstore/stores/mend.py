@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 
 from packstore.errors import ManifestError
 from packstore.manifest import Manifest
@@ -28,6 +28,8 @@ _MAX_TEXT = 64 << 20
 _ANY_BYTE, _ONE_BIT = 8_000, 60_000
 """Longest texts in which every other byte is tried at each place, and in which single bits are: a few seconds each."""
 _WRONG_DIGITS = 2
+_MENDED = 32
+"""Texts in one file that are tried to be mended, which takes seconds each: enough for a few copies of one manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,20 @@ class Found:
 
 def find_manifest(data: memoryview | bytes) -> Found | None:
     """The best manifest whose text lies anywhere in ``data``; None without one that can be read."""
+    return best_manifest(_texts(data))
+
+
+def best_manifest(texts: Iterable[bytes]) -> Found | None:
+    """The first manifest in ``texts`` that is proven, else the first that can be read; None without any."""
     unproven = None
-    for text in _texts(data):
+    broken: list[bytes] = []
+    for text in texts:
+        try:
+            return Found(Manifest.from_json(text), True, "whole")
+        except ManifestError:
+            if len(broken) < _MENDED:
+                broken.append(text)
+    for text in broken:
         found = mend(text)
         if found is not None and found.proven:
             return found
@@ -84,8 +98,10 @@ def _texts(data: memoryview | bytes) -> Iterator[bytes]:
     for anchor, distance in _ANCHORS:
         for match in re.finditer(re.escape(anchor), data):
             starts.add(match.start() - distance)
-    for start in sorted(s for s in starts if s >= 0):
-        text = bytes(data[start : start + _MAX_TEXT])
+    ordered = sorted(s for s in starts if s >= 0)
+    # None holds the beginning of another one, where quotes would be escaped: so no byte is looked at twice.
+    for start, following in pairwise([*ordered, len(data)]):
+        text = bytes(data[start : min(following, start + _MAX_TEXT)])
         ends: list[int] = []
         last = _LAST.search(text)
         if last is not None:

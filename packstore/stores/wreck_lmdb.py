@@ -19,7 +19,7 @@ from xxhash import xxh3_64
 from packstore.manifest import Column
 from packstore.stores.base import NUMPY_DTYPE, Buffer, ColumnData
 from packstore.stores.check import column_digest
-from packstore.stores.mend import Found, find_manifest, mend
+from packstore.stores.mend import Found, best_manifest, find_manifest
 from packstore.stores.wreck import Wreck, as_column
 
 _HEADER, _NODE = struct.Struct("<QHHHH"), struct.Struct("<HHHH")
@@ -35,10 +35,8 @@ def of_pages(data: memoryview, hint: Found | None) -> Wreck:
     """What lies in a ``data.mdb``, of which ``data`` are the bytes."""
     scan = _Scan(data)
     texts = scan.named.get("manifest", ())
-    candidates = [mend(bytes(text)) for text in texts]
-    proven = [found for found in candidates if found is not None and found.proven]
-    found = hint or (proven[-1] if proven else None) or find_manifest(data)
-    found = found or next((each for each in candidates if each is not None), None)
+    named = hint or best_manifest(bytes(text) for text in reversed(texts))
+    found = named if named is not None and named.proven else find_manifest(data) or named
     records = scan.records if found is None else found.manifest.records
     return Wreck(found, scan.columns(found, records), records, scan.images, scan.orphans)
 
