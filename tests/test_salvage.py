@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +323,24 @@ def test_what_cannot_be_salvaged(source: Path, tmp_path: Path) -> None:
     with pytest.raises(DestinationError, match="lie in each other"):
         packstore.salvage_store(tmp_path / "a.lmdb", tmp_path / "a.lmdb" / "fixed.lmdb")
     assert not (tmp_path / "fixed.h5").exists()
+
+
+def test_pipes_and_endless_files_in_place_of_a_store(source: Path, tmp_path: Path) -> None:
+    """Nobody waits for a pipe to be written to, and no file is read just because it says that it is a manifest."""
+    packstore.convert(source, tmp_path / "a.h5", shard_size=2000)
+    for name in ("shard-00001.h5", "manifest.json"):
+        (tmp_path / "a.h5" / name).unlink()
+        os.mkfifo(tmp_path / "a.h5" / name)
+    os.mkfifo(tmp_path / "pipe.h5")
+    for name, code in (("a.h5", 3), ("pipe.h5", 1)):
+        command = [sys.executable, "-m", "packstore", "salvage", tmp_path / name, "--out", tmp_path / f"of-{name}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+        assert done.returncode == code
+        assert "neither a file nor a link to one" in done.stdout + done.stderr
+    (tmp_path / "a.h5" / "manifest.json").unlink()
+    with (tmp_path / "a.h5" / "manifest.json").open("wb") as file:
+        file.truncate(1 << 40)
+    assert packstore.salvage_store(tmp_path / "a.h5", tmp_path / "rest.h5").recovered
 
 
 def test_a_store_without_row_checksums(tmp_path: Path) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import bisect
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packstore.errors import StoreError, printable
-from packstore.manifest import FORMATS, Column, Manifest, Origin, Split
+from packstore.manifest import FORMATS, MAX_JSON_BYTES, Column, Manifest, Origin, Split
 from packstore.sniff import HeaderError, sniff
 from packstore.stores import formats, wreck
 from packstore.stores.base import NUMPY_DTYPE, Ragged
-from packstore.stores.files import DATA_FILE, MANIFEST_FILE, SHARD
+from packstore.stores.files import DATA_FILE, MANIFEST_FILE, SHARD, open_regular
 from packstore.stores.mend import Found, find_manifest
 from packstore.stores.wreck import Wreck
 
@@ -142,7 +143,8 @@ def _sharded(path: Path) -> Remains:
 def _whole(path: Path, notes: list[str]) -> Found | None:
     """The manifest of a sharded store."""
     try:
-        text = (path / MANIFEST_FILE).read_bytes()
+        with os.fdopen(open_regular(path / MANIFEST_FILE), "rb") as file:
+            text = file.read(MAX_JSON_BYTES)
     except OSError as error:
         notes.append(f"{MANIFEST_FILE} cannot be read ({error.strerror or error}); the shards tell what they are")
         return None

@@ -8,6 +8,7 @@ that lead to them say. Nothing here is proven: checksums are for whoever asks. M
 from __future__ import annotations
 
 import mmap
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from packstore.errors import PackstoreError, StoreError, printable
 from packstore.manifest import Column, Manifest
 from packstore.stores.base import NUMPY_DTYPE, Buffer, ColumnData, Ragged, Reader
-from packstore.stores.files import DATA_FILE
+from packstore.stores.files import DATA_FILE, open_regular
 from packstore.stores.mend import Found, find_manifest
 from packstore.stores.pth_layout import content_start
 
@@ -79,8 +80,11 @@ def of_file(path: Path, hint: Found | None = None) -> Wreck:
     """
     file = path / DATA_FILE if path.is_dir() else path
     try:
-        with file.open("rb") as opened:
-            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        descriptor = open_regular(file)
+        try:
+            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is empty"
         raise StoreError(f"{printable(str(file))} cannot be read: {reason}") from error
