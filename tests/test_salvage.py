@@ -243,6 +243,26 @@ def test_lmdb_values_without_an_entry_are_found_by_their_checksum(tmp_path: Path
     assert contents(tmp_path / "fixed.lmdb") == good
 
 
+@pytest.mark.parametrize("name", [b"label", b"shape", b"key/bytes", b"key/offsets", b"checksum"])
+@pytest.mark.parametrize("back", [0, 2, 7])
+def test_lmdb_columns_without_an_entry_are_found_by_their_digest(tmp_path: Path, name: bytes, back: int) -> None:
+    """Small columns lie in the leaf pages: one changed byte of a key, or of what is before it, hides one."""
+    records = make_records("ragged-uint8", 9)
+    store = tmp_path / "a.lmdb"
+    with create_store(store, format="lmdb", encoding="uint8", columns=records.columns) as builder:
+        append(builder, records)
+        builder.commit(origin=Origin("flat", "somewhere"))
+    data = (store / "data.mdb").read_bytes()
+    damaged = bytearray(data)
+    place = data.find(b"\0" + name + b"\x93NUMPY") + 1
+    while place > 0:  # in older copies of the page, too
+        damaged[place - back] ^= 0x40
+        place = data.find(b"\0" + name + b"\x93NUMPY", place) + 1
+    assert damaged != data
+    (store / "data.mdb").write_bytes(damaged)
+    assert packstore.salvage_store(store, tmp_path / "b.lmdb").recovered == 9
+
+
 def test_lmdb_without_any_manifest(source: Path, tmp_path: Path) -> None:
     packstore.convert(source, tmp_path / "a.lmdb")
     good, file = held(tmp_path / "a.lmdb"), tmp_path / "a.lmdb" / "data.mdb"

@@ -474,3 +474,15 @@ def test_real_folder(shared_data: SharedData) -> None:
         assert survey.columns[0].classes == tuple(classes)
         assert samples(source, split) == [(f"{split}/{key}", label) for key, label in expected]
     assert sum(len(source.read(entry)) for entry in source.entries()) == survey.size_bytes
+
+
+def test_a_change_of_a_file_from_the_epoch_is_noticed(tmp_path: Path) -> None:
+    """Its time of modification is 0, as archives made to be reproducible have it."""
+    root = fill(tmp_path / "root", ["a/0.jpg"])
+    os.utime(root / "a" / "0.jpg", ns=(0, 0))
+    source = open_source(root)
+    (entry,) = source.entries()
+    assert source.read(entry) == (root / "a" / "0.jpg").read_bytes()
+    (root / "a" / "0.jpg").write_bytes(b"longer than it was before")
+    with pytest.raises(SampleError, match="has changed since it was listed"):
+        source.read(entry)

@@ -219,9 +219,9 @@ class Files:
         self._root = root
         self._threads = threading.local()
 
-    def read(self, key: str, size_bytes: int = 0, modified_ns: int = 0, limit: int | None = None) -> bytes:
-        """All bytes of a regular file. Raises :class:`SampleError` when it cannot be read or is none, and when it is
-        not as it was listed (where ``modified_ns`` says how that was) or has more than ``limit`` bytes.
+    def read(self, key: str, size_bytes: int, modified_ns: int, limit: int) -> bytes:
+        """All bytes of a regular file. Raises :class:`SampleError` when it cannot be read or is none, and when it has
+        not the size and the time of modification with which it was listed, or more than ``limit`` bytes.
 
         The file is opened without blocking, so that a pipe under an image's name cannot hang the conversion.
         """
@@ -234,9 +234,9 @@ class Files:
             if found.st_mode & 0o170000 != stat.S_IFREG:
                 raise SampleError(key, f"is not a file but {kind_of(found.st_mode)}")
             size = found.st_size
-            if modified_ns and (found.st_mtime_ns != modified_ns or size != size_bytes):
+            if found.st_mtime_ns != modified_ns or size != size_bytes:
                 raise SampleError(key, _changed(size_bytes, size))
-            if limit is not None and size > limit:
+            if size > limit:
                 raise SampleError(
                     key, f"has {size} bytes, more than the {limit} that an image within max_pixels can have"
                 )

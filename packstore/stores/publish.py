@@ -96,7 +96,9 @@ class Staging:
                 self._published = True
         self.work.remove()
         if self.work.path.exists():
-            _log.warning("%s still holds what packstore did not write", printable(str(self.work.path)))
+            _log.warning(
+                "%s could not be removed, or holds what packstore did not write", printable(str(self.work.path))
+            )
 
     def discard(self) -> None:
         """Removes what was staged, by this run and those before it; does nothing after :meth:`publish`."""

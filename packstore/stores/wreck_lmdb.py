@@ -8,9 +8,11 @@ places. A long value whose entry is lost is found by its checksum.
 from __future__ import annotations
 
 import io
+import re
 import struct
 from array import array
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,7 @@ _PAGE = 4096
 _PAGES_AT_ONCE = 1 << 14
 _NPY = b"\x93NUMPY"
 _MAX_KEY = 511
+_MAX_TRIED = 1000
 
 
 def of_pages(data: memoryview, hint: Found | None) -> Wreck:
@@ -46,6 +49,7 @@ class _Scan:
         self._data = data
         self._size = _page_size(data)
         self.named: dict[str, list[memoryview]] = {}
+        self._arrays: list[int] = []
         self._runs: dict[int, int] = {}  # first page of each long value, and its pages
         numbers, starts, lengths = array("q"), array("q"), array("q")
         for page in self._candidates():
@@ -88,6 +92,12 @@ class _Scan:
                 chosen = data
                 if column.digest is not None and column_digest([data]) == column.digest:
                     break
+            else:
+                # Its entry, or the pointer to that, is damaged: then only the digest tells which array is the one.
+                for data in islice(self._copies(column, records, adrift=True), _MAX_TRIED if column.digest else 0):
+                    if column_digest([data]) == column.digest:
+                        chosen = data
+                        break
             if chosen is not None:
                 columns[column.name] = chosen
         return columns
@@ -111,6 +121,7 @@ class _Scan:
         """(record, start, size) of each entry of a leaf page that can be one; named ones go to ``named``."""
         start = page * self._size
         end = start + self._size
+        self._arrays += [start + match.start() for match in re.finditer(re.escape(_NPY), self._data[start:end])]
         lower = _HEADER.unpack_from(self._data, start)[3]
         if not _HEADER_SIZE < lower <= self._size or lower % 2:
             lower = self._size  # as far as there is something that looks like an entry
@@ -136,12 +147,16 @@ class _Scan:
             elif key[:1].isalpha() and key.isascii():
                 self.named.setdefault(key.decode("ascii"), []).append(self._data[value : value + size])
 
-    def _copies(self, column: Column, records: int) -> Iterator[ColumnData]:
+    def _copies(self, column: Column, records: int, *, adrift: bool = False) -> Iterator[ColumnData]:
         names = [column.name] if column.kind == "fixed" else [f"{column.name}/bytes", f"{column.name}/offsets"]
         expected = [column.nbytes, 8 * (records + 1)] if column.kind == "ragged" else [column.nbytes]
         # The last bytes of a value are the array's, whatever has become of the header before them.
         pieces = [
-            [value[len(value) - size :] for value in self._values(name, size) if len(value) > size]
+            [
+                value[len(value) - size :]
+                for value in (self._adrift(size) if adrift else self._values(name, size))
+                if len(value) > size
+            ]
             for name, size in zip(names, expected, strict=True)
         ]
         for first in pieces[0]:
@@ -157,6 +172,14 @@ class _Scan:
                 if start + header + size <= len(self._data):
                     yield self._data[start : start + header + size]
         yield from self.named.get(name, ())
+
+    def _adrift(self, size: int) -> Iterator[memoryview]:
+        """What may be an array of ``size`` bytes, anywhere in a leaf page."""
+        for start in self._arrays:
+            header = 10 + int.from_bytes(self._data[start + 8 : start + 10], "little")
+            stop = start + header + size
+            if stop <= (start // self._size + 1) * self._size:
+                yield self._data[start:stop]
 
     def _described(self, records: int) -> list[Column]:
         """Without a manifest: the columns by what their own headers say."""
