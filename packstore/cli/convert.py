@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,10 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     from packstore.conversion import run_plan
     from packstore.plan import ConvertOptions, make_plan
 
+    # A conversion makes many small objects and no cycles to speak of, so looking for them often only takes time: 7% of
+    # packing 50,000 small files.
+    gc.freeze()
+    gc.set_threshold(100_000)
     try:
         with progress_bar(quiet) as progress:
             plan = make_plan(source, dest, ConvertOptions(**options), progress)
