@@ -32,7 +32,7 @@ from packstore.loader.stats import Stats
 from packstore.manifest import Manifest
 from packstore.order import Order
 from packstore.parallel import default_workers
-from packstore.ring import Ring, Slot, transport_to
+from packstore.ring import Ring, Slot, Transport, transport_to
 
 __all__ = ["LoaderOptions", "PackedLoader", "prefetch"]
 
@@ -96,6 +96,7 @@ class PackedLoader:
             manifest, options, len(self._at_decoding), in_threads=not resident and self.device.type == "cpu"
         )
         self._assembler: Assembler | None = None
+        self._transport: Transport | None = None  # from epoch to epoch: it has memory to use again
         self._images: torch.Tensor | None = None
         self._columns: dict[str, torch.Tensor] = {}
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
@@ -220,7 +221,9 @@ class PackedLoader:
         return self._assembler
 
     def _streaming(self, epoch: int, first: int) -> Iterator[Any]:
-        ring = Ring(transport_to(self.device), self.options.prefetch + 1)
+        if self._transport is None:
+            self._transport = transport_to(self.device)
+        ring = Ring(self._transport, self.options.prefetch + 1)
         threads = self.options.threads or default_workers()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader")
         pending: deque[_Job] = deque()
