@@ -282,6 +282,6 @@ TARGETS = (
     Target("offsets", _offsets, (), ("mapped.py",)),
     Target("torch_pickle", unpickle, (Malformed,), ("torch_unpickle.py",)),
     Target("pth", _store("s.pth"), (PackstoreError,), ("pth_zip.py", "torch_unpickle.py", "pth_store.py")),
-    Target("lmdb", _store("s.lmdb"), (PackstoreError,), ("lmdb_pages.py", "lmdb_store.py")),
+    Target("lmdb", _store("s.lmdb"), (PackstoreError,), ("lmdb_pages.py", "lmdb_runs.py", "lmdb_store.py")),
     Target("hdf5", _store("s.h5"), (PackstoreError,), ("hdf5_file.py", "hdf5_heap.py", "hdf5_store.py"), _repair_hdf5),
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import io
+import random
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lmdb
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from packstore.errors import DestinationError, StoreError
 from packstore.manifest import Column, Manifest
+from packstore.progress import no_progress
 from packstore.stores import Ragged, is_store, lmdb_store, open_store
 from packstore.stores.lmdb_pages import Pages, Value, _first_record
 from tests.store_suite import ORIGIN, Records, StoreSuite, assert_holds, finished, flip, listing, make_records, write
@@ -283,6 +285,35 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             assert found.tobytes() == value
         for key in (b"", b"0", b"00000000000", b"0000000000x", b"a", b"labem", b"zzz"):
             assert pages.find(key) is None
+
+    @pytest.mark.parametrize("sizes", [[3] * 300, [5000, 0, 40, 700] * 6], ids=["many", "long"])
+    def test_many_pages_at_once_find_what_the_walk_finds(self, path: Path, sizes: list[int]) -> None:
+        """Where the quick way says that all is in order, the walk from page to page has nothing to say either."""
+        write(path, make_records("ragged", len(sizes), sizes=sizes))
+        file = path / "data.mdb"
+        data = bytearray(file.read_bytes())
+        rng = random.Random(5)
+        # Headers and entries, where a byte means something; the rest of a page is values.
+        places = [page + i for page in range(0, len(data), 4096) for i in (*range(24), *range(4000, 4096, 3))]
+        in_order = 0
+        for place in rng.sample(places, min(len(places), 800)):
+            before, data[place] = data[place], data[place] ^ 1 << rng.randrange(8)
+            file.write_bytes(data)
+            data[place] = before
+            try:
+                reader = cast("lmdb_store.LmdbReader", open_store(path))
+            except StoreError:
+                continue
+            with reader:
+                for overflow in (False, True):
+                    if reader._entries_in_order(overflow=overflow):
+                        in_order += 1
+                        walk = reader._check_entries(not overflow, no_progress)
+                        assert list(walk) == [], (place, overflow)
+        file.write_bytes(data)
+        with open_store(path) as whole:
+            assert cast("lmdb_store.LmdbReader", whole)._entries_in_order(overflow=True)
+        assert in_order > 20
 
     def test_two_transactions_a_shard_and_suspended_writers(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 3000)
