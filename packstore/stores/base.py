@@ -104,6 +104,11 @@ def parse_manifest(text: str | bytes, path: Path) -> Manifest:
         raise ManifestError(f"{printable(str(path))}: {error}") from None
 
 
+def manifest_text(manifest: Manifest) -> bytes:
+    """The content of a sharded store's manifest file."""
+    return f"{manifest.to_json()}\n".encode("ascii")
+
+
 def unreadable(path: Path, kind: str, reason: object) -> StoreError:
     """The error for a file that begins like ``kind`` and cannot be opened as one: one line, whatever a library said."""
     first = str(reason).strip().partition("\n")[0]

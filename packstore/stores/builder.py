@@ -24,6 +24,7 @@ from packstore.stores.parts import Part, Parts
 from packstore.stores.previous import Previous, find_previous
 from packstore.stores.publish import Staging
 from packstore.stores.receipts import Fingerprint, Journal, Progressed
+from packstore.stores.reread import write_manifest
 from packstore.stores.rows import ROW_CHECKSUM, row_checksums, value_hashes
 from packstore.stores.work import remove_run
 
@@ -359,7 +360,7 @@ class StoreBuilder:
         if manifest is None:
             whole = self._describe(self._parts.whole())[0]
             manifest = dataclasses.replace(whole, skipped=skipped, shards=tuple(self._parts.sealed))
-            (self._staging.path / MANIFEST_FILE).write_text(manifest.to_json() + "\n", encoding="ascii")
+            write_manifest(self._staging.path / MANIFEST_FILE, manifest)
         return manifest
 
     def _describe(self, part: Part) -> tuple[Manifest, dict[str, ColumnData]]:

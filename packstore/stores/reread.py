@@ -10,6 +10,7 @@ from packstore.errors import StoreError, printable
 from packstore.manifest import Manifest
 from packstore.parallel import default_workers, ordered_map
 from packstore.stores import formats
+from packstore.stores.base import manifest_text
 from packstore.stores.columns import finished_column
 
 _BATCH_BYTES = 4 << 20
@@ -50,6 +51,14 @@ def read_again(path: Path, manifest: Manifest) -> None:
         for wrong in ordered_map(check, range(0, total, step), default_workers()):
             if wrong is not None:
                 raise _differs(shown, f"record {wrong}")
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Writes the manifest of a sharded store, and reads it again. Raises :class:`StoreError` where that differs."""
+    text = manifest_text(manifest)
+    path.write_bytes(text)
+    if path.read_bytes() != text:
+        raise _differs(printable(str(path.parent)), path.name)
 
 
 def _differs(shown: str, what: str) -> StoreError:

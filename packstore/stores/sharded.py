@@ -18,7 +18,7 @@ from packstore.errors import StoreError, printable
 from packstore.manifest import FORMAT_NAMES, MAX_JSON_BYTES, Column, Manifest, Shard
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.stores import formats
-from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader, parse_manifest
+from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader, manifest_text, parse_manifest
 from packstore.stores.columns import file_digest
 from packstore.stores.files import MANIFEST_FILE, allow_open_files, identity, open_regular, release_open_files
 
@@ -106,6 +106,12 @@ class ShardedReader(Reader):
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Shards missing, left over, of the wrong size or SHA-256 (not ``quick``), and what each finds in itself."""
         shards = self.manifest.shards
+        try:
+            same = (self.path / MANIFEST_FILE).read_bytes() == manifest_text(self.manifest)
+        except OSError:
+            same = False
+        if not same:
+            yield Problem(f"{MANIFEST_FILE} holds the manifest, but not as it was written")
         names = {shard.name for shard in shards}
         for entry in sorted(self.path.iterdir()):
             if entry.name not in names and entry.name != MANIFEST_FILE:
