@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
@@ -37,7 +37,6 @@ from packstore.ring import Ring, Slot, Transport, transport_to
 __all__ = ["LoaderOptions", "PackedLoader", "prefetch"]
 
 _log = logging.getLogger("packstore")
-_LEAST_SLICE = 4
 _SLICE = 32  # images that a thread takes at a time: few enough to balance, enough to plan their crops at once
 # Images that are augmented at once when they are resident: more than a batch, since a call costs as much as many
 # images; on a GPU, where it is a hundred kernel launches, more still.
@@ -231,16 +230,14 @@ class PackedLoader:
         self._stats.start()
         try:
             batches = self._batches(epoch, first)
-            upcoming = next(batches, None)
             given = first
             while True:
-                while upcoming is not None and len(pending) < self.options.prefetch:
-                    slot = ring.acquire()
-                    if slot is None:
+                while len(pending) < self.options.prefetch:
+                    records = next(batches, None)
+                    slot = None if records is None else ring.acquire()
+                    if records is None or slot is None:
                         break
-                    records, upcoming = upcoming, next(batches, None)
-                    slices = _slices(len(records), threads, last=upcoming is None)
-                    pending.append(_Job(self, slot, records, epoch).start(ring, pool, slices))
+                    pending.append(_Job(self, slot, records, epoch).start(ring, pool))
                 if not pending:
                     return
                 job = pending.popleft()
@@ -346,18 +343,18 @@ class _Job:
         self._floats: torch.Tensor | None = None
         self._slices: list[tuple[int, Future[list[int]]]] = []
 
-    def start(self, ring: Ring, pool: ThreadPoolExecutor, slices: Sequence[slice]) -> _Job:
+    def start(self, ring: Ring, pool: ThreadPoolExecutor) -> _Job:
         """Hands slices to the threads."""
         assembler, count = self._loader._make_assembler(), len(self.records)
         self._buffer = ring.buffer(self._slot, 0, (count, *assembler.shape), assembler.dtype)
         dtype = self._loader._finish.dtype_in_threads
         if dtype is not None:
             self._floats = ring.buffer(self._slot, 1, self._buffer.shape, dtype)
-        self._slices = [(rows.start, pool.submit(self._fill, rows)) for rows in slices]
+        self._slices = [(first, pool.submit(self._fill, first)) for first in range(0, count, _SLICE)]
         return self
 
-    def _fill(self, rows: slice) -> list[int]:
-        loader = self._loader
+    def _fill(self, first: int) -> list[int]:
+        rows, loader = slice(first, first + _SLICE), self._loader
         part = self._buffer[rows]
         failed = loader._make_assembler().fill(part, self.records[rows], loader.options.seed, self._epoch, self._errors)
         if self._floats is not None:
@@ -395,18 +392,6 @@ class _Job:
     def cancel(self) -> None:
         for _, future in self._slices:
             future.cancel()
-
-
-def _slices(count: int, threads: int, *, last: bool) -> list[slice]:
-    """The parts of a batch of ``count`` images that threads take at a time: ever smaller ones in the ``last`` batch of
-    an epoch, so that all threads end at about the same time."""
-    slices: list[slice] = []
-    first = 0
-    while first < count:
-        size = min(_SLICE, max(_LEAST_SLICE, (count - first) // (2 * threads))) if last else _SLICE
-        slices.append(slice(first, min(first + size, count)))
-        first += size
-    return slices
 
 
 def _at_decoding(manifest: Manifest, planned: tuple[Geometry, ...]) -> tuple[Geometry, ...]:
