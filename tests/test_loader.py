@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import WeightedRandomSampler
 
 import packstore
@@ -21,11 +23,13 @@ from packstore import DecodeError, PackedDataset, PackedLoader, UsageError
 from packstore.augment import (
     CenterCrop,
     Cutout,
+    Frames,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
 )
+from packstore.loader import assemble
 from packstore.manifest import Normalization
 from tests.datasets import make_cifar10, make_folder, write_image
 
@@ -551,3 +555,23 @@ def test_block_shuffle_reads_blocks_together(stores: Stores) -> None:
     assert sorted(keys) == sorted(ds.keys)
     assert keys != sorted(keys)
     np.testing.assert_array_equal(np.sort([ds.keys.index(k) for k in keys]), np.arange(100))
+
+
+@given(
+    st.tuples(st.integers(1, 90), st.integers(1, 90)),
+    st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    st.integers(0, 2**32 - 1),
+)
+def test_mirrored_before_resizing_or_after_is_the_same(
+    size: tuple[int, int], target: tuple[int, int], seed: int
+) -> None:
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    pixels.flags.writeable = False  # as from a map
+    before = pixels.copy()
+    rows = np.zeros((2, *target, 3), np.uint8)
+    for row, flip in enumerate((False, True)):
+        box, window = np.array([[0, 0, *size]]), np.array([[0, 0, *target]])
+        frames = Frames(box, np.array([target]), window, np.array([flip]))
+        assemble.place_box(pixels, frames, 0, rows[row])
+    assert np.array_equal(rows[1], rows[0][:, ::-1])
+    assert np.array_equal(pixels, before)

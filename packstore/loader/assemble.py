@@ -266,14 +266,19 @@ def place(pixels: NDArray[Any], frames: Frames, index: int, row: NDArray[Any]) -
 
 def place_box(pixels: NDArray[Any], frames: Frames, index: int, row: NDArray[Any]) -> None:
     """:func:`place`, of the pixels of the frame's box alone; they may be scaled down already."""
-    # torch would copy what is not contiguous with all its threads; numpy does it on this one.
-    crop = np.ascontiguousarray(pixels)
     size = frames.size[index].tolist()
     if size == frames.box[index, 2:].tolist() or frames.window[index].tolist() != [0, 0, *size]:
-        render(crop, frames, index, row)
+        render(np.ascontiguousarray(pixels), frames, index, row)
         return
+    flip = frames.flip is not None and bool(frames.flip[index])
+    # To mirror before resizing or after gives the same bytes; so the smaller of the two is mirrored.
+    flip_first = flip and pixels.size < row.size
+    # torch would copy what is not contiguous with all its threads; numpy does it on this one.
+    crop = np.array(pixels, order="C") if flip_first else np.ascontiguousarray(pixels)
+    if flip_first:
+        mirror_row(crop)
     _resize(_planes(crop), size, False, None, None, out=_planes(row))
-    if frames.flip is not None and frames.flip[index]:
+    if flip and not flip_first:
         mirror_row(row)
 
 
