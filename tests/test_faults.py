@@ -31,18 +31,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("images") / "photos")
 
 
+CASES = {suffix: (suffix,) for suffix in SUFFIXES} | {"shards": (".h5", "--shard-size", "3kB")}
+"""Suffix and options, by name."""
+
+
 @pytest.fixture(scope="module")
 def reference(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, bytes]]:
     made: dict[str, dict[str, bytes]] = {}
 
-    def get(suffix: str) -> dict[str, bytes]:
-        if suffix not in made:
-            path = tmp_path_factory.mktemp("reference") / f"out{suffix}"
-            packstore.convert(folder, path, encoding="original")
-            made[suffix] = content(path)
-        return made[suffix]
+    def get(case: str) -> dict[str, bytes]:
+        if case not in made:
+            path = tmp_path_factory.mktemp("reference") / f"out{CASES[case][0]}"
+            pack(folder, path, case)
+            made[case] = content(path)
+        return made[case]
 
     return get
+
+
+def pack(folder: Path, out: Path, case: str) -> None:
+    packstore.convert(folder, out, encoding="original", shard_size=3000 if case == "shards" else None)
 
 
 @pytest.fixture
@@ -50,18 +58,18 @@ def traced(folder: Path, need: Any) -> Callable[..., subprocess.CompletedProcess
     """Runs a conversion under strace with further arguments for it."""
     need("strace", killing.can_trace())
 
-    def run(out: Path, *arguments: str, overwrite: bool = False) -> subprocess.CompletedProcess[str]:
+    def run(out: Path, *arguments: str, case: str = "", overwrite: bool = False) -> subprocess.CompletedProcess[str]:
         convert = [sys.executable, "-B", "-m", "packstore", "convert", "-q", str(folder), str(out)]
-        command = ["strace", "-f", "-qq", *arguments, *convert, "--encoding", "original"]
+        command = ["strace", "-f", "-qq", *arguments, *convert, "--encoding", "original", *CASES.get(case, ())[1:]]
         return subprocess.run(command + ["--overwrite"] * overwrite, capture_output=True, text=True, check=False)
 
     return run
 
 
-def calls(traced: Callable[..., Any], out: Path) -> Counter[str]:
+def calls(traced: Callable[..., Any], out: Path, case: str) -> Counter[str]:
     """How often an undisturbed conversion makes each call, in its first thread."""
     log = out.with_name("trace")
-    assert traced(out, "-o", str(log), "-e", f"trace={CALLS}").returncode == 0
+    assert traced(out, "-o", str(log), "-e", f"trace={CALLS}", case=case).returncode == 0
     shutil.rmtree(out) if out.is_dir() else out.unlink()
     lines = [line.split(None, 1) for line in log.read_text(errors="replace").splitlines()]
     log.unlink()
@@ -87,33 +95,34 @@ def failures(counts: Counter[str]) -> Iterator[tuple[str, str, int]]:
                 yield call, chosen, number
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("case", CASES)
 def test_a_call_that_fails(
     traced: Callable[..., Any],
     reference: Callable[[str], dict[str, bytes]],
     folder: Path,
     tmp_path: Path,
-    suffix: str,
+    case: str,
 ) -> None:
-    out = tmp_path / f"out{suffix}"
-    counts = calls(traced, out)
+    out = tmp_path / f"out{CASES[case][0]}"
+    counts = calls(traced, out, case)
     tried = 0
     for call, error, number in failures(counts):
-        done = traced(out, "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={number}")
+        inject = f"inject={call}:error={error}:when={number}"
+        done = traced(out, "-o", "/dev/null", "-e", f"trace={call}", "-e", inject, case=case)
         where = f"{call} number {number}: {error}: {done.stderr}"
         tried += 1
         assert done.returncode in (0, 1), where
         assert "Traceback" not in done.stderr, where
         if done.returncode == 0:
             # What failed was of no consequence: an attempt to make the result durable sooner, a message.
-            assert content(out) == reference(suffix), where
+            assert content(out) == reference(case), where
         else:
             assert done.stderr.startswith("packstore: error: "), where
             assert done.stderr.count("\n") == 1, where
             assert not out.exists(), where
             assert not any(is_store(path) for path in tmp_path.iterdir()), where
-            packstore.convert(folder, out, encoding="original")
-            assert content(out) == reference(suffix), where
+            pack(folder, out, case)
+            assert content(out) == reference(case), where
         shutil.rmtree(out) if out.is_dir() else out.unlink()
         assert list(tmp_path.iterdir()) == [], where
     assert tried >= 6
