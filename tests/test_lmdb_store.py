@@ -333,3 +333,17 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         for name in ("label", "checksum", "weight"):
             assert reader.fixed(name).flags.aligned
         assert np.array_equal(reader.fixed("weight"), weights)
+
+
+def test_what_is_needed_soon_may_be_said_of_any_value(tmp_path: Path) -> None:
+    """Of records within a page and of pages of their own, of none, and of what is not of this map."""
+    records = make_records("ragged", 40, sizes=[0, 9, 5000, 200_000] * 10)
+    write(tmp_path / "a.lmdb", records)
+    write(tmp_path / "s.lmdb", records, shard_size=300_000)
+    for name in ("a.lmdb", "s.lmdb"):
+        with open_store(tmp_path / name) as reader:
+            for i in range(40):
+                view = reader.view(i)
+                reader.will_need(i, view)
+                assert bytes(view) == bytes(records.images[i])
+            reader.will_need(0, memoryview(b"elsewhere"))

@@ -75,7 +75,9 @@ class Pages:
         self.tree = _newest_tree(self._data)
         self.map: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8)
         self.entries = self.tree.entries
-        self._records = memoryview(_random_map(descriptor))
+        self._random = _random_map(descriptor)
+        self._records = memoryview(self._random)
+        self._random_at = _address(self._records)
         self._branches: dict[int, _Branch] = {}
 
     def record(self, index: int) -> memoryview | None:
@@ -116,6 +118,14 @@ class Pages:
                             return data[value : value + nbytes]
         found = self.find(b"%010d" % index)  # records are missing in between, or it says what is damaged
         return None if found is None else found.data
+
+    def will_need(self, value: memoryview) -> None:
+        """Has the system fetch what :meth:`record` gave: without readahead it would come page by page."""
+        if hasattr(mmap, "MADV_WILLNEED") and len(value):
+            start = (_address(value) - self._random_at) // mmap.PAGESIZE * mmap.PAGESIZE
+            stop = _address(value) - self._random_at + len(value)
+            if 0 <= start < stop <= len(self._records):  # else it is not of this map: find gave it
+                self._random.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def find(self, key: bytes) -> NDArray[np.uint8] | None:
         """The value of ``key`` over the map, or None. Reads one page a level. Raises :class:`Damage`."""
@@ -182,6 +192,10 @@ def _first_record(key: bytes) -> int:
         return int(key[:KEY_SIZE]) + (len(key) > KEY_SIZE)
     low = int(key[:digits].ljust(KEY_SIZE, b"0"))
     return low + (10 ** (KEY_SIZE - digits) if key[digits:] > b"9" else 0)
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
 def _random_map(descriptor: int) -> mmap.mmap:

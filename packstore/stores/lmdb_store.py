@@ -243,6 +243,10 @@ class LmdbReader(Reader):
             raise StoreError(f"record {index} of {printable(str(self.path))} has {len(value)} bytes: it is damaged")
         return value
 
+    def will_need(self, index: int, view: Buffer) -> None:
+        if self._pages is not None and isinstance(view, memoryview):
+            self._pages.will_need(view)
+
     def column(self, name: str) -> ColumnData:
         columns = self._columns  # another thread may close meanwhile
         if name not in columns:

@@ -58,6 +58,10 @@ class ShardedReader(Reader):
         reader, local = self._locate(index)
         return reader.view(local)
 
+    def will_need(self, index: int, view: Buffer) -> None:
+        reader, local = self._locate(index)
+        reader.will_need(local, view)
+
     def array(self, index: int) -> NDArray[Any]:
         reader, local = self._locate(index)
         return reader.array(local)
