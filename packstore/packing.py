@@ -35,6 +35,7 @@ class Packed(NamedTuple):
         source_bytes: Bytes of all of them in the source.
         record_bytes: Bytes of the records.
         kept: Why files could not be made seekable, for each that was not.
+        lossy: For ``seekable``: how many were no JPEG and became one.
     """
 
     entries: list[Entry]
@@ -46,6 +47,7 @@ class Packed(NamedTuple):
     source_bytes: int
     record_bytes: int
     kept: Sequence[str] = ()
+    lossy: int = 0
 
 
 def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> Iterator[Packed]:
@@ -60,12 +62,12 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> It
         seen: list[Entry] = []
         skipped: list[Skipped] = []
         kept: list[str] = []
-        source_bytes = record_bytes = 0
+        source_bytes = record_bytes = lossy = 0
         for entry in remaining:
             source_bytes += entry.size_bytes
             seen.append(entry)
             try:
-                record, shape, reason = encoder(entry.key, read(entry))
+                record, shape, reason, changed = encoder(entry.key, read(entry))
             except (SampleError, CorruptRecordError) as error:
                 if not skip:
                     raise
@@ -76,13 +78,14 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> It
             checksums.append(checksum(record))
             shapes.append(shape)
             record_bytes += len(record)
+            lossy += changed
             if reason is not None:
                 kept.append(reason)
             if record_bytes >= _PIECE_BYTES:
                 break
         if not seen:
             return
-        yield Packed(entries, records, checksums, shapes, seen, skipped, source_bytes, record_bytes, kept)
+        yield Packed(entries, records, checksums, shapes, seen, skipped, source_bytes, record_bytes, kept, lossy)
 
 
 def batches(entries: Iterable[Entry], max_records: int, max_bytes: int) -> Iterator[list[Entry]]:

@@ -421,3 +421,11 @@ def test_manifests_say_how_the_store_was_made(folder: Path, tmp_path: Path) -> N
     assert manifest.origin.name == "photos"
     assert manifest.versions["packstore"] == packstore.__version__
     assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+def test_images_that_become_jpeg_are_counted(folder: Path, tmp_path: Path) -> None:
+    """To be seekable is to be a JPEG, so of other files pixels change; of JPEG files none."""
+    report = packstore.convert(folder, tmp_path / "seek.lmdb", encoding="seekable")
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    assert 0 < report.lossy == sum(not p.read_bytes().startswith(b"\xff\xd8") for p in files) < len(files)
+    assert packstore.convert(folder, tmp_path / "jpeg.lmdb", encoding="jpeg").lossy == 0

@@ -226,7 +226,7 @@ def test_files_stay_as_they_are(check: str) -> None:
     encoder = Encoder(EncodeOptions(check=check))
     assert encoder.passes_through
     for name, data in all_images().items():
-        record, shape, _ = encoder(name, data)
+        record, shape, _, _ = encoder(name, data)
         assert record is data
         assert shape == ((23, 37, 3) if check == "decode" else None)
     view = memoryview(file(9, 9))
@@ -254,7 +254,7 @@ def test_jpeg_files_become_seekable_with_the_same_pixels(jpegtran: None) -> None
     encoder = Encoder(EncodeOptions("seekable"))
     assert not encoder.passes_through
     for name, data in all_images().items():
-        record, shape, kept = encoder(name, data)
+        record, shape, kept, _ = encoder(name, data)
         if name == "jpeg-cmyk":
             assert (record, kept) == (data, "has 4 colour components")
             continue
@@ -272,7 +272,7 @@ def test_jpeg_files_become_seekable_with_the_same_pixels(jpegtran: None) -> None
 def test_what_decodes_to_other_pixels_is_kept(jpegtran: None, monkeypatch: pytest.MonkeyPatch) -> None:
     data, other = file(40, 50), file(40, 50, seed=2)
     monkeypatch.setattr("packstore.encode.seekable.make_seekable", lambda _: other)
-    record, _, kept = Encoder(EncodeOptions("seekable"))("key", data)
+    record, _, kept, _ = Encoder(EncodeOptions("seekable"))("key", data)
     assert (record, kept) == (data, "came out of jpegtran with other pixels")
     assert Encoder(EncodeOptions("seekable", check="none"))("key", data).record == other
 
@@ -280,7 +280,7 @@ def test_what_decodes_to_other_pixels_is_kept(jpegtran: None, monkeypatch: pytes
 def test_damaged_files_are_kept_or_refused(jpegtran: None) -> None:
     data = file(64, 64)
     broken = data[: len(data) * 2 // 3] + b"\xff\xd9"
-    record, _, kept = Encoder(EncodeOptions("seekable"))("key", broken)
+    record, _, kept, _ = Encoder(EncodeOptions("seekable"))("key", broken)
     assert record == broken
     assert str(kept).startswith("is damaged: ")
     without_tables = data.replace(b"\xff\xdb", b"\xff\xe5")
@@ -293,7 +293,7 @@ def test_damaged_files_are_kept_or_refused(jpegtran: None) -> None:
 def test_seekable_of_other_pixels_is_encoded_anew(options: dict[str, Any]) -> None:
     """Without jpegtran, by wheels alone; with the pixels of Pillow."""
     encoder = Encoder(EncodeOptions("seekable", quality=80, **options))
-    record, shape, _ = encoder("key", data := file(48, 64))
+    record, shape, _, _ = encoder("key", data := file(48, 64))
     assert read_index(record) is not None
     assert check_index(record) is None
     wanted = Encoder(EncodeOptions("uint8", **options))("key", data)
@@ -332,7 +332,7 @@ def test_arrays_stay_as_they_are(target: str) -> None:
     for encoder in (Encoder(EncodeOptions(target), "uint8"), Encoder(EncodeOptions(target), "uint8", (5, 4, 3))):
         assert encoder.passes_through
         assert encoder.encoding == "uint8"
-        record, shape, _ = encoder("key", image)
+        record, shape, _, _ = encoder("key", image)
         assert bytes(record) == image.tobytes()
         assert np.shares_memory(np.frombuffer(record, np.uint8), image)
         assert shape == (5, 4, 3)
@@ -347,7 +347,7 @@ def test_floats_stay_as_they_are(encoding: str) -> None:
         assert encoder.passes_through
         assert encoder.encoding == encoding
         assert encoder.columns() == (Column("image", "fixed", encoding, (3, 4, 5), layout="CHW"),)
-        record, shape, _ = encoder("key", values)
+        record, shape, _, _ = encoder("key", values)
         assert bytes(record) == values.tobytes()
         assert shape == (4, 5, 3)
 
@@ -444,7 +444,7 @@ def test_a_source_that_breaks_its_word_is_named() -> None:
 
 @pytest.mark.parametrize("quality", [30, 75, 90, 100])
 def test_jpeg_records_are_ordinary_files(quality: int) -> None:
-    record, shape, _ = Encoder(EncodeOptions("jpeg", resize=32, quality=quality))("key", file(64, 96))
+    record, shape, _, _ = Encoder(EncodeOptions("jpeg", resize=32, quality=quality))("key", file(64, 96))
     assert shape == (32, 48, 3)
     image = Image.open(io.BytesIO(bytes(record)))
     assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (48, 32))
@@ -470,7 +470,7 @@ def test_every_kind_of_image_becomes_jpeg_and_uint8() -> None:
 def test_jpeg_of_arrays() -> None:
     image = pixels(40, 50, 1)
     image.flags.writeable = False
-    record, shape, _ = Encoder(EncodeOptions("jpeg", max_side=25), "uint8")("key", image)
+    record, shape, _, _ = Encoder(EncodeOptions("jpeg", max_side=25), "uint8")("key", image)
     assert shape == (20, 25, 3)
     assert record == encode_jpeg(limit(image, None, 25), 90)
 
@@ -488,7 +488,7 @@ def test_ragged_pixels() -> None:
     for height, width in ((20, 30), (100, 60)):
         data = file(height, width)
         expected = limit(decoded(data), None, 50)
-        record, shape, _ = encoder("key", data)
+        record, shape, _, _ = encoder("key", data)
         assert shape == expected.shape
         assert bytes(record) == expected.tobytes()
 
@@ -499,7 +499,7 @@ def test_fixed_pixels(mode: str, size: int | tuple[int, int]) -> None:
     data = file(50, 70)
     encoder = Encoder(EncodeOptions("uint8", size=size, fit=mode))
     expected = fit(decoded(data), size, mode)
-    record, shape, _ = encoder("key", data)
+    record, shape, _, _ = encoder("key", data)
     assert shape == expected.shape == encoder.columns()[0].shape
     assert bytes(record) == expected.tobytes()
 
@@ -509,7 +509,7 @@ def test_exif_orientation_is_applied_on_demand() -> None:
     exif[0x0112] = 6
     data = file(20, 30, exif=exif)
     assert Encoder(EncodeOptions("uint8"))("key", data).shape == (20, 30, 3)
-    record, shape, _ = Encoder(EncodeOptions("uint8", exif_transpose=True))("key", data)
+    record, shape, _, _ = Encoder(EncodeOptions("uint8", exif_transpose=True))("key", data)
     assert shape == (30, 20, 3)
     np.testing.assert_array_equal(array(record, "uint8", (30, 20, 3)), np.rot90(decoded(data), -1))
     assert not Encoder(EncodeOptions("jpeg", exif_transpose=True), "jpeg").passes_through
@@ -519,7 +519,9 @@ def test_exif_orientation_is_applied_on_demand() -> None:
 @pytest.mark.parametrize("normalization", [None, *NORMALIZATIONS.values()])
 def test_floats_are_torchvisions(encoding: str, normalization: Normalization | None) -> None:
     image = np.arange(256 * 3, dtype=np.uint16).reshape(3, 256).T.reshape(16, 16, 3).astype(np.uint8)  # every value
-    record, shape, _ = Encoder(EncodeOptions(encoding, normalization=normalization), "uint8", (16, 16, 3))("key", image)
+    record, shape, *_ = Encoder(EncodeOptions(encoding, normalization=normalization), "uint8", (16, 16, 3))(
+        "key", image
+    )
     expected = normalized(image, normalization).to(TORCH[encoding])
     found = torch.frombuffer(bytearray(record), dtype=TORCH[encoding]).reshape(3, 16, 16)
     assert torch.equal(found, expected)
@@ -529,7 +531,7 @@ def test_floats_are_torchvisions(encoding: str, normalization: Normalization | N
 @pytest.mark.parametrize("encoding", FLOAT_ENCODINGS)
 def test_floats_of_files(encoding: str) -> None:
     data = file(50, 70)
-    record, shape, _ = Encoder(EncodeOptions(encoding, size=(24, 20), normalization=IMAGENET))("key", data)
+    record, shape, _, _ = Encoder(EncodeOptions(encoding, size=(24, 20), normalization=IMAGENET))("key", data)
     assert shape == (24, 20, 3)
     expected = normalized(fit(decoded(data), (24, 20)), IMAGENET).to(TORCH[encoding])
     assert torch.equal(torch.frombuffer(bytearray(record), dtype=TORCH[encoding]).reshape(3, 24, 20), expected)
@@ -585,7 +587,7 @@ def test_casts_are_torchs(source: str, target: str) -> None:
     values = normalize(pixels(6, 5, 1), normalization_tables(source, IMAGENET))
     encoder = Encoder(EncodeOptions(target, normalization=IMAGENET), source, (6, 5, 3), IMAGENET)
     assert encoder.passes_through == (source == target)
-    record, shape, _ = encoder("key", values)
+    record, shape, _, _ = encoder("key", values)
     assert shape == (6, 5, 3)
     tensor = torch.frombuffer(bytearray(values.tobytes()), dtype=TORCH[source])
     assert torch.equal(torch.frombuffer(bytearray(record), dtype=TORCH[target]), tensor.to(TORCH[target]))
@@ -690,7 +692,7 @@ ALL_OPTIONS = [
 def test_records_compare_equal_to_themselves(options: EncodeOptions) -> None:
     encoder = Encoder(options)
     for name, data in (*islice(all_images().items(), 12), ("photo", file(70, 90))):
-        record, shape, _ = encoder(name, data)
+        record, shape, _, _ = encoder(name, data)
         assert compare(encoder, name, data, record) is None
         assert compare(encoder, name, data, bytes(record), shape) is None
 
@@ -698,7 +700,7 @@ def test_records_compare_equal_to_themselves(options: EncodeOptions) -> None:
 @pytest.mark.parametrize("options", ALL_OPTIONS, ids=repr)
 def test_another_image_compares_unequal(options: EncodeOptions) -> None:
     encoder = Encoder(options)
-    record, shape, _ = encoder("key", file(70, 90, seed=2))
+    record, shape, _, _ = encoder("key", file(70, 90, seed=2))
     assert compare(encoder, "key", file(70, 90, seed=3), record, shape) is not None
     smaller = encoder("key", file(35, 90, seed=2))
     assert compare(encoder, "key", file(70, 90, seed=2), *smaller[:2]) is not None

@@ -575,3 +575,8 @@ def test_mirrored_before_resizing_or_after_is_the_same(
         assemble.place_box(pixels, frames, 0, rows[row])
     assert np.array_equal(rows[1], rows[0][:, ::-1])
     assert np.array_equal(pixels, before)
+
+
+def test_options_of_dataloader_are_told_apart(stores: Stores) -> None:
+    with pytest.raises(UsageError, match="PackedLoader has no option num_workers: threads= says"):
+        PackedLoader(PackedDataset(stores("cifar.lmdb"), "train"), 4, num_workers=2)

@@ -246,7 +246,7 @@ def _other_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> l
         if gain < WORTHWHILE:
             continue
         kept = f"; {trial.changes}" if trial.changes else "; the images stay as they are"
-        why = f"{faster}{_times(size)} the bytes{kept}"
+        why = f"{faster}{_times(size)}{kept}"
         what = f"pack it with {trial.how}" + (", to be held in device memory" if trial.mode == "resident" else "")
         found.append((gain, Advice(what, why, trial.how)))
     return [advice for _, advice in sorted(found, key=lambda pair: -pair[0])]
@@ -263,4 +263,4 @@ def _reading(rates: Rates, verdict: Verdict) -> list[Advice]:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.2g} times" if ratio < 0.95 or ratio > 1.05 else "about"
+    return f"{ratio:.2g} times the bytes" if ratio < 0.95 or ratio > 1.05 else "about the same bytes"

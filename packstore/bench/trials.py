@@ -48,7 +48,9 @@ def candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop: int |
         return []
     found = []
     if "seekable" in WRITABLE_ENCODINGS and manifest.encoding != "seekable" and crop is not None:
-        found.append(Candidate("--encoding seekable", {"encoding": "seekable"}))
+        found.append(
+            Candidate("--encoding seekable", {"encoding": "seekable"}, "JPEG files keep their pixels, others do not")
+        )
     if len(set(sizes)) == 1 and max(sizes[0]) <= SMALL_SIDE:
         found.append(
             Candidate("--encoding uint8 --size {}x{}".format(*sizes[0]), {"encoding": "uint8", "size": sizes[0]})

@@ -174,7 +174,7 @@ def describe(report: BenchReport) -> str:
     for advice in report.advice:
         lines += [f"- {advice.what}", f"  {advice.why}"]
         if advice.options:
-            lines.append(f"  packstore convert {printable(str(report.path))} NEW {advice.options}")
+            lines.append(f"  packstore convert {printable(str(report.path))} NEW.lmdb {advice.options}")
     if not report.advice:
         lines.append("- nothing that was measured speaks for a change")
     return "\n".join(lines)

@@ -91,7 +91,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     \b
     Examples:
       packstore convert imagenet/ imagenet.lmdb                     files, byte for byte
-      packstore convert imagenet/ seek.lmdb --encoding seekable     the same pixels, faster to crop
+      packstore convert imagenet/ seek.lmdb --encoding seekable     JPEG files, faster to crop
       packstore convert imagenet/ small.lmdb --encoding jpeg --resize 256
       packstore convert imagenet/ i224.h5 --encoding uint8 --size 224
       packstore convert cifar-10-python.tar.gz cifar.pth            normalised float16
@@ -175,6 +175,9 @@ def describe_report(report: ConvertReport) -> str:
         lines.append(f"  resumed  {quantity(report.taken_over, 'record')} taken over from an interrupted run")
     if report.ignored:
         lines.append(f"  ignored  {describe_ignored(report.ignored)}")
+    if report.lossy:
+        quality = manifest.options.get("quality")
+        lines.append(f"  encoded  {quantity(report.lossy, 'image')} that were no JPEG, with loss (quality {quality})")
     if report.kept:
         lines.append(f"  as it is  {quantity(sum(report.kept.values()), 'file')} that cannot be made seekable:")
         lines += [f"    {count:,}: {printable(reason)}" for reason, count in list(report.kept.items())[:_LISTED]]

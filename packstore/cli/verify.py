@@ -69,7 +69,7 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
             report = run(path, VerifyOptions(**options), progress=progress)
     except StoreError as error:
         if not as_json:
-            hint = "; packstore salvage gets out what is left of a store" if path.exists() else ""
+            hint = "; packstore salvage may get records out of it" if path.exists() else ""
             raise StoreError(f"{error}{hint}") from error
         # A store that does not open is not whole, and a program that asked for JSON wants to read just that.
         click.echo(json.dumps({"path": str(path), "ok": False, "problem_count": 1, "problems": [{"what": str(error)}]}))
@@ -102,7 +102,7 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
     manifest = report.manifest
     lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
     if manifest.skipped and not quiet:
-        lines.append(f"note     {quantity(len(manifest.skipped), 'file')} had been skipped at packing (packstore info)")
+        lines.append(f"note     {quantity(len(manifest.skipped), 'file')} left out when it was made (packstore info)")
     lines += [f"problem  {describe_problem(problem)}" for problem in report.problems[:_LISTED]]
     if report.problem_count > _LISTED:
         lines.append(f"problem  … and {report.problem_count - _LISTED:,} more (--json lists them)")
@@ -113,7 +113,9 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
         lines.append(f"{path}: {verdict} ({quantity(manifest.records, 'record')}, {size} of images)")
     else:
         lines.append(f"{path}: NOT whole, {quantity(report.problem_count, 'problem')}")
-        if not quiet:
+        if not quiet and any(problem.shard and "cannot be opened" in problem.what for problem in report.problems):
+            lines.append(f"a shard is lost: packstore salvage {path} --out REST gets the others, or pack it again")
+        elif not quiet:
             lines.append(
                 f"take what is damaged from the source again: packstore repair {path} --from SOURCE --out FIXED"
             )

@@ -28,11 +28,13 @@ class Encoded(NamedTuple):
         record: The bytes of the image column.
         shape: ``(height, width, 3)`` of the pixels where they were decoded or known, else None.
         kept: For ``seekable``: why the record is the file as it came, where it could not be made so; else None.
+        lossy: For ``seekable``: an image that was no JPEG became one, of other pixels.
     """
 
     record: bytes | bytearray | memoryview
     shape: tuple[int, int, int] | None
     kept: str | None = None
+    lossy: bool = False
 
 
 class Encoder:
@@ -217,7 +219,7 @@ class Encoder:
 
     def _seekable(self, key: str, image: Image) -> Encoded:
         if not self.rewrites(image):
-            return self._as_jpeg(key, image, encode_seekable)
+            return self._as_jpeg(key, image, encode_seekable)._replace(lossy=not self.options.changes_pixels)
         data = _as_bytes(key, image)
         info = self._check_header(data)
         check = self.options.check

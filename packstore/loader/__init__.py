@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice, pairwise
 from time import perf_counter
 from typing import Any
@@ -76,6 +76,11 @@ class PackedLoader:
         self, dataset: PackedDataset, batch_size: int = 1, options: LoaderOptions | None = None, **overrides: Any
     ) -> None:
         self.dataset = dataset
+        unknown = overrides.keys() - {field.name for field in fields(LoaderOptions)}
+        if unknown:
+            name = min(unknown)
+            advice = _OF_DATALOADER.get(name, "help(packstore.LoaderOptions) lists the options")
+            raise UsageError(f"PackedLoader has no option {name}: {advice}")
         self.options = options = replace(options or LoaderOptions(), **overrides)
         self.batch_size = batch_size
         self.device = dataset.device
@@ -330,6 +335,16 @@ class PackedLoader:
                 column = column if places is not None else column.to(self.device, non_blocking=True)
                 values.append(self._finish.labels(column) if name == "label" else column)
         return values[0] if len(values) == 1 else tuple(values)
+
+
+_OF_DATALOADER = {
+    "num_workers": "threads= says how many threads read and decode",
+    "pin_memory": "its memory is page-locked wherever the device is a GPU",
+    "prefetch_factor": "prefetch= says how many batches are under way",
+    "persistent_workers": "its threads are made for each epoch, which takes microseconds",
+    "collate_fn": "batches are made at once; transform= works on them",
+    "batch_sampler": "sampler= and batch_size= make the batches",
+}
 
 
 class _Job:
