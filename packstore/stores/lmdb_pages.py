@@ -48,6 +48,8 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
+    """What a header page says of the main database's tree."""
+
     page_size: int
     last_page: int
     root: int

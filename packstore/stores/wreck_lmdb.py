@@ -192,7 +192,7 @@ class _Scan:
                 head = io.BytesIO(bytes(values[-1][:1024]))
                 np.lib.format.read_magic(head)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(head)
-            except Exception:
+            except Exception:  # numpy evaluates the header's text, and damaged text raises whatever it likes
                 continue
             if name.endswith("/bytes"):
                 columns.append(Column(name.removesuffix("/bytes"), "ragged", "uint8", nbytes=int(shape[0])))
