@@ -97,7 +97,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.decoder_name = decoder
         self.decoder = get_decoder(decoder, max_pixels=max_pixels)
         self.checksums: Checksums = checksums
-        self._reader: Reader | None = open_store(self.path, checksums)
+        self._reader: Reader | None = self._open()
         self._pid = os.getpid()
         self.manifest: Manifest = self._reader.manifest
         self.split = _choose_split(self.manifest, split)
@@ -138,7 +138,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         """The open store; opened anew in each process, because C libraries do not survive a fork."""
         reader = self._reader  # a copy: another thread may close the dataset meanwhile
         if reader is None or self._pid != os.getpid():
-            reader = open_store(self.path, self.checksums)
+            reader = self._open()
             if reader.manifest != self.manifest:
                 raise StoreError(f"{self.path} has been replaced by another store; open it again as a new dataset")
             self._loaded = {}
@@ -194,6 +194,15 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             f"    item: {', '.join(self.columns)} (image as {self.output}, {self.device})",
         ]
         return "\n".join(lines)
+
+    def _open(self) -> Reader:
+        reader = open_store(self.path, self.checksums)
+        try:
+            reader.check_files()  # now, and not hours later
+        except StoreError:
+            reader.close()
+            raise
+        return reader
 
     def _record(self, index: int) -> int:
         if index < 0:

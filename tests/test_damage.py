@@ -215,6 +215,9 @@ def test_shards_swapped_missing_duplicated_and_extra(source: Path, tmp_path: Pat
     for quick in (False, True):
         shards[1].rename(spare)
         assert f"{shards[1].name}: " in problems(quick)  # missing
+        report = packstore.verify(out, quick=quick)
+        assert [p.shard for p in report.problems if p.lost] == [shards[1].name]
+        assert f" of {report.manifest.records} records" in report.checks[2]  # of the others, and not of all
         copy(shards[0], shards[1])
         assert f"{shards[1].name}: " in problems(quick)  # another one twice
         remove(shards[1])

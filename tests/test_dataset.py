@@ -214,6 +214,28 @@ def test_not_a_store(tmp_path: Path) -> None:
             PackedDataset(path)
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("checksums", ["never", "always"])
+def test_a_store_that_lacks_a_shard_does_not_open(folder: Path, tmp_path: Path, suffix: str, checksums: Any) -> None:
+    path = tmp_path / f"a.{suffix}"
+    packstore.convert(folder, path, encoding="uint8", size=8, shard_size=3000)
+    travelling = pickle.dumps(PackedDataset(path, "train"))
+    shard = sorted(path.glob("shard-*"))[-1]
+    file = shard / "data.mdb" if shard.is_dir() else shard
+
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    with pytest.raises(StoreError, match=f"{shard.name} of .* has {len(whole) - 1} bytes, expected {len(whole)}"):
+        PackedDataset(path, "train", checksums=checksums)
+    file.unlink()
+    with pytest.raises(StoreError, match=f"{shard.name} of .* cannot be opened: No such file"):
+        PackedDataset(path, "train", checksums=checksums)
+    with pytest.raises(StoreError, match=f"{shard.name} of .* cannot be opened: No such file"):
+        pickle.loads(travelling)[0]
+    file.write_bytes(whole)
+    assert len(PackedDataset(path, "train", checksums=checksums)) > 0
+
+
 def test_repr_says_what_it_is(pack: Pack) -> None:
     text = repr(PackedDataset(pack("h5", "uint8"), "val"))
     for part in ("uint8", "hdf5", "'val'", "12", ".h5"):

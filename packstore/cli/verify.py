@@ -113,8 +113,8 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
         lines.append(f"{path}: {verdict} ({quantity(manifest.records, 'record')}, {size} of images)")
     else:
         lines.append(f"{path}: NOT whole, {quantity(report.problem_count, 'problem')}")
-        if not quiet and any(problem.shard and "cannot be opened" in problem.what for problem in report.problems):
-            lines.append(f"a shard is lost: packstore salvage {path} --out REST gets the others, or pack it again")
+        if not quiet and any(problem.lost for problem in report.problems):
+            lines.append(f"a shard does not open: packstore salvage {path} --out REST gets what there is, or pack it again")
         elif not quiet:
             lines.append(
                 f"take what is damaged from the source again: packstore repair {path} --from SOURCE --out FIXED"

@@ -72,12 +72,14 @@ class Problem:
         record: The record where it lies, or None when it is not in a record.
         key: That record's key.
         shard: Name of the shard file, or None in a store of one file.
+        lost: That shard does not open at all.
     """
 
     what: str
     record: int | None = None
     key: str | None = None
     shard: str | None = None
+    lost: bool = False
 
 
 def shaped(data: Buffer, column: Column, shape: tuple[int, ...], where: str) -> NDArray[Any]:
@@ -162,6 +164,11 @@ class Reader(ABC):
 
     def __len__(self) -> int:
         return self.manifest.records
+
+    def check_files(self) -> None:
+        """Raises :class:`StoreError` when a file of the store is missing or has not its size: where opening does not
+        look at all of them, so that what is left of a damaged store can still be verified and salvaged."""
+        return
 
     def view(self, index: int) -> Buffer:
         """Like :meth:`read`, never with a copy: what it returns holds its map by itself, also after :meth:`close`."""

@@ -100,22 +100,25 @@ class StoreCheck:
         records = len(self._reader)
         rows = self._reader.manifest.has_column(ROW_CHECKSUM.name)
         self.checks += ["structure and manifest", "digests of the columns"]
-        if self._quick:
-            self.checks.append(f"checksums of the labels and keys of {records:,} records" if rows else "sizes")
-            self.checks.append("quick: no image was read, so a damaged one was not noticed")
-        else:
-            self.checks.append(f"checksums of {records:,} records" + (", their labels and keys" if rows else ""))
         for problem in self._reader.check_structure(quick=self._quick, progress=self._progress):
             key = problem.key
             if problem.record is not None and key is None:
                 key = key_of(self._reader, problem.record)
             yield self._note(replace(problem, key=key))
         self._progress(Progress("verify", 0, records, 0))
+        reached = 0
         for part in parts(self._reader):
             if part is None:
                 self._whole = False  # check_structure has said why
             else:
                 yield from self._part(part)
+                reached += len(part.reader)
+        count = f"{reached:,} records" if reached == records else f"{reached:,} of {records:,} records"
+        if self._quick:
+            self.checks.append(f"checksums of the labels and keys of {count}" if rows else "sizes")
+            self.checks.append("quick: no image was read, so a damaged one was not noticed")
+        else:
+            self.checks.append(f"checksums of {count}" + (", their labels and keys" if rows else ""))
         if self._whole and isinstance(self._reader, ShardedReader):
             yield from self._joined()
 

@@ -74,6 +74,9 @@ class CheckedReader(Reader):
     def close(self) -> None:
         self._reader.close()
 
+    def check_files(self) -> None:
+        self._reader.check_files()
+
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         return self._reader.check_structure(quick=quick, progress=progress)
 

@@ -107,6 +107,16 @@ class ShardedReader(Reader):
                         raise
         return reader
 
+    def check_files(self) -> None:
+        try:
+            with self._lock:
+                for reader, held, shard in zip(self._readers, self._files, self.manifest.shards, strict=True):
+                    if reader is None:
+                        self._check_file(shard, held)
+        except StoreError:
+            self._refuse_replaced()
+            raise
+
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Shards missing, left over, of the wrong size or SHA-256 (not ``quick``), and what each finds in itself."""
         shards = self.manifest.shards
@@ -130,24 +140,24 @@ class ShardedReader(Reader):
         start = self._starts[number]
         file = formats.data_file(self.manifest.format, self.path / shard.name)
         if file.exists() and not file.is_file():  # a pipe would keep us waiting, a device would never end
-            yield Problem("is neither a file nor a link to one", shard=shard.name)
+            yield Problem("is neither a file nor a link to one", shard=shard.name, lost=True)
             return
         if not quick:
             try:
                 digest = file_digest(file)[1]
             except OSError as error:
-                yield Problem(f"cannot be read: {error.strerror or error}", shard=shard.name)
+                yield Problem(f"cannot be read: {error.strerror or error}", shard=shard.name, lost=True)
                 return
             if digest != shard.digest:
                 yield Problem(f"its SHA-256 is {digest}, expected {shard.digest}", shard=shard.name)
         try:
             reader = self.shard(number)
         except StoreError as error:
-            yield Problem(str(error), shard=shard.name)
+            yield Problem(str(error), shard=shard.name, lost=True)
             return
         for problem in reader.check_structure(quick=quick, progress=progress):
             record = None if problem.record is None else start + problem.record
-            yield Problem(problem.what, record, problem.key, shard.name)
+            yield Problem(problem.what, record, problem.key, shard.name, problem.lost)
 
     def _locate(self, index: int) -> tuple[Reader, int]:
         if not 0 <= index < len(self):
@@ -164,18 +174,27 @@ class ShardedReader(Reader):
         if not same:
             raise StoreError(f"{printable(str(self.path))} has been replaced by another store; open it again")
 
+    def _where(self, shard: Shard) -> str:
+        return f"shard {shard.name} of {printable(str(self.path))}"
+
+    def _check_file(self, shard: Shard, held: int | None) -> None:
+        try:
+            file = formats.data_file(self.manifest.format, self.path / shard.name)
+            size = os.fstat(held).st_size if held is not None else file.stat().st_size
+        except OSError as error:
+            raise StoreError(f"{self._where(shard)} cannot be opened: {error.strerror or error}") from error
+        if size != shard.nbytes:
+            raise StoreError(f"{self._where(shard)} has {size} bytes, expected {shard.nbytes}")
+
     def _open_shard(self, shard: Shard, held: int | None) -> Reader:
-        path = self.path / shard.name
-        where = f"shard {shard.name} of {printable(str(self.path))}"
+        path, where = self.path / shard.name, self._where(shard)
         try:
             # Not held: it could not be opened then, which may have changed.
             file = open_regular(formats.data_file(self.manifest.format, path)) if held is None else held
         except OSError as error:
             raise StoreError(f"{where} cannot be opened: {error.strerror or error}") from error
         try:
-            size = os.fstat(file).st_size
-            if size != shard.nbytes:
-                raise StoreError(f"{where} has {size} bytes, expected {shard.nbytes}")
+            self._check_file(shard, file)
             reader = formats.open_file_reader(self.manifest.format, path, file)
         finally:
             os.close(file)
