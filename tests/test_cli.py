@@ -296,6 +296,26 @@ def test_labels_without_a_source_are_a_mistake(folder: Path, tmp_path: Path) -> 
     assert run("verify", tmp_path / "a.h5", "--labels", tmp_path / "labels.csv").returncode == 2
 
 
+def test_labels_that_verify_has_not_been_told_of(tmp_path: Path) -> None:
+    write_image(tmp_path / "photos" / "a.png", 9, 9, 1)
+    csv = tmp_path / "labels.csv"
+    csv.write_text("file,label\na.png,0\n")
+    packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb", labels=csv)
+    done = run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos")
+    assert done.returncode == 1
+    assert "--labels CSV" in done.stdout
+    assert "repair" not in done.stdout  # nothing is damaged
+    assert run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos", "--labels", csv).returncode == 0
+
+
+def test_clean_of_what_never_was(tmp_path: Path) -> None:
+    for place in (tmp_path / "missing", tmp_path / "missing.lmdb"):
+        done = run("clean", place)
+        assert done.returncode == 2
+        assert place.name in done.stderr
+    assert run("clean", tmp_path).returncode == 0
+
+
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
 @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
 def test_closed_standard_streams_do_no_harm(tmp_path: Path, closed: str, suffix: str) -> None:

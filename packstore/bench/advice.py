@@ -155,7 +155,8 @@ def judge(rates: Rates) -> Verdict:
     """What limits, and from how many cores on the processor's work does not."""
     if rates.resident:
         enough = rates.target is not None and rates.loader >= rates.target
-        why = f"all images lie in device memory: nothing is read or decoded, {rates.loader:,.0f} images/s"
+        where = "device memory" if rates.on_gpu else "memory"
+        why = f"all images lie in {where}: nothing is read or decoded, {rates.loader:,.0f} images/s"
         return Verdict("model" if enough else "loader", why, {}, None, None, None)
     costs = core_seconds(rates)
     total = sum(costs.values())
@@ -169,7 +170,7 @@ def judge(rates: Rates) -> Verdict:
     fixed = {name: rate for name, rate in limits.items() if name != "model"}
     lowest = min(fixed, key=lambda name: fixed[name])
     if fixed[lowest] < _cores_rate(rates):
-        what = "the disk gives" if lowest == "read" else "copying allows"
+        what = "the disk gives" if lowest == "read" else "copying allows" if rates.on_gpu else "memory allows"
         why = f"{what} {fixed[lowest]:,.0f} images/s, the processor's work {_cores_rate(rates):,.0f}"
         stage = lowest
     else:

@@ -185,7 +185,11 @@ def _verdict(report: BenchReport) -> list[str]:
     names = {"model": "training itself", "loader": "putting batches together", "read": "reading"}
     lines = [f"limit    {names.get(verdict.stage, verdict.stage)}: {verdict.why}"]
     if verdict.cores is not None and verdict.then is not None and verdict.then_rate is not None:
-        after = {"model": "training takes", "copy": "copying allows", "read": "the disk gives"}[verdict.then]
+        after = {
+            "model": "training takes",
+            "copy": "copying allows" if rates.on_gpu else "memory allows",
+            "read": "the disk gives",
+        }[verdict.then]
         enough = f"{quantity(verdict.cores, 'core')} for the {verdict.then_rate:,.0f} images/s that {after}"
         lines.append(f"cores    reading, decoding and augmenting need {enough}")
     if rates.target is not None and rates.loader < rates.target:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -37,8 +38,10 @@ def clean(places: tuple[Path, ...], yes: bool, dry_run: bool) -> None:
         directory, name = (place, None) if place.is_dir() and not _is_store(place) else (place.parent, place.name)
         if not directory.is_dir():
             raise UsageError(f"{printable(str(directory))}: no such directory")
-        wanted = (found for found in find_leftovers(directory) if name in (None, found.owner.destination))
-        leftovers.update({found.path: found for found in wanted})
+        wanted = {found.path: found for found in find_leftovers(directory) if name in (None, found.owner.destination)}
+        if name is not None and not wanted and not os.path.lexists(place):
+            raise UsageError(f"{printable(str(place))}: no such directory, and no store of that name was being made")
+        leftovers.update(wanted)
     if not leftovers:
         click.echo("nothing is left of interrupted runs")
         return

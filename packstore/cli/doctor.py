@@ -82,6 +82,11 @@ def describe(report: Report) -> str:
 def _wrapped(start: str, text: str, columns: int) -> list[str]:
     indent = " " * len(start)
     lines = textwrap.wrap(
-        printable(text), max(40, columns), initial_indent=start, subsequent_indent=indent, break_long_words=False
+        printable(text),
+        max(40, columns),
+        initial_indent=start,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     return lines or [start]

@@ -99,6 +99,8 @@ def to_json(report: VerifyReport) -> dict[str, Any]:
 
 def describe(report: VerifyReport, quiet: bool = False) -> str:
     """The report for people; ``quiet`` leaves out all but the problems."""
+    from packstore.against import NO_LABELS
+
     manifest = report.manifest
     lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
     if manifest.skipped and not quiet:
@@ -114,8 +116,10 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
     else:
         lines.append(f"{path}: NOT whole, {quantity(report.problem_count, 'problem')}")
         if not quiet and any(problem.lost for problem in report.problems):
-            lines.append(f"a shard does not open: packstore salvage {path} --out REST gets what there is, or pack it again")
-        elif not quiet:
+            lines.append(
+                f"a shard does not open: packstore salvage {path} --out REST gets what there is, or pack it again"
+            )
+        elif not quiet and any(problem.what != NO_LABELS for problem in report.problems):
             lines.append(
                 f"take what is damaged from the source again: packstore repair {path} --from SOURCE --out FIXED"
             )
