@@ -461,6 +461,28 @@ def test_datasets_that_work_item_by_item_are_refused(stores: Stores) -> None:
         PackedLoader(PackedDataset(stores("floats.pth"), "train"), 4, normalize="cifar10")
 
 
+@pytest.mark.parametrize("wanted", ["auto", True])
+@pytest.mark.parametrize(
+    ("allowed", "bytes_an_image"), [(1.0, 2 * 33 * 40 * 3), (0.99, 33 * 40 * 3), (0.49, 32 * 32 * 3)]
+)
+def test_resident_images_lie_ready_for_the_crop_where_memory_allows(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, wanted: Any, allowed: float, bytes_an_image: int
+) -> None:
+    ds = PackedDataset(stores("cifar.h5"), "train")
+    free = int(allowed * 4 * len(ds) * 2 * 33 * 40 * 3)  # of which a quarter may be taken
+    monkeypatch.setattr("packstore.loader.resident.free_memory", lambda device: free)
+    augment = [RandomCrop(32, padding=4), RandomHorizontalFlip()]
+    loader = PackedLoader(ds, 16, augment=augment, shuffle=True, resident=wanted)
+    assert loader.mode == "resident"
+    found = all_batches(loader)
+    held = loader._images
+    assert held is not None
+    memory = held if isinstance(held, torch.Tensor) else held.pixels
+    assert memory.nbytes == len(ds) * bytes_an_image
+    assert wanted is True or f"{memory.nbytes:,} bytes" in loader.mode_reason
+    assert same(found, all_batches(PackedLoader(ds, 16, augment=augment, shuffle=True, resident=False)))
+
+
 def test_resident_that_does_not_fit_says_both_numbers(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("packstore.loader.resident.free_memory", lambda device: 1000)
     ds = PackedDataset(stores("cifar.h5"), "train")

@@ -6,8 +6,9 @@ same crops and flips.
 """
 
 from packstore.augment.base import Frames, Geometry, Operation
+from packstore.augment.crop import Padded
 from packstore.augment.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
-from packstore.augment.pipeline import apply_ops, output_size, plan_ops, render, split_ops
+from packstore.augment.pipeline import apply_ops, cut_ops, output_size, plan_ops, render, split_ops
 from packstore.augment.pixels import Cutout, RandomHorizontalFlip
 
 __all__ = [
@@ -16,11 +17,13 @@ __all__ = [
     "Frames",
     "Geometry",
     "Operation",
+    "Padded",
     "RandomCrop",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "Resize",
     "apply_ops",
+    "cut_ops",
     "output_size",
     "plan_ops",
     "render",

@@ -52,37 +52,19 @@ def crop_rows(
     flip: Tensor | None = None,
 ) -> Tensor:
     """:func:`crop` by copying rows."""
-    (rows, columns), (height, width) = size, images.shape[-2:]
-    # As (B, P, H, W, E): P planes of elements that are single numbers, or one plane of pixels.
-    last = is_channels_last(images)
-    pixels = images.permute(0, 2, 3, 1)[:, None] if last else images.contiguous()[..., None]
-    batch, planes, _, _, element = pixels.shape
-    result = images.new_empty((batch, planes, rows, columns, element))
-    extra = int(bool(padding) and mode == "constant")  # a row of fill under each plane
-    stride = (width + 2 * padding) * element
-    plane = (height + extra) * stride
-
-    step = max(1, min(batch, _CHUNK_BYTES // max(1, pixels[:1].nbytes)))
-    scratch = images.new_empty(step * planes * plane) if padding else images
-    if extra:
-        scratch.fill_(fill)
-    table = _row_table(height, rows, padding, mode, stride)
-    steps = torch.arange(step)[:, None] * (planes * plane)
-    down = torch.arange(planes)[:, None] * plane
-    top, left = top + padding, ((left + padding) * element)[:, None]
-    for start in range(0, batch, step):
-        part = slice(start, min(start + step, batch))
-        source = pixels[part]
-        if padding:
-            source = _pad_columns(source, scratch, height + extra, padding, mode)
-        begins = (table.index_select(0, top[part]) + left[part]).add_(steps[: len(source)])[:, None] + down
-        target = result[part]
-        torch.index_select(
-            _windows(source, columns * element), 0, begins.view(-1), out=target.view(-1, columns * element)
-        )
-        if flip is not None:
-            _mirror(target, flip[part])
-    return result[:, 0].permute(0, 3, 1, 2) if last else result[..., 0]
+    if not padding:
+        return Padded.around(images).cut(torch.arange(len(images)), top, left, size, flip)
+    # Padded part by part, in memory that is used again and stays in the caches.
+    step = max(1, min(len(images), _CHUNK_BYTES // max(1, images[:1].nbytes)))
+    padded = Padded.empty(step, images, padding, mode, fill)
+    result = padded.new_crops(len(images), size)
+    numbers = torch.arange(step)
+    for start in range(0, len(images), step):
+        part = slice(start, min(start + step, len(images)))
+        padded.put(0, images[part])
+        flags = None if flip is None else flip[part]
+        padded.cut_to(result[part], numbers[: part.stop - start], top[part], left[part], flags)
+    return _as_images(result)
 
 
 # 1,024 CIFAR images: their padded copy and the result stay in the caches, and 75 µs of calls a part weigh little. Crop
@@ -91,29 +73,132 @@ def crop_rows(
 _CHUNK_BYTES = 3 << 20
 
 
+class Padded:
+    """Images of one size in the CPU's memory, with as much around them as crops reach over.
+
+    Crops are then cut straight out of it. Kept for a whole dataset it saves the copies of a batch that padding takes.
+
+    Attributes:
+        pixels: ``(N, P, T, L, E)``, contiguous: P planes of elements that are single numbers (E = 1), or one plane of
+            whole pixels (E = C). L is the width with its padding. T is the height, with one row of fill more where the
+            padding is constant: rows above and below an image are all that one, or one of its own. With ``mirrored``
+            N is twice the number of images: all of them mirrored follow.
+        height: Of the images themselves; see also :attr:`size`.
+        padding: As for :func:`crop`, like ``mode``.
+        mirrored: Whether every image is there a second time, mirrored left to right. To mirror takes as long as all the
+            rest, since pixels of three bytes are turned one by one.
+    """
+
+    def __init__(self, pixels: Tensor, height: int, padding: int, mode: str, mirrored: bool = False) -> None:
+        self.pixels = pixels
+        self.height = height
+        self.padding = padding
+        self.mode = mode
+        self.mirrored = mirrored
+
+    @classmethod
+    def around(cls, images: Tensor) -> Padded:
+        """``images`` ``(N, C, H, W)`` without padding; copied only where they are not contiguous in any format."""
+        pixels = _as_planes(images)
+        return cls(pixels, pixels.shape[2], 0, "constant")
+
+    @classmethod
+    def empty(cls, count: int, like: Tensor, padding: int, mode: str, fill: float, mirrored: bool = False) -> Padded:
+        """Memory for ``count`` images of the shape, dtype and memory format of those in ``like`` ``(B, C, H, W)``."""
+        _, planes, height, width, element = _as_planes(like[:1]).shape
+        extra = _extra_rows(padding, mode)
+        count *= 1 + mirrored
+        pixels = like.new_empty((count, planes, height + extra, width + 2 * padding, element))
+        if extra:
+            pixels.fill_(fill)
+        return cls(pixels, height, padding, mode, mirrored)
+
+    @property
+    def size(self) -> Size:
+        """Height and width of the images themselves."""
+        return self.height, self.pixels.shape[3] - 2 * self.padding
+
+    def put(self, first: int, images: Tensor) -> None:
+        """Makes ``images`` ``(B, C, H, W)`` the ones from number ``first`` on."""
+        self._put(first, images)
+        if self.mirrored:
+            self._put(first + len(self.pixels) // 2, images.flip(-1))
+
+    def _put(self, first: int, images: Tensor) -> None:
+        padding, mode = self.padding, self.mode
+        source = images[..., None] if self.pixels.shape[4] == 1 else images.permute(0, 2, 3, 1)[:, None]
+        width = source.shape[3]
+        rows = self.pixels[first : first + len(images), :, : self.height]
+        rows[..., padding : width + padding, :] = source
+        if mode == "edge":
+            rows[..., :padding, :] = source[..., :1, :]
+            rows[..., width + padding :, :] = source[..., -1:, :]
+        elif mode != "constant":  # there the fill is in place, around what is put in between
+            skip = int(mode == "reflect")  # the outermost column stands once, not twice
+            rows[..., :padding, :] = source[..., skip : skip + padding, :].flip(-2)
+            rows[..., width + padding :, :] = source[..., width - skip - padding : width - skip, :].flip(-2)
+
+    def cut(self, numbers: Tensor, top: Tensor, left: Tensor, size: Size, flip: Tensor | None = None) -> Tensor:
+        """:func:`crop` of the images at ``numbers``, int64 ``(B,)``: ``(B, C, h, w)`` in new memory."""
+        result = self.new_crops(len(numbers), size)
+        if self.mirrored and flip is not None:
+            # A crop that is mirrored is one of the mirrored image, as far from its right side as it was from the left.
+            numbers = numbers + flip * (len(self.pixels) // 2)
+            left, flip = torch.where(flip, self.size[1] - size[1] - left, left), None
+        step = max(1, _CHUNK_BYTES // max(1, result[:1].nbytes))
+        for start in range(0, len(numbers), step):
+            part = slice(start, start + step)
+            self.cut_to(result[part], numbers[part], top[part], left[part], None if flip is None else flip[part])
+        return _as_images(result)
+
+    def new_crops(self, count: int, size: Size) -> Tensor:
+        """Memory for ``count`` crops, as planes."""
+        return self.pixels.new_empty((count, self.pixels.shape[1], *size, self.pixels.shape[4]))
+
+    def cut_to(self, out: Tensor, numbers: Tensor, top: Tensor, left: Tensor, flip: Tensor | None) -> None:
+        """:meth:`cut` into ``out``, a contiguous part of :meth:`new_crops`."""
+        _, planes, tall, wide, element = self.pixels.shape
+        rows, columns = out.shape[2:4]
+        line = wide * element
+        # Where in its plane each row of a crop begins, then where in all of the memory.
+        begins = _row_table(self.height, rows, self.padding, self.mode, line).index_select(0, top + self.padding)
+        begins += ((left + self.padding) * element + numbers * (planes * tall * line))[:, None]
+        begins = begins[:, None] + torch.arange(planes)[:, None] * (tall * line)
+        length = columns * element
+        torch.index_select(_windows(self.pixels, length), 0, begins.view(-1), out=out.view(-1, length))
+        if flip is not None:
+            _mirror(out, flip)
+
+
+def padded_bytes(
+    count: int, shape: tuple[int, int, int], itemsize: int, padding: int, mode: str, mirrored: bool = False
+) -> int:
+    """Bytes of :class:`Padded` memory for ``count`` images of ``shape`` (C, H, W)."""
+    channels, height, width = shape
+    count *= 1 + mirrored
+    return count * channels * (height + _extra_rows(padding, mode)) * (width + 2 * padding) * itemsize
+
+
+def _extra_rows(padding: int, mode: str) -> int:
+    return int(padding > 0 and mode == "constant")
+
+
+def _as_planes(images: Tensor) -> Tensor:
+    """``(B, C, H, W)`` as contiguous ``(B, P, H, W, E)``: see :class:`Padded`."""
+    return images.permute(0, 2, 3, 1)[:, None] if is_channels_last(images) else images.contiguous()[..., None]
+
+
+def _as_images(pixels: Tensor) -> Tensor:
+    """The opposite of :func:`_as_planes`."""
+    return pixels[:, 0].permute(0, 3, 1, 2) if pixels.shape[1] == 1 and pixels.shape[4] > 1 else pixels[..., 0]
+
+
 @functools.lru_cache(64)
 def _row_table(height: int, rows: int, padding: int, mode: str, stride: int) -> Tensor:
     """Where in a padded plane each of ``rows`` begins, int64 ``(tops, rows)``, a line for each possible top."""
     y = torch.arange(-padding, height + padding - rows + 1)[:, None] + torch.arange(rows)
     inner = source_index(y, height, mode)
     return torch.where(y == inner, inner, height if mode == "constant" else inner) * stride
-
-
-def _pad_columns(pixels: Tensor, scratch: Tensor, tall: int, padding: int, mode: str) -> Tensor:
-    """``pixels`` ``(b, P, H, W, E)`` copied to ``scratch``, padded left and right, as ``(b, P, tall, wide, E)``."""
-    batch, planes, height, width, element = pixels.shape
-    padded = scratch[: batch * planes * tall * (width + 2 * padding) * element]
-    padded = padded.view(batch, planes, tall, width + 2 * padding, element)
-    rows = padded[:, :, :height]
-    rows[..., padding : width + padding, :] = pixels
-    if mode == "edge":
-        rows[..., :padding, :] = pixels[..., :1, :]
-        rows[..., width + padding :, :] = pixels[..., -1:, :]
-    elif mode != "constant":  # there the fill is in place, around what is copied every time
-        skip = int(mode == "reflect")  # the outermost column stands once, not twice
-        rows[..., :padding, :] = pixels[..., skip : skip + padding, :].flip(-2)
-        rows[..., width + padding :, :] = pixels[..., width - skip - padding : width - skip, :].flip(-2)
-    return padded
 
 
 def _windows(source: Tensor, length: int) -> Tensor:
@@ -169,14 +254,13 @@ def mirror(images: Tensor, flip: Tensor) -> Tensor:
     """``images`` ``(B, C, H, W)``, mirrored left to right where ``flip`` ``(B,)`` is true, in new memory."""
     if images.device.type != "cpu":
         return torch.where(flip[:, None, None, None], images.flip(-1), images)
-    last = is_channels_last(images)
-    pixels = images.permute(0, 2, 3, 1)[:, None] if last else images.contiguous()[..., None]
+    pixels = _as_planes(images)
     result = torch.empty_like(pixels)
     step = max(1, _CHUNK_BYTES // max(1, pixels[:1].nbytes))
     for start in range(0, len(images), step):
         part = result[start : start + step].copy_(pixels[start : start + step])
         _mirror(part, flip[start : start + step])
-    return result[:, 0].permute(0, 3, 1, 2) if last else result[..., 0]
+    return _as_images(result)
 
 
 def _mirror(pixels: Tensor, flip: Tensor) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from packstore.augment.base import Frames, Geometry, Size, join
-from packstore.augment.crop import crop
+from packstore.augment.crop import Padded, crop, padded_bytes
 from packstore.augment.resample import crop_and_resize, resize
 from packstore.counter import Array, Draws, to_float64, to_int64
 from packstore.errors import UsageError
@@ -156,7 +156,36 @@ class RandomCrop(Geometry):
 
     def __call__(self, images: Tensor, draws: Draws, flip: Tensor | None = None) -> Tensor:
         """As :meth:`Operation.__call__`; with ``flip``, bool ``(B,)``, those images are mirrored after it."""
-        (rows, columns), (height, width) = self._pair, images.shape[-2:]
+        height, width = images.shape[-2:]
+        top, left = self._places((height, width), draws)
+        return crop(images, top, left, self._pair, self.padding, self.padding_mode, self.fill, flip)
+
+    def padded(self, count: int, like: Tensor, mirrored: bool = False) -> Padded:
+        """Memory that :meth:`cut` cuts from, for ``count`` images like those of ``like`` ``(B, C, H, W)``, on the CPU.
+
+        Raises:
+            UsageError: As when called."""
+        self._check(like.shape[-2:])
+        return Padded.empty(count, like, self.padding, self.padding_mode, self.fill, mirrored)
+
+    def padded_bytes(self, count: int, shape: tuple[int, int, int], itemsize: int, mirrored: bool = False) -> int:
+        """Bytes of that memory for images of ``shape`` (C, H, W)."""
+        return padded_bytes(count, shape, itemsize, self.padding, self.padding_mode, mirrored)
+
+    def cut(self, images: Padded, numbers: Tensor, draws: Draws, flip: Tensor | None = None) -> Tensor:
+        """The same as a call with the images at ``numbers``, int64 ``(B,)``, of what :meth:`padded` made."""
+        top, left = self._places(images.size, draws)
+        return images.cut(numbers, top, left, self._pair, flip)
+
+    def _places(self, size: Size, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Top and left of the crops, int64 ``(B,)``, of images of ``size``."""
+        self._check(size)
+        (rows, columns), padding = self._pair, self.padding
+        top = draws.integers(size[0] + 2 * padding - rows + 1, 0) - padding
+        return top, draws.integers(size[1] + 2 * padding - columns + 1, 1) - padding
+
+    def _check(self, size: Sequence[int]) -> None:
+        (rows, columns), (height, width) = self._pair, size
         padded = height + 2 * self.padding, width + 2 * self.padding
         if rows > padded[0] or columns > padded[1]:
             raise UsageError(
@@ -169,9 +198,6 @@ class RandomCrop(Geometry):
                 f"RandomCrop: padding {self.padding} with padding_mode {self.padding_mode!r} needs larger images than "
                 f"{height}x{width}; for these at most {reach}"
             )
-        top = draws.integers(padded[0] - rows + 1, 0) - self.padding
-        left = draws.integers(padded[1] - columns + 1, 1) - self.padding
-        return crop(images, top, left, self._pair, self.padding, self.padding_mode, self.fill, flip)
 
     def size_after(self, size: Size | None) -> Size | None:
         return self._pair

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.augment.base import Frames, Geometry, Operation, Size, Step
+from packstore.augment.crop import Padded
 from packstore.augment.geometry import RandomCrop
 from packstore.augment.pixels import RandomHorizontalFlip
 from packstore.augment.resample import resize
@@ -36,18 +38,37 @@ def plan_ops(ops: Sequence[Geometry], sizes: NDArray[np.int64], draws: Draws) ->
 
 def apply_ops(ops: Sequence[Step], images: Tensor, draws: Draws, first: int = 0) -> Tensor:
     """``images`` ``(B, C, H, W)`` after ``ops``, of which the first stands at place ``first`` of the user's list."""
-    steps = list(enumerate(ops, first))
-    while steps:
-        stream, op = steps.pop(0)
-        here = draws.replace(stream=stream)
+    place = 0
+    while place < len(ops):
+        op, here = ops[place], draws.replace(stream=first + place)
+        place += 1
         if not isinstance(op, Operation):
             images = op(images)
-        elif isinstance(op, RandomCrop) and steps and isinstance(flip := steps[0][1], RandomHorizontalFlip):
-            # Together they read and write each pixel once.
-            images = op(images, here, flip.flags(draws.replace(stream=steps.pop(0)[0])))
+        elif isinstance(op, RandomCrop):
+            flip = _flip_after(ops, place, draws, first)
+            images = op(images, here, flip)
+            place += flip is not None
         else:
             images = op(images, here)
     return images
+
+
+def cut_ops(ops: Sequence[Step], images: Padded, numbers: Tensor, draws: Draws, first: int = 0) -> Tensor:
+    """:func:`apply_ops` of the images at ``numbers``, int64 ``(B,)``, of all that ``ops[0].padded(...)`` holds."""
+    crop = ops[0]
+    assert isinstance(crop, RandomCrop)
+    flip = _flip_after(ops, 1, draws, first)
+    done = 1 + (flip is not None)
+    batch = crop.cut(images, numbers, draws.replace(stream=first), flip)
+    return apply_ops(ops[done:], batch, draws, first + done)
+
+
+def _flip_after(ops: Sequence[Step], place: int, draws: Draws, first: int) -> Any:
+    """Which images the operation at ``place`` mirrors, where that is what it does: with a crop before it in one go,
+    which reads and writes each pixel once."""
+    if place == len(ops) or not isinstance(flip := ops[place], RandomHorizontalFlip):
+        return None
+    return flip.flags(draws.replace(stream=first + place))
 
 
 def split_ops(ops: Sequence[Step], flip: bool = False) -> tuple[tuple[Geometry, ...], tuple[Step, ...]]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
-from itertools import islice, pairwise
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -19,27 +19,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.augment import Geometry, RandomResizedCrop, Resize, split_ops
+from packstore.augment import Geometry, Padded, RandomResizedCrop, Resize, split_ops
 from packstore.dataset import PackedDataset
 from packstore.decoders import get_decoder
 from packstore.errors import UsageError
 from packstore.loader.assemble import Assembler
 from packstore.loader.finish import Finish
+from packstore.loader.job import Job
 from packstore.loader.options import LoaderOptions, ranks
 from packstore.loader.prefetch import prefetch
-from packstore.loader.resident import choose, load_images, planar
+from packstore.loader.resident import choose, load_images
 from packstore.loader.stats import Stats
-from packstore.manifest import ENCODED, Manifest
+from packstore.manifest import Manifest
 from packstore.order import Order
 from packstore.parallel import default_workers
-from packstore.ring import Ring, Slot, Transport, transport_to
+from packstore.ring import Ring, Transport, transport_to
 
 __all__ = ["LoaderOptions", "PackedLoader", "prefetch"]
 
 _log = logging.getLogger("packstore")
-_DECODED_SLICE, _LEAST_SLICE, _MOST_SLICE = 32, 8, 128
-"""Images that a thread takes at a time. Of image files, which differ much in what they cost, few enough to balance. Of
-pixels many more: threads meet less often (with two of them, a fifth more images a second by 128 than by 32)."""
 # Images that are augmented at once when they are resident: more than a batch, since a call costs as much as many
 # images; on a GPU, where it is a hundred kernel launches, more still.
 _RESIDENT_CHUNK = {"cpu": 2048, "cuda": 16384}
@@ -91,20 +89,20 @@ class PackedLoader:
         self._first = dataset.reader.split(dataset.split).start
         self._subset = None if options.indices is None else _indices(options.indices, len(dataset))
         self._order = self._make_order(len(dataset) if self._subset is None else len(self._subset))
-        resident, self.mode_reason = choose(
-            manifest, len(dataset), self.device, True if options.pre_transform is not None else options.resident
-        )
+        planned, _ = split_ops(options.augment, flip=True)
+        wanted = True if options.pre_transform is not None else options.resident
+        self._residence = choose(manifest, len(dataset), self.device, wanted, options.augment)
+        resident, self.mode_reason = self._residence.resident, self._residence.reason
         self.mode = "resident" if resident else "streaming"
         _log.info("%s: %s (%s)", dataset.path, self.mode, self.mode_reason)
         self._stats = Stats()
-        planned, _ = split_ops(options.augment, flip=True)
         self._at_decoding = () if resident else _at_decoding(manifest, planned)
         self._finish = Finish(
             manifest, options, len(self._at_decoding), in_threads=not resident and self.device.type == "cpu"
         )
         self._assembler: Assembler | None = None
         self._transport: Transport | None = None  # from epoch to epoch: it has memory to use again
-        self._images: torch.Tensor | None = None
+        self._images: torch.Tensor | Padded | None = None
         self._columns: dict[str, torch.Tensor] = {}
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
         self._resume: tuple[int, int] | None = None
@@ -233,7 +231,7 @@ class PackedLoader:
         ring = Ring(self._transport, self.options.prefetch + 1)
         threads = self.options.threads or default_workers()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader")
-        pending: deque[_Job] = deque()
+        pending: deque[Job] = deque()
         self._stats.start()
         try:
             batches = self._batches(epoch, first)
@@ -244,7 +242,7 @@ class PackedLoader:
                     slot = None if records is None else ring.acquire()
                     if records is None or slot is None:
                         break
-                    pending.append(_Job(self, slot, records, epoch).start(ring, pool, threads))
+                    pending.append(Job(self, slot, records, epoch).start(ring, pool, threads))
                 if not pending:
                     return
                 job = pending.popleft()
@@ -261,10 +259,15 @@ class PackedLoader:
 
     # Resident ---------------------------------------------------------------------------------------------------
 
-    def _load(self) -> torch.Tensor:
+    def _load(self) -> torch.Tensor | Padded:
         if self._images is None:
             self._images = load_images(
-                self._make_assembler(), self._first, len(self.dataset), self.device, self.options.pre_transform
+                self._make_assembler(),
+                self._first,
+                len(self.dataset),
+                self.device,
+                self.options.pre_transform,
+                self._residence.memory,
             )
             for name in self.dataset.columns:
                 if name not in ("image", "key"):
@@ -287,7 +290,9 @@ class PackedLoader:
             start = perf_counter()
             numbers = group[0] if len(group) == 1 else np.concatenate(group)
             places = torch.from_numpy(numbers - self._first).to(self.device, non_blocking=True)
-            if not self._finish.batched:
+            if isinstance(images, Padded):
+                chunk = self._finish.cut(images, places, places + self._first, epoch)
+            elif not self._finish.batched:
                 chunk = images.index_select(0, places)
             else:
                 if gathered is not None and len(gathered) == len(places):
@@ -345,75 +350,6 @@ _OF_DATALOADER = {
     "collate_fn": "batches are made at once; transform= works on them",
     "batch_sampler": "sampler= and batch_size= make the batches",
 }
-
-
-class _Job:
-    """A batch under way: slices of it in threads, then the shipment to the device."""
-
-    def __init__(self, loader: PackedLoader, slot: Slot, records: NDArray[np.int64], epoch: int) -> None:
-        self.records = records
-        self._loader = loader
-        self._slot = slot
-        self._epoch = epoch
-        self._errors: dict[int, Exception] | None = {} if loader.options.on_error == "skip" else None
-        self._buffer = torch.empty(0)
-        self._floats: torch.Tensor | None = None
-        self._slices: list[tuple[int, Future[list[int]]]] = []
-
-    def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> _Job:
-        """Hands slices to the threads."""
-        assembler, count = self._loader._make_assembler(), len(self.records)
-        self._buffer = ring.buffer(self._slot, 0, (count, *assembler.shape), assembler.dtype)
-        dtype = self._loader._finish.dtype_in_threads
-        if dtype is not None:
-            self._floats = ring.buffer(self._slot, 1, self._buffer.shape, dtype)
-        most = _DECODED_SLICE if self._loader.dataset.manifest.encoding in ENCODED else _MOST_SLICE
-        parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE))
-        bounds = [count * part // parts for part in range(parts + 1)]
-        self._slices = [(first, pool.submit(self._fill, first, stop)) for first, stop in pairwise(bounds)]
-        return self
-
-    def _fill(self, first: int, stop: int) -> list[int]:
-        rows, loader = slice(first, stop), self._loader
-        part = self._buffer[rows]
-        failed = loader._make_assembler().fill(part, self.records[rows], loader.options.seed, self._epoch, self._errors)
-        if self._floats is not None:
-            start = perf_counter()
-            loader._finish.normalize_rows(part, self._floats[rows])
-            loader._stats.add("augment", perf_counter() - start)
-        return failed
-
-    def result(self, ring: Ring) -> tuple[Any, int]:
-        """The batch, and how many of its records were skipped. Waits for it."""
-        loader, stats = self._loader, self._loader._stats
-        start = perf_counter()
-        # The last first: this thread would be woken by each of the others, and take the GIL from those that work.
-        self._slices[-1][1].exception()
-        failed = [first + row for first, future in self._slices for row in future.result()]
-        ready = perf_counter()
-        batch, records = self._buffer if self._floats is None else self._floats, self.records
-        if failed:
-            kept = np.setdiff1d(np.arange(len(records)), failed)
-            batch, records = batch[torch.from_numpy(kept)], records[kept]
-            for error in (self._errors or {}).values():
-                _log.warning("skipped: %s", error)
-        self._slot.shipment = ring.transport.send((batch, torch.from_numpy(records)), self._finish)
-        images = self._slot.shipment.receive()
-        value = loader._assembled(images, records, None)
-        ring.release(self._slot, images)
-        # The job and its futures refer to each other: without this, buffers would wait for the garbage collector.
-        self._buffer, self._floats, self._slices = torch.empty(0), None, []
-        stats.add("wait", ready - start)
-        stats.add("copy", perf_counter() - ready)
-        return value, len(failed)
-
-    def _finish(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        images = planar(tensors[0], self._loader._make_assembler())
-        return self._loader._finish(images, tensors[1], self._epoch)
-
-    def cancel(self) -> None:
-        for _, future in self._slices:
-            future.cancel()
 
 
 def _at_decoding(manifest: Manifest, planned: tuple[Geometry, ...]) -> tuple[Geometry, ...]:

@@ -1,0 +1,94 @@
+"""One batch of a streaming loader under way: slices of it in threads, then its shipment to the device."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.loader.resident import planar
+from packstore.manifest import ENCODED
+from packstore.ring import Ring, Slot
+
+if TYPE_CHECKING:
+    from packstore.loader import PackedLoader
+
+_log = logging.getLogger("packstore")
+_DECODED_SLICE, _LEAST_SLICE, _MOST_SLICE = 32, 8, 128
+"""Images that a thread takes at a time. Of image files, which differ much in what they cost, few enough to balance. Of
+pixels many more: threads meet less often (with two of them, a fifth more images a second by 128 than by 32)."""
+
+
+class Job:
+    """A batch under way: slices of it in threads, then the shipment to the device."""
+
+    def __init__(self, loader: PackedLoader, slot: Slot, records: NDArray[np.int64], epoch: int) -> None:
+        self.records = records
+        self._loader = loader
+        self._slot = slot
+        self._epoch = epoch
+        self._errors: dict[int, Exception] | None = {} if loader.options.on_error == "skip" else None
+        self._buffer = torch.empty(0)
+        self._floats: torch.Tensor | None = None
+        self._slices: list[tuple[int, Future[list[int]]]] = []
+
+    def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Job:
+        """Hands slices to the threads."""
+        assembler, count = self._loader._make_assembler(), len(self.records)
+        self._buffer = ring.buffer(self._slot, 0, (count, *assembler.shape), assembler.dtype)
+        dtype = self._loader._finish.dtype_in_threads
+        if dtype is not None:
+            self._floats = ring.buffer(self._slot, 1, self._buffer.shape, dtype)
+        most = _DECODED_SLICE if self._loader.dataset.manifest.encoding in ENCODED else _MOST_SLICE
+        parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE))
+        bounds = [count * part // parts for part in range(parts + 1)]
+        self._slices = [(first, pool.submit(self._fill, first, stop)) for first, stop in pairwise(bounds)]
+        return self
+
+    def _fill(self, first: int, stop: int) -> list[int]:
+        rows, loader = slice(first, stop), self._loader
+        part = self._buffer[rows]
+        failed = loader._make_assembler().fill(part, self.records[rows], loader.options.seed, self._epoch, self._errors)
+        if self._floats is not None:
+            start = perf_counter()
+            loader._finish.normalize_rows(part, self._floats[rows])
+            loader._stats.add("augment", perf_counter() - start)
+        return failed
+
+    def result(self, ring: Ring) -> tuple[Any, int]:
+        """The batch, and how many of its records were skipped. Waits for it."""
+        loader, stats = self._loader, self._loader._stats
+        start = perf_counter()
+        # The last first: this thread would be woken by each of the others, and take the GIL from those that work.
+        self._slices[-1][1].exception()
+        failed = [first + row for first, future in self._slices for row in future.result()]
+        ready = perf_counter()
+        batch, records = self._buffer if self._floats is None else self._floats, self.records
+        if failed:
+            kept = np.setdiff1d(np.arange(len(records)), failed)
+            batch, records = batch[torch.from_numpy(kept)], records[kept]
+            for error in (self._errors or {}).values():
+                _log.warning("skipped: %s", error)
+        self._slot.shipment = ring.transport.send((batch, torch.from_numpy(records)), self._finish)
+        images = self._slot.shipment.receive()
+        value = loader._assembled(images, records, None)
+        ring.release(self._slot, images)
+        # The job and its futures refer to each other: without this, buffers would wait for the garbage collector.
+        self._buffer, self._floats, self._slices = torch.empty(0), None, []
+        stats.add("wait", ready - start)
+        stats.add("copy", perf_counter() - ready)
+        return value, len(failed)
+
+    def _finish(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        images = planar(tensors[0], self._loader._make_assembler())
+        return self._loader._finish(images, tensors[1], self._epoch)
+
+    def cancel(self) -> None:
+        for _, future in self._slices:
+            future.cancel()
