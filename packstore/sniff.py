@@ -112,7 +112,13 @@ def _look(data: bytes, whole: bool) -> ImageInfo:
 
 def _jpeg(data: bytes, whole: bool) -> ImageInfo:
     """Walks the segments up to the first scan: an end-of-image marker before that belongs to a thumbnail."""
-    width = height = components = precision = sof = 0
+    global _latest
+    # What is found follows from the bytes up to there alone, and images of one size by one encoder often have the same.
+    known = _latest
+    if known is not None and data.startswith(known[0]):
+        _check_end(data, len(known[0]), whole)
+        return known[1]
+    width = height = components = precision = sof = frames = 0
     adobe: int | None = None
     at = 2
     while True:
@@ -130,6 +136,7 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
             if not sof and length < 8 + 3 * components:
                 raise HeaderError(f"is damaged: a JPEG frame header of {length} bytes for {components} components")
             sof = marker
+            frames += 1
         elif marker == 0xEE and length >= 14 and data[at + 4 : at + 9] == b"Adobe":
             adobe = data[at + 15]
         at += 2 + length
@@ -137,14 +144,26 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
         raise HeaderError("is damaged: a JPEG without a frame header before its first scan")
     if not width or not height or not components:
         raise HeaderError(f"has no pixels: its header says {width} x {height} with {components} components")
-    # Inside a scan, 0xFF is always followed by 0x00 or a restart marker: the pair cannot occur by chance.
-    if whole and data[-2:] != b"\xff\xd9" and data.rfind(b"\xff\xd9", at + 2 + length) < 0:
-        raise HeaderError("is truncated: no end-of-image marker")
-    if at + 2 + length > len(data):
+    end = at + 2 + length
+    _check_end(data, end, whole)
+    if end > len(data):
         raise IndexError
-    return ImageInfo("jpeg", width, height, components, precision, sof, adobe)
+    info = ImageInfo("jpeg", width, height, components, precision, sof, adobe)
+    if end <= _REMEMBERED_BYTES and frames == 1:  # of others, what is read may lie behind the segment itself
+        _latest = data[:end], info
+    return info
 
 
+def _check_end(data: bytes, scan: int, whole: bool) -> None:
+    # Inside a scan, 0xFF is always followed by 0x00 or a restart marker: the pair cannot occur by chance.
+    if whole and data[-2:] != b"\xff\xd9" and data.rfind(b"\xff\xd9", scan) < 0:
+        raise HeaderError("is truncated: no end-of-image marker")
+
+
+_REMEMBERED_BYTES = 4096
+_latest: tuple[bytes, ImageInfo] | None = None
+"""The latest JPEG header, up to its first scan's bytes, and what is in it. Bound as one object, so that threads which
+meet see the one or the other."""
 _FRAME = struct.Struct(">BHHB")
 _NO_SEGMENT = frozenset((0x00, 0x01, *range(0xD0, 0xDA), 0xFF))
 

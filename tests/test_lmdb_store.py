@@ -19,6 +19,7 @@ from packstore.errors import DestinationError, StoreError
 from packstore.manifest import Column, Manifest
 from packstore.progress import no_progress
 from packstore.stores import Ragged, is_store, lmdb_store, open_store
+from packstore.stores.base import Reader
 from packstore.stores.lmdb_pages import Pages, Value, _first_record
 from tests.store_suite import ORIGIN, Records, StoreSuite, assert_holds, finished, flip, listing, make_records, write
 
@@ -36,6 +37,15 @@ def change(path: Path, **entries: bytes | None) -> None:
         for name, value in entries.items():
             key = name.removeprefix("_").encode()
             assert txn.delete(key) if value is None else txn.put(key, value)
+
+
+def spanned(reader: Reader) -> list[memoryview]:
+    """The images that the reader's spans tell."""
+    return [
+        data[start : start + size]
+        for data, starts, sizes in reader.spans()
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
+    ]
 
 
 class TestLmdb(StoreSuite):
@@ -310,9 +320,13 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
                         in_order += 1
                         walk = reader._check_entries(not overflow, no_progress)
                         assert list(walk) == [], (place, overflow)
+                # It may end early; what it says is where the reader finds the records, on its own way from the root.
+                for index, image in enumerate(spanned(reader)):
+                    assert image == reader.view(index)
         file.write_bytes(data)
         with open_store(path) as whole:
             assert cast("lmdb_store.LmdbReader", whole)._entries_in_order(overflow=True)
+            assert spanned(whole) == [whole.view(index) for index in range(len(sizes))]
         assert in_order > 20
 
     def test_two_transactions_a_shard_and_suspended_writers(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+import packstore.sniff
 from packstore.sniff import HeaderError, ImageInfo, check_header, sniff
 from tests.conftest import SharedData
 from tests.images import HEIGHT, WIDTH, all_images, encode, picture
@@ -242,6 +243,35 @@ def outcome(look: Callable[[bytes], ImageInfo], data: bytes) -> ImageInfo | str:
         return look(data)
     except HeaderError as error:
         return error.reason
+
+
+@given(
+    name=st.sampled_from([name for name in NAMES if name.startswith("jpeg")]),
+    changes=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), max_size=3),
+    stop=st.integers(1, 2000),
+)
+def test_a_header_that_was_seen_before_says_the_same(name: str, changes: list[tuple[int, int]], stop: int) -> None:
+    data = all_images()[name]
+    other = bytearray(data[:stop])
+    for at, value in changes:
+        other[at % len(other)] = value
+    for look in (sniff, check_header):
+        packstore.sniff._latest = None
+        expected = outcome(look, bytes(other))
+        sniff(data)
+        assert outcome(look, bytes(other)) == expected
+
+
+def test_a_header_with_two_frames_is_not_one_that_was_seen() -> None:
+    """The second is so short that its width ends behind it, in the bytes of the scan."""
+    data = all_images()["jpeg-420"]
+    at = data.index(b"\xff\xda")
+    length = int.from_bytes(data[at + 2 : at + 4], "big")
+    short = data[:at] + b"\xff\xc0\x00\x02" + b"\xff\xda\x00\x02"
+    scan = data[at + 2 + length :]
+    for behind in (3, 5):
+        info = sniff(short + bytes([behind]) + scan)
+        assert info.width == 2 << 8 | behind
 
 
 @given(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,6 +120,20 @@ def unreadable(path: Path, kind: str, reason: object) -> StoreError:
     )
 
 
+class Spans(NamedTuple):
+    """Where images of consecutive records lie.
+
+    Attributes:
+        data: What they lie in.
+        starts: ``int64``, where each begins, in bytes.
+        sizes: ``int64``, their bytes.
+    """
+
+    data: memoryview
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
 class Reader(ABC):
     """An open store: ``len(reader)`` records, numbered from 0.
 
@@ -173,6 +187,12 @@ class Reader(ABC):
     def view(self, index: int) -> Buffer:
         """Like :meth:`read`, never with a copy: what it returns holds its map by itself, also after :meth:`close`."""
         return self.read(index)
+
+    def spans(self) -> Iterator[Spans]:
+        """Where images lie, from record 0 on: of all of them, where a reader can tell that quicker than one by one; or
+        only of the first ones, or of none. Where something is out of order, which :meth:`check_structure` explains, it
+        ends before that."""
+        return iter(())
 
     def will_need(self, index: int, view: Buffer) -> None:
         """Says that ``view``, which :meth:`view` gave for ``index``, is about to be read, so that the system fetches it

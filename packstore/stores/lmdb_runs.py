@@ -1,7 +1,8 @@
 """LMDB's tree read many pages at once, as arrays: for the file in which nothing is wrong, as nearly all are.
 
-It demands all that :meth:`packstore.stores.lmdb_pages.Pages.walk` looks at, and a little more (nodes at even places, as
-LMDB puts them), and raises :class:`Disorder` where something is not so; what it is, the walk tells, page by page.
+It demands all that :meth:`packstore.stores.lmdb_pages.Pages.walk` looks at, and more: nodes at even places, as LMDB
+puts them, and keys of branch pages that are the first ones of the pages below, so that they lead to each record. It
+raises :class:`Disorder` where something is not so; what it is, the walk tells, page by page.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ class Run(NamedTuple):
 
     Attributes:
         records: ``int64``, the numbers of the records, which come first; each key is ten digits.
+        starts: ``int64``, where in the file their values begin.
         sizes: ``int64``, bytes of their values.
         others: The keys behind them.
     """
 
     records: Numbers
+    starts: Numbers
     sizes: Numbers
     others: list[bytes]
 
@@ -68,15 +71,19 @@ def runs(pages: Pages, *, overflow: bool) -> Iterator[Run]:
     tree = pages.tree
     words = _Words(pages)
     level_pages = every = np.array([tree.root], np.int64)
+    named = np.array([-1])  # for each page the node that leads to it and has its first key; -1: none needs one
     for _ in range(tree.depth - 1):
-        nodes = _nodes(pages, words, level_pages, BRANCH)[0]
+        nodes, _, _, page, within = _nodes(pages, words, level_pages, BRANCH)
+        # The first node of a page has no key of its own: what leads to the page stands for it.
+        named = np.where(within == 0, named[page], nodes)
         level_pages = words.two(nodes) | words.two(nodes + 2) << 16 | words.two(nodes + 4) << 32
         # At each level, before a tree that names pages many times grows without end.
         every = np.sort(np.concatenate([every, level_pages]))
         _demand(every[1:] != every[:-1])
     entries = 0
     for first in range(0, len(level_pages), _CHUNK):
-        run = _leaves(pages, words, level_pages[first : first + _CHUNK], overflow)
+        some = slice(first, first + _CHUNK)
+        run = _leaves(pages, words, level_pages[some], named[some], overflow)
         entries += len(run.records) + len(run.others)
         yield run
     _demand(np.array(entries == pages.entries))
@@ -87,8 +94,25 @@ def _demand(good: NDArray[np.bool_]) -> None:
         raise Disorder
 
 
-def _nodes(pages: Pages, words: _Words, numbers: Numbers, flags: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Of all nodes of some pages: their positions, the sizes of their keys, and where their pages end."""
+class _Nodes(NamedTuple):
+    """All nodes of some pages, ``int64`` each.
+
+    Attributes:
+        places: Where they begin in the file.
+        keys: Sizes of their keys.
+        ends: Where their pages end.
+        page: Which of the pages they are in.
+        within: Their number in that page.
+    """
+
+    places: Numbers
+    keys: Numbers
+    ends: Numbers
+    page: Numbers
+    within: Numbers
+
+
+def _nodes(pages: Pages, words: _Words, numbers: Numbers, flags: int) -> _Nodes:
     tree = pages.tree
     _demand((numbers >= 2) & (numbers <= tree.last_page))
     start = numbers * tree.page_size
@@ -106,17 +130,19 @@ def _nodes(pages: Pages, words: _Words, numbers: Numbers, flags: int) -> tuple[N
     keys = words.two(nodes + 6)
     ends = start[page] + tree.page_size
     _demand(nodes + NODE.size + keys <= ends)
-    return nodes, keys, ends
+    return _Nodes(nodes, keys, ends, page, within)
 
 
-def _leaves(pages: Pages, words: _Words, numbers: Numbers, overflow: bool) -> Run:
-    nodes, keys, ends = _nodes(pages, words, numbers, LEAF)
+def _leaves(pages: Pages, words: _Words, numbers: Numbers, named: Numbers, overflow: bool) -> Run:
+    nodes, keys, ends, _, within = _nodes(pages, words, numbers, LEAF)
+    _same_keys(words, named[named >= 0], nodes[within == 0][named >= 0])
     sizes = words.two(nodes) | words.two(nodes + 2) << 16
     big = words.two(nodes + 4)
     values = nodes + NODE.size + keys
     _demand((big == 0) | (big == BIG))
     _demand(values + np.where(big, 8, sizes) <= ends)
-    _values(pages, words, values[big == BIG], sizes[big == BIG], overflow)
+    apart = np.flatnonzero(big)
+    values[apart] = _values(pages, words, values[apart], sizes[apart], overflow)
     ten = np.flatnonzero(keys == KEY_SIZE)
     digits = words.bytes[(nodes[ten] + NODE.size)[:, None] + np.arange(KEY_SIZE)] - np.uint8(ord("0"))
     numeric = (digits <= 9).all(1)
@@ -127,11 +153,22 @@ def _leaves(pages: Pages, words: _Words, numbers: Numbers, overflow: bool) -> Ru
         words.bytes[node + NODE.size : node + NODE.size + key].tobytes()
         for node, key in zip(nodes[count:].tolist(), keys[count:].tolist(), strict=True)
     ]
-    return Run(records, sizes[:count], others)
+    return Run(records, values[:count], sizes[:count], others)
 
 
-def _values(pages: Pages, words: _Words, places: Numbers, sizes: Numbers, overflow: bool) -> None:
-    """Looks at values that have pages of their own, whose numbers stand at ``places``."""
+def _same_keys(words: _Words, branches: Numbers, leaves: Numbers) -> None:
+    """Demands that the keys of two nodes each are the same."""
+    keys = words.two(branches + 6)
+    _demand(keys == words.two(leaves + 6))
+    first, second, ten = branches + NODE.size, leaves + NODE.size, keys == KEY_SIZE
+    digits = np.arange(KEY_SIZE)
+    _demand(words.bytes[first[ten][:, None] + digits] == words.bytes[second[ten][:, None] + digits])
+    for one, other, size in zip(first[~ten].tolist(), second[~ten].tolist(), keys[~ten].tolist(), strict=True):
+        _demand(words.bytes[one : one + size] == words.bytes[other : other + size])
+
+
+def _values(pages: Pages, words: _Words, places: Numbers, sizes: Numbers, overflow: bool) -> Numbers:
+    """Where values begin that have pages of their own, whose numbers stand at ``places``."""
     tree = pages.tree
     first = words.eight(places)
     count = (HEADER.size - 1 + sizes) // tree.page_size + 1
@@ -140,3 +177,4 @@ def _values(pages: Pages, words: _Words, places: Numbers, sizes: Numbers, overfl
         start = first * tree.page_size
         _demand((words.eight(start) == first) & (words.two(start + 10) == OVERFLOW_PAGE))
         _demand((words.two(start + 12) | words.two(start + 14) << 16) >= count)
+    return first * tree.page_size + HEADER.size

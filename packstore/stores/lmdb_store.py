@@ -31,6 +31,7 @@ from packstore.stores.base import (
     Problem,
     Ragged,
     Reader,
+    Spans,
     Writer,
     parse_manifest,
     unreadable,
@@ -279,6 +280,17 @@ class LmdbReader(Reader):
                 except StoreError as error:
                     yield Problem(str(error))
         progress(Progress("structure", self._records, self._records, nbytes))
+
+    def spans(self) -> Iterator[Spans]:
+        pages, first = self._open(), 0
+        try:
+            for run in runs(pages, overflow=False):
+                if (run.records != np.arange(first, first + len(run.records))).any():
+                    return
+                first += len(run.records)
+                yield Spans(pages.map.data, run.starts, run.sizes)
+        except Disorder:
+            return
 
     def _entries_in_order(self, *, overflow: bool) -> bool:
         """Whether every page and entry is as it should be; if not, :meth:`_check_entries` says what is wrong."""

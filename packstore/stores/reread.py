@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from packstore.errors import StoreError, printable
 from packstore.manifest import Manifest
 from packstore.parallel import default_workers, ordered_map
 from packstore.stores import formats
-from packstore.stores.base import manifest_text
+from packstore.stores.base import Buffer, Reader, manifest_text
 from packstore.stores.columns import finished_column
 
 _BATCH_BYTES = 4 << 20
@@ -37,20 +40,48 @@ def read_again(path: Path, manifest: Manifest) -> None:
         problem = next(iter(reader.check_structure(quick=manifest.format != "pth")), None)
         if problem is not None:
             raise _differs(shown, f"the structure ({problem.what})")
-        checksums, total = reader.fixed("checksum"), len(reader)
-        step = max(1, _BATCH_BYTES * total // max(1, manifest.image.nbytes))
+        checksums, done = reader.fixed("checksum"), 0
 
-        def check(start: int) -> int | None:
-            stop = min(start + step, total)
-            expected = checksums[start:stop].tolist()
-            for record, checksum in zip(range(start, stop), expected, strict=True):
-                if xxh3_64_intdigest(reader.view(record)) != checksum:
-                    return record
-            return None
+        def check(some: _Images) -> tuple[int, int | None]:
+            expected = checksums[some.first : some.first + some.records].tolist()
+            for number, (image, checksum) in enumerate(zip(some.images, expected, strict=True)):
+                if xxh3_64_intdigest(image) != checksum:
+                    return some.records, some.first + number
+            return some.records, None
 
-        for wrong in ordered_map(check, range(0, total, step), default_workers()):
+        for count, wrong in ordered_map(check, _images(reader), default_workers()):
+            done += count
             if wrong is not None:
                 raise _differs(shown, f"record {wrong}")
+        if done != len(reader):
+            raise _differs(shown, f"the number of records ({done})")
+
+
+class _Images(NamedTuple):
+    """Consecutive records: the number of the first, how many, and their images, read as they are asked for."""
+
+    first: int
+    records: int
+    images: Iterator[Buffer]
+
+
+def _images(reader: Reader) -> Iterator[_Images]:
+    """All images, in pieces of about 4 MiB."""
+    done, total = 0, len(reader)
+    for data, starts, sizes in reader.spans():
+        ends = sizes.cumsum()
+        first = 0
+        while first < len(sizes):
+            before = int(ends[first - 1]) if first else 0
+            stop = max(first + 1, int(np.searchsorted(ends, before + _BATCH_BYTES, "right")))
+            places = zip(starts[first:stop].tolist(), sizes[first:stop].tolist(), strict=True)
+            yield _Images(done + first, stop - first, (data[start : start + size] for start, size in places))
+            first = stop
+        done += len(sizes)
+    step = max(1, _BATCH_BYTES * total // max(1, reader.manifest.image.nbytes))
+    for first in range(done, total, step):
+        numbers = range(first, min(first + step, total))
+        yield _Images(first, len(numbers), map(reader.view, numbers))
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
