@@ -77,21 +77,23 @@ class LmdbWriter(Writer):
         self._open()
 
     def append(self, images: Sequence[Buffer]) -> None:
+        pending, record, nbytes = self._pending, self._records, self._pending_bytes
         for image in images:
-            if len(image) > _MAX_VALUE:
-                raise StoreError(
-                    f"record {self._records} has {len(image)} bytes; LMDB holds up to {_MAX_VALUE} a value"
-                )
+            size = len(image)
+            if size > _MAX_VALUE:
+                raise StoreError(f"record {record} has {size} bytes; LMDB holds up to {_MAX_VALUE} a value")
             # bytes are kept as they are; a view may be of a buffer that its owner uses again
-            self._pending.append((KEY % self._records, image if type(image) is bytes else bytes(image)))
-            self._records += 1
-            self._pending_bytes += len(image)
+            pending.append((KEY % record, image if type(image) is bytes else bytes(image)))
+            record += 1
+            nbytes += size
             # By record, never by batch: the file does not depend on how records were handed over.
-            if self._pending_bytes >= _TXN_BYTES or len(self._pending) >= _TXN_RECORDS:
+            if nbytes >= _TXN_BYTES or len(pending) >= _TXN_RECORDS:
                 self._flush()
+                pending, nbytes = self._pending, 0
                 if self._syncing is None or self._syncing.done():
                     self.synced()
                     self._syncing = self._syncer.submit(sync_file, self.path / DATA_FILE)
+        self._records, self._pending_bytes = record, nbytes
 
     def suspend(self) -> None:
         self._syncer.shutdown(wait=True, cancel_futures=True)
