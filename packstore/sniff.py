@@ -63,6 +63,7 @@ class ImageInfo(NamedTuple):
         sof: The frame marker of a JPEG: 0xC0 baseline, 0xC1 extended, 0xC2 progressive, 0xC3 lossless, 0xC9 and
             0xCA arithmetic-coded …; 0 for other kinds.
         adobe: The colour transform in a JPEG's Adobe marker (0 none, 1 YCbCr, 2 YCCK), or None without that marker.
+        height_at: Where in a JPEG its height stands, if all of its components lie in the first scan; else 0.
     """
 
     kind: str
@@ -72,6 +73,7 @@ class ImageInfo(NamedTuple):
     precision: int = 8
     sof: int = 0
     adobe: int | None = None
+    height_at: int = 0
 
     @property
     def progressive(self) -> bool:
@@ -118,7 +120,7 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
     if known is not None and data.startswith(known[0]):
         _check_end(data, len(known[0]), whole)
         return known[1]
-    width = height = components = precision = sof = frames = 0
+    width = height = components = precision = sof = frames = height_at = 0
     adobe: int | None = None
     at = 2
     while True:
@@ -135,7 +137,7 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
             precision, height, width, components = _FRAME.unpack_from(data, at + 4)
             if not sof and length < 8 + 3 * components:
                 raise HeaderError(f"is damaged: a JPEG frame header of {length} bytes for {components} components")
-            sof = marker
+            sof, height_at = marker, at + 5
             frames += 1
         elif marker == 0xEE and length >= 14 and data[at + 4 : at + 9] == b"Adobe":
             adobe = data[at + 15]
@@ -148,7 +150,9 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
     _check_end(data, end, whole)
     if end > len(data):
         raise IndexError
-    info = ImageInfo("jpeg", width, height, components, precision, sof, adobe)
+    if frames > 1 or data[at + 4] != components:
+        height_at = 0
+    info = ImageInfo("jpeg", width, height, components, precision, sof, adobe, height_at)
     if end <= _REMEMBERED_BYTES and frames == 1:  # of others, what is read may lie behind the segment itself
         _latest = data[:end], info
     return info

@@ -61,11 +61,15 @@ antialiased resizing. Other boxes are moved to the nearest such edges, by 1 or 2
 UNAVAILABLE = "not available: "
 """How :func:`available_decoders` begins the reason why a decoder cannot be used."""
 
+_ROWS_BELOW = 2
+"""Rows below a box that its pixels depend on: those of the next row of chroma, of which fancy upsampling mixes two."""
+_WORTH = 0.95
+"""Up to which share of an image's rows it is worth while to decode these alone."""
 _HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # frames: baseline, extended sequential, progressive
 _HEADER_BYTES = 16384
 
 _lock = threading.Lock()
-_loaded: dict[str, tuple[backends.Decode | None, str]] = {}
+_loaded: dict[str, backends.Library] = {}
 _reasons: dict[str, str] = {}
 
 
@@ -82,7 +86,8 @@ class Decoder:
         """Use :func:`get_decoder`. Raises :class:`UsageError` when the library is not available here."""
         self.name = name
         self.max_pixels = max_pixels
-        self._fast, self.version = _load(name)
+        library = _load(name)
+        self._fast, self.version, self._rows = library
 
     def decode(self, data: Buffer, *, exif_transpose: bool = False, info: ImageInfo | None = None) -> NDArray[np.uint8]:
         """The image in ``data`` as Pillow's ``convert("RGB")`` sees it, within :data:`TOLERANCE`.
@@ -106,17 +111,25 @@ class Decoder:
         return _pillow.upright(image, _pillow.orientation(view)) if exif_transpose else image
 
     def decode_crop(
-        self, data: Buffer, box: Box, *, index: Index | None = None, target: tuple[int, int] | None = None
+        self,
+        data: Buffer,
+        box: Box,
+        *,
+        index: Index | None = None,
+        info: ImageInfo | None = None,
+        target: tuple[int, int] | None = None,
     ) -> NDArray[np.uint8]:
         """The pixels of a box: those that :meth:`decode` gives, bit for bit.
 
         Of a crop-seekable JPEG only the segments that the box needs are decoded, so damage elsewhere is not seen. Of
-        all other files, and where the seek index is missing or wrong, everything is.
+        another JPEG that is not progressive, with TurboJPEG and simplejpeg, only the rows down to the box's lower edge
+        are, so damage below is not seen, nor what shows there alone. Of all other files everything is.
 
         Args:
             data: The bytes of one image file.
             box: Within the image.
             index: What :func:`packstore.seekable.read_index` says of ``data``, where the caller knows it already.
+            info: What :func:`packstore.sniff.sniff` says of it, where there is no index and the caller knows.
             target: Height and width to which the box is going to be resized. Given, a JPEG may be scaled by 1/2 or 1/4
                 while it is decoded, as long as that leaves as many pixels as the target has: see
                 :data:`SCALED_TOLERANCE`.
@@ -130,7 +143,7 @@ class Decoder:
         """
         view = memoryview(data).cast("B")
         top, left, height, width = box
-        if index is None:
+        if index is None and info is None:
             index = read_index(view)
         shrink = 1 if target is None else _shrink(height, width, *target)
         if index is not None and _within(box, index.height, index.width):
@@ -143,10 +156,34 @@ class Decoder:
         image = None if shrink == 1 else self._shrunk(view, box, shrink)
         if image is not None:
             return image
-        image = self._decode(view, None)
+        image = self._upper(view, box, info)
+        if image is None:
+            image = self._decode(view, info)
         if not _within(box, *image.shape[:2]):
             raise DecodeError(f"the image has {image.shape[0]} x {image.shape[1]} pixels, the box wanted is {box}")
         return image[top : top + height, left : left + width]
+
+    def _upper(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
+        """The image down to a bit below ``box``; None where everything has to be decoded, for whatever reason.
+
+        To libjpeg a baseline JPEG with a smaller height in its frame header is one that ends there, with something
+        behind it."""
+        header = _fast_header(data, info) if self._rows is not None else None
+        if header is None or header.progressive or not header.height_at:
+            return None
+        bottom = box[0] + box[2] + _ROWS_BELOW
+        if bottom > _WORTH * header.height or not _within(box, header.height, header.width):
+            return None
+        _pillow.check_size(header.width, header.height, self.max_pixels)
+        short = bytearray(data)
+        short[header.height_at : header.height_at + 2] = bottom.to_bytes(2, "big")
+        try:
+            image = self._rows(memoryview(short), bottom, header.width)  # type: ignore[misc] # None left above
+        except MemoryError:
+            raise
+        except Exception:  # the whole image decides, and says what is damaged
+            return None
+        return image if image.shape == (bottom, header.width, 3) else None
 
     def _part(self, data: memoryview, height: int, width: int, shrink: int) -> NDArray[np.uint8] | None:
         """An ordinary JPEG of a size that is known, scaled where the library can; None where anything is wrong."""
@@ -213,7 +250,7 @@ def available_decoders() -> dict[str, str]:
     found = {}
     for name in DECODERS:
         try:
-            found[name] = _load(name)[1]
+            found[name] = _load(name).version
         except UsageError:
             found[name] = UNAVAILABLE + _reasons[name]
     return found
@@ -260,13 +297,13 @@ def _cut(image: NDArray[np.uint8], box: Box, height: int, shrink: int) -> NDArra
     return image[y0:y1, x0:x1]
 
 
-def _load(name: str) -> tuple[backends.Decode | None, str]:
+def _load(name: str) -> backends.Library:
     if name not in DECODERS:
         raise UsageError(f"unknown decoder {name!r}; decoders: auto, {', '.join(DECODERS)}")
     with _lock:
         if name not in _loaded and name not in _reasons:
             try:
-                _loaded[name] = (None, _pillow.version()) if name == "pillow" else backends.load(name)
+                _loaded[name] = backends.Library(None, _pillow.version()) if name == "pillow" else backends.load(name)
             except (backends.UnavailableError, ImportError) as error:
                 _reasons[name] = str(error)
         if name in _loaded:

@@ -8,9 +8,10 @@ asks Pillow.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +26,35 @@ class Decode(Protocol):
     def __call__(self, data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]: ...
 
 
+class DecodeRows(Protocol):
+    """The rows of a JPEG whose frame header says fewer than it has: ``height`` of them, ``width`` wide.
+
+    It has one fault, which is none here: bytes behind the last row. libjpeg keeps its first warning, so where that is
+    it, there was none before. Anything else raises."""
+
+    def __call__(self, data: memoryview, height: int, width: int, /) -> NDArray[np.uint8]: ...
+
+
+class Library(NamedTuple):
+    """What a library offers.
+
+    Attributes:
+        decode: Whole images; None for Pillow, which is asked in another way.
+        version: Its name and version.
+        rows: Upper rows alone; None where it cannot.
+    """
+
+    decode: Decode | None
+    version: str
+    rows: DecodeRows | None = None
+
+
 class UnavailableError(Exception):
     """A library cannot be used here; the message says why."""
 
 
-def load(name: str) -> tuple[Decode, str]:
-    """The decode function of the library ``name`` and its version. Raises :class:`UnavailableError`."""
+def load(name: str) -> Library:
+    """The library ``name``. Raises :class:`UnavailableError`."""
     try:
         return _LOADERS[name]()
     except ImportError as error:
@@ -39,7 +63,10 @@ def load(name: str) -> tuple[Decode, str]:
         raise UnavailableError(f"{' '.join(str(error).split())} ({_SYSTEM_LIBRARY})") from error
 
 
-def _turbojpeg() -> tuple[Decode, str]:
+_SURPLUS = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd[0-79]")
+
+
+def _turbojpeg() -> Library:
     module = importlib.import_module("turbojpeg")
     base: Any = getattr(module, "TurboJPEG", None)
     if base is None:
@@ -54,18 +81,28 @@ def _turbojpeg() -> tuple[Decode, str]:
         # PyTurboJPEG turns libjpeg's "corrupt data" into warnings.warn and returns the pixels, right or wrong.
         raise OSError(self._TurboJPEG__get_error_string(handle))
 
+    def report_more(self: Any, handle: Any) -> None:
+        reason = self._TurboJPEG__get_error_string(handle)
+        if not _SURPLUS.fullmatch(reason.decode("ascii", "replace") if isinstance(reason, bytes) else str(reason)):
+            raise OSError(reason)
+
     strict = type("_StrictTurboJPEG", (base,), {"_TurboJPEG__report_error": report_error})
     library = strict()  # finds and loads the system's library; each call makes its own handle, so threads can share it
+    upper = type("_UpperTurboJPEG", (base,), {"_TurboJPEG__report_error": report_more})()
     rgb = module.TJPF_RGB
 
     def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
         image: NDArray[np.uint8] = library.decode(data, rgb, None if shrink == 1 else (1, shrink))
         return image
 
-    return decode, f"PyTurboJPEG {module.__version__}"
+    def rows(data: memoryview, height: int, width: int, /) -> NDArray[np.uint8]:
+        image: NDArray[np.uint8] = upper.decode(data, rgb)
+        return image
+
+    return Library(decode, f"PyTurboJPEG {module.__version__}", rows)
 
 
-def _simplejpeg() -> tuple[Decode, str]:
+def _simplejpeg() -> Library:
     module = importlib.import_module("simplejpeg")
 
     def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
@@ -77,10 +114,19 @@ def _simplejpeg() -> tuple[Decode, str]:
         image: NDArray[np.uint8] = module.decode_jpeg(data, "RGB", strict=True, **least)
         return image
 
-    return decode, f"simplejpeg {module.__version__}"
+    def rows(data: memoryview, height: int, width: int, /) -> NDArray[np.uint8]:
+        image = np.empty((height, width, 3), np.uint8)
+        try:
+            module.decode_jpeg(data, "RGB", buffer=image, strict=True)
+        except ValueError as error:  # raised when all is decoded
+            if not _SURPLUS.fullmatch(str(error)):
+                raise
+        return image
+
+    return Library(decode, f"simplejpeg {module.__version__}", rows)
 
 
-def _jpeg4py() -> tuple[Decode, str]:
+def _jpeg4py() -> Library:
     module = importlib.import_module("jpeg4py")
     importlib.import_module("jpeg4py._cffi").initialize()
 
@@ -91,10 +137,10 @@ def _jpeg4py() -> tuple[Decode, str]:
         jpeg.decode(image)
         return image
 
-    return decode, f"jpeg4py {version('jpeg4py')}"
+    return Library(decode, f"jpeg4py {version('jpeg4py')}")
 
 
-def _opencv() -> tuple[Decode, str]:
+def _opencv() -> Library:
     cv2 = importlib.import_module("cv2")
     flags = {
         1: cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION,
@@ -111,7 +157,7 @@ def _opencv() -> tuple[Decode, str]:
         image: NDArray[np.uint8] = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
         return image
 
-    return decode, f"OpenCV {cv2.__version__}"
+    return Library(decode, f"OpenCV {cv2.__version__}")
 
 
 _SYSTEM_LIBRARY = "on Debian and Ubuntu: apt install libturbojpeg0"
@@ -121,7 +167,7 @@ _PACKAGES = {
     "jpeg4py": "jpeg4py",
     "opencv": "opencv-python-headless",
 }
-_LOADERS: dict[str, Callable[[], tuple[Decode, str]]] = {
+_LOADERS: dict[str, Callable[[], Library]] = {
     "turbojpeg": _turbojpeg,
     "simplejpeg": _simplejpeg,
     "jpeg4py": _jpeg4py,

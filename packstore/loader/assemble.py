@@ -211,8 +211,9 @@ class Assembler:
 
     def _crops(self, header: Header) -> bool:
         """Whether a part of the image may be all that is decoded."""
-        scales = self._dct_scaling and isinstance(header, ImageInfo) and header.kind == "jpeg"
-        return scales or isinstance(header, Index)
+        return isinstance(header, Index) or (
+            isinstance(header, ImageInfo) and bool(header.height_at or (self._dct_scaling and header.kind == "jpeg"))
+        )
 
     def _crop(self, view: Any, header: Header, frames: Frames, row: int) -> NDArray[np.uint8]:
         top, left, height, width = frames.box[row].tolist()
@@ -221,6 +222,7 @@ class Assembler:
             view,
             (top, left, height, width),
             index=header if isinstance(header, Index) else None,
+            info=header if isinstance(header, ImageInfo) else None,
             target=(rows, columns) if self._dct_scaling else None,
         )
 
