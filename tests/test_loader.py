@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from packstore.augment import (
     Resize,
 )
 from packstore.loader import assemble
+from packstore.loader.alone import is_alone, work_alone
 from packstore.manifest import Normalization
 from tests.datasets import make_cifar10, make_folder, write_image
 
@@ -591,12 +593,37 @@ def test_mirrored_before_resizing_or_after_is_the_same(
     pixels.flags.writeable = False  # as from a map
     before = pixels.copy()
     rows = np.zeros((2, *target, 3), np.uint8)
+    alone = np.zeros_like(rows)
     for row, flip in enumerate((False, True)):
         box, window = np.array([[0, 0, *size]]), np.array([[0, 0, *target]])
         frames = Frames(box, np.array([target]), window, np.array([flip]))
         assemble.place_box(pixels, frames, 0, rows[row])
+        in_thread(lambda f=frames, r=row: assemble.place_box(pixels, f, 0, alone[r]))  # type: ignore[misc]
     assert np.array_equal(rows[1], rows[0][:, ::-1])
+    assert np.array_equal(alone, rows)
     assert np.array_equal(pixels, before)
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """What ``function`` gives in a thread in which torch works alone."""
+    with ThreadPoolExecutor(1, initializer=work_alone) as pool:
+        return pool.submit(function).result()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="where else OpenMP can be found is not known")
+def test_torch_works_alone_in_our_threads_and_as_before_in_others() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert in_thread(is_alone)
+        assert in_thread(torch.get_num_threads) == 1
+        assert not is_alone()
+        assert torch.get_num_threads() == 2
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 2
+            assert not pool.submit(is_alone).result()
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_options_of_dataloader_are_told_apart(stores: Stores) -> None:

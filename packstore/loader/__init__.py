@@ -23,6 +23,7 @@ from packstore.augment import Geometry, Padded, RandomResizedCrop, Resize, split
 from packstore.dataset import PackedDataset
 from packstore.decoders import get_decoder
 from packstore.errors import UsageError
+from packstore.loader.alone import work_alone
 from packstore.loader.assemble import Assembler
 from packstore.loader.finish import Finish
 from packstore.loader.job import Job
@@ -230,7 +231,7 @@ class PackedLoader:
             self._transport = transport_to(self.device)
         ring = Ring(self._transport, self.options.prefetch + 1)
         threads = self.options.threads or default_workers()
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader")
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader", initializer=work_alone)
         pending: deque[Job] = deque()
         self._stats.start()
         try:

@@ -18,6 +18,7 @@ from packstore.augment import Frames, Geometry, output_size, plan_ops, render
 from packstore.counter import Draws
 from packstore.decoders import Decoder
 from packstore.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError, printable
+from packstore.loader.alone import is_alone
 from packstore.loader.stats import Stats
 from packstore.manifest import ENCODED, Manifest
 from packstore.seekable import Index, read_index
@@ -28,10 +29,9 @@ from packstore.stores.base import Reader, shaped
 # under the GIL cost more than this call.
 _resize: Any = torch._C._nn._upsample_bilinear2d_aa
 _HEAD = 2048  # where nearly every frame header is
-# torch splits work over its threads from this many elements on. Here every core has a thread of ours already, and they
-# would wait for each other: pieces are kept smaller. (Measured for a mirrored 224 x 224 image: 26 µs in pieces, and
-# 8 ms of processor time in one, with two of our threads on two cores.)
 SERIAL_ELEMENTS = 32768
+"""torch shares work out to its threads from this many elements on, see :mod:`packstore.loader.alone`. Where a thread
+does not work alone, pieces are kept smaller."""
 
 # Waiting for each page of a record in turn, a cold store is read at a third of the speed; asking for records beforehand
 # halves that of a warm one. So it is done for a while where pages were waited for.
@@ -297,6 +297,12 @@ def place_box(pixels: NDArray[Any], frames: Frames, index: int, row: NDArray[Any
         render(np.ascontiguousarray(pixels), frames, index, row)
         return
     flip = frames.flip is not None and bool(frames.flip[index])
+    if is_alone():
+        # To mirror before resizing or after gives the same bytes. Here it is no more than the copy that resizing makes
+        # of what is not contiguous.
+        source = _planes(pixels)
+        _resize(torch.flip(source, (3,)) if flip else source, size, False, None, None, out=_planes(row))
+        return
     # To mirror before resizing or after gives the same bytes; so the smaller of the two is mirrored.
     flip_first = flip and pixels.size < row.size
     # torch would copy what is not contiguous with all its threads; numpy does it on this one.
