@@ -21,7 +21,7 @@ from packstore.packing import DECODE_BYTES, DECODE_RECORDS, PASS_BYTES, PASS_REC
 from packstore.parallel import default_workers, ordered_map, ordered_pieces
 from packstore.plan import ConvertOptions, Plan, check_space, make_encoder, make_plan, recorded_options, with_overrides
 from packstore.progress import Progress, ProgressCallback, no_progress
-from packstore.seekable import jpegtran_version, read_index
+from packstore.seekable import read_index, transform_version
 from packstore.sources.base import Entry
 from packstore.stores import create_store
 from packstore.stores.base import disk_bytes
@@ -292,7 +292,7 @@ def _versions(encoder: Encoder) -> dict[str, str]:
     versions = {"packstore": packstore.__version__}
     if not encoder.passes_through:
         versions["decoder"] = encoder.decoder_version()
-    jpegtran = jpegtran_version() if encoder.encoding == "seekable" and not encoder.passes_through else None
-    if jpegtran is not None:
-        versions["jpegtran"] = jpegtran
+    transform = transform_version() if encoder.encoding == "seekable" and not encoder.passes_through else None
+    if transform is not None:
+        versions["jpegtran"] = transform
     return versions

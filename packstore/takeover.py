@@ -17,7 +17,7 @@ from packstore.errors import StoreError, printable
 from packstore.manifest import Column, Skipped
 from packstore.packing import PASS_BYTES, PASS_RECORDS, Packed
 from packstore.plan import Plan, recorded_options
-from packstore.seekable import jpegtran_version
+from packstore.seekable import transform_version
 from packstore.sources.base import Entry
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.receipts import Progressed
@@ -44,7 +44,7 @@ def fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict
         "max pixels": plan.encode.max_pixels,
         "shard size": plan.options.shard_size,
         "decoder": None if encoder.passes_through else encoder.decoder_version(),
-        "jpegtran": jpegtran_version() if plan.encode.encoding == "seekable" else None,
+        "jpegtran": transform_version() if plan.encode.encoding == "seekable" else None,
         "packstore": packstore.__version__,
         "columns": [dataclasses.asdict(column) for column in columns],
     }

@@ -273,7 +273,7 @@ def test_what_decodes_to_other_pixels_is_kept(jpegtran: None, monkeypatch: pytes
     data, other = file(40, 50), file(40, 50, seed=2)
     monkeypatch.setattr("packstore.encode.seekable.make_seekable", lambda _: other)
     record, _, kept, _ = Encoder(EncodeOptions("seekable"))("key", data)
-    assert (record, kept) == (data, "came out of jpegtran with other pixels")
+    assert (record, kept) == (data, "came out of libjpeg-turbo with other pixels")
     assert Encoder(EncodeOptions("seekable", check="none"))("key", data).record == other
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import shutil
 import subprocess
 import zlib
@@ -36,6 +37,7 @@ from packstore.seekable import (
 )
 from packstore.seekable.index import _HEAD, _OPENING
 from packstore.seekable.markers import restart_interval
+from packstore.seekable.transform import transform, transform_version
 from tests.conftest import SharedData
 from tests.datasets import pixels
 
@@ -293,8 +295,62 @@ def test_what_cannot_be_rewritten_says_why() -> None:
 
 def test_without_jpegtran_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setenv("PACKSTORE_TURBOJPEG", "")
+    assert transform_version() is None
     with pytest.raises(UsageError, match="apt install libjpeg-turbo-progs"):
         make_seekable(save(noisy(20, 30)))
+
+
+@pytest.mark.parametrize("name", ["/nonexistent/libturbojpeg.so.0", "libc.so.6"])
+def test_a_library_that_was_asked_for_and_does_not_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKSTORE_TURBOJPEG", name)
+    with pytest.raises(UsageError, match=f"PACKSTORE_TURBOJPEG names .*{name}"):
+        make_seekable(save(noisy(20, 30)))
+
+
+@pytest.fixture(scope="module")
+def library(request: pytest.FixtureRequest) -> str:
+    """The name of TurboJPEG's library, of a version that transforms with restart markers."""
+    need: Need = request.getfixturevalue("need")
+    name = os.environ.get("PACKSTORE_TURBOJPEG") or "libturbojpeg.so.0"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACKSTORE_TURBOJPEG", name)
+        try:
+            assert "tj3Transform" in str(transform_version())
+        except UsageError:
+            need("libturbojpeg 3.1", False)
+    return name
+
+
+def by(name: str, function: Callable[[], bytes]) -> bytes:
+    """What ``function`` gives with a library; with the program for an empty name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACKSTORE_TURBOJPEG", name)
+        return function()
+
+
+@given(case=files(), tail=st.binary(max_size=5))
+def test_the_library_does_what_the_program_does(
+    library: str, case: tuple[bytes, list[tuple[int, int, int, int]]], tail: bytes
+) -> None:
+    data = case[0] + tail
+    made = by(library, lambda: transform(data, 3))
+    assert made == by("", lambda: transform(data, 3))
+    assert restart_interval(made, segments(made)) == 3
+
+
+def test_the_library_and_real_files(library: str, shared_data: SharedData) -> None:
+    for path in sorted((shared_data / "imagenet-600").rglob("*.*"))[::12]:
+        data = path.read_bytes()
+        assert by(library, lambda d=data: make_seekable(d)) == by("", lambda d=data: make_seekable(d))  # type: ignore[misc]
+
+
+def test_the_library_refuses_what_the_program_refuses(library: str) -> None:
+    data = save(noisy(60, 80))
+    for damaged in (data[: len(data) // 2] + b"\xff\xd9", data[:-400] + data[-30:], b"\xff\xd8\xff\xd9"):
+        for name in (library, ""):
+            with pytest.raises(NotSeekableError, match="is damaged: "):
+                by(name, lambda d=damaged: transform(d, 1))  # type: ignore[misc]
 
 
 def test_intervals_divide_rows_and_follow_the_price() -> None:

@@ -233,6 +233,7 @@ def test_pixels_become_seekable(tmp_path: Path) -> None:
 
 def test_without_jpegtran_nothing_is_begun(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setenv("PACKSTORE_TURBOJPEG", "")
     with pytest.raises(UsageError, match="apt install libjpeg-turbo-progs"):
         packstore.convert(folder, tmp_path / "a.lmdb", encoding="seekable")
     assert list(tmp_path.iterdir()) == []

@@ -25,13 +25,13 @@ def rewrite(data: bytes | memoryview, decoder: Decoder | None, info: ImageInfo |
 
     Args:
         data: The file.
-        decoder: Decodes the file and the result, which must be the same pixels; None to trust ``jpegtran``.
+        decoder: Decodes the file and the result, which must be the same pixels; None to trust libjpeg-turbo.
         info: What the header of ``data`` says, where that is known.
 
     Raises:
         NotSeekableError: It cannot be; with the reason.
         DecodeError: It is damaged, which only the decoder saw.
-        UsageError: There is no ``jpegtran``.
+        UsageError: There is no ``jpegtran``, nor a library that does the same.
     """
     result = make_seekable(data)
     if decoder is not None and result != data:
@@ -41,7 +41,7 @@ def rewrite(data: bytes | memoryview, decoder: Decoder | None, info: ImageInfo |
         except DecodeError:
             same = False
         if not same:
-            raise NotSeekableError("came out of jpegtran with other pixels")
+            raise NotSeekableError("came out of libjpeg-turbo with other pixels")
     return result
 
 

@@ -7,8 +7,9 @@ in a segment of its own, which viewers pass over. :func:`make_seekable` rewrites
 
 from packstore.seekable.index import Index, add_index, check_index, read_index
 from packstore.seekable.markers import Frame, NotSeekableError, frame_of, segments
-from packstore.seekable.rewrite import choose_interval, jpegtran_version, make_seekable
+from packstore.seekable.rewrite import choose_interval, make_seekable
 from packstore.seekable.splice import Splice, splice
+from packstore.seekable.transform import transform_version
 
 __all__ = [
     "Frame",
@@ -19,9 +20,9 @@ __all__ = [
     "check_index",
     "choose_interval",
     "frame_of",
-    "jpegtran_version",
     "make_seekable",
     "read_index",
     "segments",
     "splice",
+    "transform_version",
 ]

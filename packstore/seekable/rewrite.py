@@ -1,22 +1,17 @@
-"""Lossless rewriting: a JPEG file with optimised Huffman tables, restart markers and a seek index, by ``jpegtran``."""
+"""Lossless rewriting: a JPEG file with optimised Huffman tables, restart markers and a seek index, by libjpeg-turbo."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-import shutil
-import subprocess
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.decoders.jpeg import is_whole
-from packstore.errors import UsageError
 from packstore.seekable.index import add_index, check_frame, check_index, read_index
 from packstore.seekable.markers import APP2, EOI, SOF2, Data, Frame, NotSeekableError, frame_of, segments
+from packstore.seekable.transform import transform
 
-_JPEGTRAN = "jpegtran"
 _PRICE = 3.0
 """How much of a decode has to be saved for a growth of the file, share for share.
 
@@ -31,11 +26,11 @@ Measured as the median of 3.3 and 1.2 over 200 ImageNet files at all intervals."
 def make_seekable(data: Data) -> bytes:
     """The JPEG file ``data`` made seekable, its coefficients and metadata untouched; as it is if it is so already.
 
-    The same file gives the same bytes with the same ``jpegtran``.
+    The same file gives the same bytes with the same libjpeg-turbo.
 
     Raises:
         NotSeekableError: It cannot be: arithmetic coding, CMYK, 12 bits, a damaged end, several images in one file.
-        UsageError: There is no ``jpegtran``.
+        UsageError: There is nothing to rewrite it with: see :mod:`packstore.seekable.transform`.
     """
     if read_index(data) is not None and check_index(data) is None:
         return bytes(data)
@@ -47,11 +42,11 @@ def make_seekable(data: Data) -> bytes:
         raise NotSeekableError("holds several images")
     if frame.sof == SOF2 and not is_whole(memoryview(data)):
         raise NotSeekableError("is a progressive JPEG that lacks scans")
-    rewritten = _jpegtran(data, choose_interval(frame, len(data)))
-    result = add_index(rewritten)
+    # What follows the end of the image is not transformed; few files have it, and it belongs to them.
+    result = add_index(transform(data, choose_interval(frame, len(data))) + data[_end(data) :])
     after = frame_of(result, segments(result))
     if after[1:4] != frame[1:4] or len(after.sampling) != len(frame.sampling):
-        raise NotSeekableError("came out of jpegtran with another frame header")
+        raise NotSeekableError("came out of libjpeg-turbo with another frame header")
     return result
 
 
@@ -92,54 +87,6 @@ def _typical_boxes() -> NDArray[np.float64]:
     side = (0.08 + 0.92 * area) ** 0.5
     height, width = np.minimum(1, side / ratio), np.minimum(1, side * ratio)
     return np.array([y * (1 - height), x * (1 - width), height, width])
-
-
-def jpegtran_version() -> str | None:
-    """What ``jpegtran`` says of itself; None where there is none."""
-    program = _find(os.environ.get("PATH"))
-    return None if program is None else _probe(program)
-
-
-@functools.cache
-def _probe(program: str) -> str:
-    run = subprocess.run([program, "-version"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    lines = (run.stderr or run.stdout).decode("utf-8", "replace").splitlines()
-    return lines[0].strip() if lines else "unknown"
-
-
-@functools.cache
-def _find(path: str | None) -> str | None:
-    return shutil.which(_JPEGTRAN, path=path)
-
-
-def _program() -> str:
-    program = _find(os.environ.get("PATH"))
-    if program is None:
-        raise UsageError(
-            "the encoding seekable needs the program jpegtran, which is not there; on Debian and Ubuntu: "
-            "apt install libjpeg-turbo-progs"
-        )
-    return program
-
-
-def _jpegtran(data: bytes, interval: int) -> bytes:
-    command = [_program(), "-copy", "all", "-optimize", "-restart", f"{interval}B"]
-    # Pipes, so that nothing is written to disk. This thread only waits, without the GIL, so as many run at once as
-    # there are threads. (close_fds would have Python start the program in a slower way.)
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, close_fds=False) as process:
-        assert process.stdin is not None
-        # jpegtran says nothing before it has read everything, so all of it can be written at once: communicate() would
-        # do so in pieces of 4 KiB.
-        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # it may give up early, and says why
-            stdin.write(data)
-        process.stdin = None
-        out, errors = process.communicate()
-    if process.returncode:
-        said = errors.decode("utf-8", "replace").strip().splitlines()
-        raise NotSeekableError(f"is damaged: {said[-1] if said else f'jpegtran ended with {process.returncode}'}")
-    # What follows the end of the image is not jpegtran's; few files have it, and it belongs to them.
-    return out + data[_end(data) :]
 
 
 def _end(data: bytes) -> int:
