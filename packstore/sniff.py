@@ -63,7 +63,8 @@ class ImageInfo(NamedTuple):
         sof: The frame marker of a JPEG: 0xC0 baseline, 0xC1 extended, 0xC2 progressive, 0xC3 lossless, 0xC9 and
             0xCA arithmetic-coded …; 0 for other kinds.
         adobe: The colour transform in a JPEG's Adobe marker (0 none, 1 YCbCr, 2 YCCK), or None without that marker.
-        height_at: Where in a JPEG its height stands, if all of its components lie in the first scan; else 0.
+        height_at: Where in a JPEG its height stands, if it is a plain one: segment follows segment, there is one frame
+            header, all components lie in the first scan, and there are no restart markers. Else 0.
     """
 
     kind: str
@@ -121,12 +122,14 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
         _check_end(data, len(known[0]), whole)
         return known[1]
     width = height = components = precision = sof = frames = height_at = 0
+    plain = True
     adobe: int | None = None
     at = 2
     while True:
         marker = data[at + 1]
         if data[at] != 0xFF or marker in _NO_SEGMENT:
             at = _next_marker(data, at)
+            plain = False
             continue
         length = data[at + 2] << 8 | data[at + 3]
         if length < 2:
@@ -139,6 +142,8 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
                 raise HeaderError(f"is damaged: a JPEG frame header of {length} bytes for {components} components")
             sof, height_at = marker, at + 5
             frames += 1
+        elif marker == 0xDD:  # restart markers, or none for an interval of 0, which nobody writes
+            plain = False
         elif marker == 0xEE and length >= 14 and data[at + 4 : at + 9] == b"Adobe":
             adobe = data[at + 15]
         at += 2 + length
@@ -150,10 +155,12 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
     _check_end(data, end, whole)
     if end > len(data):
         raise IndexError
-    if frames > 1 or data[at + 4] != components:
+    whole_scan = length >= 6 + 2 * components and data[at + 4] == components
+    if not plain or frames > 1 or not whole_scan:
         height_at = 0
     info = ImageInfo("jpeg", width, height, components, precision, sof, adobe, height_at)
-    if end <= _REMEMBERED_BYTES and frames == 1:  # of others, what is read may lie behind the segment itself
+    # Of others, what was read may lie behind the segment itself.
+    if end <= _REMEMBERED_BYTES and frames == 1 and length >= 6:
         _latest = data[:end], info
     return info
 

@@ -6,6 +6,7 @@ import gc
 import io
 import random
 import re
+import struct
 from pathlib import Path
 from typing import Any, cast
 
@@ -328,6 +329,42 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             assert cast("lmdb_store.LmdbReader", whole)._entries_in_order(overflow=True)
             assert spanned(whole) == [whole.view(index) for index in range(len(sizes))]
         assert in_order > 20
+
+    @pytest.mark.parametrize(
+        ("at", "value", "what"),
+        [(10, 0, "header page 0 has flags"), (4096 + 10, 9, "header page 1 has flags"),
+         (4096 + 40, 1, "header page 1 says that pages have"), (4096 + 88, 1, "values of 1 bytes"),
+         (4096 + 92, 2, "header page 1 says that the tree has flags 0x2"), (92, 8, "flags 0x8")],
+    )  # fmt: skip
+    def test_header_pages_that_lmdb_itself_would_misread(self, path: Path, at: int, value: int, what: str) -> None:
+        write(path, make_records("ragged", 5, sizes=[3] * 5))
+        file = path / "data.mdb"
+        data = bytearray(file.read_bytes())
+        data[at] = value
+        file.write_bytes(data)
+        with open_store(path) as reader:
+            for quick in (False, True):
+                assert any(what in problem.what for problem in reader.check_structure(quick=quick))
+
+    def test_a_page_of_many_nodes_with_one_long_key(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What they would have as keys together is a hundred times the file."""
+        write(path, make_records("ragged", 400, sizes=[3] * 400))
+        file = path / "data.mdb"
+        data = bytearray(file.read_bytes())
+        with file.open("rb") as opened:
+            pages = Pages(opened.fileno())
+        leaf = next(p for p in range(2, len(data) // 4096) if data[p * 4096 + 10 : p * 4096 + 12] == b"\x02\0")
+        start, lower = leaf * 4096, 16 + 2 * 300
+        data[start + 12 : start + 16] = struct.pack("<HH", lower, lower)
+        data[start + 16 : start + lower] = struct.pack("<H", lower) * 300
+        data[start + lower : start + lower + 8] = struct.pack("<HHHH", 0, 0, 0, 3000)
+        file.write_bytes(data)
+        assert pages.entries > 300
+        with open_store(path) as reader:
+            assert list(reader.spans()) == [] or len(spanned(reader)) < 400
+            problems = list(reader.check_structure())
+        assert any(f"page {leaf} has a key of 3000 bytes" in problem.what for problem in problems)
+        assert max(len(problem.what) for problem in problems) < 300
 
     def test_two_transactions_a_shard_and_suspended_writers(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 3000)

@@ -27,10 +27,12 @@ class Decode(Protocol):
 
 
 class DecodeRows(Protocol):
-    """The rows of a JPEG whose frame header says fewer than it has: ``height`` of them, ``width`` wide.
+    """The rows of a plain JPEG (see ``height_at`` of :class:`packstore.sniff.ImageInfo`) whose frame header says fewer
+    than it has: ``height`` of them, ``width`` wide.
 
-    It has one fault, which is none here: bytes behind the last row. libjpeg keeps its first warning, so where that is
-    it, there was none before. Anything else raises."""
+    It has one fault, which is none here: bytes between its last row and its end. libjpeg keeps its first warning, so
+    where that is it, there was none before, and none can follow. Anything else raises. With restart markers, or bytes
+    out of place in the header, the same warning could come sooner and hide others."""
 
     def __call__(self, data: memoryview, height: int, width: int, /) -> NDArray[np.uint8]: ...
 
@@ -63,7 +65,7 @@ def load(name: str) -> Library:
         raise UnavailableError(f"{' '.join(str(error).split())} ({_SYSTEM_LIBRARY})") from error
 
 
-_SURPLUS = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd[0-79]")
+_SURPLUS = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
 
 def _turbojpeg() -> Library:

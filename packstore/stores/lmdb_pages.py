@@ -29,10 +29,12 @@ _DB = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf and overflow
 NODE = struct.Struct("<HHHH")  # low and high half of the size (or page number), flags, key size
 _RECORD = struct.Struct("<HHHH10s")  # a node whose key is that of a record
 KEY_SIZE = 10
+MAX_KEY_SIZE = 511  # LMDB's own, as it is built nearly everywhere
 _META_DB, _META_END = 40, 136
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 BRANCH, LEAF, OVERFLOW_PAGE = 1, 2, 4
 BIG = 1
+_META_PAGE = 8
 
 
 class Damage(Exception):  # noqa: N818 - the LMDB modules turn it into a StoreError or a Problem
@@ -145,6 +147,21 @@ class Pages:
             return None
         start, size = _value(data, tree, page, node)
         return self.map[start : start + size]
+
+    def header_faults(self) -> Iterator[str]:
+        """What is wrong with the header pages that matters to LMDB alone: one line each."""
+        size = self.tree.page_size
+        for page in (0, 1):
+            start = page * size
+            flags = HEADER.unpack_from(self._data, start)[2]
+            pads = [_DB.unpack_from(self._data, start + _META_DB + i * _DB.size)[:2] for i in (0, 1)]
+            if flags != _META_PAGE:
+                yield f"header page {page} has flags {flags:#x}"
+            if pads[0][0] != size:
+                yield f"header page {page} says that pages have {pads[0][0]} bytes, not {size}"
+            if pads[1] != (0, 0):
+                pad, flags = pads[1]
+                yield f"header page {page} says that the tree has flags {flags:#x} and values of {pad} bytes"
 
     def walk(self, *, overflow: bool) -> Iterator[Value | str]:
         """All entries in order, and between them one line for each thing that is wrong.
@@ -278,8 +295,9 @@ def _nodes(data: mmap.mmap, tree: Tree, page: int, level: int) -> list[int]:
     for pointer, node in zip(pointers, nodes, strict=True):
         if not upper <= pointer <= tree.page_size - NODE.size:
             raise Damage(f"page {page} has an entry outside of itself")
-        if node + NODE.size + NODE.unpack_from(data, node)[3] > end:
-            raise Damage(f"page {page} has a key that reaches out of it")
+        key_size = NODE.unpack_from(data, node)[3]
+        if key_size > MAX_KEY_SIZE or node + NODE.size + key_size > end:
+            raise Damage(f"page {page} has a key of {key_size} bytes, too long, or one that reaches out of it")
     return nodes
 
 

@@ -13,10 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.stores.lmdb_pages import BIG, BRANCH, HEADER, KEY_SIZE, LEAF, NODE, OVERFLOW_PAGE, Pages
+from packstore.stores.lmdb_pages import BIG, BRANCH, HEADER, KEY_SIZE, LEAF, MAX_KEY_SIZE, NODE, OVERFLOW_PAGE, Pages
 
 _CHUNK = 1 << 14
 """Leaf pages at once: what is kept of them is a few MB, whatever the size of the file."""
+
+_MOST_OTHERS = 1 << 12
+"""Keys that are not those of records: a few for each column."""
 
 Numbers = NDArray[np.int64]
 
@@ -80,11 +83,13 @@ def runs(pages: Pages, *, overflow: bool) -> Iterator[Run]:
         # At each level, before a tree that names pages many times grows without end.
         every = np.sort(np.concatenate([every, level_pages]))
         _demand(every[1:] != every[:-1])
-    entries = 0
+    entries = others = 0
     for first in range(0, len(level_pages), _CHUNK):
         some = slice(first, first + _CHUNK)
         run = _leaves(pages, words, level_pages[some], named[some], overflow)
         entries += len(run.records) + len(run.others)
+        others += len(run.others)
+        _demand(np.array(entries <= pages.entries and others <= _MOST_OTHERS))
         yield run
     _demand(np.array(entries == pages.entries))
 
@@ -127,9 +132,10 @@ def _nodes(pages: Pages, words: _Words, numbers: Numbers, flags: int) -> _Nodes:
     pointers = words.two(start[page] + HEADER.size + 2 * within)
     _demand((upper[page] <= pointers) & (pointers <= tree.page_size - NODE.size) & (pointers % 2 == 0))
     nodes = start[page] + pointers
+    _demand(np.diff(np.sort(nodes)) != 0)
     keys = words.two(nodes + 6)
     ends = start[page] + tree.page_size
-    _demand(nodes + NODE.size + keys <= ends)
+    _demand((keys <= MAX_KEY_SIZE) & (nodes + NODE.size + keys <= ends))
     return _Nodes(nodes, keys, ends, page, within)
 
 
@@ -149,6 +155,7 @@ def _leaves(pages: Pages, words: _Words, numbers: Numbers, named: Numbers, overf
     records = digits[numeric].astype(np.int64) @ 10 ** np.arange(KEY_SIZE - 1, -1, -1)
     count = len(records)
     _demand(ten[numeric] == np.arange(count))  # records first
+    _demand(np.array(len(nodes) - count <= _MOST_OTHERS))
     others = [
         words.bytes[node + NODE.size : node + NODE.size + key].tobytes()
         for node, key in zip(nodes[count:].tolist(), keys[count:].tolist(), strict=True)

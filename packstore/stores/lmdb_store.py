@@ -269,6 +269,8 @@ class LmdbReader(Reader):
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Every page and entry: bounds, order, keys missing or left over, sizes in a fixed column."""
+        for fault in self._open().header_faults():
+            yield Problem(f"{fault}: LMDB itself may not read it")
         if self._entries_in_order(overflow=not quick):
             nbytes = self.manifest.image.nbytes
         else:
