@@ -20,7 +20,6 @@ from packstore.sources.base import Entry, Source, Survey
 from packstore.stores.base import Problem, Reader
 
 _BATCH = 16
-NO_LABELS = "the store has labels, the source has none: say what they were packed from with --labels CSV"
 
 
 def split_of(manifest: Manifest) -> str | None:
@@ -99,7 +98,7 @@ class Comparison:
             elif manifest.column(column.name).classes != column.classes:
                 yield Problem(f"the classes of {column.name!r} are not those of the source")
         if manifest.has_column("label") and not self.survey.columns:
-            yield Problem(NO_LABELS)
+            yield Problem("the store has labels, the source has none: say what they were packed from with --labels CSV")
 
     def _sorted_keys(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Hashes of all keys, sorted, and the record of each."""

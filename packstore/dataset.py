@@ -199,9 +199,11 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         reader = open_store(self.path, self.checksums)
         try:
             reader.check_files()  # now, and not hours later
-        except StoreError:
+        except StoreError as error:
             reader.close()
-            raise
+            raise StoreError(
+                f"{error}; packstore verify lists what is wrong, packstore salvage saves the rest"
+            ) from error
         return reader
 
     def _record(self, index: int) -> int:

@@ -36,6 +36,7 @@ class VerifyReport:
         manifest: Its manifest.
         checks: What was checked, in order, in words.
         problem_count: How many problems there are; 0 means that the store is whole.
+        differences: How many of them are differences from the source that it was compared with, and no damage.
         problems: The first 10,000 of them.
         checked_bytes: Bytes of records whose checksums were computed.
         quick: No image was read, so ``ok`` says nothing of what is in them.
@@ -48,6 +49,7 @@ class VerifyReport:
     problems: tuple[Problem, ...]
     checked_bytes: int
     quick: bool = False
+    differences: int = 0
 
     @property
     def ok(self) -> bool:
@@ -139,6 +141,7 @@ class _Verification:
             checks.append("every image decoded" if encoded else "pixels are stored as they are: nothing to decode")
             if encoded:
                 self.decode(get_decoder(options.decoder, max_pixels=options.max_pixels))
+        damage = self.problem_count
         if options.against is not None:
             checks.append(f"compared with {printable(os.fsdecode(options.against))}")
             self.against(Path(options.against))
@@ -150,6 +153,7 @@ class _Verification:
             tuple(self.problems),
             check.checked_bytes,
             options.quick,
+            self.problem_count - damage,
         )
 
     def report(self, problem: Problem) -> None:

@@ -308,6 +308,21 @@ def test_labels_that_verify_has_not_been_told_of(tmp_path: Path) -> None:
     assert run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos", "--labels", csv).returncode == 0
 
 
+def test_a_whole_store_that_is_not_of_the_source(tmp_path: Path) -> None:
+    for i in range(2):
+        write_image(tmp_path / "photos" / "a" / f"{i}.png", 9, 9, i)
+    packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb")
+    write_image(tmp_path / "photos" / "a" / "new.png", 9, 9, 5)
+    done = run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos")
+    assert done.returncode == 1
+    assert "the source has a/new.png" in done.stdout
+    assert "undamaged" in done.stdout
+    assert "NOT whole" not in done.stdout
+    assert "repair" not in done.stdout
+    report = json.loads(run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos", "--json").stdout)
+    assert (report["problem_count"], report["differences"]) == (1, 1)
+
+
 def test_clean_of_what_never_was(tmp_path: Path) -> None:
     for place in (tmp_path / "missing", tmp_path / "missing.lmdb"):
         done = run("clean", place)

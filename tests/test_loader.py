@@ -337,8 +337,8 @@ def test_a_state_moves_to_another_number_of_ranks(stores: Stores) -> None:
     assert [sorted(k for part in p for k in part) for p in zip(*parts, strict=True)] == whole[3:]
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 5}, {"version": 99}])
-def test_a_state_of_another_loader_is_refused(stores: Stores, change: dict[str, int]) -> None:
+@pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 5}, {"version": 99}, {"shuffle": True}, {"block": 8}])
+def test_a_state_of_another_loader_is_refused(stores: Stores, change: dict[str, Any]) -> None:
     ds = PackedDataset(stores("cifar.h5"), "train")
     state = PackedLoader(ds, 4).state_dict()
     version = change.pop("version", None)
@@ -624,6 +624,13 @@ def test_torch_works_alone_in_our_threads_and_as_before_in_others() -> None:
             assert not pool.submit(is_alone).result()
     finally:
         torch.set_num_threads(before)
+
+
+def test_what_is_no_dataset_of_ours_is_told(stores: Stores) -> None:
+    subset = torch.utils.data.Subset(PackedDataset(stores("cifar.lmdb"), "train"), [1, 2])
+    for other in (subset, str(stores("cifar.lmdb"))):
+        with pytest.raises(UsageError, match=f"got {type(other).__name__}; indices= takes a part"):
+            PackedLoader(other, 4)  # type: ignore[arg-type]
 
 
 def test_options_of_dataloader_are_told_apart(stores: Stores) -> None:

@@ -184,10 +184,12 @@ def _verdict(report: BenchReport) -> list[str]:
     verdict, rates = report.verdict, report.rates
     names = {"model": "training itself", "loader": "putting batches together", "read": "reading"}
     lines = [f"limit    {names.get(verdict.stage, verdict.stage)}: {verdict.why}"]
-    if verdict.cores is not None and verdict.then is not None and verdict.then_rate is not None:
+    if verdict.then == "copy" and not rates.on_gpu:
+        lines.append("cores    --target or --step-ms says what training takes, and so how many cores are enough")
+    elif verdict.cores is not None and verdict.then is not None and verdict.then_rate is not None:
         after = {
             "model": "training takes",
-            "copy": "copying allows" if rates.on_gpu else "memory allows",
+            "copy": "copying allows",
             "read": "the disk gives",
         }[verdict.then]
         enough = f"{quantity(verdict.cores, 'core')} for the {verdict.then_rate:,.0f} images/s that {after}"

@@ -92,6 +92,7 @@ def to_json(report: VerifyReport) -> dict[str, Any]:
         "checks": list(report.checks),
         "checked_bytes": report.checked_bytes,
         "problem_count": report.problem_count,
+        "differences": report.differences,
         "problems": [asdict(problem) for problem in report.problems],
         "skipped_at_packing": [asdict(skipped) for skipped in report.manifest.skipped],
     }
@@ -99,8 +100,6 @@ def to_json(report: VerifyReport) -> dict[str, Any]:
 
 def describe(report: VerifyReport, quiet: bool = False) -> str:
     """The report for people; ``quiet`` leaves out all but the problems."""
-    from packstore.against import NO_LABELS
-
     manifest = report.manifest
     lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
     if manifest.skipped and not quiet:
@@ -114,12 +113,15 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
         verdict = "nothing wrong at a quick look" if report.quick else "whole"
         lines.append(f"{path}: {verdict} ({quantity(manifest.records, 'record')}, {size} of images)")
     else:
-        lines.append(f"{path}: NOT whole, {quantity(report.problem_count, 'problem')}")
+        what = "differs" if report.problem_count == report.differences else "NOT whole"
+        lines.append(f"{path}: {what}, {quantity(report.problem_count, 'problem')}")
         if not quiet and any(problem.lost for problem in report.problems):
             lines.append(
                 f"a shard does not open: packstore salvage {path} --out REST gets what there is, or pack it again"
             )
-        elif not quiet and any(problem.what != NO_LABELS for problem in report.problems):
+        elif not quiet and report.problem_count == report.differences:
+            lines.append("the store itself is undamaged; is this what it was packed from?")
+        elif not quiet:
             lines.append(
                 f"take what is damaged from the source again: packstore repair {path} --from SOURCE --out FIXED"
             )

@@ -74,6 +74,7 @@ class PackedLoader:
     def __init__(
         self, dataset: PackedDataset, batch_size: int = 1, options: LoaderOptions | None = None, **overrides: Any
     ) -> None:
+        _check_dataset(dataset)
         self.dataset = dataset
         unknown = overrides.keys() - {field.name for field in fields(LoaderOptions)}
         if unknown:
@@ -84,7 +85,6 @@ class PackedLoader:
         self.batch_size = batch_size
         self.device = dataset.device
         self.epoch = 0
-        _check_dataset(dataset)
         manifest = dataset.manifest
         self.rank, self.world_size = ranks(options)
         self._first = dataset.reader.split(dataset.split).start
@@ -153,6 +153,8 @@ class PackedLoader:
             "seed": self.options.seed,
             "length": self._order.length,
             "global_batch_size": self.batch_size * self.world_size,
+            "shuffle": self.options.shuffle,
+            "block": self.options.block,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -160,12 +162,12 @@ class PackedLoader:
         global batch size is the same.
 
         Raises:
-            UsageError: The state is that of another dataset, seed or global batch size.
+            UsageError: The state is that of another dataset, seed, order or global batch size.
         """
         if state.get("version") != _STATE_VERSION:
             raise UsageError(f"the loader's state has version {state.get('version')!r}, expected {_STATE_VERSION}")
         own = self.state_dict()
-        for name in ("seed", "length", "global_batch_size"):
+        for name in ("seed", "length", "global_batch_size", "shuffle", "block"):
             if state.get(name) != own[name]:
                 raise UsageError(f"the loader's state has {name} {state.get(name)!r}, this loader {own[name]!r}")
         self._resume = int(state["epoch"]), int(state["batches"])
@@ -364,6 +366,11 @@ def _at_decoding(manifest: Manifest, planned: tuple[Geometry, ...]) -> tuple[Geo
 
 
 def _check_dataset(dataset: PackedDataset) -> None:
+    if not isinstance(dataset, PackedDataset):
+        raise UsageError(
+            f"PackedLoader loads a PackedDataset, got {type(dataset).__name__}; indices= takes a part of one, and "
+            "packstore.prefetch brings any other loader's batches to the device"
+        )
     if dataset.transform is not None or dataset.target_transform is not None:
         raise UsageError("the dataset has a transform, which works item by item: give it to the loader, for batches")
     if dataset.output != "tensor" or dataset.dtype is not None:

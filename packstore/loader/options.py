@@ -30,7 +30,8 @@ class LoaderOptions:
             floating point images, ``(x / 255 - mean) / std``.
         dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.
             Without ``normalize``, pixels are scaled to 0 … 1.
-        channels_last: Memory format of image batches: True or False, or None for the one that costs nothing.
+        channels_last: Memory format of image batches: True or False, or None for the one that costs nothing, which
+            depends on the store, the mode and the operations (so reshape batches, view may refuse).
         transform: Called with each batch of images, last.
         target_transform: Called with each batch of labels.
         pre_transform: Resident only: called once with images ``(M, 3, H, W)`` when they are loaded.

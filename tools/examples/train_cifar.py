@@ -45,9 +45,10 @@ def main() -> None:
     augment = [RandomCrop(32, padding=4, padding_mode="reflect"), RandomHorizontalFlip(alternating=True)]
     train_set = PackedDataset(options.store, "train", device=options.device)
     normalize = "cifar10" if train_set.manifest.encoding == "uint8" else None  # others are normalised already
-    train = PackedLoader(train_set, options.batch_size, shuffle=True, augment=augment, normalize=normalize)
+    form = {"normalize": normalize, "dtype": torch.float32}
+    train = PackedLoader(train_set, options.batch_size, shuffle=True, augment=augment, **form)
     test_set = PackedDataset(options.store, "test", device=options.device)
-    test = PackedLoader(test_set, options.batch_size, normalize=normalize)
+    test = PackedLoader(test_set, options.batch_size, **form)
     model = resnet(len(train_set.classes)).to(options.device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
     for epoch in range(options.epochs):

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--steps", type=int, help="stop after so many batches in all")
+    parser.add_argument("--steps", type=int, help="stop after so many batches of this run")
     parser.add_argument("--checkpoint", type=Path, help="go on from here if it exists, and save here at the end")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
@@ -61,6 +61,7 @@ def main() -> None:
                 print(f"step {step}: loss {loss.item():.3f}, {loader.stats()['images_per_second']:.0f} images/s")
             if step == options.steps:
                 break
+        print(f"epoch {loader.epoch - 1}: {step} steps in this run, loss {loss.item():.3f}")
         if options.checkpoint:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
             torch.save(state, options.checkpoint)
