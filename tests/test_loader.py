@@ -337,7 +337,7 @@ def test_a_state_moves_to_another_number_of_ranks(stores: Stores) -> None:
     assert [sorted(k for part in p for k in part) for p in zip(*parts, strict=True)] == whole[3:]
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 5}, {"version": 99}, {"shuffle": True}, {"block": 8}])
+@pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 5}, {"version": 99}, {"shuffle": True}])
 def test_a_state_of_another_loader_is_refused(stores: Stores, change: dict[str, Any]) -> None:
     ds = PackedDataset(stores("cifar.h5"), "train")
     state = PackedLoader(ds, 4).state_dict()
@@ -346,6 +346,14 @@ def test_a_state_of_another_loader_is_refused(stores: Stores, change: dict[str, 
         state["version"] = version
     with pytest.raises(UsageError, match="state has"):
         PackedLoader(ds, **{"batch_size": 4, **change}).load_state_dict(state)
+
+
+def test_a_state_of_another_shuffle_is_refused(stores: Stores) -> None:
+    ds = PackedDataset(stores("cifar.h5"), "train")
+    state = PackedLoader(ds, 4, shuffle=True, block=8).state_dict()
+    PackedLoader(ds, 4, shuffle=True, block=8).load_state_dict(state)
+    with pytest.raises(UsageError, match="state has block 8, this loader None"):
+        PackedLoader(ds, 4, shuffle=True).load_state_dict(state)
 
 
 # Manners ------------------------------------------------------------------------------------------------------------
