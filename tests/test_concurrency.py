@@ -26,7 +26,7 @@ from packstore import PackedDataset
 from packstore.errors import DestinationError
 from packstore.progress import Progress
 from packstore.stores import receipts, sharded
-from packstore.stores.work import find_leftovers, work_path
+from packstore.stores.work import WorkDirectory, find_leftovers, work_path
 from tests.datasets import make_folder
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
@@ -296,6 +296,21 @@ def test_a_work_directory_that_says_nothing_yet_is_taken_over(folder: Path, tmp_
     (path / "owner").write_bytes(content)
     assert packstore.convert(folder, tmp_path / "out.h5").manifest.records == 24
     assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
+
+
+def test_who_has_just_begun_is_named_once_it_has_said_who_it_is(tmp_path: Path) -> None:
+    holder = WorkDirectory(tmp_path / "out.h5")  # its lock stays, also while its name is not there yet
+    owner = holder.path / "owner"
+    content = owner.read_bytes()
+    os.truncate(owner, 0)
+    writer = threading.Timer(0.2, lambda: owner.write_bytes(content))
+    writer.start()
+    try:
+        with pytest.raises(DestinationError, match=rf"is being written by process {os.getpid()} on "):
+            WorkDirectory(tmp_path / "out.h5")
+    finally:
+        writer.join()
+        holder.remove()
 
 
 def test_of_many_converters_at_once_one_wins(folder: Path, tmp_path: Path) -> None:

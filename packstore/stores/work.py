@@ -45,6 +45,7 @@ _RUN = re.compile(r"run-(\d{5})")
 _NAME = re.compile(r"\.(.+)\.packstore", re.DOTALL)
 _LONGEST = 200
 _OWNER_BYTES = 4096
+_NAMING_SECONDS = 1.0
 # What flock(2) says where the file system knows no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
@@ -157,7 +158,7 @@ class WorkDirectory:
             except FileNotFoundError:
                 current = None
             if locked is False or (locked is None and self._lives(descriptor)):
-                raise self._taken(read_owner(self.path))
+                raise self._taken(self._named_owner())
             if current is None or (current.st_dev, current.st_ino) != (there.st_dev, there.st_ino):
                 return False  # another process removed it while we waited
             self._write_owner(descriptor)
@@ -185,6 +186,13 @@ class WorkDirectory:
         if owner.host != socket.gethostname():
             return True
         return owner.pid != os.getpid() and _runs_here(owner.pid)
+
+    def _named_owner(self) -> Owner | None:
+        """Who holds the lock. It may have taken it just now, and be about to write who it is."""
+        until = time.monotonic() + _NAMING_SECONDS
+        while (owner := read_owner(self.path)) is None and time.monotonic() < until:
+            time.sleep(0.005)
+        return owner
 
     def _taken(self, owner: Owner | None) -> DestinationError:
         who = "another process"
