@@ -122,8 +122,9 @@ class Decoder:
         """The pixels of a box: those that :meth:`decode` gives, bit for bit.
 
         Of a crop-seekable JPEG only the segments that the box needs are decoded, so damage elsewhere is not seen. Of
-        another JPEG that is not progressive, with TurboJPEG and simplejpeg, only the rows down to the box's lower edge
-        are, so damage below is not seen, nor what shows there alone. Of all other files everything is.
+        another JPEG that is plain (not progressive, no restart markers, segment after segment), with TurboJPEG and
+        simplejpeg, only the rows down to the box's lower edge are, so damage below is not seen, nor what shows there
+        alone. Of all other files everything is.
 
         Args:
             data: The bytes of one image file.
