@@ -24,6 +24,9 @@ settings.register_profile("thorough", _COMMON, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 
+Need = Callable[[str, bool], None]
+
+
 class SharedData:
     """The folder of real data beside the repository; what is asked for and absent skips the test, by its name."""
 
@@ -46,7 +49,7 @@ def shared_data() -> SharedData:
 
 
 @pytest.fixture(scope="session")
-def need() -> Callable[[str, bool], None]:
+def need() -> Need:
     """``need("turbojpeg", available)`` skips the test when that is not available, or fails it where it is promised.
 
     The environment variable ``PACKSTORE_TEST_REQUIRE`` lists with commas what is promised; ``tools/test`` sets it

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from packstore.doctor import LIBRARIES, _gpu, _library, machine
-from packstore.doctor.jpeg import rate_facts
+from packstore.doctor.jpeg import decoder_facts, rate_facts
 
 COMMAND = [sys.executable, "-m", "packstore", "doctor"]
 
@@ -107,6 +107,21 @@ def test_a_faster_decoder_is_named() -> None:
     assert "pip install simplejpeg" in str(facts[0].problem)
 
 
+@pytest.mark.parametrize(
+    ("used", "regions", "text"),
+    [
+        ("simplejpeg", True, "only the crop's region is decoded, by libjpeg-turbo 3"),
+        ("turbojpeg", False, "libturbojpeg is there in version 3 or newer"),
+        ("pillow", False, "decoded whole"),
+    ],
+)
+def test_what_is_decoded_of_a_crop(used: str, regions: bool, text: str) -> None:
+    found = {"decoders": {name: decoder(100) for name in ("turbojpeg", "simplejpeg", "pillow")}}
+    facts = {fact.name: fact for fact in decoder_facts({**found, "used": used, "regions": regions})}
+    assert text in facts["crops"].text
+    assert facts["crops"].value is regions
+
+
 def test_gpu_facts() -> None:
     works: dict[str, Any] = {"version": "2"}
     nothing: dict[str, Any] = {"built": None, "driver": None, "devices": [], "reason": None, "pinned": {}}
@@ -163,6 +178,15 @@ def test_the_folder_of_a_store_is_the_one_it_lies_in(tmp_path: Path) -> None:
     (tmp_path / "f.h5").touch()
     for path in (tmp_path / "s.lmdb", tmp_path / "f.h5", tmp_path, tmp_path / "a" / "b"):
         assert machine.folder_of(path) == tmp_path
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+    there = machine.path_fact(tmp_path, machine.folder_of(tmp_path))
+    assert (there.text, there.problem) == (str(tmp_path), None)
+    new = machine.path_fact(tmp_path / "new.h5", tmp_path)
+    assert (new.text, new.problem) == (f"{tmp_path}/new.h5, which does not exist yet", None)
+    lost = tmp_path / "a" / "b.h5"
+    assert f"the disk of {tmp_path} is meant" in str(machine.path_fact(lost, machine.folder_of(lost)).problem)
 
 
 def test_measuring_the_disk_leaves_nothing(tmp_path: Path) -> None:

@@ -458,7 +458,7 @@ def test_tools_test_runs_each_step_and_stops_at_the_first_failure(clone: Clone) 
     executable(clone.bin / "shellcheck", note)
     real = clone.bin.parent / "real"
     executable(real, '#!/bin/sh\n[ "$1" = -c ] && exec "$REAL" "$@"\necho "python $*" >>"$FAKE_LOG"\n')
-    env = {"REAL_PYTHON": str(real), "REAL": sys.executable}
+    env = {"REAL_PYTHON": str(real), "REAL": sys.executable, "PACKSTORE_TEST_TURBOJPEG3": "there"}
     run = clone.run("-k", "a b", script=script, **env)
     assert run.returncode == 0, run.stderr
     steps = ["ruff check .", "ruff format --check .", "mypy ", f"shellcheck -x {' '.join(SCRIPTS)}"]
@@ -469,6 +469,29 @@ def test_tools_test_runs_each_step_and_stops_at_the_first_failure(clone: Clone) 
     # What the test extra brought covers the plain installation too.
     clone.ok()
     assert clone.steps() == []
+
+
+def test_tools_test_takes_libjpeg_turbo_3_once_or_goes_on_without(clone: Clone) -> None:
+    script = clone.root / "tools" / "test"
+    clone.ok()
+    for name in ("ruff", "mypy"):
+        executable(clone.venv / "bin" / name, "#!/bin/sh\n")
+    executable(clone.bin / "shellcheck", "#!/bin/sh\n")
+    real = clone.bin.parent / "real"
+    note = 'echo "python $* $PACKSTORE_TEST_TURBOJPEG3" >>"$FAKE_LOG"'
+    executable(real, f'#!/bin/sh\n[ "$1" = -c ] && exec "$REAL" "$@"\n[ "$2" != zipfile ] || exit 1\n{note}\n')
+    env = {"REAL_PYTHON": str(real), "REAL": sys.executable}
+    run = clone.run(script=script, **env)
+    assert run.returncode == 0, run.stderr
+    assert "libjpeg-turbo 3 was not fetched (see above): the tests that need it are skipped" in run.stderr
+    steps = clone.steps()
+    assert re.fullmatch(r"pip .*-c tools/constraints\.txt -d .*/\.venv/turbojpeg3 turbojpeg", steps[-2])
+    assert steps[-1] == "python -m pytest "
+    library = clone.venv / "turbojpeg3" / "turbojpeg.libs" / "libturbojpeg-1.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert clone.run(script=script, **env).returncode == 0
+    assert clone.steps() == [f"python -m pytest {library}"]
 
 
 # --- the repository ---------------------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +17,23 @@ from PIL import Image
 from packstore.decoders import UNAVAILABLE, Box, Decoder, available_decoders, get_decoder
 from packstore.errors import DecodeError
 from packstore.sniff import sniff
-from tests.conftest import SharedData
-from tests.datasets import pixels
+from tests.conftest import Need, SharedData
+from tests.jpegs import SAMPLINGS, USUAL, cut, jpeg
 
-Need = Callable[[str, bool], None]
-USUAL = ("gray", "1x1,1x1,1x1", "2x1,1x1,1x1", "2x2,1x1,1x1", "1x2,1x1,1x1", "4x1,1x1,1x1")
-SAMPLINGS = (*USUAL, "2x2,1x2,2x1", "1x4,1x2,1x1")  # of the others, TurboJPEG wants to know nothing
 BASELINE = ("turbojpeg", "simplejpeg")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def programs(request: pytest.FixtureRequest) -> None:
-    need: Need = request.getfixturevalue("need")
+def programs(need: Need) -> None:
     need("cjpeg", shutil.which("cjpeg") is not None)
 
 
-def jpeg(height: int, width: int, sampling: str, *options: str, seed: int = 0) -> bytes:
-    """Neighbouring pixels differ much, so that a wrong neighbour shows."""
-    rng = np.random.default_rng(seed)
-    image = pixels(height, width, seed) // 2 + rng.integers(0, 120, (height, width, 3), np.uint8)
-    ppm = b"P6 %d %d 255\n" % (width, height) + image.tobytes()
-    how = ["-grayscale"] if sampling == "gray" else ["-sample", sampling]
-    return subprocess.run(["cjpeg", *how, *options], input=ppm, check=True, capture_output=True).stdout
-
-
-def cut(image: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
-    top, left, height, width = box
-    return image[top : top + height, left : left + width]
-
-
 def baseline_decoders() -> list[Decoder]:
-    return [get_decoder(n) for n, what in available_decoders().items() if n in BASELINE and UNAVAILABLE not in what]
+    names = [n for n, what in available_decoders().items() if n in BASELINE and UNAVAILABLE not in what]
+    decoders = [get_decoder(name) for name in names]
+    for decoder in decoders:
+        decoder._region = None  # it would come first
+    return decoders
 
 
 class Watched:

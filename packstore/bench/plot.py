@@ -58,4 +58,4 @@ def _pyplot() -> Any:
         # Not pyplot: a figure of its own needs no display and leaves the user's settings alone.
         return importlib.import_module("matplotlib.figure").Figure
     except ImportError as error:
-        raise UsageError(f"--plot needs matplotlib ({error}): pip install 'packstore[plot]'") from None
+        raise UsageError(f"--plot needs matplotlib ({error}): pip install matplotlib") from None

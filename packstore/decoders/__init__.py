@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from packstore.decoders import backends
 from packstore.decoders import pillow as _pillow
 from packstore.decoders.jpeg import is_whole
+from packstore.decoders.region import load_region
 from packstore.errors import DecodeError, UsageError
 from packstore.seekable.index import Index, read_index
 from packstore.seekable.splice import splice
@@ -64,9 +65,12 @@ UNAVAILABLE = "not available: "
 _ROWS_BELOW = 2
 """Rows below a box that its pixels depend on: those of the next row of chroma, of which fancy upsampling mixes two."""
 _WORTH = 0.95
-"""Up to which share of an image's rows it is worth while to decode these alone."""
+"""Up to which share of an image's rows, or columns, it is worth while to decode these alone."""
 _HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # frames: baseline, extended sequential, progressive
 _HEADER_BYTES = 16384
+_END = b"\xff\xd9"
+_WITH_REGIONS = ("turbojpeg", "simplejpeg")
+"""Decoders that leave regions to TurboJPEG's library, where that knows how; the others are asked for by name."""
 
 _lock = threading.Lock()
 _loaded: dict[str, backends.Library] = {}
@@ -80,14 +84,15 @@ class Decoder:
         name: One of :data:`DECODERS`.
         max_pixels: Images of more pixels are refused.
         version: Name and version of the library behind it.
+        has_regions: Whether it decodes no more than the box of any JPEG, by libjpeg-turbo 3.
     """
 
     def __init__(self, name: str, max_pixels: int = MAX_PIXELS) -> None:
-        """Use :func:`get_decoder`. Raises :class:`UsageError` when the library is not available here."""
+        """Use :func:`get_decoder`. Raises :class:`UsageError` as that does."""
         self.name = name
         self.max_pixels = max_pixels
-        library = _load(name)
-        self._fast, self.version, self._rows = library
+        self._fast, self.version, self._rows = _load(name)
+        self._region = load_region() if name in _WITH_REGIONS else None
 
     def decode(self, data: Buffer, *, exif_transpose: bool = False, info: ImageInfo | None = None) -> NDArray[np.uint8]:
         """The image in ``data`` as Pillow's ``convert("RGB")`` sees it, within :data:`TOLERANCE`.
@@ -122,9 +127,11 @@ class Decoder:
         """The pixels of a box: those that :meth:`decode` gives, bit for bit.
 
         Of a crop-seekable JPEG only the segments that the box needs are decoded, so damage elsewhere is not seen. Of
-        another JPEG that is plain (not progressive, no restart markers, segment after segment), with TurboJPEG and
-        simplejpeg, only the rows down to the box's lower edge are, so damage below is not seen, nor what shows there
-        alone. Of all other files everything is.
+        other JPEG files, with the decoders turbojpeg and simplejpeg, what lies below the box is not, so that neither
+        damage there is seen nor what shows there alone. Where TurboJPEG's library is there in version 3, no more than
+        the box itself is, apart from the entropy coding of what lies above and beside it (of a progressive file, of
+        everything); otherwise the rows down to the box's lower edge are, of files that are plain (not progressive, no
+        restart markers, segment after segment). Of all other files everything is decoded.
 
         Args:
             data: The bytes of one image file.
@@ -154,7 +161,9 @@ class Decoder:
                 pixels = self._part(memoryview(part.jpeg), part.height, part.width, shrink)
                 if pixels is not None:
                     return _cut(pixels, (part.top, part.left, height, width), part.height, shrink)
-        image = None if shrink == 1 else self._shrunk(view, box, shrink)
+        image = self._regional(view, box, info, shrink)
+        if image is None and shrink > 1:
+            image = self._shrunk(view, box, shrink)
         if image is not None:
             return image
         image = self._upper(view, box, info)
@@ -163,6 +172,33 @@ class Decoder:
         if not _within(box, *image.shape[:2]):
             raise DecodeError(f"the image has {image.shape[0]} x {image.shape[1]} pixels, the box wanted is {box}")
         return image[top : top + height, left : left + width]
+
+    @property
+    def has_regions(self) -> bool:
+        return self._region is not None
+
+    def decodes_parts(self, info: ImageInfo) -> bool:
+        """Whether :meth:`decode_crop` may decode less than everything of such a file, without any scaling."""
+        return bool(info.height_at) or (self.has_regions and info.kind == "jpeg")
+
+    def _regional(self, data: memoryview, box: Box, info: ImageInfo | None, shrink: int) -> NDArray[np.uint8] | None:
+        """The pixels of ``box``, scaled, by a library that decodes these alone; None where everything has to be
+        decoded, for whatever reason."""
+        # What is missing at a file's end lies below most boxes; so that it is seen, the end is asked for.
+        header = _fast_header(data, info) if self._region is not None and data[-2:] == _END else None
+        if header is None or not _within(box, header.height, header.width):
+            return None
+        if box[2] > _WORTH * header.height and box[3] > _WORTH * header.width:
+            return None
+        _pillow.check_size(header.width, header.height, self.max_pixels)
+        wanted = _scaled(box, shrink)
+        try:
+            image = self._region(data, header.height, header.width, wanted, shrink)  # type: ignore[misc]
+        except MemoryError:
+            raise
+        except Exception:  # the whole image decides, and says what is damaged
+            return None
+        return image if image.shape == (*wanted[2:], 3) else None
 
     def _upper(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
         """The image down to a bit below ``box``; None where everything has to be decoded, for whatever reason.
@@ -231,7 +267,8 @@ def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS) -> Decoder:
     """The decoder called ``name``, or for ``"auto"`` the first of :data:`DECODERS` that is available.
 
     Raises:
-        UsageError: An unknown name, or a decoder that is not available here (with the reason).
+        UsageError: An unknown name, or a decoder that is not available here (with the reason); or the environment
+            variable ``PACKSTORE_TURBOJPEG`` names something else than TurboJPEG's library.
     """
     if max_pixels < 1:
         raise UsageError(f"max_pixels should be at least 1, got {max_pixels}")
@@ -239,9 +276,10 @@ def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS) -> Decoder:
         return Decoder(name, max_pixels)
     for candidate in DECODERS:
         try:
-            return Decoder(candidate, max_pixels)
+            _load(candidate)
         except UsageError:
             continue
+        return Decoder(candidate, max_pixels)
     attempts = "; ".join(f"{candidate}: {reason}" for candidate, reason in available_decoders().items())
     raise UsageError(f"no decoder is available: {attempts}")
 
@@ -291,11 +329,16 @@ def _shrink(height: int, width: int, target_height: int, target_width: int) -> i
 
 def _cut(image: NDArray[np.uint8], box: Box, height: int, shrink: int) -> NDArray[np.uint8]:
     """``box``, in pixels before scaling, of an image that may be scaled: if it has not its full ``height``, it is."""
+    top, left, rows, columns = box if len(image) == height else _scaled(box, shrink)
+    return image[top : top + rows, left : left + columns]
+
+
+def _scaled(box: Box, shrink: int) -> Box:
+    """``box`` in an image scaled by 1 / ``shrink``: its edges are moved to the nearest pixels, so that a box of
+    ``shrink`` pixels has one at least."""
     top, left, rows, columns = box
-    if shrink == 1 or len(image) == height:
-        return image[top : top + rows, left : left + columns]
-    y0, y1, x0, x1 = (round(n / shrink) for n in (top, top + rows, left, left + columns))
-    return image[y0:y1, x0:x1]
+    y0, y1, x0, x1 = ((n + shrink // 2) // shrink for n in (top, top + rows, left, left + columns))
+    return y0, x0, y1 - y0, x1 - x0
 
 
 def _load(name: str) -> backends.Library:

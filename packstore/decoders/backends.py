@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.decoders.jpeg import is_whole
+from packstore.seekable.library import wanted_library
 
 
 class Decode(Protocol):
@@ -89,8 +90,10 @@ def _turbojpeg() -> Library:
             raise OSError(reason)
 
     strict = type("_StrictTurboJPEG", (base,), {"_TurboJPEG__report_error": report_error})
-    library = strict()  # finds and loads the system's library; each call makes its own handle, so threads can share it
-    upper = type("_UpperTurboJPEG", (base,), {"_TurboJPEG__report_error": report_more})()
+    # Without a path it finds the system's library. Each call makes its own handle, so threads can share it.
+    path = wanted_library() or None
+    library = strict(path)
+    upper = type("_UpperTurboJPEG", (base,), {"_TurboJPEG__report_error": report_more})(path)
     rgb = module.TJPF_RGB
 
     def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:

@@ -49,9 +49,9 @@ LIBRARIES = (
     Library("simplejpeg", "simplejpeg", True, "pip install simplejpeg"),
     # Its library is the system's; simplejpeg stands in for it.
     Library("turbojpeg", "PyTurboJPEG", True, "pip install 'PyTurboJPEG<2'; on Debian: apt install libturbojpeg0"),
-    Library("jpeg4py", "jpeg4py", False, "pip install 'packstore[jpeg4py]'"),
-    Library("cv2", "OpenCV", False, "pip install 'packstore[opencv]'"),
-    Library("matplotlib", "matplotlib", False, "pip install 'packstore[plot]'"),
+    Library("jpeg4py", "jpeg4py", False, "pip install jpeg4py"),
+    Library("cv2", "OpenCV", False, "pip install opencv-python-headless"),
+    Library("matplotlib", "matplotlib", False, "pip install matplotlib"),
 )  # fmt: skip
 
 
@@ -93,6 +93,8 @@ def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCa
     facts += machine.memory_facts()
     facts += machine.limit_facts()
     progress(Progress("disk", 2, 3, 0))
+    if path is not None:
+        facts.append(machine.path_fact(path, folder))
     facts += machine.disk_facts(folder, measure=disk)
     return Report(tuple(facts))
 

@@ -25,6 +25,7 @@ def decoder_facts(found: dict[str, Any]) -> list[Fact]:
         facts.append(Fact("JPEG", "decoder", None, "unknown", f"the decoders cannot be tried: {found['error']}"))
     else:
         facts += rate_facts(found["decoders"], found["used"])
+        facts.append(_crops(found["used"], found["regions"]))
     facts.append(_jpegtran())
     return facts
 
@@ -52,6 +53,19 @@ def rate_facts(decoders: dict[str, Any], used: str) -> list[Fact]:
 
 def _speed(decoder: dict[str, Any]) -> str:
     return f"{decoder['version']}: {decoder['images_per_second']:,.0f} images/s of 500 x 375 on one core"
+
+
+def _crops(used: str, regions: bool) -> Fact:
+    if regions:
+        text = "of ordinary JPEG files only the crop's region is decoded, by libjpeg-turbo 3"
+    elif used in ("turbojpeg", "simplejpeg"):
+        text = (
+            "of ordinary JPEG files the rows down to the crop's lower edge are decoded; only its region where "
+            "libturbojpeg is there in version 3 or newer (PACKSTORE_TURBOJPEG can name its file)"
+        )
+    else:
+        text = "ordinary JPEG files are decoded whole"
+    return Fact("JPEG", "crops", regions, text)
 
 
 def _jpegtran() -> Fact:

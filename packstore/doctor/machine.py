@@ -36,6 +36,19 @@ def folder_of(path: Path) -> Path:
     return path
 
 
+def path_fact(path: Path, folder: Path) -> Fact:
+    """What is at ``path``, whose ``folder`` :func:`folder_of` has found."""
+    name = printable(str(path))
+    if path.exists():
+        return Fact("disk", "path", str(path), name)
+    problem = None
+    if path.absolute().parent != folder:
+        problem = (
+            f"it does not exist, nor does the folder it would lie in: the disk of {printable(str(folder))} is meant"
+        )
+    return Fact("disk", "path", str(path), f"{name}, which does not exist yet", problem)
+
+
 def processor_facts() -> list[Fact]:
     """Cores by the hardware, by this process's affinity, and by the container's quota."""
     usable, all_cores, quota = default_workers(), os.cpu_count() or 1, cpu_quota()

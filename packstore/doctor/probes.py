@@ -103,7 +103,8 @@ _DETAILS: dict[str, Callable[[Any], list[str]]] = {
 
 
 def _decoders() -> Answer:
-    """Every decoder with its version or why it is not there, images a second on a drawn photo, and which is used."""
+    """Every decoder with its version or why it is not there, images a second on a drawn photo, which is used, and
+    whether it decodes regions alone."""
     from packstore.decoders import UNAVAILABLE, available_decoders, get_decoder
 
     found: dict[str, Answer] = {}
@@ -115,7 +116,8 @@ def _decoders() -> Answer:
     seconds = _best_seconds({name: get_decoder(name) for name in found if found[name]["available"]}, _photo())
     for name, best in seconds.items():
         found[name]["images_per_second"] = 1 / best
-    return {"decoders": found, "used": get_decoder().name}
+    used = get_decoder()
+    return {"decoders": found, "used": used.name, "regions": used.has_regions}
 
 
 def _photo() -> bytes:

@@ -212,7 +212,8 @@ class Assembler:
     def _crops(self, header: Header) -> bool:
         """Whether a part of the image may be all that is decoded."""
         return isinstance(header, Index) or (
-            isinstance(header, ImageInfo) and bool(header.height_at or (self._dct_scaling and header.kind == "jpeg"))
+            isinstance(header, ImageInfo)
+            and (self._decoder.decodes_parts(header) or (self._dct_scaling and header.kind == "jpeg"))
         )
 
     def _crop(self, view: Any, header: Header, frames: Frames, row: int) -> NDArray[np.uint8]:
