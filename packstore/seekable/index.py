@@ -190,7 +190,7 @@ def lengths(index: Index, count: int) -> NDArray[np.integer]:
         wide = np.frombuffer(index.lengths_in, f">u{bits // 8}", count, at)
         return low + (wide.astype(np.int32) << 8)
     packed = np.frombuffer(index.lengths_in, np.uint8, count * bits + 7 >> 3, at)
-    return _UNPACKED[bits].take(packed, 0).reshape(-1)[:count] + low
+    return _UNPACKED[bits][packed].reshape(-1)[:count] + low  # take() would give the GIL away
 
 
 def _unpacked(bits: int) -> NDArray[np.int32]:

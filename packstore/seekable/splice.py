@@ -71,8 +71,10 @@ def splice(data: Data, index: Index, box: tuple[int, int, int, int]) -> Splice |
         return None
     count, begin = last_row * across, first_row * across
     each = lengths(index, count)
-    bounds = np.zeros(count + 1, np.int64)
-    bounds[1:] = each.cumsum()
+    # Here and below in ways in which numpy keeps the GIL: to give it away and wait for it again takes longer.
+    bounds = np.empty(count + 1, np.int64)
+    bounds[0] = 0
+    np.add.accumulate(each, 0, np.int64, bounds[1:])
     if bounds[-1] > index.scan_bytes:
         return None
     step = count if columns == across else across  # rows that are needed whole are one run
@@ -101,7 +103,7 @@ def splice(data: Data, index: Index, box: tuple[int, int, int, int]) -> Splice |
     jpeg = bytearray().join(parts)
     if count == index.rows * across and last == across and jpeg[-1] == EOI:
         jpeg[-1] = RST0 + (count - 1) % 8  # which is what any other segment would end with
-    ends = each[begin:].reshape(rows, across)[:, first:last].cumsum()
+    ends = np.add.accumulate(each[begin:].reshape(rows, across)[:, first:last].reshape(-1), 0, np.int64)
     ends += header_bytes - 2
     pairs = _pairs(jpeg)
     if pairs[ends].tobytes() != markers[begin:count].reshape(rows, across)[:, first:last].tobytes():
