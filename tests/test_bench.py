@@ -84,7 +84,7 @@ def test_a_disk_that_gives_less_than_the_cores_is_the_limit() -> None:
     assert [advice.options for advice in found] == ["--encoding jpeg --resize 256", "", ""]
     assert "page cache" in found[1].what
     assert "block=1024" in found[2].what
-    assert found[0].why == "0.25 times the bytes; the images stay as they are"
+    assert found[0].why == "0.25 times the bytes; the pixels stay the same"
     # A store that stays in the page cache waits for the disk once.
     assert judge(replace(rates, held=True)).stage == "decode"
 
@@ -127,7 +127,7 @@ def test_a_packing_is_advised_when_it_was_faster_the_fastest_first() -> None:
     ]
     found = advise(JPEG, judge(JPEG), trials, format="lmdb", payload_bytes=1e5, disk_bytes=1e5)
     assert [advice.options for advice in found] == ["--encoding uint8", "--encoding jpeg --resize 256"]
-    assert found[0].why == "8.0 times as fast on a sample, 1.5 times the bytes; the images stay as they are"
+    assert found[0].why == "8.0 times as fast on a sample, 1.5 times the bytes; the pixels stay the same"
     assert found[1].why == "1.6 times as fast on a sample, 0.25 times the bytes; they shrink"
     assert "device memory" in found[0].what
 

@@ -286,3 +286,11 @@ def test_no_module_takes_the_place_of_a_public_name() -> None:
     import packstore
 
     assert not {path.stem for path in PACKAGE.iterdir()} & set(packstore.__all__)
+
+
+def test_a_clone_in_the_working_directory_is_not_taken_for_the_package(tmp_path: Path) -> None:
+    """Its folder is called packstore, too, and holds no ``__init__.py``."""
+    (tmp_path / "packstore").mkdir()
+    code = "import packstore; print(packstore.convert.__module__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "packstore.conversion\n", done.stderr

@@ -92,7 +92,7 @@ class Stage:
     """A row of the report.
 
     Attributes:
-        name: ``read``, ``decode``, ``augment``, ``copy`` or ``end to end``.
+        name: ``read``, ``read again``, ``decode``, ``decode crop``, ``augment``, ``copy`` or ``end to end``.
         one: Images a second with one thread; None where that was not measured.
         all: Images a second with all threads; None where that was not measured.
         note: What belongs to it, in words.
@@ -218,7 +218,7 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
         augment=words,
         options=options,
         rates=rates,
-        stages=_stages(rates, whole, alone, together, payload),
+        stages=_stages(rates, whole, bool(loader._at_decoding), alone, together, payload),
         verdict=verdict,
         trials=tuple(trials),
         advice=tuple(advise(rates, verdict, trials, format=manifest.format, payload_bytes=payload, disk_bytes=disk)),
@@ -280,7 +280,12 @@ def _sizes(manifest: Manifest, pixels: Sequence[Any]) -> list[tuple[int, int]]:
 
 
 def _stages(
-    rates: Rates, whole: tuple[float, float] | None, alone: EndToEnd, together: EndToEnd, record_bytes: float
+    rates: Rates,
+    whole: tuple[float, float] | None,
+    crops: bool,
+    alone: EndToEnd,
+    together: EndToEnd,
+    record_bytes: float,
 ) -> tuple[Stage, ...]:
     # From the page cache, what is read again tells more: a small store is read too quickly for the first time to count.
     rate = rates.read_first if rates.from_disk else rates.read_again
@@ -289,13 +294,14 @@ def _stages(
         where += ", once, when the store is loaded"
     elif rates.from_disk and rates.held:
         where += ", which only the first epoch waits for"
-    stages = [Stage("read", rates.read, rate, f"{rate * record_bytes / 1e6:,.0f} MB/s {where}")]
+    note = f"{rate * record_bytes / 1e6:,.0f} MB/s {where}"
+    stages = [Stage("read", None if rates.from_disk else rates.read, rate, note)]
     if rates.from_disk:
-        stages.append(Stage("read again", None, rates.read_again, "from the page cache"))
-    if whole is not None and rates.decode is not None:
-        part = rates.decode > WHOLE_MARGIN * whole[0]
-        note = f"of what the crop needs; whole images {whole[0]:,.0f}" if part else ""
-        stages.append(Stage("decode", rates.decode, None if part else whole[1], note))
+        stages.append(Stage("read again", rates.read, rates.read_again, "from the page cache"))
+    if whole is not None:
+        stages.append(Stage("decode", *whole, "whole images" if crops else ""))
+        if crops:
+            stages.append(Stage("decode crop", rates.decode, None, "what the crops need, as the loader does it"))
     if rates.augment is not None:
         stages.append(Stage("augment", rates.augment, None))
     way = "page-locked memory to the GPU" if rates.on_gpu else "through memory once: no loader on this CPU can do more"
@@ -303,7 +309,3 @@ def _stages(
     mode = f"{together.mode}, {together.cores_busy:.1f} cores busy"
     stages.append(Stage("end to end", alone.images_per_second, together.images_per_second, mode))
     return tuple(stages)
-
-
-WHOLE_MARGIN = 1.2
-"""Decoding that is faster than that many times whole images is taken to be of a part of them."""

@@ -246,7 +246,7 @@ def _other_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> l
             gain, faster = 1 / size, ""  # what comes from a disk comes as fast as its bytes do
         if gain < WORTHWHILE:
             continue
-        kept = f"; {trial.changes}" if trial.changes else "; the images stay as they are"
+        kept = f"; {trial.changes}" if trial.changes else "; the pixels stay the same"
         why = f"{faster}{_times(size)}{kept}"
         what = f"pack it with {trial.how}" + (", to be held in device memory" if trial.mode == "resident" else "")
         found.append((gain, Advice(what, why, trial.how)))

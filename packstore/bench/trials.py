@@ -59,7 +59,7 @@ def candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop: int |
     kept = round((crop or min(map(min, sizes))) * ROOM)
     shorter = sum(map(min, sizes)) / len(sizes)
     if crop is not None and shorter > MUCH_LARGER * kept:
-        changes = f"they shrink to a shorter side of {kept} pixels"
+        changes = f"images shrink to a shorter side of {kept} pixels"
         for encoding in ("jpeg", "uint8"):
             found.append(
                 Candidate(f"--encoding {encoding} --resize {kept}", {"encoding": encoding, "resize": kept}, changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import human_bytes, quantity
+from packstore.cli.common import human_bytes, quantity, wrapped
 from packstore.errors import printable
 from packstore.manifest import FORMAT_NAMES
 
@@ -147,18 +148,26 @@ def describe(report: BenchReport) -> str:
     m, rates = report.manifest, report.rates
     height, width = report.sizes
     split = f" ({printable(report.split)})" if report.split else ""
-    lines = [
-        f"{printable(str(report.path))}{split}: {quantity(report.records, 'record')}, {m.encoding} in "
-        f"{FORMAT_NAMES[m.format]}, {human_bytes(report.record_bytes)} each, {width} x {height} pixels in the middle",
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
+    what = (
+        f"{report.path}{split}: {quantity(report.records, 'record')}, {m.encoding} in "
+        f"{FORMAT_NAMES[m.format]}, {human_bytes(report.record_bytes)} each, median {width} x {height} pixels"
+    )
+    how = (
         f"{report.augment}, batches of {report.options.batch_size}, {quantity(rates.threads, 'thread')} on "
-        f"{quantity(rates.cores, 'core')}, to {report.options.device}",
+        f"{quantity(rates.cores, 'core')}, to {report.options.device}"
+    )
+    lines = [
+        *wrapped("", what, columns),
+        *wrapped("", how, columns),
         "",
         f"{'images/s':<12}{'1 thread':>11}{quantity(rates.threads, 'thread') if rates.threads > 1 else '':>12}",
     ]
     for stage in report.stages:
         many = stage.all if rates.threads > 1 or stage.one is None else None
-        lines.append(f"{stage.name:<12}{_rate(stage.one):>11}{_rate(many):>12}   {stage.note}".rstrip())
-    lines += ["", *_verdict(report)]
+        figures = f"{stage.name:<12}{_rate(stage.one):>11}{_rate(many):>12}   "
+        lines += [line.rstrip() for line in wrapped(figures, stage.note, columns)]
+    lines += ["", *(line for row in _verdict(report) for line in wrapped(row[:9], row[9:], columns))]
     if report.trials:
         now = report.trials[0]
         shown = min(128, report.records)
@@ -172,7 +181,7 @@ def describe(report: BenchReport) -> str:
             )
     lines += ["", "what to do:"]
     for advice in report.advice:
-        lines += [f"- {advice.what}", f"  {advice.why}"]
+        lines += [*wrapped("- ", advice.what, columns), *wrapped("  ", advice.why, columns)]
         if advice.options:
             lines.append(f"  packstore convert {printable(str(report.path))} NEW.lmdb {advice.options}")
     if not report.advice:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from packstore.errors import printable
 
 if TYPE_CHECKING:
     from packstore.manifest import Normalization
@@ -79,6 +83,34 @@ def describe_normalization(normalization: Normalization) -> str:
 def quantity(n: int, noun: str, plural: str | None = None) -> str:
     """``1 record``, ``1,200 records``."""
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
+def wrapped(start: str, text: str, columns: int) -> list[str]:
+    """``text`` behind ``start``, in lines of at most ``columns`` characters (and 40 at least)."""
+    lines = textwrap.wrap(
+        printable(text),
+        max(40, columns),
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [start]
+
+
+class MessageHandler(logging.Handler):
+    """Shows what the library logs, in a line of its own above whatever bar there is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = f"packstore: {printable(record.getMessage())}"
+        if sys.stderr.isatty():
+            text = "\r\x1b[K" + text  # a status line may stand there
+        if "tqdm" in sys.modules:
+            from tqdm import tqdm
+
+            tqdm.write(text, file=sys.stderr)
+        else:
+            click.echo(text, err=True)
 
 
 @contextmanager

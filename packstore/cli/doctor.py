@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import quantity
-from packstore.errors import printable
+from packstore.cli.common import quantity, wrapped
 
 if TYPE_CHECKING:
     from packstore.doctor import Report
@@ -71,22 +69,9 @@ def describe(report: Report) -> str:
         if fact.section != section:
             section = fact.section
             lines += ["", section] if lines else [section]
-        lines += _wrapped(f"  {fact.name:<{width}}  ", fact.text or str(fact.value), columns)
+        lines += wrapped(f"  {fact.name:<{width}}  ", fact.text or str(fact.value), columns)
         if fact.problem is not None:
-            lines += _wrapped(f"{'!':>{width + 2}}  ", fact.problem, columns)
+            lines += wrapped(f"{'!':>{width + 2}}  ", fact.problem, columns)
     count = len(report.problems)
     verdict = "nothing is wrong" if not count else f"{quantity(count, 'thing')} to look at, marked with !"
     return "\n".join([*lines, "", verdict])
-
-
-def _wrapped(start: str, text: str, columns: int) -> list[str]:
-    indent = " " * len(start)
-    lines = textwrap.wrap(
-        printable(text),
-        max(40, columns),
-        initial_indent=start,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return lines or [start]

@@ -45,10 +45,15 @@ class _Scale(ctypes.Structure):
     _fields_ = [("num", ctypes.c_int), ("denom", ctypes.c_int)]
 
 
-def load_region() -> DecodeRegion | None:
-    """What decodes regions here; None without libjpeg-turbo 3. Raises as
+def region_library() -> str | None:
+    """The library that decodes regions here, to be loaded by :mod:`ctypes`; None where there is none. Raises as
     :func:`packstore.seekable.library.find_library`."""
-    name = find_library(_SYMBOL)
+    return find_library(_SYMBOL)
+
+
+def load_region() -> DecodeRegion | None:
+    """What decodes regions here; None without libjpeg-turbo 3. Raises as :func:`region_library`."""
+    name = region_library()
     return None if name is None else _load(name)
 
 

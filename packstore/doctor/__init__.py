@@ -95,7 +95,9 @@ def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCa
     progress(Progress("disk", 2, 3, 0))
     if path is not None:
         facts.append(machine.path_fact(path, folder))
-    facts += machine.disk_facts(folder, measure=disk)
+    # Not on another disk than the one that was meant.
+    there = path is None or path.exists() or path.absolute().parent == folder
+    facts += machine.disk_facts(folder, measure=disk and there)
     return Report(tuple(facts))
 
 

@@ -55,9 +55,9 @@ def _speed(decoder: dict[str, Any]) -> str:
     return f"{decoder['version']}: {decoder['images_per_second']:,.0f} images/s of 500 x 375 on one core"
 
 
-def _crops(used: str, regions: bool) -> Fact:
-    if regions:
-        text = "of ordinary JPEG files only the crop's region is decoded, by libjpeg-turbo 3"
+def _crops(used: str, regions: str | None) -> Fact:
+    if regions is not None:
+        text = f"of ordinary JPEG files only the crop's region is decoded, by {regions}"
     elif used in ("turbojpeg", "simplejpeg"):
         text = (
             "of ordinary JPEG files the rows down to the crop's lower edge are decoded; only its region where "

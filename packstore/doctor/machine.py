@@ -63,7 +63,11 @@ def processor_facts() -> list[Fact]:
             problem = f"threads default to {usable}, which the quota then stops and starts: use threads={threads}"
         facts.append(Fact("processor", "quota of the container", quota, f"{quota:.3g} cores", problem))
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    problem = f"others keep {load:.1f} cores busy: what is measured now will be low" if load > usable * 0.5 else None
+    problem = (
+        f"{load:.1f} cores were busy in the last minute, before this: what is measured now may be low"
+        if load > usable * 0.5
+        else None
+    )
     facts.append(Fact("processor", "load", load, f"{load:.2f} in the last minute", problem))
     return facts
 

@@ -16,6 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from packstore.errors import PackstoreError
+
 Answer = dict[str, Any]
 
 _TIMED_SECONDS = 0.15
@@ -35,7 +37,8 @@ def probe(name: str) -> Answer:
 
 
 def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    words = " ".join(str(error).split())
+    return (words if isinstance(error, PackstoreError) else f"{type(error).__name__}: {words}")[:300]
 
 
 def _library(name: str) -> Answer:
@@ -75,15 +78,16 @@ def _turbojpeg(module: Any) -> list[str]:
     return [f"libjpeg-turbo {turbo_version() or 'of unknown version'}"]
 
 
-def turbo_version() -> str | None:
-    """Version of the system's libturbojpeg, which before 3.0 no function tells: the library carries it as text."""
-    name = ctypes.util.find_library("turbojpeg")
+def turbo_version(name: str | None = None) -> str | None:
+    """Version of a libturbojpeg, by default the system's, which no function tells: the library carries it as text."""
+    name = name or ctypes.util.find_library("turbojpeg")
     if name is None:
         return None
     maps = Path("/proc/self/maps")
     ctypes.CDLL(name)
     paths = re.findall(r"(/\S*libturbojpeg\S*)", maps.read_text()) if maps.exists() else []
-    for path in dict.fromkeys([*paths, name]):
+    # The very file, where that is what is asked for; several may be loaded.
+    for path in dict.fromkeys([name, *paths]):
         try:
             found = re.search(rb"libjpeg-turbo version (\d+(?:\.\d+)+)", Path(path).read_bytes())
         except OSError:
@@ -106,6 +110,7 @@ def _decoders() -> Answer:
     """Every decoder with its version or why it is not there, images a second on a drawn photo, which is used, and
     whether it decodes regions alone."""
     from packstore.decoders import UNAVAILABLE, available_decoders, get_decoder
+    from packstore.decoders.region import region_library
 
     found: dict[str, Answer] = {}
     for name, text in available_decoders().items():
@@ -117,7 +122,9 @@ def _decoders() -> Answer:
     for name, best in seconds.items():
         found[name]["images_per_second"] = 1 / best
     used = get_decoder()
-    return {"decoders": found, "used": used.name, "regions": used.has_regions}
+    library = region_library() if used.has_regions else None
+    regions = None if library is None else f"libjpeg-turbo {turbo_version(library) or '3'} ({library})"
+    return {"decoders": found, "used": used.name, "regions": regions}
 
 
 def _photo() -> bytes:

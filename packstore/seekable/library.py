@@ -16,6 +16,7 @@ from packstore.errors import UsageError
 _VARIABLE = "PACKSTORE_TURBOJPEG"
 _NAME = {"darwin": "libturbojpeg.dylib", "win32": "turbojpeg.dll"}.get(sys.platform, "libturbojpeg.so.0")
 _IN_ALL = "tjInitDecompress"
+_ADVICE = "correct it or unset it"
 
 
 def wanted_library() -> str | None:
@@ -42,9 +43,9 @@ def _find(wanted: str | None, symbol: str) -> str | None:
     except OSError as error:
         if wanted is None:
             return None
-        raise UsageError(f"{_VARIABLE} names a library that cannot be loaded: {error}") from None
+        raise UsageError(f"{_VARIABLE} names a library that cannot be loaded: {error}; {_ADVICE}") from None
     if not hasattr(library, _IN_ALL):
         if wanted is None:
             return None
-        raise UsageError(f"{_VARIABLE} names {wanted}, which is not TurboJPEG's library")
+        raise UsageError(f"{_VARIABLE} names {wanted}, which is not TurboJPEG's library; {_ADVICE}")
     return name if hasattr(library, symbol) else None

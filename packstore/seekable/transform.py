@@ -114,8 +114,8 @@ def _program() -> str:
     program = _find(os.environ.get("PATH"))
     if program is None:
         raise UsageError(
-            "the encoding seekable needs the program jpegtran, or TurboJPEG's library of version 3.1 or newer, and "
-            "neither is there; on Debian and Ubuntu: apt install libjpeg-turbo-progs"
+            "the encoding seekable needs the program jpegtran, or TurboJPEG's library of version 3.1 or newer (3.0 is "
+            "not enough), and neither is there; on Debian and Ubuntu: apt install libjpeg-turbo-progs"
         )
     return program
 

@@ -61,6 +61,11 @@ def open_source(
             return cifar
     if not source.is_dir():
         _refuse_image(source)
+        if _begin(source).startswith(_ARCHIVES):
+            raise SourceError(
+                f"{printable(str(path))} is an archive{_beginning(source)}, but not CIFAR as it was downloaded: unpack "
+                "it, and give the folder"
+            )
         raise SourceError(
             f"{printable(str(path))} is a file{_beginning(source)}, which is no source: give a folder of images, CIFAR "
             f"as a folder or .tar.gz, or a packstore store; kinds: {', '.join(KINDS)}"
@@ -127,6 +132,10 @@ def _begin(path: Path, size: int = 8) -> bytes:
             return file.read(size)
     except OSError as error:
         raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
+
+
+_ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ")
+"""How gzip, zip, bzip2 and xz files begin."""
 
 
 def _beginning(path: Path) -> str:

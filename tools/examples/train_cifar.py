@@ -47,8 +47,10 @@ def main() -> None:
     normalize = "cifar10" if train_set.manifest.encoding == "uint8" else None  # others are normalised already
     form = {"normalize": normalize, "dtype": torch.float32}
     train = PackedLoader(train_set, options.batch_size, shuffle=True, augment=augment, **form)
-    test_set = PackedDataset(options.store, "test", device=options.device)
-    test = PackedLoader(test_set, options.batch_size, **form)
+    # A split that is not for training. Shuffled, since with --steps only a part of it is seen, and it may be sorted.
+    held_out = next(s.name for s in train_set.manifest.splits if s.name != "train")
+    test_set = PackedDataset(options.store, held_out, device=options.device)
+    test = PackedLoader(test_set, options.batch_size, shuffle=True, **form)
     model = resnet(len(train_set.classes)).to(options.device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
     for epoch in range(options.epochs):
