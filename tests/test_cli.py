@@ -376,3 +376,21 @@ def test_a_store_may_lie_about_its_labels(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
     assert not packstore.verify(tmp_path / "a.h5").ok
     assert json.loads(run("info", tmp_path / "a.h5", "--json").stdout)["class_counts"] == {"a": 1, "b": 1}
+
+
+def test_what_the_library_logs_is_a_line_of_its_own() -> None:
+    code = (
+        "import logging\nfrom packstore.cli import main\n"
+        "try: main(['--version'])\nexcept SystemExit: pass\n"
+        "logging.getLogger('packstore.takeover').warning('starting %s', 'a\\x1bfresh')\n"
+        "logging.getLogger('packstore.takeover').info('not shown')\n"
+        "from packstore.cli.common import _Bars\nfrom packstore.progress import Progress\n"
+        "import os; os.get_terminal_size = lambda _: os.terminal_size((80, 24))\n"
+        "bars = _Bars(); bars(Progress('scan', 1, 2, 0))\n"
+        "logging.getLogger('packstore.takeover').warning('again')\nbars.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, rest = done.stderr.split("\n", 1)
+    assert first == "packstore: starting a\\x1bfresh"
+    assert "\npackstore: again\n" in rest  # where the bar stood
+    assert "not shown" not in done.stderr
