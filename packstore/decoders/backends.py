@@ -62,7 +62,8 @@ def load(name: str) -> Library:
         return _LOADERS[name]()
     except ImportError as error:
         raise UnavailableError(f"{error} (pip install {_PACKAGES[name]})") from error
-    except (OSError, RuntimeError, AttributeError) as error:  # what ctypes and cffi say of a missing library or symbol
+    # What ctypes and cffi say of a missing library or symbol, the last of a file that is not named in UTF-8.
+    except (OSError, RuntimeError, AttributeError, UnicodeDecodeError) as error:
         raise UnavailableError(f"{' '.join(str(error).split())} ({_SYSTEM_LIBRARY})") from error
 
 

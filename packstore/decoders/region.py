@@ -16,7 +16,11 @@ from numpy.typing import NDArray
 
 from packstore.seekable.library import find_library
 
-_SYMBOL = "tj3SetCroppingRegion"
+_FUNCTIONS = (
+    "tj3SetCroppingRegion",
+    *("tj3Init", "tj3DecompressHeader", "tj3Get", "tj3SetScalingFactor"),
+    *("tj3Decompress8", "tj3GetErrorStr", "tj3Destroy"),
+)
 # From turbojpeg.h.
 _DECOMPRESS, _RGB = 1, 0
 _SUBSAMPLING, _WIDTH, _HEIGHT = 4, 5, 6
@@ -48,7 +52,7 @@ class _Scale(ctypes.Structure):
 def region_library() -> str | None:
     """The library that decodes regions here, to be loaded by :mod:`ctypes`; None where there is none. Raises as
     :func:`packstore.seekable.library.find_library`."""
-    return find_library(_SYMBOL)
+    return find_library(*_FUNCTIONS)
 
 
 def load_region() -> DecodeRegion | None:

@@ -16,7 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from packstore.errors import PackstoreError
+from packstore.errors import PackstoreError, printable
+from packstore.seekable.library import wanted_library
 
 Answer = dict[str, Any]
 
@@ -74,8 +75,9 @@ def _pillow(_: Any) -> list[str]:
 def _turbojpeg(module: Any) -> list[str]:
     if not hasattr(module, "TurboJPEG"):
         raise ImportError("the module turbojpeg is not PyTurboJPEG's (pip uninstall turbojpeg)")
-    module.TurboJPEG()  # finds and loads the system's library, or raises
-    return [f"libjpeg-turbo {turbo_version() or 'of unknown version'}"]
+    wanted = wanted_library() or None
+    module.TurboJPEG(wanted)  # without a path it finds and loads the system's library; or it raises
+    return [f"libjpeg-turbo {turbo_version(wanted) or 'of unknown version'}"]
 
 
 def turbo_version(name: str | None = None) -> str | None:
@@ -85,7 +87,7 @@ def turbo_version(name: str | None = None) -> str | None:
         return None
     maps = Path("/proc/self/maps")
     ctypes.CDLL(name)
-    paths = re.findall(r"(/\S*libturbojpeg\S*)", maps.read_text()) if maps.exists() else []
+    paths = re.findall(r"(/\S*libturbojpeg\S*)", maps.read_text("utf-8", "surrogateescape")) if maps.exists() else []
     # The very file, where that is what is asked for; several may be loaded.
     for path in dict.fromkeys([name, *paths]):
         try:
@@ -123,7 +125,8 @@ def _decoders() -> Answer:
         found[name]["images_per_second"] = 1 / best
     used = get_decoder()
     library = region_library() if used.has_regions else None
-    regions = None if library is None else f"libjpeg-turbo {turbo_version(library) or '3'} ({library})"
+    version_of = None if library is None else turbo_version(library) or "3"
+    regions = None if library is None else f"libjpeg-turbo {version_of} ({printable(library)})"
     return {"decoders": found, "used": used.name, "regions": regions}
 
 

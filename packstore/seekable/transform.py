@@ -24,7 +24,10 @@ from packstore.seekable.markers import NotSeekableError
 _JPEGTRAN = "jpegtran"
 # From turbojpeg.h.
 _TRANSFORM, _OPTIMIZE, _RESTART_BLOCKS = 2, 11, 18
-_SINCE_3_1 = "tj3TransformBufSize"
+_FUNCTIONS = (
+    "tj3TransformBufSize",  # since 3.1
+    *("tj3Init", "tj3Set", "tj3Transform", "tj3GetErrorStr", "tj3Free", "tj3Destroy"),
+)
 
 
 class _Region(ctypes.Structure):
@@ -51,13 +54,13 @@ def transform(data: bytes, interval: int) -> bytes:
         NotSeekableError: The file is damaged, says the library or program.
         UsageError: There is neither.
     """
-    name = find_library(_SINCE_3_1)
+    name = find_library(*_FUNCTIONS)
     return _by_program(data, interval) if name is None else _by_library(_load(name), data, interval)
 
 
 def transform_version() -> str | None:
     """What transforms here; None where nothing does."""
-    if find_library(_SINCE_3_1) is not None:
+    if find_library(*_FUNCTIONS) is not None:
         return "libjpeg-turbo version 3.1 or newer (tj3Transform)"  # the library does not say which
     program = _find(os.environ.get("PATH"))
     return None if program is None else _probe(program)
