@@ -25,6 +25,7 @@ from packstore.manifest import Column, Manifest, Skipped, ragged_digest
 from packstore.parallel import default_workers
 from packstore.plan import with_overrides
 from packstore.progress import Progress, ProgressCallback, no_progress
+from packstore.sniff import MAX_PIXELS
 from packstore.sources import open_source
 from packstore.stores import create_store, open_store
 from packstore.stores.base import Problem, Reader
@@ -44,6 +45,7 @@ class RepairOptions:
         partial: Write the store even when some records are lost, without these.
         workers: Threads; None for one a core.
         decoder: Name of the decoder.
+        max_pixels: An image of the source whose header says more pixels is refused.
     """
 
     source_kind: str | None = None
@@ -51,6 +53,7 @@ class RepairOptions:
     partial: bool = False
     workers: int | None = None
     decoder: str = "auto"
+    max_pixels: int = MAX_PIXELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ def repair_store(
             shard_size=shard_size(reader),
         )
         with builder, closing(open_source(source, kind=chosen.source_kind, labels=chosen.labels)) as opened:
+            opened.max_pixels = chosen.max_pixels
             check = StoreCheck(reader, workers=chosen.workers or default_workers(), progress=progress)
             count = sum(1 for _ in check.run())
             if not count:

@@ -228,6 +228,18 @@ def test_what_cannot_be_repaired(source: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "f.h5", "taken.h5", "u.h5"]
 
 
+def test_images_of_too_many_pixels_are_refused(source: Path, tmp_path: Path) -> None:
+    store = tmp_path / "a.h5"
+    packstore.convert(source, store, encoding="uint8", size=8)
+    whole = digest(store)
+    damage(store, [0], [])  # of 10 x 11 pixels
+    report = packstore.repair_store(store, source, tmp_path / "fixed.h5", max_pixels=109)
+    assert "more than the limit of 109" in report.lost[0].what
+    assert report.destination is None
+    packstore.repair_store(store, source, tmp_path / "fixed.h5", max_pixels=110)
+    assert digest(tmp_path / "fixed.h5") == whole
+
+
 def test_the_command(source: Path, tmp_path: Path) -> None:
     store, fixed = tmp_path / "a.pth", tmp_path / "fixed.pth"
     packstore.convert(source, store, encoding="original")

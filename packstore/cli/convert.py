@@ -179,8 +179,9 @@ def describe_report(report: ConvertReport) -> str:
         quality = manifest.options.get("quality")
         lines.append(f"  encoded  {quantity(report.lossy, 'image')} that were no JPEG, with loss (quality {quality})")
     if report.kept:
-        lines.append(f"  as it is  {quantity(sum(report.kept.values()), 'file')} that cannot be made seekable:")
-        lines += [f"    {count:,}: {printable(reason)}" for reason, count in list(report.kept.items())[:_LISTED]]
+        lines.append(f"  as is    {quantity(sum(report.kept.values()), 'file')} that cannot be made seekable:")
+        kept = list(report.kept.items())[:_LISTED]
+        lines += [f"    {quantity(count, 'file')}: {printable(reason)}" for reason, count in kept]
         if len(report.kept) > _LISTED:
             lines.append(f"    … and {len(report.kept) - _LISTED:,} other reasons")
     if report.skipped:

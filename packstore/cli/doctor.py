@@ -26,7 +26,8 @@ def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
 
     Versions, JPEG decoders and their speed, GPU and page-locked memory, cores, memory, limits, and the disk
     of the folder PATH is or lies in (the current directory if none is given). A library that is broken is
-    reported, whatever it does. Exits with 0, also when there is something to do.
+    reported, whatever it does. Exits with 0, also when there is something to do. The environment variable
+    PACKSTORE_TURBOJPEG names the file of a newer libturbojpeg than the system's, for all commands.
 
     \b
     Examples:

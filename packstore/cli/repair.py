@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import progress_bar, quantity
+from packstore.cli.common import PixelCount, progress_bar, quantity
 from packstore.cli.verify import describe_problem
 from packstore.errors import printable
+from packstore.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.repair import RepairReport
@@ -32,6 +33,10 @@ _LISTED = 50
 @click.option("--partial", is_flag=True, help="Write FIXED even when records are lost, without these; exits with 3.")
 @click.option("--labels", type=click.Path(path_type=Path), metavar="CSV", help="The labels file, as in convert.")
 @click.option("--source", "source_kind", metavar="KIND", help="Kind of the source, forced as in convert.")
+@click.option(
+    "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
+    help="Refuse images of SOURCE that claim more, e.g. 50M.",
+)  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), help="Threads.  [default: one a core]")
 @click.option("--decoder", default="auto", show_default=True, metavar="NAME", help="Decoder to use.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
