@@ -81,11 +81,12 @@ def _load(name: str) -> DecodeRegion:
     ) -> NDArray[np.uint8]:
         top, left, rows, columns = box
         source = np.frombuffer(data, np.uint8)
+        address = source.ctypes.data
         handle = brief.tj3Init(_DECOMPRESS)  # one a call, so that threads share nothing
         if not handle:
             raise MemoryError
         try:
-            if brief.tj3DecompressHeader(handle, source.ctypes.data, source.size):
+            if brief.tj3DecompressHeader(handle, address, source.size):
                 raise ValueError(brief.tj3GetErrorStr(handle))
             if (brief.tj3Get(handle, _HEIGHT), brief.tj3Get(handle, _WIDTH)) != (height, width):
                 raise ValueError("the image has another size than its header")
@@ -100,7 +101,7 @@ def _load(name: str) -> DecodeRegion:
                 raise ValueError(brief.tj3GetErrorStr(handle))
             image = np.empty((rows, end - first, 3), np.uint8)
             # Also for what libjpeg only warns of.
-            if decompress(handle, source.ctypes.data, source.size, image.ctypes.data, 0, _RGB):
+            if decompress(handle, address, source.size, image.ctypes.data, 0, _RGB):
                 raise ValueError(brief.tj3GetErrorStr(handle))
         finally:
             brief.tj3Destroy(handle)
