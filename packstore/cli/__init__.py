@@ -44,8 +44,8 @@ def cli(context: click.Context, debug: bool) -> None:
 
     \b
     Examples:
-      packstore demo                                  make a small image folder to try things on
-      packstore convert imagenet/ imagenet.lmdb       pack it, files byte for byte
+      packstore demo                              draw images to try things on
+      packstore convert imagenet/ imagenet.lmdb   pack files, byte for byte
       packstore verify imagenet.lmdb --against imagenet/
       packstore info imagenet.lmdb
     """

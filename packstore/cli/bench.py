@@ -59,8 +59,8 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
     \b
     Examples:
       packstore bench imagenet.lmdb
-      packstore bench imagenet.lmdb --target 3000        the GPU takes 3,000 images/s
-      packstore bench imagenet.lmdb --step-ms 85         the GPU takes 85 ms a batch
+      packstore bench imagenet.lmdb --target 3000     the GPU takes 3,000 images/s
+      packstore bench imagenet.lmdb --step-ms 85      the GPU takes 85 ms a batch
       packstore bench cifar.pth --batch-size 512 --seconds 1
       packstore bench imagenet.lmdb --cold --plot rates.png
     """

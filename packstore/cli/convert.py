@@ -90,13 +90,13 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
 
     \b
     Examples:
-      packstore convert imagenet/ imagenet.lmdb                     files, byte for byte
-      packstore convert imagenet/ seek.lmdb --encoding seekable     JPEG files, faster to crop
+      packstore convert imagenet/ imagenet.lmdb                 byte for byte
+      packstore convert imagenet/ seek.lmdb --encoding seekable faster to crop
       packstore convert imagenet/ small.lmdb --encoding jpeg --resize 256
       packstore convert imagenet/ i224.h5 --encoding uint8 --size 224
-      packstore convert cifar-10-python.tar.gz cifar.pth            normalised float16
+      packstore convert cifar-10-python.tar.gz cifar.pth        float16
       packstore convert photos/ photos.lmdb --labels labels.csv --on-error skip
-      packstore convert imagenet.lmdb imagenet.h5                   another format, the same records
+      packstore convert imagenet.lmdb imagenet.h5               another format
     """
     from packstore.conversion import run_plan
     from packstore.plan import ConvertOptions, make_plan

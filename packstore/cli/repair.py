@@ -54,7 +54,7 @@ def repair(damaged: Path, source: Path, out: Path, as_json: bool, quiet: bool, *
     Examples:
       packstore repair imagenet.lmdb --from imagenet/ --out fixed.lmdb
       packstore repair imagenet.h5 --from imagenet-copy.lmdb --out fixed.h5
-      packstore repair photos.pth --from photos/ --labels labels.csv --out fixed.pth --partial
+      packstore repair a.pth --from a/ --labels a.csv --out b.pth --partial
     """
     from packstore.repair import RepairOptions, repair_store
 
