@@ -208,3 +208,13 @@ def test_a_folder_that_cannot_be_written_to_is_no_failure(monkeypatch: pytest.Mo
     speed = machine.disk_facts(tmp_path, measure=True)[-1]
     assert speed.text == "not measured: no file can be written there (Permission denied)"
     assert machine.disk_facts(tmp_path, measure=False)[-1].name == "free"
+
+
+def test_the_probes_need_no_library_themselves() -> None:
+    """One that is broken would take all of them along."""
+    code = (
+        "import sys, packstore.doctor.probes\n"
+        "print({'torch', 'numpy', 'PIL', 'turbojpeg', 'simplejpeg', 'h5py', 'lmdb'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

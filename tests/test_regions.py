@@ -72,11 +72,18 @@ def boxes(draw: st.DrawFn, height: int, width: int) -> tuple[int, int, int, int]
     return draw(st.integers(0, height - rows)), draw(st.integers(0, width - columns)), rows, columns
 
 
+@st.composite
+def files(draw: st.DrawFn, samplings: tuple[str, ...], least: int) -> tuple[bytes, int, int, str]:
+    """A file, its height, width and sampling."""
+    height, width = draw(st.integers(least, 150)), draw(st.integers(least, 150))
+    sampling = draw(st.sampled_from(samplings))
+    file = jpeg(height, width, sampling, *draw(st.sampled_from(KINDS)), seed=draw(st.integers(0, 3)))
+    return file, height, width, sampling
+
+
 @given(st.data())
 def test_pixels_are_those_of_the_whole_image(data: st.DataObject) -> None:
-    height, width = data.draw(st.integers(1, 130)), data.draw(st.integers(1, 130))
-    sampling, kind = data.draw(st.sampled_from(SAMPLINGS)), data.draw(st.sampled_from(KINDS))
-    file = jpeg(height, width, sampling, *kind, seed=data.draw(st.integers(0, 3)))
+    file, height, width, sampling = data.draw(files(SAMPLINGS, 1))
     with pytest.MonkeyPatch.context() as patch:
         watched = Watched(patch)
         whole = watched.decoder.decode(file)
@@ -91,9 +98,7 @@ def test_pixels_are_those_of_the_whole_image(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_scaled_regions_are_those_of_the_whole_image_scaled(data: st.DataObject) -> None:
-    height, width = data.draw(st.integers(2, 160)), data.draw(st.integers(2, 160))
-    sampling, kind = data.draw(st.sampled_from(USUAL)), data.draw(st.sampled_from(KINDS))
-    file = jpeg(height, width, sampling, *kind, seed=data.draw(st.integers(0, 3)))
+    file, height, width, _ = data.draw(files(USUAL, 2))
     with pytest.MonkeyPatch.context() as patch:
         watched = Watched(patch)
         plain = get_decoder("turbojpeg")

@@ -6,7 +6,6 @@ Modules of this room import the library inside the commands, so that ``packstore
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 import sys
@@ -19,7 +18,6 @@ import click
 from packstore import __version__
 from packstore.cli.bench import bench
 from packstore.cli.clean import clean
-from packstore.cli.common import MessageHandler
 from packstore.cli.convert import convert
 from packstore.cli.demo import demo
 from packstore.cli.doctor import doctor
@@ -70,9 +68,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             signal.signal(number, _stop)
     # A conversion makes many small objects and no cycles: looking for cycles among them took a tenth of its time.
     gc.set_threshold(100_000, 50, 100)
-    log = logging.getLogger("packstore")
-    if not log.handlers:
-        log.addHandler(MessageHandler(logging.WARNING))
     debug = "--debug" in arguments
     if debug:
         # Accepted after the command too: that is where one adds it when something has just failed.

@@ -107,6 +107,9 @@ def _device(name: str) -> str:
 @contextmanager
 def _status_line(quiet: bool) -> Iterator[ProgressCallback]:
     """A callback that keeps one line on standard error, where that is a terminal: the stage under way."""
+    from packstore.cli.messages import show_messages
+
+    show_messages()
     shown = not quiet and sys.stderr.isatty()
 
     def show(report: Progress) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
@@ -98,29 +97,16 @@ def wrapped(start: str, text: str, columns: int) -> list[str]:
     return lines or [start]
 
 
-class MessageHandler(logging.Handler):
-    """Shows what the library logs, in a line of its own above whatever bar there is."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = f"packstore: {printable(record.getMessage())}"
-        if sys.stderr.isatty():
-            text = "\r\x1b[K" + text  # a status line may stand there
-        if "tqdm" in sys.modules:
-            from tqdm import tqdm
-
-            tqdm.write(text, file=sys.stderr)
-        else:
-            click.echo(text, err=True)
-
-
 @contextmanager
 def progress_bar(quiet: bool) -> Iterator[ProgressCallback]:
     """A callback that draws a tqdm bar a stage on standard error: images/s, MB/s, time left.
 
     Draws nothing with ``quiet``, or when standard error is not a terminal.
     """
+    from packstore.cli.messages import show_messages
     from packstore.progress import no_progress
 
+    show_messages()
     if quiet or not sys.stderr.isatty():
         yield no_progress
         return

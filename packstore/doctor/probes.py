@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from packstore.errors import PackstoreError, printable
-from packstore.seekable.library import wanted_library
 
 Answer = dict[str, Any]
 
@@ -75,6 +74,8 @@ def _pillow(_: Any) -> list[str]:
 def _turbojpeg(module: Any) -> list[str]:
     if not hasattr(module, "TurboJPEG"):
         raise ImportError("the module turbojpeg is not PyTurboJPEG's (pip uninstall turbojpeg)")
+    from packstore.seekable.library import wanted_library
+
     wanted = wanted_library() or None
     module.TurboJPEG(wanted)  # without a path it finds and loads the system's library; or it raises
     return [f"libjpeg-turbo {turbo_version(wanted) or 'of unknown version'}"]
