@@ -30,8 +30,8 @@ from packstore.augment import (
     RandomResizedCrop,
     Resize,
 )
-from packstore.loader import assemble
 from packstore.loader.alone import is_alone, work_alone
+from packstore.loader.rows import Rows
 from packstore.manifest import Normalization
 from tests.datasets import make_cifar10, make_folder, write_image
 
@@ -605,8 +605,9 @@ def test_mirrored_before_resizing_or_after_is_the_same(
     for row, flip in enumerate((False, True)):
         box, window = np.array([[0, 0, *size]]), np.array([[0, 0, *target]])
         frames = Frames(box, np.array([target]), window, np.array([flip]))
-        assemble.place_box(pixels, frames, 0, rows[row])
-        in_thread(lambda f=frames, r=row: assemble.place_box(pixels, f, 0, alone[r]))  # type: ignore[misc]
+        Rows(torch.from_numpy(rows[row : row + 1]), frames).place_box(0, pixels)
+        there = Rows(torch.from_numpy(alone[row : row + 1]), frames)
+        in_thread(lambda r=there: r.place_box(0, pixels))  # type: ignore[misc]
     assert np.array_equal(rows[1], rows[0][:, ::-1])
     assert np.array_equal(alone, rows)
     assert np.array_equal(pixels, before)

@@ -20,7 +20,7 @@ from packstore.counter import Draws
 from packstore.dataset import PackedDataset
 from packstore.errors import DecodeError, printable
 from packstore.loader import PackedLoader
-from packstore.loader.assemble import place
+from packstore.loader.rows import Rows
 from packstore.manifest import ENCODED
 from packstore.progress import Progress, ProgressCallback
 from packstore.stores.base import Reader
@@ -178,11 +178,11 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
     here = loader._at_decoding
     if here:
         frames = _frames(loader, sample)
-        rows = np.empty((CHUNK, *loader._make_assembler().shape), np.uint8)
+        rows = Rows(torch.empty((len(frames), *loader._make_assembler().shape), dtype=torch.uint8), frames)
 
         def one(number: int) -> int:
             index = number % len(sample.pixels)
-            place(sample.pixels[index], frames, index, rows[number % CHUNK])
+            rows.place(index, sample.pixels[index])
             return 1
 
         return clock.rate("augment, 1 thread", one)

@@ -14,28 +14,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.augment import Frames, Geometry, output_size, plan_ops, render
+from packstore.augment import Frames, Geometry, output_size, plan_ops
 from packstore.counter import Draws
 from packstore.decoders import Decoder
 from packstore.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError, printable
-from packstore.loader.alone import is_alone
+from packstore.loader.rows import Rows, as_numpy
 from packstore.loader.stats import Stats
 from packstore.manifest import ENCODED, Manifest
 from packstore.seekable import Index, read_index
 from packstore.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
 from packstore.stores.base import Reader, shaped
 
-# The kernel behind interpolate(antialias=True), with an output to write into and without interpolate's checks, which
-# under the GIL cost more than this call.
-_resize: Any = torch._C._nn._upsample_bilinear2d_aa
 _HEAD = 2048  # where nearly every frame header is
-SERIAL_ELEMENTS = 32768
-"""torch shares work out to its threads from this many elements on, see :mod:`packstore.loader.alone`. Where a thread
-does not work alone, pieces are kept smaller."""
 
 # Waiting for each page of a record in turn, a cold store is read at a third of the speed; asking for records beforehand
 # halves that of a warm one. So it is done for a while where pages were waited for.
-_COLD_SLICES = 32
+_COLD_BATCHES = 4
 try:
     import resource
 
@@ -47,6 +41,40 @@ _TORCH_DTYPE = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32":
 
 
 Header = Index | ImageInfo | None
+
+
+class Prepared:
+    """Records that were looked at, and what is to be written into which row of a batch buffer.
+
+    Planning has a price that hardly depends on how many images there are, so it is done for a whole batch.
+
+    Attributes:
+        out: The rows, ``(B, *shape)``.
+        records: Record numbers, ``(B,)``.
+        seed: For random operations.
+        epoch: Likewise.
+        numbers: ``records`` as a list.
+        views: Their bytes.
+        sizes: Height and width of each image, ``(B, 2)``, as its header says.
+        headers: What else it says.
+        rows: Where pixels go, and how.
+        failed: Rows whose records cannot be read.
+    """
+
+    sizes: NDArray[np.int64]
+    headers: Sequence[Header]
+    rows: Rows
+
+    def __init__(
+        self, out: torch.Tensor, records: NDArray[np.int64], seed: int, epoch: int, numbers: Sequence[int] = ()
+    ) -> None:
+        self.out = out
+        self.records = records
+        self.seed = seed
+        self.epoch = epoch
+        self.numbers = numbers
+        self.views: list[Any] = []
+        self.failed: list[int] = []
 
 
 class SizeError(UsageError):
@@ -89,7 +117,7 @@ class Assembler:
         self._encoded = manifest.encoding in ENCODED
         self._shapes = None if self._encoded or manifest.image.kind == "fixed" else reader.fixed("shape")
         self.shape, self.dtype = self._row(manifest)
-        self._cold = 0  # slices for which the system is asked to fetch all records beforehand
+        self._cold = 1  # batches for which the system is asked to fetch all records beforehand
         self._whole: NDArray[Any] | None = None
         apart = manifest.format == "lmdb" or bool(manifest.shards) or reader.checks_records
         if not operations and manifest.image.kind == "fixed" and not apart:
@@ -119,10 +147,10 @@ class Assembler:
                 height_width = first[0], first[1]
         return (*height_width, 3), torch.uint8
 
-    def fill(
+    def prepare(
         self, out: torch.Tensor, records: NDArray[np.int64], seed: int, epoch: int, errors: dict[int, Exception] | None
-    ) -> list[int]:
-        """Writes ``records`` into the rows of ``out``.
+    ) -> Prepared:
+        """Looks at ``records`` and plans what is to be done with them. Decodes nothing.
 
         Args:
             out: Rows of a batch buffer, ``(B, *shape)``.
@@ -131,65 +159,80 @@ class Assembler:
             epoch: Likewise.
             errors: Where failed records are noted with their errors; None to raise the first.
 
+        Raises:
+            CorruptRecordError: A record is damaged; names the record and its key.
+        """
+        if self._whole is not None:
+            return Prepared(out, records, seed, epoch)
+        start = perf_counter()
+        prepared = Prepared(out, records, seed, epoch, records.tolist())
+        fetch = self._cold > 0
+        self._cold -= fetch
+        for row, record in enumerate(prepared.numbers):
+            try:
+                view = self._reader.view(record)
+                if fetch:
+                    self._reader.will_need(record, view)
+                prepared.views.append(view)
+            except PackstoreError as error:
+                prepared.failed.append(self._note(errors, row, record, error))
+                prepared.views.append(b"")
+        read = perf_counter()
+        prepared.sizes, prepared.headers = self._sizes(prepared.numbers, prepared.views)
+        frames = self._plan(prepared.sizes, records, seed, epoch) if self._operations else None
+        prepared.rows = Rows(out, frames)
+        self._stats.add("read", read - start)
+        self._stats.add("decode", perf_counter() - read)
+        return prepared
+
+    def fill(self, prepared: Prepared, first: int, stop: int, errors: dict[int, Exception] | None) -> list[int]:
+        """Writes rows ``first`` … ``stop - 1`` of what was prepared.
+
         Returns:
-            The rows that failed.
+            The rows that failed, apart from those that did when they were prepared.
 
         Raises:
             DecodeError: A record cannot be decoded; names the record and its key.
         """
         start = perf_counter()
         if self._whole is not None:
-            np.take(self._whole, records, axis=0, out=_numpy(out), mode="clip")
+            out = as_numpy(prepared.out[first:stop])
+            np.take(self._whole, prepared.records[first:stop], axis=0, out=out, mode="clip")
             self._stats.add("read", perf_counter() - start)
             return []
-        numbers = records.tolist()
         faults = _major_faults()
-        fetch = self._cold > 0
-        self._cold -= fetch
         failed: list[int] = []
-        views: list[Any] = []
-        for row, record in enumerate(numbers):
-            try:
-                view = self._reader.view(record)
-                if fetch:
-                    self._reader.will_need(record, view)
-                views.append(view)
-            except PackstoreError as error:
-                failed.append(self._note(errors, row, record, error))
-                views.append(b"")
-        read = perf_counter()
-        sizes, headers = self._sizes(numbers, views)
-        frames = self._plan(sizes, records, seed, epoch) if self._operations else None
-        rows = _numpy(out)
-        for row, record in enumerate(numbers):
-            if row in failed:
+        for row in range(first, stop):
+            if row in prepared.failed:
                 continue
             try:
-                header = headers[row]
-                if frames is not None and self._crops(header):
-                    place_box(self._crop(views[row], header, frames, row), frames, row, rows[row])
-                    continue
-                pixels = self._pixels(record, views[row], header)
-                if frames is None:
-                    if pixels.shape != self.shape:
-                        raise self._other_size(pixels.shape)
-                    rows[row] = pixels
-                elif pixels.shape[:2] == tuple(sizes[row].tolist()):
-                    place(pixels, frames, row, rows[row])
-                else:
-                    # Its header says another size than it has: planned again, by what it has.
-                    found = np.array([pixels.shape[:2]], np.int64)
-                    alone = self._plan(found, records[row : row + 1], seed, epoch)
-                    place(pixels, alone, 0, rows[row])
+                self._write(prepared, row)
             except SizeError:
                 raise
             except PackstoreError as error:
-                failed.append(self._note(errors, row, record, error))
-        if _major_faults() - faults > len(numbers):
-            self._cold = _COLD_SLICES
-        self._stats.add("read", read - start)
-        self._stats.add("decode", perf_counter() - read)
+                failed.append(self._note(errors, row, prepared.numbers[row], error))
+        if _major_faults() - faults > stop - first:
+            self._cold = _COLD_BATCHES
+        self._stats.add("decode", perf_counter() - start)
         return failed
+
+    def _write(self, prepared: Prepared, row: int) -> None:
+        rows, view, header = prepared.rows, prepared.views[row], prepared.headers[row]
+        if self._operations and self._crops(header):
+            rows.place_box(row, self._crop(view, header, rows, row))
+            return
+        pixels = self._pixels(prepared.numbers[row], view, header)
+        if not self._operations:
+            if pixels.shape != self.shape:
+                raise self._other_size(pixels.shape)
+            rows.array[row] = pixels
+        elif pixels.shape[:2] == tuple(prepared.sizes[row].tolist()):
+            rows.place(row, pixels)
+        else:
+            # Its header says another size than it has: planned again, by what it has.
+            found = np.array([pixels.shape[:2]], np.int64)
+            alone = self._plan(found, prepared.records[row : row + 1], prepared.seed, prepared.epoch)
+            Rows(prepared.out[row : row + 1], alone).place(0, pixels)
 
     def _note(self, errors: dict[int, Exception] | None, row: int, record: int, error: PackstoreError) -> int:
         if isinstance(error, CorruptRecordError):  # it names the record itself
@@ -216,15 +259,14 @@ class Assembler:
             and (self._decoder.decodes_parts(header) or (self._dct_scaling and header.kind == "jpeg"))
         )
 
-    def _crop(self, view: Any, header: Header, frames: Frames, row: int) -> NDArray[np.uint8]:
-        top, left, height, width = frames.box[row].tolist()
-        rows, columns = frames.size[row].tolist()
+    def _crop(self, view: Any, header: Header, rows: Rows, row: int) -> NDArray[np.uint8]:
+        height, width = rows.sizes[row]
         return self._decoder.decode_crop(
             view,
-            (top, left, height, width),
+            rows.boxes[row],
             index=header if isinstance(header, Index) else None,
             info=header if isinstance(header, ImageInfo) else None,
-            target=(rows, columns) if self._dct_scaling else None,
+            target=(height, width) if self._dct_scaling else None,
         )
 
     def _sizes(self, records: Sequence[int], views: Sequence[Any]) -> tuple[NDArray[np.int64], Sequence[Header]]:
@@ -273,64 +315,3 @@ class Assembler:
 def _major_faults() -> int:
     """Pages that this thread has waited for the disk for."""
     return resource.getrusage(_THREAD).ru_majflt if _THREAD is not None else 0
-
-
-def place(pixels: NDArray[Any], frames: Frames, index: int, row: NDArray[Any]) -> None:
-    """Cuts an image as frame ``index`` says and writes it into ``row``.
-
-    Every torch operation, views too, gives the GIL away and has to get it back, for which threads wait in turn; so
-    views are made with numpy.
-
-    Args:
-        pixels: The whole image, uint8 ``(H, W, 3)``.
-        frames: numpy frames.
-        index: Which of them.
-        row: uint8 ``(h, w, 3)``, contiguous.
-    """
-    top, left, height, width = frames.box[index].tolist()
-    place_box(pixels[top : top + height, left : left + width], frames, index, row)
-
-
-def place_box(pixels: NDArray[Any], frames: Frames, index: int, row: NDArray[Any]) -> None:
-    """:func:`place`, of the pixels of the frame's box alone; they may be scaled down already."""
-    size = frames.size[index].tolist()
-    if size == frames.box[index, 2:].tolist() or frames.window[index].tolist() != [0, 0, *size]:
-        render(np.ascontiguousarray(pixels), frames, index, row)
-        return
-    flip = frames.flip is not None and bool(frames.flip[index])
-    if is_alone():
-        # To mirror before resizing or after gives the same bytes. Here it is no more than the copy that resizing makes
-        # of what is not contiguous.
-        source = _planes(pixels)
-        _resize(torch.flip(source, (3,)) if flip else source, size, False, None, None, out=_planes(row))
-        return
-    # To mirror before resizing or after gives the same bytes; so the smaller of the two is mirrored.
-    flip_first = flip and pixels.size < row.size
-    # torch would copy what is not contiguous with all its threads; numpy does it on this one.
-    crop = np.array(pixels, order="C") if flip_first else np.ascontiguousarray(pixels)
-    if flip_first:
-        mirror_row(crop)
-    _resize(_planes(crop), size, False, None, None, out=_planes(row))
-    if flip and not flip_first:
-        mirror_row(row)
-
-
-def mirror_row(row: NDArray[Any]) -> None:
-    """Mirrors ``row``, uint8 ``(H, W, 3)``, left to right in place."""
-    lines = max(1, SERIAL_ELEMENTS // (row.shape[1] * row.shape[2]))
-    for first in range(0, row.shape[0], lines):
-        part = torch.from_numpy(row[first : first + lines])
-        part.copy_(torch.flip(part, (1,)))
-
-
-def _planes(pixels: NDArray[Any]) -> torch.Tensor:
-    """uint8 ``(h, w, 3)`` as a tensor ``(1, 3, h, w)``, channels last, over the same memory; not to be written to where
-    ``pixels`` is not."""
-    # from_numpy warns of arrays that cannot be written to.
-    return torch.from_numpy((pixels if pixels.flags.writeable else pixels.copy()).transpose(2, 0, 1)[None])
-
-
-def _numpy(tensor: torch.Tensor) -> NDArray[Any]:
-    """A tensor's memory as numpy has it (bfloat16 as bits)."""
-    array: NDArray[Any] = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array

@@ -10,8 +10,8 @@ from packstore.augment import Padded, apply_ops, cut_ops
 from packstore.augment.base import is_channels_last
 from packstore.counter import Draws
 from packstore.errors import UsageError
-from packstore.loader.assemble import SERIAL_ELEMENTS
 from packstore.loader.options import LoaderOptions
+from packstore.loader.rows import SERIAL_ELEMENTS
 from packstore.manifest import FLOAT_ENCODINGS, NORMALIZATIONS, Manifest, Normalization
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.loader.assemble import Prepared
 from packstore.loader.resident import planar
 from packstore.manifest import ENCODED
 from packstore.ring import Ring, Slot
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from packstore.loader import PackedLoader
 
 _log = logging.getLogger("packstore")
-_DECODED_SLICE, _LEAST_SLICE, _MOST_SLICE = 32, 8, 128
+_DECODED_SLICE, _LEAST_SLICE, _MOST_SLICE = 16, 4, 128
 """Images that a thread takes at a time. Of image files, which differ much in what they cost, few enough to balance. Of
 pixels many more: threads meet less often (with two of them, a fifth more images a second by 128 than by 32)."""
 
@@ -36,7 +37,9 @@ class Job:
         self._errors: dict[int, Exception] | None = {} if loader.options.on_error == "skip" else None
         self._buffer = torch.empty(0)
         self._floats: torch.Tensor | None = None
-        self._slices: list[tuple[int, Future[list[int]]]] = []
+        self._prepared: Future[Prepared] | None = None
+        self._slices: list[Future[list[int]]] = []
+        self._cancelled = False
 
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Job:
         """Hands slices to the threads."""
@@ -45,19 +48,28 @@ class Job:
         dtype = self._loader._finish.dtype_in_threads
         if dtype is not None:
             self._floats = ring.buffer(self._slot, 1, self._buffer.shape, dtype)
-        most = _DECODED_SLICE if self._loader.dataset.manifest.encoding in ENCODED else _MOST_SLICE
-        parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE))
-        bounds = [count * part // parts for part in range(parts + 1)]
-        self._slices = [(first, pool.submit(self._fill, first, stop)) for first, stop in pairwise(bounds)]
+        self._prepared = pool.submit(self._prepare, pool, threads)
         return self
 
-    def _fill(self, first: int, stop: int) -> list[int]:
-        rows, loader = slice(first, stop), self._loader
-        part = self._buffer[rows]
-        failed = loader._make_assembler().fill(part, self.records[rows], loader.options.seed, self._epoch, self._errors)
+    def _prepare(self, pool: ThreadPoolExecutor, threads: int) -> Prepared:
+        loader, count = self._loader, len(self.records)
+        assembler = loader._make_assembler()
+        prepared = assembler.prepare(self._buffer, self.records, loader.options.seed, self._epoch, self._errors)
+        most = _DECODED_SLICE if loader.dataset.manifest.encoding in ENCODED else _MOST_SLICE
+        parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE))
+        bounds = [count * part // parts for part in range(parts + 1)]
+        for first, stop in pairwise(bounds):
+            if self._cancelled:
+                break
+            self._slices.append(pool.submit(self._fill, prepared, first, stop))
+        return prepared
+
+    def _fill(self, prepared: Prepared, first: int, stop: int) -> list[int]:
+        loader = self._loader
+        failed = loader._make_assembler().fill(prepared, first, stop, self._errors)
         if self._floats is not None:
             start = perf_counter()
-            loader._finish.normalize_rows(part, self._floats[rows])
+            loader._finish.normalize_rows(self._buffer[first:stop], self._floats[first:stop])
             loader._stats.add("augment", perf_counter() - start)
         return failed
 
@@ -65,9 +77,11 @@ class Job:
         """The batch, and how many of its records were skipped. Waits for it."""
         loader, stats = self._loader, self._loader._stats
         start = perf_counter()
+        assert self._prepared is not None
+        failed = list(self._prepared.result().failed)
         # The last first: this thread would be woken by each of the others, and take the GIL from those that work.
-        self._slices[-1][1].exception()
-        failed = [first + row for first, future in self._slices for row in future.result()]
+        self._slices[-1].exception()
+        failed += [row for future in self._slices for row in future.result()]
         ready = perf_counter()
         batch, records = self._buffer if self._floats is None else self._floats, self.records
         if failed:
@@ -80,7 +94,7 @@ class Job:
         value = loader._assembled(images, records, None)
         ring.release(self._slot, images)
         # The job and its futures refer to each other: without this, buffers would wait for the garbage collector.
-        self._buffer, self._floats, self._slices = torch.empty(0), None, []
+        self._buffer, self._floats, self._prepared, self._slices = torch.empty(0), None, None, []
         stats.add("wait", ready - start)
         stats.add("copy", perf_counter() - ready)
         return value, len(failed)
@@ -90,5 +104,7 @@ class Job:
         return self._loader._finish(images, tensors[1], self._epoch)
 
     def cancel(self) -> None:
-        for _, future in self._slices:
-            future.cancel()
+        self._cancelled = True
+        for future in (self._prepared, *self._slices):
+            if future is not None:
+                future.cancel()

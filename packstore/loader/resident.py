@@ -153,7 +153,8 @@ def load_images(
         slot = ring.acquire()
         assert slot is not None
         buffer = ring.buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
-        assembler.fill(buffer, np.arange(start + first, start + last), 0, 0, None)
+        prepared = assembler.prepare(buffer, np.arange(start + first, start + last), 0, 0, None)
+        assembler.fill(prepared, 0, last - first, None)
         slot.shipment = ring.transport.send((buffer,), lambda tensors: planar(tensors[0], assembler))
         images = slot.shipment.receive()
         images = images if pre_transform is None else pre_transform(images)
