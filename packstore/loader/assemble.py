@@ -21,11 +21,12 @@ from packstore.errors import CorruptRecordError, DecodeError, PackstoreError, Us
 from packstore.loader.rows import Rows, as_numpy
 from packstore.loader.stats import Stats
 from packstore.manifest import ENCODED, Manifest
-from packstore.seekable import Index, read_index
+from packstore.seekable import Cut, Index, plan_cuts, read_index
 from packstore.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
 from packstore.stores.base import Reader, shaped
 
 _HEAD = 2048  # where nearly every frame header is
+_MOST_SEGMENTS = 1 << 13  # of images that are cut up beforehand: a batch of them takes 10 bytes each
 
 # Waiting for each page of a record in turn, a cold store is read at a third of the speed; asking for records beforehand
 # halves that of a warm one. So it is done for a while where pages were waited for.
@@ -59,6 +60,7 @@ class Prepared:
         headers: What else it says.
         rows: Where pixels go, and how.
         failed: Rows whose records cannot be read.
+        cuts: Of crop-seekable images, what their boxes need.
     """
 
     sizes: NDArray[np.int64]
@@ -75,6 +77,7 @@ class Prepared:
         self.numbers = numbers
         self.views: list[Any] = []
         self.failed: list[int] = []
+        self.cuts: dict[int, Cut] = {}
 
 
 class SizeError(UsageError):
@@ -181,6 +184,8 @@ class Assembler:
         prepared.sizes, prepared.headers = self._sizes(prepared.numbers, prepared.views)
         frames = self._plan(prepared.sizes, records, seed, epoch) if self._operations else None
         prepared.rows = Rows(out, frames)
+        if frames is not None:
+            prepared.cuts = _cuts(prepared.headers, frames)
         self._stats.add("read", read - start)
         self._stats.add("decode", perf_counter() - read)
         return prepared
@@ -219,7 +224,7 @@ class Assembler:
     def _write(self, prepared: Prepared, row: int) -> None:
         rows, view, header = prepared.rows, prepared.views[row], prepared.headers[row]
         if self._operations and self._crops(header):
-            rows.place_box(row, self._crop(view, header, rows, row))
+            rows.place_box(row, self._crop(prepared, row))
             return
         pixels = self._pixels(prepared.numbers[row], view, header)
         if not self._operations:
@@ -259,14 +264,15 @@ class Assembler:
             and (self._decoder.decodes_parts(header) or (self._dct_scaling and header.kind == "jpeg"))
         )
 
-    def _crop(self, view: Any, header: Header, rows: Rows, row: int) -> NDArray[np.uint8]:
-        height, width = rows.sizes[row]
+    def _crop(self, prepared: Prepared, row: int) -> NDArray[np.uint8]:
+        header = prepared.headers[row]
         return self._decoder.decode_crop(
-            view,
-            rows.boxes[row],
+            prepared.views[row],
+            prepared.rows.boxes[row],
             index=header if isinstance(header, Index) else None,
             info=header if isinstance(header, ImageInfo) else None,
-            target=(height, width) if self._dct_scaling else None,
+            target=prepared.rows.sizes[row] if self._dct_scaling else None,
+            cut=prepared.cuts.get(row),
         )
 
     def _sizes(self, records: Sequence[int], views: Sequence[Any]) -> tuple[NDArray[np.int64], Sequence[Header]]:
@@ -310,6 +316,16 @@ class Assembler:
             f"images differ in size ({shape[0]}x{shape[1]}, {self.shape[0]}x{self.shape[1]}), so they make no batch: "
             "add an operation that gives them one, for example augment=[RandomResizedCrop(224)]"
         )
+
+
+def _cuts(headers: Sequence[Header], frames: Frames) -> dict[int, Cut]:
+    """What the boxes of crop-seekable images need, by row."""
+    indexes = {
+        row: header
+        for row, header in enumerate(headers)
+        if isinstance(header, Index) and header.across * header.rows <= _MOST_SEGMENTS
+    }
+    return dict(zip(indexes, plan_cuts([*indexes.values()], frames.box[[*indexes]]), strict=True))
 
 
 def _major_faults() -> int:

@@ -2,25 +2,27 @@
 
 It is a baseline JPEG with restart markers at an interval that divides its rows of MCUs, and an index of where they are
 in a segment of its own, which viewers pass over. :func:`make_seekable` rewrites a file without loss,
-:func:`add_index` finishes one that an encoder wrote with restart markers, :func:`splice` cuts a part out.
+:func:`add_index` finishes one that an encoder wrote with restart markers, :func:`plan_cuts` and :func:`splice`
+cut a part out.
 """
 
 from packstore.seekable.index import Index, add_index, check_index, read_index
 from packstore.seekable.markers import Frame, NotSeekableError, frame_of, segments
 from packstore.seekable.rewrite import choose_interval, make_seekable
-from packstore.seekable.splice import Splice, splice
+from packstore.seekable.splice import Cut, plan_cuts, splice
 from packstore.seekable.transform import transform_version
 
 __all__ = [
+    "Cut",
     "Frame",
     "Index",
     "NotSeekableError",
-    "Splice",
     "add_index",
     "check_index",
     "choose_interval",
     "frame_of",
     "make_seekable",
+    "plan_cuts",
     "read_index",
     "segments",
     "splice",

@@ -1,7 +1,14 @@
-"""The crop: a JPEG of just the restart segments that a box needs, out of a seekable one."""
+"""The crop: a JPEG of just the restart segments that a box needs, out of a seekable one.
+
+Each segment decodes alone: at a restart the prediction begins anew, on a whole byte. So a rectangle of them behind the
+same tables is a JPEG, once the frame header has its size and the restart markers are numbered anew. Which segments
+these are, and where, is worked out for many images at once, in arrays: one by one it would take numpy's calls, each of
+them a microsecond, as long again as all the rest.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,107 +17,227 @@ from numpy.typing import NDArray
 from packstore.seekable.index import Index, lengths
 from packstore.seekable.markers import EOI, RST0, Data
 
-
-def _numbered(count: int) -> NDArray[np.uint16]:
-    """FF D0 … FF D7 over and over."""
-    return (0xFFD0 + np.arange(count) % 8).astype(">u2")
-
-
-_MARKERS = _numbered(1 << 14)
 _WORTH = 0.9
 """Share of the segments from which on the whole image is decoded instead."""
 _NARROWEST = 8
 """Fewest columns of a part: more than two samples of chroma, of which every MCU of subsampled chroma has 8 or more."""
+_AT_ONCE = 1 << 17
+"""Segments that are worked on at once, so that memory is bounded: 10 MB. An image may have more."""
 
 
-class Splice(NamedTuple):
-    """Part of an image.
+class Cut(NamedTuple):
+    """What a box needs of a seekable JPEG.
 
     Attributes:
-        jpeg: The bytes of a JPEG file that shows it.
-        height: Its pixels.
+        height: Of the part that shows it, in pixels. 0: nearly all is needed, so the whole had better be decoded.
         width: Likewise.
         top: Where in it the box begins.
         left: Likewise.
+        starts: Where the runs of segments begin in the file.
+        stops: Where they end.
+        before: Where a restart marker is, right before each run (but the image's first).
+        before_markers: These markers.
+        ends: Where in the part each segment's marker at the end is.
+        end_markers: These markers, as they are in the file.
+        is_last: Whether the last of them is the image's last.
     """
 
-    jpeg: bytearray
     height: int
-    width: int
-    top: int
-    left: int
+    width: int = 0
+    top: int = 0
+    left: int = 0
+    starts: Sequence[int] = ()
+    stops: Sequence[int] = ()
+    before: NDArray[np.int64] | None = None
+    before_markers: bytes = b""
+    ends: NDArray[np.int64] | None = None
+    end_markers: bytes = b""
+    is_last: bool = False
 
 
-def splice(data: Data, index: Index, box: tuple[int, int, int, int]) -> Splice | None:
-    """The segments of ``data`` that a box needs, as a JPEG whose pixels there are those of the whole image.
+WHOLE = Cut(0)
 
-    Each segment decodes alone: at a restart the prediction begins anew, on a whole byte. So a rectangle of them behind
-    the same tables is a JPEG, once the frame header has its size and the restart markers are numbered anew.
+
+def plan_cuts(indexes: Sequence[Index], boxes: NDArray[np.int64]) -> list[Cut]:
+    """What boxes need of images.
 
     Args:
-        data: A seekable JPEG file.
-        index: Its index, as :func:`packstore.seekable.read_index` gave it.
-        box: Top, left, height and width of what is wanted, in pixels, within the image.
-
-    Returns:
-        None where nearly all segments are needed, or where a segment's boundary is not where the index says.
+        indexes: Of seekable JPEG files, as :func:`packstore.seekable.read_index` gave them.
+        boxes: int64 ``(N, 4)``: top, left, height and width of what is wanted, in pixels, within the images.
     """
-    top, left, height, width = box
-    rows_margin, columns_margin = index.margins >> 4, index.margins & 15
-    mcu_height, segment_width, across = index.mcu_height, index.mcu_width * index.interval, index.across
-    first_row, first = max(0, top - rows_margin) // mcu_height, max(0, left - columns_margin) // segment_width
-    bottom = min(index.height, top + height + rows_margin)
-    right = min(index.width, left + width + columns_margin)
-    if right - first * segment_width < _NARROWEST:
-        # Of narrower images libjpeg upsamples chroma in another way.
-        first = max(0, first - 1)
-        right = min(index.width, max(right, first * segment_width + _NARROWEST))
+    cuts = [WHOLE] * len(indexes)
+    if not cuts:
+        return cuts
+    heads = np.array([index[: Index._fields.index("lengths_in")] for index in indexes], np.int64)
+    field = dict(zip(Index._fields, heads.T, strict=False))
+    top, left, height, width = boxes.T
+    rows_margin, columns_margin = field["margins"] >> 4, field["margins"] & 15
+    mcu_height, segment_width, across = field["mcu_height"], field["mcu_width"] * field["interval"], field["across"]
+    first_row, first = _floor(top - rows_margin, mcu_height), _floor(left - columns_margin, segment_width)
+    bottom = np.minimum(field["height"], top + height + rows_margin)
+    right = np.minimum(field["width"], left + width + columns_margin)
+    # Of narrower images libjpeg upsamples chroma in another way.
+    narrow = right - first * segment_width < _NARROWEST
+    first = np.where(narrow, np.maximum(0, first - 1), first)
+    wider = np.minimum(field["width"], np.maximum(right, first * segment_width + _NARROWEST))
+    right = np.where(narrow, wider, right)
     last_row, last = -(-bottom // mcu_height), -(-right // segment_width)
     rows, columns = last_row - first_row, last - first
-    if rows * columns >= _WORTH * across * index.rows:
-        return None
-    count, begin = last_row * across, first_row * across
-    each = lengths(index, count)
-    # Here and below in ways in which numpy keeps the GIL: to give it away and wait for it again takes longer.
-    bounds = np.empty(count + 1, np.int64)
-    bounds[0] = 0
-    np.add.accumulate(each, 0, np.int64, bounds[1:])
-    if bounds[-1] > index.scan_bytes:
-        return None
-    step = count if columns == across else across  # rows that are needed whole are one run
-    starts = bounds[begin + first : count : step] + index.scan_at
-    stops = bounds[count if columns == across else begin + last :: step] + index.scan_at
-    markers = _MARKERS if count + 8 <= len(_MARKERS) else _numbered(count + 8)
-    # Each start has a marker before it, but the very first of the image.
-    skip = int(begin + first == 0)
-    found = _pairs(data)[starts[skip:] - 2]
-    if found.tobytes() != markers[begin + first + 7 : count + 7 : step][skip:].tobytes():
+    # Not beyond the margin, as far as the number of MCUs allows, so that no more is transformed than what is needed.
+    right = np.minimum(field["width"], np.maximum(right, last * segment_width - field["mcu_width"] + 1))
+    parts = np.stack(
+        [
+            bottom - first_row * mcu_height,
+            right - first * segment_width,
+            top - first_row * mcu_height,
+            left - first * segment_width,
+        ],
+        1,
+    ).tolist()
+    worth = np.flatnonzero(rows * columns < _WORTH * across * field["rows"])
+    segments = _Segments(field, first_row, first, rows, columns)
+    # As many at once as have no more segments together than that.
+    totals = np.cumsum(segments.counts[worth])
+    begin = 0
+    while begin < len(worth):
+        done = totals[begin - 1] if begin else 0
+        stop = max(begin + 1, int(np.searchsorted(totals, done + _AT_ONCE, "right")))
+        chosen = worth[begin:stop]
+        for number, cut in zip(chosen.tolist(), segments.locate(indexes, chosen, parts), strict=True):
+            cuts[number] = cut
+        begin = stop
+    return cuts
+
+
+def splice(data: Data, index: Index, cut: Cut) -> bytearray | None:
+    """The JPEG whose pixels, at the cut's box, are those of the whole image.
+
+    Args:
+        data: The file that index and cut are those of.
+        index: Its index.
+        cut: One that is not :data:`WHOLE`.
+
+    Returns:
+        None where a segment's boundary is not where the index says.
+    """
+    assert cut.before is not None
+    assert cut.ends is not None
+    if _pairs(data)[cut.before].tobytes() != cut.before_markers:
         return None
     view = memoryview(data)
     tables_at, frame_at = index.tables_at, index.tables_at + index.frame_at
-    # Not beyond the margin, as far as the number of MCUs allows, so that no more is transformed than what is needed.
-    right = min(index.width, max(right, last * segment_width - index.mcu_width + 1))
-    total_height, total_width = bottom - first_row * mcu_height, right - first * segment_width
-    size = total_height.to_bytes(2, "big") + total_width.to_bytes(2, "big")
     parts: list[Data] = [
         view[: index.prefix_bytes],
         view[tables_at : frame_at + 5],
-        size,
+        cut.height.to_bytes(2, "big") + cut.width.to_bytes(2, "big"),
         view[frame_at + 9 : index.scan_at],
     ]
-    header_bytes = index.prefix_bytes + index.scan_at - tables_at
-    parts += [view[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    parts += [view[start:stop] for start, stop in zip(cut.starts, cut.stops, strict=True)]
     jpeg = bytearray().join(parts)
-    if count == index.rows * across and last == across and jpeg[-1] == EOI:
-        jpeg[-1] = RST0 + (count - 1) % 8  # which is what any other segment would end with
-    ends = np.add.accumulate(each[begin:].reshape(rows, across)[:, first:last].reshape(-1), 0, np.int64)
-    ends += header_bytes - 2
+    if cut.is_last and jpeg[-1] == EOI:
+        jpeg[-1] = cut.end_markers[-1]  # which is what any other segment would end with
     pairs = _pairs(jpeg)
-    if pairs[ends].tobytes() != markers[begin:count].reshape(rows, across)[:, first:last].tobytes():
+    if pairs[cut.ends].tobytes() != cut.end_markers:
         return None
-    pairs[ends] = markers[: len(ends)]
+    count = len(cut.ends)
+    pairs[cut.ends] = _NUMBERED[:count] if count <= len(_NUMBERED) else _markers(np.arange(count))
     jpeg[-1] = EOI
-    return Splice(jpeg, total_height, total_width, top - first_row * mcu_height, left - first * segment_width)
+    return jpeg
+
+
+class _Segments:
+    """The segments that boxes need, of many images; arrays have an entry an image."""
+
+    def __init__(
+        self,
+        field: dict[str, NDArray[np.int64]],
+        first_row: NDArray[np.int64],
+        first: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        columns: NDArray[np.int64],
+    ) -> None:
+        across = field["across"]
+        self.counts = (first_row + rows) * across
+        """Of all from the image's first to the last that is needed: their lengths tell where these are."""
+        self._begin = first_row * across + first
+        whole_rows = columns == across  # which are one run
+        self._runs = np.where(whole_rows, 1, rows)
+        self._run = np.where(whole_rows, rows * across, columns)
+        self._across = across
+        self._scan_at, self._scan_bytes = field["scan_at"], field["scan_bytes"]
+        self._header_bytes = field["prefix_bytes"] + field["scan_at"] - field["tables_at"]
+        self._is_last = (self.counts == field["rows"] * across) & (first + columns == across)
+
+    def locate(self, indexes: Sequence[Index], chosen: NDArray[np.int64], parts: Sequence[Sequence[int]]) -> list[Cut]:
+        """Where in the file, and in the part that is made of them, the segments of the ``chosen`` images are."""
+        counts, runs, run = self.counts[chosen], self._runs[chosen], self._run[chosen]
+        each = np.concatenate([lengths(indexes[n], c) for n, c in zip(chosen.tolist(), counts.tolist(), strict=True)])
+        # All images' segments one after the other; `own` is an image's first among them.
+        bounds = np.zeros(len(each) + 1, np.int64)
+        np.cumsum(each, dtype=np.int64, out=bounds[1:])
+        own = np.cumsum(counts) - counts
+        right = bounds[own + counts] - bounds[own] <= self._scan_bytes[chosen]
+        # All runs, of an image one a row of segments, or all at once; each with its first segment.
+        stops = np.cumsum(runs)
+        image = np.repeat(np.arange(len(chosen)), runs)
+        segment = (own + self._begin[chosen])[image]
+        segment += (np.arange(len(image)) - (stops - runs)[image]) * self._across[chosen][image]
+        run = run[image]
+        origin = (self._scan_at[chosen] - bounds[own])[image]
+        run_starts, run_stops = bounds[segment] + origin, bounds[segment + run] + origin
+        number = segment - own[image]  # as the image counts them
+        before_markers = _markers(number - 1).tobytes()
+        inner = (number[stops - runs] == 0).astype(np.int64)  # nothing is before an image's first
+        # All segments that are needed.
+        offsets = np.cumsum(run)
+        within = np.arange(int(offsets[-1])) + np.repeat(segment - (offsets - run), run)
+        end_markers = _markers(within - np.repeat(own[image], run)).tobytes()
+        ends = np.cumsum(each[within], dtype=np.int64)
+        last = offsets[stops - 1]
+        needed = np.diff(last, prepend=0)
+        before_it = np.concatenate([[0], ends[last[:-1] - 1]])
+        ends += np.repeat(self._header_bytes[chosen] - 2 - before_it, needed)
+        starts, finishes, before = run_starts.tolist(), run_stops.tolist(), run_starts - 2
+        cuts = []
+        a = c = 0
+        for n, b, d, skip, fine, is_last in zip(
+            chosen.tolist(),
+            stops.tolist(),
+            last.tolist(),
+            inner.tolist(),
+            right.tolist(),
+            self._is_last[chosen].tolist(),
+            strict=True,
+        ):
+            height, width, top, left = parts[n]
+            cut = Cut(
+                height,
+                width,
+                top,
+                left,
+                starts[a:b],
+                finishes[a:b],
+                before[a + skip : b],
+                before_markers[2 * (a + skip) : 2 * b],
+                ends[c:d],
+                end_markers[2 * c : 2 * d],
+                is_last,
+            )
+            cuts.append(cut if fine else WHOLE)
+            a, c = b, d
+        return cuts
+
+
+def _floor(pixels: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.maximum(0, pixels) // size
+
+
+def _markers(numbers: NDArray[np.int64]) -> NDArray[np.uint16]:
+    """The restart markers after the segments of these numbers: FF D0 … FF D7 over and over."""
+    return (0xFF00 + RST0 + (numbers & 7)).astype(">u2")
+
+
+_NUMBERED = _markers(np.arange(1 << 14))
 
 
 def _pairs(data: Data) -> NDArray[np.uint16]:
