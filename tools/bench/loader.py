@@ -162,7 +162,7 @@ def gil(source: Path, scratch: Path) -> None:
     Everything that releases the GIL is stubbed out: decoding, resizing, the copy of the crop (numpy) and the mirroring
     (torch). What is left is Python, in processor time.
     """
-    import packstore.loader.assemble as assemble
+    import packstore.loader.rows as rows
 
     path = scratch / "gil.lmdb"
     packstore.convert(source, path)
@@ -170,14 +170,13 @@ def gil(source: Path, scratch: Path) -> None:
     dataset = PackedDataset(path, names[0] if names else None)
     assembler = PackedLoader(dataset, 256, augment=CROP, threads=1)._make_assembler()
     images = {len(dataset.reader.read(r)): dataset._pixels(r) for r in range(min(256, len(dataset)))}
-    records = np.arange(len(images) // 16 * 16).reshape(-1, 16)
-    out = torch.empty((16, *assembler.shape), dtype=assembler.dtype)
+    records = np.arange(len(images))
+    out = torch.empty((len(images), *assembler.shape), dtype=assembler.dtype)
 
     def fill() -> float:
         start = time.thread_time()
-        for part in records:
-            assembler.fill(out, part, 0, 0, None)
-        return (time.thread_time() - start) / records.size
+        assembler.fill(assembler.prepare(out, records, 0, 0, None), 0, len(records), None)
+        return (time.thread_time() - start) / len(records)
 
     class NoCopies:
         """numpy, but for the copy of a crop."""
@@ -185,18 +184,18 @@ def gil(source: Path, scratch: Path) -> None:
         def __getattr__(self, name: str) -> Any:
             return (lambda array: array) if name == "ascontiguousarray" else getattr(np, name)
 
-    stubs = {"_resize": lambda *_, **__: None, "mirror_row": lambda row: None, "np": NoCopies()}
-    kept = {name: getattr(assemble, name) for name in stubs}
+    stubs = {"_resize": lambda *_, **__: None, "_mirror": lambda row: None, "np": NoCopies()}
+    kept = {name: getattr(rows, name) for name in stubs}
     assembler._decoder._decode = lambda data, info: images[len(data)]  # type: ignore[method-assign]
     assembler._decoder._rows = lambda data, height, width: images[len(data)][:height]
     for name, stub in stubs.items():
-        setattr(assemble, name, stub)
+        setattr(rows, name, stub)
     try:
         fill()
         seconds = min(fill() for _ in range(20))
     finally:
         for name, value in kept.items():
-            setattr(assemble, name, value)
+            setattr(rows, name, value)
     print(f"\nPython an image in JPEG streaming, under the GIL: {seconds * 1e6:.0f} µs")
 
 

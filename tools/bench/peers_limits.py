@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -16,6 +16,7 @@ from peers_task import Batches, Epochs, Task, image_size
 
 from packstore import PackedDataset
 from packstore.decoders import get_decoder
+from packstore.seekable import plan_cuts, read_index
 
 
 def bare(task: Task) -> Epochs:
@@ -24,9 +25,14 @@ def bare(task: Task) -> Epochs:
     if task.convert.get("encoding") == "uint8":
         assert task.data is not None
         dataset = PackedDataset(task.data, columns=("image",), output="numpy")
-        return _bare(task, [dataset[number] for number in range(len(dataset))], lambda image, box: _cut(image, *box))
+        return _bare(
+            task, [dataset[number] for number in range(len(dataset))], lambda images, boxes: map(_cut, images, boxes)
+        )
     decode = get_decoder("simplejpeg").decode
-    return _bare(task, [Path(file).read_bytes() for file in task.files], lambda data, box: _cut(decode(data), *box))
+    files = [Path(file).read_bytes() for file in task.files]
+    return _bare(
+        task, files, lambda files, boxes: (_cut(decode(data), box) for data, box in zip(files, boxes, strict=True))
+    )
 
 
 def bare_spliced(task: Task) -> Epochs:
@@ -34,24 +40,37 @@ def bare_spliced(task: Task) -> Epochs:
     assert task.data is not None
     dataset = PackedDataset(task.data, columns=("image",), output="bytes")
     decode_crop = get_decoder("simplejpeg").decode_crop
-    return _bare(task, [dataset[number] for number in range(len(dataset))], decode_crop)
+
+    def crops(files: Sequence[Any], boxes: Sequence[Box]) -> Iterator[NDArray[np.uint8]]:
+        indexes = {number: index for number, data in enumerate(files) if (index := read_index(data)) is not None}
+        cuts = dict(zip(indexes, plan_cuts([*indexes.values()], np.array(boxes)[[*indexes]]), strict=True))
+        for number, (data, box) in enumerate(zip(files, boxes, strict=True)):
+            yield decode_crop(data, box, index=indexes.get(number), cut=cuts.get(number))
+
+    return _bare(task, [dataset[number] for number in range(len(dataset))], crops)
 
 
-def _cut(image: NDArray[np.uint8], top: int, left: int, height: int, width: int) -> NDArray[np.uint8]:
+Box = tuple[int, int, int, int]
+
+
+def _cut(image: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
+    top, left, height, width = box
     return image[top : top + height, left : left + width]
 
 
-def _bare(task: Task, held: list[Any], cut: Callable[[Any, tuple[int, int, int, int]], NDArray[np.uint8]]) -> Epochs:
+def _bare(
+    task: Task, held: list[Any], crops: Callable[[Sequence[Any], Sequence[Box]], Iterator[NDArray[np.uint8]]]
+) -> Epochs:
+    """``crops`` gives the boxes' pixels of a batch, one after the other."""
     sizes = [item.shape[:2] if isinstance(item, np.ndarray) else image_size(BytesIO(item)) for item in held]
     rng = np.random.default_rng(0)
 
     def work(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], list[int]]:
         batch = torch.empty((task.batch, task.size, task.size, 3), dtype=torch.uint8)
         rows, own = batch.permute(0, 3, 1, 2), np.random.default_rng(int(numbers[0]))
-        for row, number in enumerate(numbers.tolist()):
-            height, width = sizes[number]
-            box = (0, 0, height, width) if task.whole else random_box(height, width, own)
-            _resize(np.ascontiguousarray(cut(held[number], box)), rows[row : row + 1], task.size)
+        boxes = [(0, 0, *sizes[n]) if task.whole else random_box(*sizes[n], own) for n in numbers.tolist()]
+        for row, crop in enumerate(crops([held[n] for n in numbers.tolist()], boxes)):
+            _resize(np.ascontiguousarray(crop), rows[row : row + 1], task.size)
             if row % 2:
                 for first in range(0, task.size, 48):
                     lines = batch[row, first : first + 48]
