@@ -26,7 +26,7 @@ from packstore.decoders.jpeg import is_whole, without_metadata
 from packstore.errors import PackstoreError
 from packstore.manifest import Manifest
 from packstore.seekable.index import check_index, read_index
-from packstore.seekable.splice import splice
+from packstore.seekable.splice import plan_cuts, splice
 from packstore.sniff import HeaderError, check_header, sniff
 from packstore.sources.cifar import open_cifar
 from packstore.sources.cifar_files import LAYOUTS
@@ -82,8 +82,10 @@ def _seek_index(data: bytes) -> None:
     index = read_index(data)
     check_index(data)
     if index is not None:
-        for box in ((0, 0, 1, 1), (0, 0, index.height, index.width), (index.height // 2, index.width // 2, 1, 1)):
-            splice(data, index, box)
+        boxes = [(0, 0, 1, 1), (0, 0, index.height, index.width), (index.height // 2, index.width // 2, 1, 1)]
+        for cut in plan_cuts([index] * 3, np.array(boxes)):
+            if cut.height:
+                splice(data, index, cut)
 
 
 def _repair_seek_index(data: bytes, rng: random.Random) -> bytes:

@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from packstore.encode.seekable import encode_seekable
 from packstore.errors import DecodeError, UsageError
 from packstore.resize import resize
 from packstore.seekable import (
+    Cut,
     Index,
     NotSeekableError,
     add_index,
@@ -31,6 +33,8 @@ from packstore.seekable import (
     choose_interval,
     frame_of,
     make_seekable,
+    plan_cut,
+    plan_cuts,
     read_index,
     segments,
     splice,
@@ -94,6 +98,12 @@ def index_of(data: bytes) -> Index:
     return index
 
 
+def spliced(data: bytes, box: tuple[int, int, int, int]) -> Cut | None:
+    """What is cut out for a box; None where the whole image is to be decoded."""
+    plan = plan_cut(index_of(data), box)
+    return plan if plan.height and splice(data, index_of(data), plan) is not None else None
+
+
 def cut(image: NDArray[np.uint8], box: tuple[int, int, int, int]) -> NDArray[np.uint8]:
     top, left, height, width = box
     return image[top : top + height, left : left + width]
@@ -134,7 +144,6 @@ def test_a_crop_has_the_pixels_of_the_whole(case: tuple[bytes, list[tuple[int, i
 def test_every_small_box_is_spliced(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it lies; otherwise the tests above would compare whole images with themselves."""
     data = seekable(70, 100, sampling)
-    index = index_of(data)
     decoder = get_decoder("pillow" if sampling in ("410", "chroma of two kinds") else "simplejpeg")
     whole = decoder.decode(data)
     monkeypatch.setattr(Decoder, "_decode", lambda *_: pytest.fail("the whole image was decoded"))
@@ -142,7 +151,7 @@ def test_every_small_box_is_spliced(sampling: str, monkeypatch: pytest.MonkeyPat
     for top in range(0, 70, 3):
         for left in range(0, 100, 3):
             box = (top, left, min(5, 70 - top), min(4, 100 - left))
-            part = splice(data, index, box)
+            part = spliced(data, box)
             assert part is not None
             shares.append(part.height * part.width / whole.size * 3)
             np.testing.assert_array_equal(decoder.decode_crop(data, box), cut(whole, box))
@@ -151,14 +160,30 @@ def test_every_small_box_is_spliced(sampling: str, monkeypatch: pytest.MonkeyPat
 
 def test_no_more_is_decoded_than_the_box_and_its_margin_need() -> None:
     for sampling, margin in (("444", 0), ("420", 1)):
-        index = index_of(data := seekable(160, 320, sampling))
+        data = seekable(160, 320, sampling)
         mcu = 8 if sampling == "444" else 16
-        part = splice(data, index, (32, 64, 32, 32))
+        part = spliced(data, (32, 64, 32, 32))
         assert part is not None
         assert (part.top, part.left) == (mcu * margin, mcu * margin)
         # To the right and below only as far as needed, within the last MCU that is.
         assert (part.height, part.width) == (32 + (mcu + 1) * margin, 32 + (mcu + 1) * margin)
-    assert splice(data, index, (0, 0, 160, 320)) is None
+    assert spliced(data, (0, 0, 160, 320)) is None
+
+
+@given(st.lists(files(), max_size=5), st.sampled_from([1, 20, 1 << 17]))
+def test_many_are_planned_as_each_alone(
+    cases: list[tuple[bytes, list[tuple[int, int, int, int]]]], segments_at_once: int
+) -> None:
+    pairs = [(data, box) for data, wanted in cases for box in wanted]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[plan_cuts.__module__], "_AT_ONCE", segments_at_once)
+        cuts = plan_cuts([index_of(data) for data, _ in pairs], np.array([box for _, box in pairs]).reshape(-1, 4))
+    assert len(cuts) == len(pairs)
+    for together, (data, box) in zip(cuts, pairs, strict=True):
+        alone = plan_cut(index_of(data), box)
+        assert together._replace(before=None, ends=None) == alone._replace(before=None, ends=None)
+        np.testing.assert_array_equal(together.before, alone.before)
+        np.testing.assert_array_equal(together.ends, alone.ends)
 
 
 def test_a_box_outside_is_refused() -> None:
@@ -186,7 +211,6 @@ def test_large_images(size: tuple[int, int]) -> None:
     """20,000 pixels a side; with 95,000 segments the index is in two parts, and markers are counted far."""
     image = np.tile(noisy(50, 50), (size[0] // 50 + 1, size[1] // 50 + 1, 1))[: size[0], : size[1]]
     data = add_index(save(image, quality=50, subsampling="4:4:4", restart_marker_blocks=1))
-    index = index_of(data)
     parts = data.count(b"packstore\0")
     assert parts == (2 if size == (300, 20_000) else 1)
     assert check_index(data) is None
@@ -195,7 +219,7 @@ def test_large_images(size: tuple[int, int]) -> None:
     np.testing.assert_array_equal(whole, decoder.decode(save(image, quality=50, subsampling="4:4:4")))
     for top, left in ((0, 0), (size[0] - 20, size[1] - 30), (size[0] // 3, size[1] // 3)):
         box = (top, left, min(20, size[0] - top), min(30, size[1] - left))
-        assert splice(data, index, box) is not None
+        assert spliced(data, box) is not None
         np.testing.assert_array_equal(decoder.decode_crop(data, box), cut(whole, box))
 
 
@@ -206,7 +230,7 @@ def test_lengths_of_every_width(bits: int) -> None:
     data = add_index(save(noisy(32, width), quality=90, subsampling="4:4:4", restart_marker_blocks=width // 8))
     assert index_of(data).high_bits == bits
     decoder = get_decoder("simplejpeg")
-    assert splice(data, index_of(data), (9, 3, 5, 5)) is not None
+    assert spliced(data, (9, 3, 5, 5)) is not None
     np.testing.assert_array_equal(decoder.decode_crop(data, (9, 3, 5, 5)), decoder.decode(data)[9:14, 3:8])
 
 
@@ -257,7 +281,7 @@ def test_colours_stay_as_the_file_says() -> None:
     for decoder in decoders():
         whole = decoder.decode(source)
         np.testing.assert_array_equal(decoder.decode(data), whole)
-        assert splice(again, index_of(again), (20, 20, 9, 9)) is not None
+        assert spliced(again, (20, 20, 9, 9)) is not None
         np.testing.assert_array_equal(decoder.decode_crop(again, (20, 20, 9, 9)), whole[20:29, 20:29])
 
 
@@ -476,8 +500,8 @@ def test_forged_boundaries_are_seen(sample: bytes) -> None:
     whole = decoder.decode(sample)
     for change in (shifted, swapped):
         data = forged(sample, change)
-        index = index_of(data)
-        assert splice(data, index, (20, 20, 10, 40)) is None
+        assert plan_cut(index_of(data), (20, 20, 10, 40)).height
+        assert spliced(data, (20, 20, 10, 40)) is None
         np.testing.assert_array_equal(decoder.decode_crop(data, (20, 20, 10, 40)), whole[20:30, 20:60])
         assert "does not match" in str(check_index(data))
 

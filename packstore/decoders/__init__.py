@@ -16,7 +16,7 @@ from packstore.decoders.jpeg import is_whole
 from packstore.decoders.region import load_region
 from packstore.errors import DecodeError, UsageError
 from packstore.seekable.index import Index, read_index
-from packstore.seekable.splice import Cut, plan_cuts, splice
+from packstore.seekable.splice import Cut, plan_cut, splice
 from packstore.sniff import MAX_PIXELS, HeaderError, ImageInfo, sniff
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Decoder:
         if index is not None and _within(box, index.height, index.width):
             _pillow.check_size(index.width, index.height, self.max_pixels)
             if cut is None:
-                (cut,) = plan_cuts([index], np.array([box], np.int64))
+                cut = plan_cut(index, box)
             part = splice(view, index, cut) if cut.height else None
             if part is not None:
                 pixels = self._part(memoryview(part), cut.height, cut.width, shrink)

@@ -9,7 +9,7 @@ cut a part out.
 from packstore.seekable.index import Index, add_index, check_index, read_index
 from packstore.seekable.markers import Frame, NotSeekableError, frame_of, segments
 from packstore.seekable.rewrite import choose_interval, make_seekable
-from packstore.seekable.splice import Cut, plan_cuts, splice
+from packstore.seekable.splice import Cut, plan_cut, plan_cuts, splice
 from packstore.seekable.transform import transform_version
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "choose_interval",
     "frame_of",
     "make_seekable",
+    "plan_cut",
     "plan_cuts",
     "read_index",
     "segments",

@@ -29,7 +29,7 @@ from packstore.augment import Frames, RandomResizedCrop
 from packstore.counter import Draws
 from packstore.decoders import UNAVAILABLE, Decoder, available_decoders, get_decoder
 from packstore.parallel import default_workers
-from packstore.seekable import Cut, NotSeekableError, make_seekable, plan_cuts, read_index, rewrite, splice
+from packstore.seekable import Cut, NotSeekableError, make_seekable, plan_cut, plan_cuts, read_index, rewrite, splice
 from packstore.sniff import sniff
 from packstore.sources import open_source
 
@@ -171,7 +171,7 @@ def prices(files: list[bytes], wanted: list[Box], workers: int | None) -> str:
         share = []
         for data, box in zip(made, wanted, strict=True):
             index = read_index(data)
-            cut = plan_cuts([index], np.array([box], np.int64))[0] if index else None
+            cut = plan_cut(index, box) if index else None
             share.append(cut.height * cut.width / index.height / index.width if index and cut and cut.height else 1.0)
         rows.append([f"{price:g}", f"{sum(map(len, made)) / before - 1:+.2%}", f"{np.mean(share):.3f}"])
     return table(["price", "growth", "share of the image decoded"], rows)
