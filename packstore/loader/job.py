@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from packstore.loader import PackedLoader
 
 _log = logging.getLogger("packstore")
-_DECODED_SLICE, _LEAST_SLICE, _MOST_SLICE = 16, 4, 128
+_DECODED_SLICE, _LEAST_SLICE, _MOST_SLICE = 16, 4, 64
 """Images that a thread takes at a time. Of image files, which differ much in what they cost, few enough to balance. Of
 pixels many more: threads meet less often (with two of them, a fifth more images a second by 128 than by 32)."""
 

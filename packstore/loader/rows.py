@@ -95,5 +95,12 @@ def _mirror(row: NDArray[Any]) -> None:
 def _planes(pixels: NDArray[Any]) -> torch.Tensor:
     """uint8 ``(h, w, 3)`` as a tensor ``(1, 3, h, w)``, channels last, over the same memory; not to be written to where
     ``pixels`` is not."""
-    # from_numpy warns of arrays that cannot be written to.
-    return torch.from_numpy((pixels if pixels.flags.writeable else pixels.copy()).transpose(2, 0, 1)[None])
+    planes = pixels.transpose(2, 0, 1)[None]
+    if pixels.flags.writeable:
+        return torch.from_numpy(planes)
+    try:
+        # from_numpy would warn.
+        tensor: torch.Tensor = torch.from_dlpack(planes)
+        return tensor
+    except BufferError:  # numpy before 2.1
+        return torch.from_numpy(planes.copy())
