@@ -13,6 +13,7 @@ import pytest
 import torch
 import xxhash
 from click.testing import CliRunner
+from numpy.typing import NDArray
 from PIL import Image
 
 import packstore
@@ -22,9 +23,10 @@ from packstore.cli import cli
 from packstore.decoders import DECODERS, UNAVAILABLE, Decoder, available_decoders
 from packstore.errors import UsageError
 from packstore.loader import assemble
-from packstore.seekable import add_index, check_index, read_index
+from packstore.seekable import Cut, Index, add_index, check_index, make_seekable, plan_cut, read_index
 from packstore.stores import create_store
 from tests.datasets import make_folder, pixels
+from tests.test_seekable import forged
 
 Need = Callable[[str, bool], None]
 LISTS = {
@@ -115,6 +117,46 @@ def test_a_wrong_index_changes_no_batch(stores: Stores, monkeypatch: pytest.Monk
     expected = batches(stores("original.lmdb"), LISTS["resized crops"])
     monkeypatch.setattr(assemble, "read_index", lambda _: None)
     assert_same(batches(stores("seekable.lmdb"), LISTS["resized crops"]), expected)
+
+
+def test_forged_indexes_among_others_change_no_batch(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cuts are planned for a batch at once; what is wrong with one image stays with it."""
+
+    def swapped(low: NDArray[np.uint8], head: list[int]) -> None:
+        low[:] = np.roll(low, 1)
+
+    def endless(low: NDArray[np.uint8], head: list[int]) -> None:
+        low[:] = 255
+
+    changes = [swapped, endless, None]
+    for number, file in enumerate(sorted(folder.glob("train/*/*.jpg"))):
+        data, change = make_seekable(file.read_bytes()), changes[number % 3]
+        path = tmp_path / "photos" / file.relative_to(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data if change is None else forged(data, change))
+        assert read_index(path.read_bytes()) is not None
+    packstore.convert(tmp_path / "photos", tmp_path / "forged.lmdb")
+    found = batches(tmp_path / "forged.lmdb", LISTS["small crops"])
+    monkeypatch.setattr(assemble, "read_index", lambda _: None)
+    assert_same(batches(tmp_path / "forged.lmdb", LISTS["small crops"]), found)
+
+
+def test_images_of_very_many_segments_are_planned_one_by_one(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no batch of them takes much memory."""
+    expected = batches(stores("original.lmdb"), LISTS["resized crops"])
+    alone: list[int] = []
+
+    def plan_alone(index: Index, box: Any) -> Cut:
+        alone.append(index.across * index.rows)
+        return plan_cut(index, box)
+
+    monkeypatch.setattr("packstore.decoders.plan_cut", plan_alone)
+    monkeypatch.setattr(assemble, "_MOST_SEGMENTS", 50)
+    assert_same(batches(stores("seekable.lmdb"), LISTS["resized crops"]), expected)
+    assert alone
+    assert min(alone) > 50
 
 
 def test_scaling_is_off_unless_asked_for(stores: Stores) -> None:

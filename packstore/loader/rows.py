@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.dlpack import from_dlpack
 
 from packstore.augment import Frames, render
 from packstore.loader.alone import is_alone
@@ -99,8 +100,6 @@ def _planes(pixels: NDArray[Any]) -> torch.Tensor:
     if pixels.flags.writeable:
         return torch.from_numpy(planes)
     try:
-        # from_numpy would warn.
-        tensor: torch.Tensor = torch.from_dlpack(planes)
-        return tensor
+        return from_dlpack(planes)  # from_numpy would warn
     except BufferError:  # numpy before 2.1
         return torch.from_numpy(planes.copy())
