@@ -110,7 +110,7 @@ def plan_cuts(indexes: Sequence[Index], boxes: NDArray[np.int64]) -> list[Cut]:
 
 
 def plan_cut(index: Index, box: tuple[int, int, int, int]) -> Cut:
-    """:func:`plan_cuts` of one image, which takes five times as long as one of many does."""
+    """:func:`plan_cuts` of one image, which takes a tenth of a millisecond; one of many takes 8 microseconds."""
     (cut,) = plan_cuts([index], np.array([box], np.int64))
     return cut
 

@@ -119,8 +119,13 @@ def whole(decoder: Decoder, made: list[bytes]) -> None:
 
 
 def parts(decoder: Decoder, made: list[bytes], wanted: list[Box]) -> None:
-    for data, box in zip(made, wanted, strict=True):
-        decoder.decode_crop(data, box)
+    """As the loader does it: cuts are planned for a batch."""
+    for first in range(0, len(made), BATCH):
+        files, boxes = made[first : first + BATCH], wanted[first : first + BATCH]
+        indexes = {number: index for number, data in enumerate(files) if (index := read_index(data)) is not None}
+        cuts = dict(zip(indexes, plan_cuts([*indexes.values()], np.array(boxes)[[*indexes]]), strict=True))
+        for number, (data, box) in enumerate(zip(files, boxes, strict=True)):
+            decoder.decode_crop(data, box, index=indexes.get(number), cut=cuts.get(number))
 
 
 def splicing(made: list[bytes], wanted: list[Box], repeats: int) -> str:
