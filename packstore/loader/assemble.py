@@ -1,8 +1,8 @@
 """From records to rows of a batch buffer: read, decode, crop and resize, in worker threads.
 
-Everything here runs under the GIL except the decoding and resizing itself, so it is kept short: what can be computed for
-a whole batch at once is, before slices of it go to the threads. The less there is of it, the less threads also wait for
-each other, and the less often what Python touches goes from one core's cache to another's.
+Everything here runs under the GIL except the decoding and resizing itself, so it is kept short: what can be computed
+for a whole batch at once is, before slices of it go to the threads. The less there is of it, the less threads also wait
+for each other, and the less often what Python touches goes from one core's cache to another's.
 """
 
 from __future__ import annotations

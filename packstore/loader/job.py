@@ -1,4 +1,4 @@
-"""One batch of a streaming loader under way: prepared by one thread, decoded in slices by all, shipped to the device."""
+"""One batch of a streaming loader under way: prepared by one thread, decoded by all, then shipped to the device."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("packstore")
 _DECODED_SLICE, _LEAST_SLICE, _MOST_SLICE = 16, 4, 64
-"""Images that a thread takes at a time. Of image files, which differ much in what they cost, few enough to balance (with
-two threads 5 percent more images a second by 16 than by 32). Of pixels more, so that threads meet less often."""
+"""Images that a thread takes at a time. Of image files, which differ much in what they cost, few enough to balance
+(with two threads 5 percent more images a second by 16 than by 32). Of pixels more, so that threads meet less often."""
 
 
 class Job:
