@@ -27,7 +27,7 @@ from packstore.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
 from packstore.stores.base import Reader, shaped
 
 _HEAD = 2048  # where nearly every frame header is
-_MOST_SEGMENTS = 1 << 13  # of images that are cut up beforehand: a batch of them takes 10 bytes each
+_MOST_SEGMENTS = 1 << 11  # of images that are cut up beforehand: in each batch under way they take 16 bytes each
 
 # Waiting for each page of a record in turn, a cold store is read at a third of the speed; asking for records beforehand
 # halves that of a warm one. So it is done for a while where pages were waited for.

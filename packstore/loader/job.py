@@ -52,7 +52,7 @@ class Job:
         return self
 
     def _prepare(self, pool: ThreadPoolExecutor, threads: int) -> Prepared:
-        loader, count = self._loader, len(self.records)
+        loader, count, floats = self._loader, len(self.records), self._floats
         assembler = loader._make_assembler()
         prepared = assembler.prepare(self._buffer, self.records, loader.options.seed, self._epoch, self._errors)
         most = _DECODED_SLICE if loader.dataset.manifest.encoding in ENCODED else _MOST_SLICE
@@ -61,20 +61,26 @@ class Job:
         for first, stop in pairwise(bounds):
             if self._cancelled:
                 break
-            self._slices.append(pool.submit(self._fill, prepared, first, stop))
+            self._slices.append(pool.submit(self._fill, prepared, floats, first, stop))
         return prepared
 
-    def _fill(self, prepared: Prepared, first: int, stop: int) -> list[int]:
+    def _fill(self, prepared: Prepared, floats: torch.Tensor | None, first: int, stop: int) -> list[int]:
         loader = self._loader
         failed = loader._make_assembler().fill(prepared, first, stop, self._errors)
-        if self._floats is not None:
+        if floats is not None:
             start = perf_counter()
-            loader._finish.normalize_rows(self._buffer[first:stop], self._floats[first:stop])
+            loader._finish.normalize_rows(prepared.out[first:stop], floats[first:stop])
             loader._stats.add("augment", perf_counter() - start)
         return failed
 
     def result(self, ring: Ring) -> tuple[Any, int]:
         """The batch, and how many of its records were skipped. Waits for it."""
+        try:
+            return self._result(ring)
+        finally:
+            self._forget()
+
+    def _result(self, ring: Ring) -> tuple[Any, int]:
         loader, stats = self._loader, self._loader._stats
         start = perf_counter()
         assert self._prepared is not None
@@ -93,8 +99,6 @@ class Job:
         images = self._slot.shipment.receive()
         value = loader._assembled(images, records, None)
         ring.release(self._slot, images)
-        # The job and its futures refer to each other: without this, buffers would wait for the garbage collector.
-        self._buffer, self._floats, self._prepared, self._slices = torch.empty(0), None, None, []
         stats.add("wait", ready - start)
         stats.add("copy", perf_counter() - ready)
         return value, len(failed)
@@ -108,3 +112,8 @@ class Job:
         for future in (self._prepared, *self._slices):
             if future is not None:
                 future.cancel()
+        self._forget()
+
+    def _forget(self) -> None:
+        """The job and its futures refer to each other: without this, buffers would wait for the garbage collector."""
+        self._buffer, self._floats, self._prepared, self._slices = torch.empty(0), None, None, []

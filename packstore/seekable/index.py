@@ -100,7 +100,7 @@ def read_index(data: Data) -> Index | None:
     What is checked costs three microseconds: the checksum over the index and the tables; that size, MCUs and interval
     are those of the frame header and the restart interval, so that it cannot be wrong about these even where somebody
     has forged it; the end of the image where the index says it is. The segments' boundaries are checked by
-    :func:`packstore.seekable.splice`, as far as it uses them.
+    :func:`packstore.seekable.splice`.
     """
     try:
         at = prefix = 2

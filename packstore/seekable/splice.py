@@ -35,11 +35,8 @@ class Cut(NamedTuple):
         left: Likewise.
         starts: Where the runs of segments begin in the file.
         stops: Where they end.
-        before: Where a restart marker is, right before each run (but the image's first).
-        before_markers: These markers.
+        markers: Where the file has its restart markers, if the index is right: all of them.
         ends: Where in the part each segment's marker at the end is.
-        end_markers: These markers, as they are in the file.
-        is_last: Whether the last of them is the image's last.
     """
 
     height: int
@@ -48,11 +45,8 @@ class Cut(NamedTuple):
     left: int = 0
     starts: Sequence[int] = ()
     stops: Sequence[int] = ()
-    before: NDArray[np.int64] | None = None
-    before_markers: bytes = b""
+    markers: NDArray[np.int64] | None = None
     ends: NDArray[np.int64] | None = None
-    end_markers: bytes = b""
-    is_last: bool = False
 
 
 WHOLE = Cut(0)
@@ -124,11 +118,13 @@ def splice(data: Data, index: Index, cut: Cut) -> bytearray | None:
         cut: One that is not :data:`WHOLE`.
 
     Returns:
-        None where a segment's boundary is not where the index says.
+        None where a segment's boundary is not where the index says. All of the image's are looked at, not just those of
+        the part: as many restart markers as the image has segments, each at a place of its own, leave no room for a
+        forged index that passes over eight of them (after which their numbers are the same again).
     """
-    assert cut.before is not None
+    assert cut.markers is not None
     assert cut.ends is not None
-    if _pairs(data)[cut.before].tobytes() != cut.before_markers:
+    if _pairs(data)[cut.markers].tobytes() != _numbered(len(cut.markers)).tobytes():
         return None
     view = memoryview(data)
     tables_at, frame_at = index.tables_at, index.tables_at + index.frame_at
@@ -140,13 +136,7 @@ def splice(data: Data, index: Index, cut: Cut) -> bytearray | None:
     ]
     parts += [view[start:stop] for start, stop in zip(cut.starts, cut.stops, strict=True)]
     jpeg = bytearray().join(parts)
-    if cut.is_last and jpeg[-1] == EOI:
-        jpeg[-1] = cut.end_markers[-1]  # which is what any other segment would end with
-    pairs = _pairs(jpeg)
-    if pairs[cut.ends].tobytes() != cut.end_markers:
-        return None
-    count = len(cut.ends)
-    pairs[cut.ends] = _NUMBERED[:count] if count <= len(_NUMBERED) else _markers(np.arange(count))
+    _pairs(jpeg)[cut.ends] = _numbered(len(cut.ends))
     jpeg[-1] = EOI
     return jpeg
 
@@ -163,8 +153,8 @@ class _Segments:
         columns: NDArray[np.int64],
     ) -> None:
         across = field["across"]
-        self.counts = (first_row + rows) * across
-        """Of all from the image's first to the last that is needed: their lengths tell where these are."""
+        self.counts = field["rows"] * across
+        """Of all of an image, needed or not."""
         self._begin = first_row * across + first
         whole_rows = columns == across  # which are one run
         self._runs = np.where(whole_rows, 1, rows)
@@ -172,7 +162,6 @@ class _Segments:
         self._across = across
         self._scan_at, self._scan_bytes = field["scan_at"], field["scan_bytes"]
         self._header_bytes = field["prefix_bytes"] + field["scan_at"] - field["tables_at"]
-        self._is_last = (self.counts == field["rows"] * across) & (first + columns == across)
 
     def locate(self, indexes: Sequence[Index], chosen: NDArray[np.int64], parts: Sequence[Sequence[int]]) -> list[Cut]:
         """Where in the file, and in the part that is made of them, the segments of the ``chosen`` images are."""
@@ -182,7 +171,7 @@ class _Segments:
         bounds = np.zeros(len(each) + 1, np.int64)
         np.cumsum(each, dtype=np.int64, out=bounds[1:])
         own = np.cumsum(counts) - counts
-        right = bounds[own + counts] - bounds[own] <= self._scan_bytes[chosen]
+        right = bounds[own + counts] - bounds[own] == self._scan_bytes[chosen]
         # All runs, of an image one a row of segments, or all at once; each with its first segment.
         stops = np.cumsum(runs)
         image = np.repeat(np.arange(len(chosen)), runs)
@@ -191,29 +180,21 @@ class _Segments:
         run = run[image]
         origin = (self._scan_at[chosen] - bounds[own])[image]
         run_starts, run_stops = bounds[segment] + origin, bounds[segment + run] + origin
-        number = segment - own[image]  # as the image counts them
-        before_markers = _markers(number - 1).tobytes()
-        inner = (number[stops - runs] == 0).astype(np.int64)  # nothing is before an image's first
         # All segments that are needed.
         offsets = np.cumsum(run)
         within = np.arange(int(offsets[-1])) + np.repeat(segment - (offsets - run), run)
-        end_markers = _markers(within - np.repeat(own[image], run)).tobytes()
         ends = np.cumsum(each[within], dtype=np.int64)
         last = offsets[stops - 1]
         needed = np.diff(last, prepend=0)
         before_it = np.concatenate([[0], ends[last[:-1] - 1]])
         ends += np.repeat(self._header_bytes[chosen] - 2 - before_it, needed)
-        starts, finishes, before = run_starts.tolist(), run_stops.tolist(), run_starts - 2
+        # All but the image's last segment end with a restart marker.
+        markers = bounds[1:] + np.repeat(self._scan_at[chosen] - 2 - bounds[own], counts)
+        starts, finishes = run_starts.tolist(), run_stops.tolist()
         cuts = []
-        a = c = 0
-        for n, b, d, skip, fine, is_last in zip(
-            chosen.tolist(),
-            stops.tolist(),
-            last.tolist(),
-            inner.tolist(),
-            right.tolist(),
-            self._is_last[chosen].tolist(),
-            strict=True,
+        a = c = e = 0
+        for n, b, d, count, fine in zip(
+            chosen.tolist(), stops.tolist(), last.tolist(), counts.tolist(), right.tolist(), strict=True
         ):
             height, width, top, left = parts[n]
             cut = Cut(
@@ -223,14 +204,11 @@ class _Segments:
                 left,
                 starts[a:b],
                 finishes[a:b],
-                before[a + skip : b],
-                before_markers[2 * (a + skip) : 2 * b],
+                markers[e : e + count - 1],
                 ends[c:d],
-                end_markers[2 * c : 2 * d],
-                is_last,
             )
             cuts.append(cut if fine else WHOLE)
-            a, c = b, d
+            a, c, e = b, d, e + count
         return cuts
 
 
@@ -238,12 +216,15 @@ def _floor(pixels: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int
     return np.maximum(0, pixels) // size
 
 
-def _markers(numbers: NDArray[np.int64]) -> NDArray[np.uint16]:
-    """The restart markers after the segments of these numbers: FF D0 … FF D7 over and over."""
-    return (0xFF00 + RST0 + (numbers & 7)).astype(">u2")
+def _numbered(count: int) -> NDArray[np.uint16]:
+    """The restart markers after the first segments: FF D0 … FF D7 over and over."""
+    if count <= len(_MARKERS):
+        return _MARKERS[:count]
+    return (0xFF00 + RST0 + (np.arange(count) & 7)).astype(">u2")
 
 
-_NUMBERED = _markers(np.arange(1 << 14))
+_MARKERS = np.empty(0, ">u2")
+_MARKERS = _numbered(1 << 14)
 
 
 def _pairs(data: Data) -> NDArray[np.uint16]:
