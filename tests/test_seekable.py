@@ -181,8 +181,8 @@ def test_many_are_planned_as_each_alone(
     assert len(cuts) == len(pairs)
     for together, (data, box) in zip(cuts, pairs, strict=True):
         alone = plan_cut(index_of(data), box)
-        assert together._replace(markers=None, ends=None) == alone._replace(markers=None, ends=None)
-        np.testing.assert_array_equal(together.markers, alone.markers)
+        assert together._replace(checked=None, ends=None) == alone._replace(checked=None, ends=None)
+        np.testing.assert_array_equal(together.checked, alone.checked)
         np.testing.assert_array_equal(together.ends, alone.ends)
 
 
@@ -506,28 +506,51 @@ def test_forged_boundaries_are_seen(sample: bytes) -> None:
         assert "does not match" in str(check_index(data))
 
 
-def test_a_forged_index_that_passes_over_eight_markers_is_seen() -> None:
+def test_every_forged_boundary_that_a_crop_uses_is_seen(sample: bytes) -> None:
+    decoder, box = get_decoder("simplejpeg"), (20, 20, 10, 40)
+    whole = cut(decoder.decode(sample), box)
+    index, plan = index_of(sample), plan_cut(index_of(sample), box)
+    ends = index.scan_at + np.cumsum(lengths(index, index.across * index.rows))
+    for at, end in enumerate(ends[:-1].tolist()):
+
+        def shifted(low: NDArray[np.uint8], head: list[int], at: int = at) -> None:
+            low[at] += 1
+            low[at + 1] -= 1
+
+        data = forged(sample, shifted)
+        used = any(start <= end <= stop for start, stop in zip(plan.starts, plan.stops, strict=True))
+        assert (spliced(data, box) is None) == (used or at % 8 == 7), at
+        np.testing.assert_array_equal(decoder.decode_crop(data, box), whole)
+
+
+def shares(total: int, count: int) -> list[int]:
+    return [total * (n + 1) // count - total * n // count for n in range(count)]
+
+
+@pytest.mark.parametrize("fill", ["no markers", "one marker nine times"])
+def test_a_forged_index_that_passes_over_eight_markers_is_seen(fill: str) -> None:
     """After which all markers have the numbers that they should have."""
     flat = np.full((160, 320, 3), 90, np.uint8)
     flat[::16, ::16] = 130
-    data = add_index(save(flat, quality=40, restart_marker_blocks=1))
+    data, box = add_index(save(flat, quality=40, restart_marker_blocks=1)), (70, 100, 40, 60)
 
     def merged(low: NDArray[np.uint8], head: list[int]) -> None:
         each = low.tolist()
         assert sum(each[:9]) < 256
-        end = each[-1] - 8
-        low[:] = [sum(each[:9]), *each[9:-1], *[1] * 8, end]
+        rest = [sum(each[:9]), *each[9:]]
+        after = 176  # beyond the box
+        if fill == "no markers":
+            low[:] = [*rest[:after], *shares(sum(rest[after:]), len(rest) - after + 8)]
+        else:
+            low[:] = [*rest[:after], *[0] * 8, *rest[after:]]
 
-    fake, box = forged(data, merged), (70, 100, 40, 60)
+    fake = forged(data, merged)
     index = index_of(fake)
-    assert index.high_bits == 0
     assert lengths(index, index.across * index.rows).sum() == index.scan_bytes
-    cuts = plan_cuts([index], np.array([box]))
-    assert cuts[0].height
+    assert spliced(data, box) is not None
     assert spliced(fake, box) is None
     decoder = get_decoder("simplejpeg")
     np.testing.assert_array_equal(decoder.decode_crop(fake, box), cut(decoder.decode(data), box))
-    assert spliced(data, box) is not None
 
 
 @pytest.mark.parametrize("field", range(3, 15))

@@ -35,7 +35,9 @@ class Cut(NamedTuple):
         left: Likewise.
         starts: Where the runs of segments begin in the file.
         stops: Where they end.
-        markers: Where the file has its restart markers, if the index is right: all of them.
+        checked: Where the file has restart markers, if the index is right: around the segments that are needed, and
+            every eighth of all.
+        markers: These markers.
         ends: Where in the part each segment's marker at the end is.
     """
 
@@ -45,7 +47,8 @@ class Cut(NamedTuple):
     left: int = 0
     starts: Sequence[int] = ()
     stops: Sequence[int] = ()
-    markers: NDArray[np.int64] | None = None
+    checked: NDArray[np.int64] | None = None
+    markers: bytes = b""
     ends: NDArray[np.int64] | None = None
 
 
@@ -118,13 +121,13 @@ def splice(data: Data, index: Index, cut: Cut) -> bytearray | None:
         cut: One that is not :data:`WHOLE`.
 
     Returns:
-        None where a segment's boundary is not where the index says. All of the image's are looked at, not just those of
-        the part: as many restart markers as the image has segments, each at a place of its own, leave no room for a
-        forged index that passes over eight of them (after which their numbers are the same again).
+        None where a segment's boundary is not where the index says. The restart markers count to eight over and over,
+        so an index could pass over eight of them unseen. But not where every eighth is looked at: if there are as many
+        of that number as the image can have, each at a place of its own, they are all of them.
     """
-    assert cut.markers is not None
+    assert cut.checked is not None
     assert cut.ends is not None
-    if _pairs(data)[cut.markers].tobytes() != _numbered(len(cut.markers)).tobytes():
+    if _pairs(data)[cut.checked].tobytes() != cut.markers:
         return None
     view = memoryview(data)
     tables_at, frame_at = index.tables_at, index.tables_at + index.frame_at
@@ -171,7 +174,8 @@ class _Segments:
         bounds = np.zeros(len(each) + 1, np.int64)
         np.cumsum(each, dtype=np.int64, out=bounds[1:])
         own = np.cumsum(counts) - counts
-        right = bounds[own + counts] - bounds[own] == self._scan_bytes[chosen]
+        # Every segment has a byte and a marker at least; so no two boundaries are one.
+        right = (bounds[own + counts] - bounds[own] == self._scan_bytes[chosen]) & (np.minimum.reduceat(each, own) > 2)
         # All runs, of an image one a row of segments, or all at once; each with its first segment.
         stops = np.cumsum(runs)
         image = np.repeat(np.arange(len(chosen)), runs)
@@ -188,13 +192,21 @@ class _Segments:
         needed = np.diff(last, prepend=0)
         before_it = np.concatenate([[0], ends[last[:-1] - 1]])
         ends += np.repeat(self._header_bytes[chosen] - 2 - before_it, needed)
-        # All but the image's last segment end with a restart marker.
-        markers = bounds[1:] + np.repeat(self._scan_at[chosen] - 2 - bounds[own], counts)
+        number = np.arange(len(each)) - np.repeat(own, counts)  # as the image counts them
+        check = number & 7 == 7
+        check[within] = True
+        check[segment[number[segment] > 0] - 1] = True
+        check[own + counts - 1] = False  # an image's last ends with the image
+        checked = np.flatnonzero(check)
+        markers = _numbered(8)[number[checked] & 7].tobytes()
+        origins = self._scan_at[chosen] - 2 - bounds[own]
+        after = np.searchsorted(checked, own + counts)
+        checked = bounds[checked + 1] + np.repeat(origins, np.diff(after, prepend=0))
         starts, finishes = run_starts.tolist(), run_stops.tolist()
         cuts = []
         a = c = e = 0
-        for n, b, d, count, fine in zip(
-            chosen.tolist(), stops.tolist(), last.tolist(), counts.tolist(), right.tolist(), strict=True
+        for n, b, d, f, fine in zip(
+            chosen.tolist(), stops.tolist(), last.tolist(), after.tolist(), right.tolist(), strict=True
         ):
             height, width, top, left = parts[n]
             cut = Cut(
@@ -204,11 +216,12 @@ class _Segments:
                 left,
                 starts[a:b],
                 finishes[a:b],
-                markers[e : e + count - 1],
+                checked[e:f],
+                markers[2 * e : 2 * f],
                 ends[c:d],
             )
             cuts.append(cut if fine else WHOLE)
-            a, c, e = b, d, e + count
+            a, c, e = b, d, f
         return cuts
 
 
