@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -429,6 +429,17 @@ def test_skip_leaves_it_out_and_counts_it(damaged: Path, caplog: pytest.LogCaptu
     clean = [i for i in range(12) if i not in (4, 9)]
     wanted = PackedLoader(ds, 4, augment=RAGGED, indices=clean)
     assert torch.equal(torch.cat([i for i, _ in batches]), torch.cat([i for i, _ in wanted]))
+
+
+@pytest.mark.parametrize("augment", [[], [RandomHorizontalFlip()]])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("kind", ["files", "pixels"])
+def test_images_of_differing_sizes_make_no_batch(
+    stores: Stores, kind: str, on_error: Literal["raise", "skip"], augment: list[Any]
+) -> None:
+    loader = PackedLoader(PackedDataset(stores(f"{kind}.lmdb"), "train"), 64, augment=augment, on_error=on_error)
+    with pytest.raises(UsageError, match=r"differ in size \(\d+x\d+, \d+x\d+\), so they make no batch: add an"):
+        list(loader)
 
 
 def test_images_of_differing_sizes_need_an_operation(stores: Stores) -> None:

@@ -19,7 +19,7 @@ from packstore.augment import Frames, Geometry, output_size, plan_ops
 from packstore.counter import Draws
 from packstore.decoders import Decoder
 from packstore.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError, printable
-from packstore.loader.rows import Rows, as_numpy
+from packstore.loader.rows import Rows, SizeError, as_numpy
 from packstore.loader.stats import Stats
 from packstore.manifest import ENCODED, Manifest
 from packstore.seekable import Cut, Index, plan_cuts, read_index
@@ -79,10 +79,6 @@ class Prepared:
         self.views: list[Any] = []
         self.failed: list[int] = []
         self.cuts: dict[int, Cut] = {}
-
-
-class SizeError(UsageError):
-    """Images of differing sizes that no operation brings to one."""
 
 
 class Assembler:
@@ -230,7 +226,7 @@ class Assembler:
         pixels = self._pixels(prepared.numbers[row], view, header)
         if not self._operations:
             if pixels.shape != self.shape:
-                raise self._other_size(pixels.shape)
+                raise SizeError.between(pixels.shape, self.shape)
             rows.array[row] = pixels
         elif pixels.shape[:2] == tuple(prepared.sizes[row].tolist()):
             rows.place(row, pixels)
@@ -311,12 +307,6 @@ class Assembler:
         image = self._reader.manifest.image
         shape = image.shape if self._shapes is None else tuple(self._shapes[record].tolist())
         return shaped(view, image, shape, "it")
-
-    def _other_size(self, shape: tuple[int, ...]) -> SizeError:
-        return SizeError(
-            f"images differ in size ({shape[0]}x{shape[1]}, {self.shape[0]}x{self.shape[1]}), so they make no batch: "
-            "add an operation that gives them one, for example augment=[RandomResizedCrop(224)]"
-        )
 
 
 def _cuts(headers: Sequence[Header], frames: Frames) -> dict[int, Cut]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 from packstore.augment import Frames, render
+from packstore.errors import UsageError
 from packstore.loader.alone import is_alone
 
 # The kernel behind interpolate(antialias=True), with an output to write into and without interpolate's checks, which
@@ -18,6 +20,18 @@ _resize: Any = torch._C._nn._upsample_bilinear2d_aa
 SERIAL_ELEMENTS = 32768
 """torch shares work out to its threads from this many elements on, see :mod:`packstore.loader.alone`. Where a thread
 does not work alone, pieces are kept smaller."""
+
+
+class SizeError(UsageError):
+    """Images of differing sizes that no operation brings to one."""
+
+    @classmethod
+    def between(cls, found: Sequence[int], expected: Sequence[int]) -> SizeError:
+        """Of two shapes that begin with height and width."""
+        return cls(
+            f"images differ in size ({found[0]}x{found[1]}, {expected[0]}x{expected[1]}), so they make no batch: "
+            "add an operation that gives them one, for example augment=[RandomResizedCrop(224)]"
+        )
 
 
 class Rows:
@@ -47,6 +61,7 @@ class Rows:
         self.boxes = list(map(tuple, frames.box.tolist()))
         self.sizes = list(map(tuple, frames.size.tolist()))
         self._flips: list[bool] = [False] * len(self.boxes) if frames.flip is None else frames.flip.tolist()
+        self._windows = list(map(tuple, frames.window[:, 2:].tolist()))
         whole = np.concatenate([frames.size * 0, frames.size], 1)
         self._resizes = ((frames.size != frames.box[:, 2:]).any(1) & (frames.window == whole).all(1)).tolist()
         self._planes = out.permute(0, 3, 1, 2).split(1)  # type: ignore[no-untyped-call]
@@ -57,8 +72,15 @@ class Rows:
         self.place_box(row, pixels[top : top + height, left : left + width])
 
     def place_box(self, row: int, pixels: NDArray[Any]) -> None:
-        """Writes the pixels of the row's box, uint8 ``(h, w, 3)``; they may be scaled down already."""
+        """Writes the pixels of the row's box, uint8 ``(h, w, 3)``; they may be scaled down already.
+
+        Raises:
+            SizeError: What becomes of the image has another size than the rows have.
+        """
         if not self._resizes[row]:
+            found, expected = self._windows[row], self.array.shape[1:]
+            if found != expected[:2]:
+                raise SizeError.between(found, expected)
             render(np.ascontiguousarray(pixels), self._frames, row, self.array[row])  # type: ignore[arg-type]
             return
         size, flip, out = self.sizes[row], self._flips[row], self._planes[row]
