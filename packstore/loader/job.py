@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from packstore.loader import PackedLoader
 
 _log = logging.getLogger("packstore")
-_DECODED_SLICE, _LEAST_SLICE, _MOST_SLICE = 16, 4, 64
+_DECODED_SLICE, _PIXELS_SLICE, _SMALL_BYTES, _LEAST_SLICE = 16, 64, 1 << 20, 4
 """Images that a thread takes at a time. Of image files, which differ much in what they cost, few enough to balance
-(with two threads 5 percent more images a second by 16 than by 32). Of pixels more, so that threads meet less often."""
+(with two threads 5 percent more images a second by 16 than by 32). Of pixels more, so that threads meet less often; of
+small images as many as fill so many bytes. But no fewer than the last, however many threads there are."""
 
 
 class Job:
@@ -55,7 +56,8 @@ class Job:
         loader, count, floats = self._loader, len(self.records), self._floats
         assembler = loader._make_assembler()
         prepared = assembler.prepare(self._buffer, self.records, loader.options.seed, self._epoch, self._errors)
-        most = _DECODED_SLICE if loader.dataset.manifest.encoding in ENCODED else _MOST_SLICE
+        most = _DECODED_SLICE if loader.dataset.manifest.encoding in ENCODED else _PIXELS_SLICE
+        most = max(most, _SMALL_BYTES * count // max(1, prepared.out.nbytes))
         parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE))
         bounds = [count * part // parts for part in range(parts + 1)]
         for first, stop in pairwise(bounds):
