@@ -32,6 +32,7 @@ from __future__ import annotations
 import functools
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -179,18 +180,40 @@ def _join(data: Data, at: int, parts: int) -> bytes:
     return b"".join(joined)
 
 
-def lengths(index: Index, count: int) -> NDArray[np.integer]:
-    """Bytes of the first ``count`` segments, marker at the end included: uint8 or int32 ``(count,)``."""
-    low = np.frombuffer(index.lengths_in, np.uint8, count, index.lengths_at)
-    bits = index.high_bits
-    if not bits:
-        return low
-    at = index.lengths_at + index.across * index.rows
-    if bits >= 8:
-        wide = np.frombuffer(index.lengths_in, f">u{bits // 8}", count, at)
-        return low + (wide.astype(np.int32) << 8)
-    packed = np.frombuffer(index.lengths_in, np.uint8, count * bits + 7 >> 3, at)
-    return _UNPACKED[bits][packed].reshape(-1)[:count] + low  # take() would give the GIL away
+def lengths(indexes: Sequence[Index]) -> NDArray[np.int64]:
+    """Bytes of all segments of all images, one image after the other, markers at the end included."""
+    counts = np.array([index.across * index.rows for index in indexes])
+    each = np.frombuffer(_bytes_of(indexes, [0] * len(indexes), counts.tolist()), np.uint8).astype(np.int64)
+    own = np.cumsum(counts) - counts
+    bits = np.array([index.high_bits for index in indexes])
+    for width in _HIGH_BITS[1:]:
+        chosen = np.flatnonzero(bits == width)
+        if not len(chosen):
+            continue
+        count = counts[chosen]
+        nbytes = count * width + 7 >> 3
+        packed = _bytes_of([indexes[n] for n in chosen.tolist()], count.tolist(), nbytes.tolist())
+        if width < 8:
+            high = _UNPACKED[width][np.frombuffer(packed, np.uint8)].reshape(-1)
+        else:
+            high = np.frombuffer(packed, f">u{width // 8}").astype(np.int64) << 8
+        held = nbytes * 8 // width  # an image's begin on a whole byte
+        order = np.arange(count.sum())
+        before = np.cumsum(count) - count
+        each[order + np.repeat(own[chosen] - before, count)] += high[
+            order + np.repeat(np.cumsum(held) - held - before, count)
+        ]
+    return each
+
+
+def _bytes_of(indexes: Sequence[Index], starts: Sequence[int], nbytes: Sequence[int]) -> bytes:
+    """Some bytes of each index, ``starts`` counted from where its lengths begin."""
+    return b"".join(
+        [
+            index.lengths_in[index.lengths_at + start : index.lengths_at + start + n]
+            for index, start, n in zip(indexes, starts, nbytes, strict=True)
+        ]
+    )
 
 
 def _unpacked(bits: int) -> NDArray[np.int32]:

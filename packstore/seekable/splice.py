@@ -169,7 +169,7 @@ class _Segments:
     def locate(self, indexes: Sequence[Index], chosen: NDArray[np.int64], parts: Sequence[Sequence[int]]) -> list[Cut]:
         """Where in the file, and in the part that is made of them, the segments of the ``chosen`` images are."""
         counts, runs, run = self.counts[chosen], self._runs[chosen], self._run[chosen]
-        each = np.concatenate([lengths(indexes[n], c) for n, c in zip(chosen.tolist(), counts.tolist(), strict=True)])
+        each = lengths([indexes[n] for n in chosen.tolist()])
         # All images' segments one after the other; `own` is an image's first among them.
         bounds = np.zeros(len(each) + 1, np.int64)
         np.cumsum(each, dtype=np.int64, out=bounds[1:])
@@ -192,13 +192,13 @@ class _Segments:
         needed = np.diff(last, prepend=0)
         before_it = np.concatenate([[0], ends[last[:-1] - 1]])
         ends += np.repeat(self._header_bytes[chosen] - 2 - before_it, needed)
-        number = np.arange(len(each)) - np.repeat(own, counts)  # as the image counts them
-        check = number & 7 == 7
+        eighth = np.arange(len(each), dtype=np.int32) - np.repeat(own.astype(np.int32), counts) & 7
+        check = eighth == 7
         check[within] = True
-        check[segment[number[segment] > 0] - 1] = True
+        check[segment[segment > own[image]] - 1] = True
         check[own + counts - 1] = False  # an image's last ends with the image
         checked = np.flatnonzero(check)
-        markers = _numbered(8)[number[checked] & 7].tobytes()
+        markers = _numbered(8)[eighth[checked]].tobytes()
         origins = self._scan_at[chosen] - 2 - bounds[own]
         after = np.searchsorted(checked, own + counts)
         checked = bounds[checked + 1] + np.repeat(origins, np.diff(after, prepend=0))
