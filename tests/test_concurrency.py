@@ -26,7 +26,7 @@ from packstore import PackedDataset
 from packstore.errors import DestinationError
 from packstore.progress import Progress
 from packstore.stores import receipts, sharded
-from packstore.stores.work import WorkDirectory, find_leftovers, work_path
+from packstore.stores.work import Owner, WorkDirectory, find_leftovers, read_owner, work_path
 from tests.datasets import make_folder
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
@@ -311,6 +311,25 @@ def test_who_has_just_begun_is_named_once_it_has_said_who_it_is(tmp_path: Path) 
     finally:
         writer.join()
         holder.remove()
+
+
+def test_a_work_directory_that_goes_as_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its owner is done just then."""
+    path = tmp_path / ".out.h5.packstore"
+    path.mkdir()
+    looked: list[Path] = []
+
+    def gone(where: Path) -> Owner | None:
+        looked.append(where)
+        if len(looked) == 1:
+            where.rmdir()
+        return read_owner(where)
+
+    monkeypatch.setattr("packstore.stores.work.read_owner", gone)
+    holder = WorkDirectory(tmp_path / "out.h5")
+    assert looked == [path]
+    assert (path / "owner").exists()
+    holder.remove()
 
 
 def test_of_many_converters_at_once_one_wins(folder: Path, tmp_path: Path) -> None:

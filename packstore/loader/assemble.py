@@ -117,7 +117,7 @@ class Assembler:
         self._encoded = manifest.encoding in ENCODED
         self._shapes = None if self._encoded or manifest.image.kind == "fixed" else reader.fixed("shape")
         self.shape, self.dtype = self._row(manifest)
-        self._cold = 1  # batches for which the system is asked to fetch all records beforehand
+        self._cold = _COLD_BATCHES  # batches for which the system is asked to fetch all records beforehand
         self._whole: NDArray[Any] | None = None
         apart = manifest.format == "lmdb" or bool(manifest.shards) or reader.checks_records
         if not operations and manifest.image.kind == "fixed" and not apart:

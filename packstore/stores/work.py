@@ -144,7 +144,10 @@ class WorkDirectory:
         try:
             self.path.mkdir()
         except FileExistsError:
-            self._refuse_foreign()
+            try:
+                self._refuse_foreign()
+            except FileNotFoundError:
+                return False
         with beyond_standard_streams():
             try:
                 descriptor = os.open(self.path / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -169,8 +172,9 @@ class WorkDirectory:
         return True
 
     def _refuse_foreign(self) -> None:
+        """Raises :class:`DestinationError` for what is not ours, :class:`FileNotFoundError` where nothing is left."""
         shown = printable(str(self.path))
-        if self.path.is_symlink() or not self.path.is_dir():
+        if not stat.S_ISDIR(self.path.lstat().st_mode):
             raise DestinationError(f"{shown} is in the way and is no work directory of packstore; move it away")
         owner = read_owner(self.path)
         if owner is not None and owner.destination != self._destination.name:
