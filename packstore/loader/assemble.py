@@ -8,6 +8,7 @@ for each other, and the less often what Python touches goes from one core's cach
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -45,6 +46,7 @@ _TORCH_DTYPE = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32":
 Header = Index | ImageInfo | None
 
 
+@dataclass(eq=False)
 class Prepared:
     """Records that were looked at, and what is to be written into which row of a batch buffer.
 
@@ -64,21 +66,17 @@ class Prepared:
         cuts: Of crop-seekable images, what their boxes need.
     """
 
-    sizes: NDArray[np.int64]
-    headers: Sequence[Header]
-    rows: Rows
-
-    def __init__(
-        self, out: torch.Tensor, records: NDArray[np.int64], seed: int, epoch: int, numbers: Sequence[int] = ()
-    ) -> None:
-        self.out = out
-        self.records = records
-        self.seed = seed
-        self.epoch = epoch
-        self.numbers = numbers
-        self.views: list[Any] = []
-        self.failed: list[int] = []
-        self.cuts: dict[int, Cut] = {}
+    out: torch.Tensor
+    records: NDArray[np.int64]
+    seed: int
+    epoch: int
+    numbers: Sequence[int] = ()
+    views: list[Any] = field(default_factory=list)
+    sizes: NDArray[np.int64] = field(init=False)
+    headers: Sequence[Header] = field(init=False)
+    rows: Rows = field(init=False)
+    failed: list[int] = field(default_factory=list)
+    cuts: dict[int, Cut] = field(default_factory=dict)
 
 
 class Assembler:

@@ -204,8 +204,8 @@ class _Segments:
         checked = bounds[checked + 1] + np.repeat(origins, np.diff(after, prepend=0))
         starts, finishes = run_starts.tolist(), run_stops.tolist()
         cuts = []
-        a = c = e = 0
-        for n, b, d, f, fine in zip(
+        run_at = end_at = check_at = 0
+        for n, run_to, end_to, check_to, fine in zip(
             chosen.tolist(), stops.tolist(), last.tolist(), after.tolist(), right.tolist(), strict=True
         ):
             height, width, top, left = parts[n]
@@ -214,14 +214,14 @@ class _Segments:
                 width,
                 top,
                 left,
-                starts[a:b],
-                finishes[a:b],
-                checked[e:f],
-                markers[2 * e : 2 * f],
-                ends[c:d],
+                starts[run_at:run_to],
+                finishes[run_at:run_to],
+                checked[check_at:check_to],
+                markers[2 * check_at : 2 * check_to],
+                ends[end_at:end_to],
             )
             cuts.append(cut if fine else WHOLE)
-            a, c, e = b, d, f
+            run_at, end_at, check_at = run_to, end_to, check_to
         return cuts
 
 
@@ -231,13 +231,14 @@ def _floor(pixels: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int
 
 def _numbered(count: int) -> NDArray[np.uint16]:
     """The restart markers after the first segments: FF D0 … FF D7 over and over."""
-    if count <= len(_MARKERS):
-        return _MARKERS[:count]
+    return _MARKERS[:count] if count <= len(_MARKERS) else _count_up(count)
+
+
+def _count_up(count: int) -> NDArray[np.uint16]:
     return (0xFF00 + RST0 + (np.arange(count) & 7)).astype(">u2")
 
 
-_MARKERS = np.empty(0, ">u2")
-_MARKERS = _numbered(1 << 14)
+_MARKERS = _count_up(1 << 14)
 
 
 def _pairs(data: Data) -> NDArray[np.uint16]:
