@@ -7,6 +7,7 @@ for each other, and the less often what Python touches goes from one core's cach
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -23,7 +24,7 @@ from packstore.errors import CorruptRecordError, DecodeError, PackstoreError, Us
 from packstore.loader.rows import Rows, SizeError, as_numpy
 from packstore.loader.stats import Stats
 from packstore.manifest import ENCODED, Manifest
-from packstore.seekable import Cut, Index, plan_cuts, read_index
+from packstore.seekable import Crops, Cuts, Index, Worker, make_worker, native_problem, plan_cuts, read_index
 from packstore.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
 from packstore.stores.base import Reader, shaped
 
@@ -64,6 +65,8 @@ class Prepared:
         rows: Where pixels go, and how.
         failed: Rows whose records cannot be read.
         cuts: Of crop-seekable images, what their boxes need.
+        cut_of: Which of these a row has.
+        crops: The same for compiled code, where there is any.
     """
 
     out: torch.Tensor
@@ -76,7 +79,9 @@ class Prepared:
     headers: Sequence[Header] = field(init=False)
     rows: Rows = field(init=False)
     failed: list[int] = field(default_factory=list)
-    cuts: dict[int, Cut] = field(default_factory=dict)
+    cuts: Cuts | None = None
+    cut_of: dict[int, int] = field(default_factory=dict)
+    crops: Crops | None = None
 
 
 class Assembler:
@@ -113,6 +118,9 @@ class Assembler:
         self._stats = stats
         self._dct_scaling = dct_scaling
         self._encoded = manifest.encoding in ENCODED
+        # Another decoder was asked for by its name.
+        self._compiled = decoder.name in ("turbojpeg", "simplejpeg") and not dct_scaling and native_problem() is None
+        self._thread = threading.local()
         self._shapes = None if self._encoded or manifest.image.kind == "fixed" else reader.fixed("shape")
         self.shape, self.dtype = self._row(manifest)
         self._cold = _COLD_BATCHES  # batches for which the system is asked to fetch all records beforehand
@@ -180,7 +188,7 @@ class Assembler:
         frames = self._plan(prepared.sizes, records, seed, epoch) if self._operations else None
         prepared.rows = Rows(out, frames)
         if frames is not None:
-            prepared.cuts = _cuts(prepared.headers, frames)
+            self._plan_cuts(prepared, frames)
         self._stats.add("read", read - start)
         self._stats.add("decode", perf_counter() - read)
         return prepared
@@ -201,12 +209,13 @@ class Assembler:
             self._stats.add("read", perf_counter() - start)
             return []
         faults = _major_faults()
+        worker = self._worker() if prepared.crops is not None else None
         failed: list[int] = []
         for row in range(first, stop):
             if row in prepared.failed:
                 continue
             try:
-                self._write(prepared, row)
+                self._write(prepared, row, worker)
             except SizeError:
                 raise
             except PackstoreError as error:
@@ -216,8 +225,13 @@ class Assembler:
         self._stats.add("decode", perf_counter() - start)
         return failed
 
-    def _write(self, prepared: Prepared, row: int) -> None:
+    def _write(self, prepared: Prepared, row: int, worker: Worker | None) -> None:
         rows, view, header = prepared.rows, prepared.views[row], prepared.headers[row]
+        if worker is not None and rows.resizes[row] and row in prepared.cut_of:
+            turned = worker.crop(prepared.crops, prepared.cut_of[row])  # type: ignore[arg-type] # there is a worker
+            if turned is not None:
+                rows.place_turned(row, turned)
+                return
         if self._operations and self._crops(header):
             rows.place_box(row, self._crop(prepared, row))
             return
@@ -260,14 +274,14 @@ class Assembler:
         )
 
     def _crop(self, prepared: Prepared, row: int) -> NDArray[np.uint8]:
-        header = prepared.headers[row]
+        header, number = prepared.headers[row], prepared.cut_of.get(row)
         return self._decoder.decode_crop(
             prepared.views[row],
             prepared.rows.boxes[row],
             index=header if isinstance(header, Index) else None,
             info=header if isinstance(header, ImageInfo) else None,
             target=prepared.rows.sizes[row] if self._dct_scaling else None,
-            cut=prepared.cuts.get(row),
+            cut=None if number is None or prepared.cuts is None else prepared.cuts[number],
         )
 
     def _sizes(self, records: Sequence[int], views: Sequence[Any]) -> tuple[NDArray[np.int64], Sequence[Header]]:
@@ -299,22 +313,33 @@ class Assembler:
     def _plan(self, sizes: NDArray[np.int64], records: NDArray[np.int64], seed: int, epoch: int) -> Frames:
         return plan_ops(self._operations, sizes, Draws(seed, epoch, records))
 
+    def _plan_cuts(self, prepared: Prepared, frames: Frames) -> None:
+        indexes = {
+            row: header
+            for row, header in enumerate(prepared.headers)
+            if isinstance(header, Index) and header.across * header.rows <= _MOST_SEGMENTS
+        }
+        if not indexes:
+            return
+        rows = [*indexes]
+        prepared.cut_of = {row: number for number, row in enumerate(rows)}
+        prepared.cuts = plan_cuts([*indexes.values()], frames.box[rows])
+        if self._compiled:
+            files, flips = [prepared.views[row] for row in rows], None if frames.flip is None else frames.flip[rows]
+            prepared.crops = Crops(files, prepared.cuts, frames.box[rows], flips, self._decoder.max_pixels)
+
+    def _worker(self) -> Worker | None:
+        worker: Worker | None = getattr(self._thread, "worker", None)
+        if worker is None:
+            worker = self._thread.worker = make_worker()
+        return worker
+
     def _pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         if self._encoded:
             return self._decoder.decode(view, info=header if isinstance(header, ImageInfo) else None)
         image = self._reader.manifest.image
         shape = image.shape if self._shapes is None else tuple(self._shapes[record].tolist())
         return shaped(view, image, shape, "it")
-
-
-def _cuts(headers: Sequence[Header], frames: Frames) -> dict[int, Cut]:
-    """What the boxes of crop-seekable images need, by row."""
-    indexes = {
-        row: header
-        for row, header in enumerate(headers)
-        if isinstance(header, Index) and header.across * header.rows <= _MOST_SEGMENTS
-    }
-    return dict(zip(indexes, plan_cuts([*indexes.values()], frames.box[[*indexes]]), strict=True))
 
 
 def _major_faults() -> int:

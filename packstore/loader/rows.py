@@ -44,6 +44,7 @@ class Rows:
         array: Their memory as numpy has it (bfloat16 as bits), ``(B, ...)``.
         boxes: Top, left, height and width in its source image, of each row.
         sizes: Height and width to which that is resized.
+        resizes: Whether resizing, and perhaps mirroring, is all that is to be done with it.
     """
 
     def __init__(self, out: torch.Tensor, frames: Frames | None) -> None:
@@ -55,6 +56,7 @@ class Rows:
         self.array = as_numpy(out)
         self.boxes: list[tuple[int, int, int, int]] = []
         self.sizes: list[tuple[int, int]] = []
+        self.resizes: list[bool] = []
         self._frames = frames
         if frames is None:
             return
@@ -63,7 +65,7 @@ class Rows:
         self._flips: list[bool] = [False] * len(self.boxes) if frames.flip is None else frames.flip.tolist()
         self._windows = list(map(tuple, frames.window[:, 2:].tolist()))
         whole = np.concatenate([frames.size * 0, frames.size], 1)
-        self._resizes = ((frames.size != frames.box[:, 2:]).any(1) & (frames.window == whole).all(1)).tolist()
+        self.resizes = ((frames.size != frames.box[:, 2:]).any(1) & (frames.window == whole).all(1)).tolist()
         self._planes = out.permute(0, 3, 1, 2).split(1)  # type: ignore[no-untyped-call]
 
     def place(self, row: int, pixels: NDArray[Any]) -> None:
@@ -77,7 +79,7 @@ class Rows:
         Raises:
             SizeError: What becomes of the image has another size than the rows have.
         """
-        if not self._resizes[row]:
+        if not self.resizes[row]:
             found, expected = self._windows[row], self.array.shape[1:]
             if found != expected[:2]:
                 raise SizeError.between(found, expected)
@@ -99,6 +101,11 @@ class Rows:
         _resize(_planes(crop), size, False, None, None, out=out)
         if flip and not flip_first:
             _mirror(self.array[row])
+
+    def place_turned(self, row: int, pixels: NDArray[np.uint8]) -> None:
+        """Resizes the pixels of the row's box, uint8 ``(h, w, 3)``, contiguous, which are mirrored already if they are
+        to be."""
+        _resize(_planes(pixels), self.sizes[row], False, None, None, out=self._planes[row])
 
 
 def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:

@@ -8,20 +8,26 @@ cut a part out.
 
 from packstore.seekable.index import Index, add_index, check_index, read_index
 from packstore.seekable.markers import Frame, NotSeekableError, frame_of, segments
+from packstore.seekable.native import Crops, Worker, make_worker, native_problem
 from packstore.seekable.rewrite import choose_interval, make_seekable
-from packstore.seekable.splice import Cut, plan_cut, plan_cuts, splice
+from packstore.seekable.splice import Cut, Cuts, plan_cut, plan_cuts, splice
 from packstore.seekable.transform import transform_version
 
 __all__ = [
+    "Crops",
     "Cut",
+    "Cuts",
     "Frame",
     "Index",
     "NotSeekableError",
+    "Worker",
     "add_index",
     "check_index",
     "choose_interval",
     "frame_of",
     "make_seekable",
+    "make_worker",
+    "native_problem",
     "plan_cut",
     "plan_cuts",
     "read_index",

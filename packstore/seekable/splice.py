@@ -8,8 +8,9 @@ them a microsecond, as long again as all the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ _WORTH = 0.9
 """Share of the segments from which on the whole image is decoded instead."""
 _NARROWEST = 8
 """Fewest columns of a part: more than two samples of chroma, of which every MCU of subsampled chroma has 8 or more."""
+NUMBERS = Index._fields[: Index._fields.index("lengths_in")]
 _AT_ONCE = 1 << 17
 """Segments that are worked on at once, so that memory is bounded: 10 MB. An image may have more."""
 
@@ -55,18 +57,64 @@ class Cut(NamedTuple):
 WHOLE = Cut(0)
 
 
-def plan_cuts(indexes: Sequence[Index], boxes: NDArray[np.int64]) -> list[Cut]:
+@dataclass(eq=False)
+class Cuts:
+    """What boxes need of seekable JPEG files, in arrays; a sequence of :class:`Cut`.
+
+    Those that end in ``_at`` have ``(N + 1,)`` entries: where an image's own begin in the arrays behind them, and where
+    the next one's do.
+
+    Attributes:
+        fields: int64 ``(N, F)``: the numbers of each :class:`packstore.seekable.Index`, in their order.
+        parts: int64 ``(N, 4)``: height, width, top and left of each part, as in :class:`Cut`; a height of 0 for
+            :data:`WHOLE`.
+        runs_at: Of ``starts`` and ``stops``.
+        starts: int64: where runs of segments begin.
+        stops: int64: where they end.
+        ends_at: Of ``ends``.
+        ends: int64: where in its part each segment's marker at the end is.
+        checked_at: Of ``checked`` and ``markers``.
+        checked: int64: where markers have to be.
+        markers: uint8 ``(C, 2)``: which ones.
+    """
+
+    fields: NDArray[np.int64]
+    parts: NDArray[np.int64]
+    runs_at: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    ends_at: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    checked_at: NDArray[np.int64]
+    checked: NDArray[np.int64]
+    markers: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, n: int) -> Cut:
+        height, width, top, left = self.parts[n].tolist()
+        if not height:
+            return WHOLE
+        runs, ends, checked = (slice(*at[n : n + 2]) for at in (self.runs_at, self.ends_at, self.checked_at))
+        return Cut(
+            *(height, width, top, left, self.starts[runs].tolist(), self.stops[runs].tolist()),
+            *(self.checked[checked], self.markers[checked].tobytes(), self.ends[ends]),
+        )
+
+    def __iter__(self) -> Iterator[Cut]:
+        return (self[n] for n in range(len(self)))
+
+
+def plan_cuts(indexes: Sequence[Index], boxes: NDArray[np.int64]) -> Cuts:
     """What boxes need of images.
 
     Args:
         indexes: Of seekable JPEG files, as :func:`packstore.seekable.read_index` gave them.
         boxes: int64 ``(N, 4)``: top, left, height and width of what is wanted, in pixels, within the images.
     """
-    cuts = [WHOLE] * len(indexes)
-    if not cuts:
-        return cuts
-    heads = np.array([index[: Index._fields.index("lengths_in")] for index in indexes], np.int64)
-    field = dict(zip(Index._fields, heads.T, strict=False))
+    fields = np.array([index[: len(NUMBERS)] for index in indexes], np.int64).reshape(-1, len(NUMBERS))
+    field = dict(zip(NUMBERS, fields.T, strict=True))
     top, left, height, width = boxes.T
     rows_margin, columns_margin = field["margins"] >> 4, field["margins"] & 15
     mcu_height, segment_width, across = field["mcu_height"], field["mcu_width"] * field["interval"], field["across"]
@@ -90,20 +138,40 @@ def plan_cuts(indexes: Sequence[Index], boxes: NDArray[np.int64]) -> list[Cut]:
             left - first * segment_width,
         ],
         1,
-    ).tolist()
-    worth = np.flatnonzero(rows * columns < _WORTH * across * field["rows"])
+    )
+    wanted = rows * columns < _WORTH * across * field["rows"]
+    worth = np.flatnonzero(wanted)
+    if not len(worth):
+        return _all_whole(fields)
     segments = _Segments(field, first_row, first, rows, columns)
+    located = []
     # As many at once as have no more segments together than that.
     totals = np.cumsum(segments.counts[worth])
     begin = 0
     while begin < len(worth):
         done = totals[begin - 1] if begin else 0
         stop = max(begin + 1, int(np.searchsorted(totals, done + _AT_ONCE, "right")))
-        chosen = worth[begin:stop]
-        for number, cut in zip(chosen.tolist(), segments.locate(indexes, chosen, parts), strict=True):
-            cuts[number] = cut
+        located.append(segments.locate(indexes, worth[begin:stop]))
         begin = stop
-    return cuts
+    fine, runs, starts, stops, ends_in, ends, checked_in, checked, markers = (
+        np.concatenate(each) for each in zip(*located, strict=True)
+    )
+    wanted[worth] = fine
+    parts[~wanted] = 0
+
+    def begins(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        at = np.zeros(len(indexes) + 1, np.int64)
+        at[worth + 1] = counts
+        return at.cumsum()
+
+    return Cuts(fields, parts, begins(runs), starts, stops, begins(ends_in), ends, begins(checked_in), checked, markers)
+
+
+def _all_whole(fields: NDArray[np.int64]) -> Cuts:
+    none, at = np.zeros(0, np.int64), np.zeros(len(fields) + 1, np.int64)
+    return Cuts(
+        fields, np.zeros((len(fields), 4), np.int64), at, none, none, at, none, at, none, np.zeros((0, 2), np.uint8)
+    )
 
 
 def plan_cut(index: Index, box: tuple[int, int, int, int]) -> Cut:
@@ -166,8 +234,13 @@ class _Segments:
         self._scan_at, self._scan_bytes = field["scan_at"], field["scan_bytes"]
         self._header_bytes = field["prefix_bytes"] + field["scan_at"] - field["tables_at"]
 
-    def locate(self, indexes: Sequence[Index], chosen: NDArray[np.int64], parts: Sequence[Sequence[int]]) -> list[Cut]:
-        """Where in the file, and in the part that is made of them, the segments of the ``chosen`` images are."""
+    def locate(self, indexes: Sequence[Index], chosen: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+        """Where in the file, and in the part that is made of them, the segments of the ``chosen`` images are.
+
+        Returns:
+            Whether each image's index can be right; then the arrays of :class:`Cuts`, with numbers of entries an image
+            instead of where they begin.
+        """
         counts, runs, run = self.counts[chosen], self._runs[chosen], self._run[chosen]
         each = lengths([indexes[n] for n in chosen.tolist()])
         # All images' segments one after the other; `own` is an image's first among them.
@@ -198,31 +271,11 @@ class _Segments:
         check[segment[segment > own[image]] - 1] = True
         check[own + counts - 1] = False  # an image's last ends with the image
         checked = np.flatnonzero(check)
-        markers = _numbered(8)[eighth[checked]].tobytes()
-        origins = self._scan_at[chosen] - 2 - bounds[own]
+        markers = _numbered(8).view(np.uint8).reshape(8, 2)[eighth[checked]]
         after = np.searchsorted(checked, own + counts)
-        checked = bounds[checked + 1] + np.repeat(origins, np.diff(after, prepend=0))
-        starts, finishes = run_starts.tolist(), run_stops.tolist()
-        cuts = []
-        run_at = end_at = check_at = 0
-        for n, run_to, end_to, check_to, fine in zip(
-            chosen.tolist(), stops.tolist(), last.tolist(), after.tolist(), right.tolist(), strict=True
-        ):
-            height, width, top, left = parts[n]
-            cut = Cut(
-                height,
-                width,
-                top,
-                left,
-                starts[run_at:run_to],
-                finishes[run_at:run_to],
-                checked[check_at:check_to],
-                markers[2 * check_at : 2 * check_to],
-                ends[end_at:end_to],
-            )
-            cuts.append(cut if fine else WHOLE)
-            run_at, end_at, check_at = run_to, end_to, check_to
-        return cuts
+        checks = np.diff(after, prepend=0)
+        checked = bounds[checked + 1] + np.repeat(self._scan_at[chosen] - 2 - bounds[own], checks)
+        return right, runs, run_starts, run_stops, needed, ends, checks, checked, markers
 
 
 def _floor(pixels: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int64]:
