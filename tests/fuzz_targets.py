@@ -26,6 +26,7 @@ from packstore.decoders.jpeg import is_whole, without_metadata
 from packstore.errors import PackstoreError
 from packstore.manifest import Manifest
 from packstore.seekable.index import check_index, read_index
+from packstore.seekable.native import Crops, make_worker
 from packstore.seekable.splice import plan_cuts, splice
 from packstore.sniff import HeaderError, check_header, sniff
 from packstore.sources.cifar import open_cifar
@@ -82,10 +83,16 @@ def _seek_index(data: bytes) -> None:
     index = read_index(data)
     check_index(data)
     if index is not None:
-        boxes = [(0, 0, 1, 1), (0, 0, index.height, index.width), (index.height // 2, index.width // 2, 1, 1)]
-        for cut in plan_cuts([index] * 3, np.array(boxes)):
+        boxes = np.array([(0, 0, 1, 1), (0, 0, index.height, index.width), (index.height // 2, index.width // 2, 1, 1)])
+        cuts = plan_cuts([index] * 3, boxes)
+        for cut in cuts:
             if cut.height:
                 splice(data, index, cut)
+        worker = make_worker()
+        if worker is not None:
+            crops = Crops([data] * 3, cuts, boxes, np.array([True, False, False]), 1 << 22)
+            for n in range(3):
+                worker.crop(crops, n)
 
 
 def _repair_seek_index(data: bytes, rng: random.Random) -> bytes:
@@ -274,7 +281,11 @@ TARGETS = (
     Target("sniff", _sniff, (HeaderError,), ("sniff.py",)),
     Target("jpeg", _jpeg, (), ("decoders/jpeg.py",)),
     Target(
-        "seek_index", _seek_index, (PackstoreError,), ("seekable/index.py", "seekable/splice.py"), _repair_seek_index
+        "seek_index",
+        _seek_index,
+        (PackstoreError,),
+        ("seekable/index.py", "seekable/splice.py", "seekable/native.py"),
+        _repair_seek_index,
     ),
     Target("cifar_pickle", _pickle, (BatchError,), ("pickles.py", "pickle_machine.py")),
     Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("cifar.py", "cifar_files.py")),

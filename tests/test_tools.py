@@ -19,6 +19,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ("tools/packstore", "tools/test", "tools/lib.sh", ".ci/run")
 
+NATIVE = "packstore/seekable/_native.c"
+
 # Stands in for Python: notes what it is asked, pretends to make environments and to install; else it is Python.
 FAKE_PYTHON = """#!/usr/bin/env bash
 case "$1 $2" in
@@ -65,7 +67,7 @@ class Clone:
         self.bin = tmp_path / "bin"
         self.log = tmp_path / "log"
         self.hang, self.fail, self.no_venv = (tmp_path / name for name in ("hang", "fail", "no-venv"))
-        for file in (*SCRIPTS, "tools/constraints.txt", "pyproject.toml"):
+        for file in (*SCRIPTS, "tools/constraints.txt", "pyproject.toml", NATIVE):
             (self.root / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / file, self.root / file)
         self.root = self.root.resolve()

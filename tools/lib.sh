@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # What tools/packstore and tools/test share: `setup base|test`, which makes $root/.venv and installs packstore into it,
-# once, and again whenever pyproject.toml, tools/constraints.txt or what is compiled has changed. Needs $root, the repository.
+# once, and again whenever pyproject.toml, tools/constraints.txt or what is compiled has changed. Needs $root, the
+# repository.
 #
 # Environment variables:
 #   PACKSTORE_PYTHON              the Python to make .venv with, instead of the first suitable one in PATH
@@ -39,7 +40,7 @@ current_stamp() {
     stamp+=$text
     slurp "$root/tools/constraints.txt"
     stamp+=$text
-    # It is compiled by the installation.
+    # The installation compiles it.
     slurp "$root/packstore/seekable/_native.c"
     stamp+=$text
 }

@@ -24,12 +24,14 @@
 #endif
 
 /* To be counted up whenever what follows changes; native.py has the same number. */
-#define INTERFACE 1
+#define INTERFACE 2
 
 enum { DONE = 0, REFUSED = 1, NO_ROOM = 2 };
 enum { MIRRORED = 1, WHOLE = 2 };
-enum { TJPF_RGB = 0, TJPF_BGR = 1 }; /* from turbojpeg.h, as the two functions below */
+enum { TJPF_RGB = 0, TJPF_BGR = 1 }; /* from turbojpeg.h, as the functions below */
 
+typedef void *(*init_function)(void);
+typedef int (*destroy_function)(void *);
 typedef int (*header_function)(void *, const unsigned char *, unsigned long, int *, int *, int *, int *);
 typedef int (*decompress_function)(void *, const unsigned char *, unsigned long, unsigned char *, int, int, int, int, int);
 
@@ -54,9 +56,10 @@ struct cuts {
 
 /* What a thread needs. */
 struct worker {
+    init_function init;
+    destroy_function destroy;
     header_function header;
     decompress_function decompress;
-    void *handle;
     uint8_t *jpeg; /* for the spliced file */
     int64_t jpeg_bytes;
     uint8_t *pixels; /* for what is decoded; the box at the end */
@@ -84,9 +87,10 @@ static uint8_t *append(uint8_t *to, const uint8_t *from, int64_t count)
 static int64_t spliced_bytes(const struct cuts *cuts, int64_t n)
 {
     const struct head *head = &cuts->heads[n];
-    int64_t nbytes = cuts->nbytes[n], frame = head->tables_at + head->frame_at;
-    if (head->prefix_bytes < 2 || head->prefix_bytes > nbytes || head->tables_at < 0 || head->frame_at < 0 ||
-        frame > nbytes - 9 || head->scan_at < frame + 9 || head->scan_at > nbytes)
+    int64_t nbytes = cuts->nbytes[n];
+    if (head->prefix_bytes < 2 || head->prefix_bytes > nbytes || head->tables_at < 0 || head->tables_at > nbytes ||
+        head->frame_at < 0 || head->frame_at > nbytes || head->scan_at > nbytes ||
+        head->scan_at < head->tables_at + head->frame_at + 9)
         return 0;
     int64_t total = head->prefix_bytes + head->scan_at - head->tables_at;
     for (int64_t k = cuts->runs_at[n]; k < cuts->runs_at[n + 1]; k++) {
@@ -129,6 +133,23 @@ static int splice(const struct cuts *cuts, int64_t n, uint8_t *jpeg, int64_t tot
     return DONE;
 }
 
+/* Decodes a file that has to have this size, into the worker's pixels, all of it. */
+static int decode(const struct worker *worker, const uint8_t *jpeg, int64_t nbytes, int width, int height, int format)
+{
+    /* A handle for each: what went wrong with one file, or the tables that it had, would be there for the next. */
+    void *handle = worker->init();
+    if (!handle)
+        return REFUSED;
+    int found_width = 0, found_height = 0, subsampling, colours;
+    int failed = worker->header(handle, jpeg, (unsigned long)nbytes, &found_width, &found_height, &subsampling, &colours);
+    failed = failed || found_width != width || found_height != height;
+    /* It also fails where libjpeg only warns. */
+    failed = failed ||
+             worker->decompress(handle, jpeg, (unsigned long)nbytes, worker->pixels, width, 0, height, format, 0);
+    worker->destroy(handle);
+    return failed ? REFUSED : DONE;
+}
+
 /*
  * Decodes what cut `n` needs. On DONE the pixels of the box, (height, width, 3), RGB, are at the beginning of the
  * worker's. REFUSED is everything that is not flawless: somebody else finds out what it is. NO_ROOM: one of the
@@ -161,12 +182,7 @@ EXPORT int packstore_crop(const struct cuts *cuts, int64_t n, const struct worke
 
     /* Read backwards, a row of BGR is one of RGB that is mirrored. */
     int format = head->flags & MIRRORED ? TJPF_BGR : TJPF_RGB;
-    int found_width = 0, found_height = 0, subsampling, colours;
-    if (worker->header(worker->handle, jpeg, (unsigned long)total, &found_width, &found_height, &subsampling, &colours) ||
-        found_width != width || found_height != height)
-        return REFUSED;
-    /* Also for what libjpeg only warns of. */
-    if (worker->decompress(worker->handle, jpeg, (unsigned long)total, worker->pixels, (int)width, 0, (int)height, format, 0))
+    if (decode(worker, jpeg, total, (int)width, (int)height, format) != DONE)
         return REFUSED;
 
     /* The box moves to the beginning, row by row: each comes to lie where it was or before that. */

@@ -21,9 +21,9 @@ from packstore.seekable.library import find_library
 from packstore.seekable.markers import Data
 from packstore.seekable.splice import NUMBERS, Cuts
 
-_INTERFACE = 1
+_INTERFACE = 2
 """Of ``_native.c`` as it is now: an older one may have been compiled here."""
-_FUNCTIONS = ("tjInitDecompress", "tjDecompressHeader3", "tjDecompress2", "tjDestroy")
+_FUNCTIONS = ("tjInitDecompress", "tjDestroy", "tjDecompressHeader3", "tjDecompress2")
 _DONE, _NO_ROOM = 0, 2
 _MIRRORED, _WHOLE = 1, 2
 _FROM_INDEX = [NUMBERS.index(name) for name in ("prefix_bytes", "tables_at", "frame_at", "scan_at")]
@@ -43,7 +43,7 @@ class _Cuts(ctypes.Structure):
 
 class _Worker(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("header", "decompress", "handle")),
+        *((name, ctypes.c_void_p) for name in ("init", "destroy", "header", "decompress")),
         *(("jpeg", ctypes.c_void_p), ("jpeg_bytes", ctypes.c_int64)),
         *(("pixels", ctypes.c_void_p), ("pixels_bytes", ctypes.c_int64)),
     ]
@@ -104,16 +104,12 @@ class Crops:
 
 
 class Worker:
-    """A thread's own: a decompressor, and memory that is used again for each crop. Made by :func:`make_worker`."""
+    """A thread's own: memory that is used again for each crop. Made by :func:`make_worker`."""
 
     def __init__(self, native: ctypes.CDLL, turbojpeg: ctypes.CDLL) -> None:
         self._crop = native.packstore_crop
-        self._destroy = turbojpeg.tjDestroy
-        self._handle = turbojpeg.tjInitDecompress()
-        if not self._handle:
-            raise MemoryError
-        functions = turbojpeg.tjDecompressHeader3, turbojpeg.tjDecompress2
-        self._structure = _Worker(*(ctypes.cast(function, ctypes.c_void_p) for function in functions), self._handle)
+        self._libraries = native, turbojpeg
+        self._structure = _Worker(*(ctypes.cast(turbojpeg[name], ctypes.c_void_p) for name in _FUNCTIONS))
         self._address = ctypes.addressof(self._structure)
         self._make_room(1 << 18, 1 << 20)
 
@@ -142,16 +138,12 @@ class Worker:
             self._pixels = np.empty(pixels, np.uint8)
             structure.pixels, structure.pixels_bytes = self._pixels.ctypes.data, pixels
 
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self._destroy(self._handle)
-
 
 def make_worker() -> Worker | None:
     """A worker for the calling thread; None where :func:`native_problem` says why. Raises as
     :func:`packstore.seekable.library.find_library`."""
     native, name = _native()[0], find_library(*_FUNCTIONS)
-    return None if native is None or name is None else Worker(native, _turbojpeg(name))
+    return None if native is None or name is None else Worker(native, ctypes.CDLL(name))
 
 
 def native_problem() -> str | None:
@@ -177,14 +169,6 @@ def _native() -> tuple[ctypes.CDLL | None, str | None]:
         return None, f"{path.name} is of another version of packstore: install it again"
     library.packstore_crop.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
     return library, None
-
-
-@functools.cache
-def _turbojpeg(name: str) -> ctypes.CDLL:
-    library = ctypes.CDLL(name)
-    library.tjInitDecompress.restype = ctypes.c_void_p
-    library.tjDestroy.argtypes = (ctypes.c_void_p,)
-    return library
 
 
 def _address(data: Data) -> int:
