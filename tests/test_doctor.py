@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -120,10 +121,21 @@ def test_a_faster_decoder_is_named() -> None:
     ],
 )
 def test_what_is_decoded_of_a_crop(used: str, regions: str | None, text: str) -> None:
-    found = {"decoders": {name: decoder(100) for name in ("turbojpeg", "simplejpeg", "pillow")}}
-    facts = {fact.name: fact for fact in decoder_facts({**found, "used": used, "regions": regions})}
+    found: dict[str, Any] = {"decoders": {name: decoder(100) for name in ("turbojpeg", "simplejpeg", "pillow")}}
+    found |= {"used": used, "regions": regions, "not_compiled": None}
+    facts = {fact.name: fact for fact in decoder_facts(found)}
     assert text in facts["crops"].text
     assert facts["crops"].value == regions
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"), [(None, "by compiled code"), ("no compiler", "in Python, .*: no compiler")]
+)
+def test_whether_seekable_crops_are_compiled(reason: str | None, text: str) -> None:
+    found = {"decoders": {"pillow": decoder(100)}, "used": "pillow", "regions": None, "not_compiled": reason}
+    facts = {fact.name: fact for fact in decoder_facts(found)}
+    assert re.match(text, facts["seekable crops"].text)
+    assert facts["seekable crops"].value is (reason is None)
 
 
 def test_gpu_facts() -> None:

@@ -319,7 +319,13 @@ def test_what_cannot_be_loaded(anew: None, monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_an_empty_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKSTORE_TURBOJPEG", "")
-    assert "TurboJPEG" in str(native_problem())
+    assert native_problem() == "PACKSTORE_TURBOJPEG is empty"
+    assert make_worker() is None
+
+
+def test_no_library_to_decode_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "find_library", lambda *_: None)
+    assert "libturbojpeg0" in str(native_problem())
     assert make_worker() is None
 
 

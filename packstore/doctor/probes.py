@@ -111,9 +111,10 @@ _DETAILS: dict[str, Callable[[Any], list[str]]] = {
 
 def _decoders() -> Answer:
     """Every decoder with its version or why it is not there, images a second on a drawn photo, which is used, and
-    whether it decodes regions alone."""
+    whether it decodes regions alone, and why not by compiled code."""
     from packstore.decoders import UNAVAILABLE, available_decoders, get_decoder
     from packstore.decoders.region import region_library
+    from packstore.seekable import native_problem
 
     found: dict[str, Answer] = {}
     for name, text in available_decoders().items():
@@ -128,7 +129,7 @@ def _decoders() -> Answer:
     library = region_library() if used.has_regions else None
     version_of = None if library is None else turbo_version(library) or "3"
     regions = None if library is None else f"libjpeg-turbo {version_of} ({printable(library)})"
-    return {"decoders": found, "used": used.name, "regions": regions}
+    return {"decoders": found, "used": used.name, "regions": regions, "not_compiled": native_problem()}
 
 
 def _photo() -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.seekable.library import find_library
+from packstore.seekable.library import find_library, wanted_library
 from packstore.seekable.markers import Data
 from packstore.seekable.splice import NUMBERS, Cuts
 
@@ -148,9 +148,11 @@ def make_worker() -> Worker | None:
 
 def native_problem() -> str | None:
     """Why nothing is cropped by compiled code here; None where it is. Raises as :func:`make_worker`."""
-    if find_library(*_FUNCTIONS) is None:
-        return "TurboJPEG's library is not there"
-    return _native()[1]
+    if find_library(*_FUNCTIONS) is not None:
+        return _native()[1]
+    if wanted_library() == "":
+        return "PACKSTORE_TURBOJPEG is empty"
+    return "TurboJPEG's library is not there (on Debian and Ubuntu: apt install libturbojpeg0)"
 
 
 @functools.cache
@@ -159,7 +161,8 @@ def _native() -> tuple[ctypes.CDLL | None, str | None]:
     here = Path(__file__)
     path = next((path for suffix in EXTENSION_SUFFIXES if (path := here.with_name("_native" + suffix)).exists()), None)
     if path is None:
-        return None, "it was not compiled when packstore was installed, for which it takes a C compiler"
+        advice = "on Debian and Ubuntu: apt install gcc libc6-dev, and then packstore again"
+        return None, f"it was installed where there was no C compiler ({advice})"
     try:
         library = ctypes.CDLL(str(path))
         found = library.packstore_interface()

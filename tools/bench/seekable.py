@@ -11,6 +11,7 @@ trades of size against selectivity would give: `packstore.seekable.rewrite._PRIC
 from __future__ import annotations
 
 import argparse
+import ctypes
 import resource
 import shutil
 import tempfile
@@ -29,12 +30,25 @@ from packstore.augment import Frames, RandomResizedCrop
 from packstore.counter import Draws
 from packstore.decoders import UNAVAILABLE, Decoder, available_decoders, get_decoder
 from packstore.parallel import default_workers
-from packstore.seekable import Cut, NotSeekableError, make_seekable, plan_cut, plan_cuts, read_index, rewrite, splice
+from packstore.seekable import (
+    Crops,
+    Cuts,
+    NotSeekableError,
+    Worker,
+    make_seekable,
+    make_worker,
+    plan_cut,
+    plan_cuts,
+    read_index,
+    rewrite,
+    splice,
+)
 from packstore.sniff import sniff
 from packstore.sources import open_source
 
 Box = tuple[int, int, int, int]
 BATCH = 256
+MAX_PIXELS = 1 << 28
 
 
 def rewritten(data: bytes) -> bytes:
@@ -110,6 +124,10 @@ def crops(made: list[bytes], wanted: list[Box], repeats: int) -> str:
         )
         each = {key: median(values) / len(made) * 1e6 for key, values in times.items()}
         rows.append([name, f"{each['whole']:.0f}", f"{each['crop']:.0f}", f"{each['whole'] / each['crop']:.2f}"])
+    worker = make_worker()
+    if worker is not None:
+        times = in_turn({"crop": lambda: compiled(worker, made, wanted)}, repeats, time.thread_time)
+        rows.append(["compiled", "", f"{median(times['crop']) / len(made) * 1e6:.0f}", ""])
     return table(["decoder", "whole, µs", "crop, µs", "times as fast"], rows)
 
 
@@ -128,6 +146,18 @@ def parts(decoder: Decoder, made: list[bytes], wanted: list[Box]) -> None:
             decoder.decode_crop(data, box, index=indexes.get(number), cut=cuts.get(number))
 
 
+def compiled(worker: Worker, made: list[bytes], wanted: list[Box]) -> None:
+    """As the loader does it where there is compiled code."""
+    for first in range(0, len(made), BATCH):
+        files, boxes = made[first : first + BATCH], np.array(wanted[first : first + BATCH])
+        found = [read_index(data) for data in files]
+        numbers = [number for number, index in enumerate(found) if index is not None]
+        cuts = plan_cuts([index for index in found if index is not None], boxes[numbers])
+        crops = Crops([files[number] for number in numbers], cuts, boxes[numbers], None, MAX_PIXELS)
+        for n in range(len(numbers)):
+            worker.crop(crops, n)
+
+
 def splicing(made: list[bytes], wanted: list[Box], repeats: int) -> str:
     files: list[tuple[bytes, Any]] = []
     boxes = []
@@ -142,26 +172,56 @@ def splicing(made: list[bytes], wanted: list[Box], repeats: int) -> str:
         for data, _ in files:
             read_index(data)
 
-    def plan() -> list[Cut]:
-        found: list[Cut] = []
-        for first in range(0, len(files), BATCH):
-            found += plan_cuts(indexes[first : first + BATCH], areas[first : first + BATCH])
-        return found
+    starts = range(0, len(files), BATCH)
 
-    cuts = plan()
+    def plan() -> list[Cuts]:
+        return [plan_cuts(indexes[first : first + BATCH], areas[first : first + BATCH]) for first in starts]
+
+    planned = plan()
+    cuts = [cut for part in planned for cut in part]
 
     def cut() -> None:
-        for (data, index), planned in zip(files, cuts, strict=True):
-            if planned.height:
-                splice(data, index, planned)
+        for (data, index), wanted in zip(files, cuts, strict=True):
+            if wanted.height:
+                splice(data, index, wanted)
 
-    times = in_turn({"read": read, "plan": lambda: plan() and None, "cut": cut}, repeats, time.thread_time)
+    def hand_over() -> list[Crops]:
+        """What compiled code needs besides."""
+        batches = zip(starts, planned, strict=True)
+        return [
+            Crops(
+                [data for data, _ in files[first : first + BATCH]], part, areas[first : first + BATCH], None, MAX_PIXELS
+            )
+            for first, part in batches
+        ]
+
+    jobs = {"read": read, "plan": lambda: plan() and None, "cut": cut}
+    worker = make_worker()
+    if worker is not None:
+        # To the end of the splice: nothing is a JPEG to a library whose every function fails.
+        fails = ctypes.cast(worker._libraries[0].packstore_interface, ctypes.c_void_p).value
+        worker._structure.header = worker._structure.destroy = fails
+        handed = hand_over()
+
+        def call() -> None:
+            for crops, part in zip(handed, planned, strict=True):
+                for n in range(len(part)):
+                    worker.crop(crops, n)
+
+        jobs |= {"hand over": lambda: hand_over() and None, "call": call}
+    times = in_turn(jobs, repeats, time.thread_time)
     each = {key: median(values) / len(files) * 1e6 for key, values in times.items()}
-    parts = [splice(*file, planned) if planned.height else None for file, planned in zip(files, cuts, strict=True)]
+    parts = [splice(*file, wanted) if wanted.height else None for file, wanted in zip(files, cuts, strict=True)]
     share = sum(len(data if part is None else part) for (data, _), part in zip(files, parts, strict=True))
+    by_code = ""
+    if worker is not None:
+        by_code = (
+            f"; by compiled code {each['plan'] + each['hand over'] + each['call']:.0f} µs "
+            f"({each['hand over']:.1f} to hand it over, {each['call']:.1f} to do it)"
+        )
     return (
         f"Splice: {each['plan'] + each['cut']:.0f} µs an image ({each['plan']:.1f} to plan it, by batches of {BATCH}, "
-        f"{each['cut']:.1f} to do it) and {each['read']:.1f} µs to read the index; the parts have "
+        f"{each['cut']:.1f} to do it){by_code}, and {each['read']:.1f} µs to read the index; the parts have "
         f"{share / sum(len(data) for data, _ in files):.0%} of the bytes"
     )
 
