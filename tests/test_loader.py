@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import pickle
 import subprocess
 import sys
 import threading
@@ -313,6 +314,23 @@ def test_a_resumed_epoch_goes_on_where_it_stood(stores: Stores, name: str, resid
     assert resumed.state_dict() == state
     assert same(all_batches(resumed), epochs[1][stop:])
     assert same(all_batches(resumed), epochs[2])
+
+
+@pytest.mark.parametrize(("name", "resident"), [("files.lmdb", False), ("cifar.h5", False), ("cifar.pth", True)])
+def test_a_loader_that_has_run_can_be_pickled(stores: Stores, name: str, resident: bool) -> None:
+    augment = RAGGED if name == "files.lmdb" else FIXED
+    ds = PackedDataset(stores(name), "train")
+    loader = PackedLoader(ds, 4, shuffle=True, augment=augment, resident=resident, threads=2)
+    list(loader)
+    batches = iter(loader)
+    next(batches)
+    copy = pickle.loads(pickle.dumps(loader))
+    assert copy.state_dict() == loader.state_dict()
+    assert copy.stats()["images"] == 0
+    batches.close()
+    copy.load_state_dict(copy.state_dict())
+    loader.load_state_dict(loader.state_dict())
+    assert same(list(copy), list(loader))
 
 
 def test_a_state_moves_to_another_number_of_ranks(stores: Stores) -> None:

@@ -326,5 +326,8 @@ LIFE = settings(max_examples=max(15, settings().max_examples * 15 // 40), statef
 
 def test_a_life_of_a_store() -> None:
     Life.taken_over = 0
-    run_state_machine_as_test(Life, settings=LIFE)
+    for _ in range(5):  # one lot of random lives may have no interrupted run that is gone on with
+        run_state_machine_as_test(Life, settings=LIFE)
+        if Life.taken_over > 0:
+            break
     assert Life.taken_over > 0

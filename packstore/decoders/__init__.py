@@ -69,8 +69,8 @@ _WORTH = 0.95
 _HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # frames: baseline, extended sequential, progressive
 _HEADER_BYTES = 16384
 _END = b"\xff\xd9"
-_WITH_REGIONS = ("turbojpeg", "simplejpeg")
-"""Decoders that leave regions to TurboJPEG's library, where that knows how; the others are asked for by name."""
+_WITH_TURBOJPEG = ("turbojpeg", "simplejpeg")
+"""Decoders that leave crops to TurboJPEG's library, where that knows how; the others are asked for by name."""
 
 _lock = threading.Lock()
 _loaded: dict[str, backends.Library] = {}
@@ -92,7 +92,7 @@ class Decoder:
         self.name = name
         self.max_pixels = max_pixels
         self._fast, self.version, self._rows = _load(name)
-        self._region = load_region() if name in _WITH_REGIONS else None
+        self._region = load_region() if name in _WITH_TURBOJPEG else None
 
     def decode(self, data: Buffer, *, exif_transpose: bool = False, info: ImageInfo | None = None) -> NDArray[np.uint8]:
         """The image in ``data`` as Pillow's ``convert("RGB")`` sees it, within :data:`TOLERANCE`.
@@ -177,6 +177,12 @@ class Decoder:
         if not _within(box, *image.shape[:2]):
             raise DecodeError(f"the image has {image.shape[0]} x {image.shape[1]} pixels, the box wanted is {box}")
         return image[top : top + height, left : left + width]
+
+    @property
+    def may_use_turbojpeg(self) -> bool:
+        """Whether TurboJPEG's library may do some of its work: it gives the same pixels, and nothing else was asked
+        for by name."""
+        return self.name in _WITH_TURBOJPEG
 
     @property
     def has_regions(self) -> bool:

@@ -108,6 +108,17 @@ class PackedLoader:
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
         self._resume: tuple[int, int] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process: unpickled, it opens and loads everything anew."""
+        own: dict[str, Any] = {
+            "_assembler": None,
+            "_transport": None,
+            "_images": None,
+            "_columns": {},
+            "_stats": Stats(),
+        }
+        return self.__dict__ | own
+
     def __len__(self) -> int:
         """Batches an epoch, on this rank."""
         if self.options.sampler is None:
@@ -281,23 +292,20 @@ class PackedLoader:
     def _resident(self, epoch: int, first: int) -> Iterator[Any]:
         images = self._load()
         self._stats.start()
-        chunk_images = _RESIDENT_CHUNK.get(self.device.type, 2048) if self._finish.batched else 1
-        at_once = max(1, chunk_images // self.batch_size)
+        whole = not isinstance(images, Padded) and not self._finish.batched  # then each batch is gathered by itself
+        at_once = _ORDERED_AT_ONCE if whole else _RESIDENT_CHUNK.get(self.device.type, 2048)
         gathered: torch.Tensor | None = None
         given = first
         batches = self._batches(epoch, first)
-        while True:
-            group = list(islice(batches, at_once))
-            if not group:
-                return
+        while group := list(islice(batches, max(1, at_once // self.batch_size))):
             start = perf_counter()
             numbers = group[0] if len(group) == 1 else np.concatenate(group)
             places = torch.from_numpy(numbers - self._first).to(self.device, non_blocking=True)
+            columns = {name: column.index_select(0, places) for name, column in self._columns.items()}
+            chunk = places
             if isinstance(images, Padded):
                 chunk = self._finish.cut(images, places, places + self._first, epoch)
-            elif not self._finish.batched:
-                chunk = images.index_select(0, places)
-            else:
+            elif not whole:
                 if gathered is not None and len(gathered) == len(places):
                     torch.index_select(images, 0, places, out=gathered)
                 else:
@@ -305,19 +313,19 @@ class PackedLoader:
                 chunk = self._finish.augment(gathered, places + self._first, epoch)
                 if chunk.untyped_storage().data_ptr() == gathered.untyped_storage().data_ptr():
                     gathered = None  # the consumer gets it; otherwise it is used again, since fresh memory costs more
-            self._stats.add("augment", perf_counter() - start)
-            offset = 0
-            for part in group:
-                rows = slice(offset, offset + len(part))
-                offset += len(part)
-                whole = len(group) == 1
+            sizes = [len(part) for part in group]
+            values = {name: torch.split(column, sizes) for name, column in columns.items()}
+            for n, (part, own) in enumerate(zip(group, torch.split(chunk, sizes), strict=True)):
+                batch = images.index_select(0, own) if whole else own  # type: ignore[union-attr] # not padded
+                self._stats.add("augment", perf_counter() - start)
                 value = self._assembled(
-                    self._finish_only(chunk if whole else chunk[rows]), part, places if whole else places[rows]
+                    self._finish_only(batch), part, {name: split[n] for name, split in values.items()}
                 )
                 given += 1
                 self._running = epoch, given
                 self._stats.batch(len(part))
                 yield value
+                start = perf_counter()
 
     def _finish_only(self, images: torch.Tensor) -> Any:
         images = self._finish.convert(images)
@@ -330,8 +338,10 @@ class PackedLoader:
         values = self.dataset.reader.fixed(name)[records]
         return torch.from_numpy(values.view(np.int64) if values.dtype == np.uint64 else np.array(values))
 
-    def _assembled(self, images: Any, records: NDArray[np.int64], places: torch.Tensor | None) -> Any:
-        """A batch as the user gets it; ``places`` are rows of the resident columns, or None in streaming."""
+    def _assembled(
+        self, images: Any, records: NDArray[np.int64], columns: dict[str, torch.Tensor] | None = None
+    ) -> Any:
+        """A batch as the user gets it; ``columns`` is what is there of the others already."""
         values: list[Any] = []
         for name in self.dataset.columns:
             if name == "image":
@@ -339,8 +349,8 @@ class PackedLoader:
             elif name == "key":
                 values.append([self.dataset.reader.key(int(record)) for record in records])
             else:
-                column = self._values(name, records) if places is None else self._columns[name].index_select(0, places)
-                column = column if places is not None else column.to(self.device, non_blocking=True)
+                column = columns[name] if columns is not None else self._values(name, records)
+                column = column if columns is not None else column.to(self.device, non_blocking=True)
                 values.append(self._finish.labels(column) if name == "label" else column)
         return values[0] if len(values) == 1 else tuple(values)
 

@@ -118,8 +118,7 @@ class Assembler:
         self._stats = stats
         self._dct_scaling = dct_scaling
         self._encoded = manifest.encoding in ENCODED
-        # Another decoder was asked for by its name.
-        self._compiled = decoder.name in ("turbojpeg", "simplejpeg") and not dct_scaling and native_problem() is None
+        self._compiled = decoder.may_use_turbojpeg and not dct_scaling and native_problem() is None
         self._thread = threading.local()
         self._shapes = None if self._encoded or manifest.image.kind == "fixed" else reader.fixed("shape")
         self.shape, self.dtype = self._row(manifest)

@@ -99,7 +99,7 @@ class Job:
                 _log.warning("skipped: %s", error)
         self._slot.shipment = ring.transport.send((batch, torch.from_numpy(records)), self._finish)
         images = self._slot.shipment.receive()
-        value = loader._assembled(images, records, None)
+        value = loader._assembled(images, records)
         ring.release(self._slot, images)
         stats.add("wait", ready - start)
         stats.add("copy", perf_counter() - ready)

@@ -241,6 +241,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=default_workers())
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
+        if options.images:
+            memory(options.images, Path(scratch))  # first: what comes before may keep memory
         if options.cifar:
             cifar(options.cifar, Path(scratch), options.repeats)
         if options.images:
@@ -248,7 +250,6 @@ def main() -> None:
             streamed(options.images, Path(scratch), options.repeats, options.threads, raw=True)
             gil(options.images, Path(scratch))
             first_batch(options.images, Path(scratch))
-            memory(options.images, Path(scratch))
     print(f"\nmedians of {options.repeats}; {machine()}, torch {torch.__version__}")
 
 
