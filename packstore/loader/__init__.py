@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
-from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -110,14 +109,7 @@ class PackedLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to this process: unpickled, it opens and loads everything anew."""
-        own: dict[str, Any] = {
-            "_assembler": None,
-            "_transport": None,
-            "_images": None,
-            "_columns": {},
-            "_stats": Stats(),
-        }
-        return self.__dict__ | own
+        return self.__dict__ | {"_assembler": None, "_transport": None, "_images": None, "_columns": {}}
 
     def __len__(self) -> int:
         """Batches an epoch, on this rank."""
@@ -214,17 +206,22 @@ class PackedLoader:
 
     def _batches(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
         """Record numbers of this rank's batches, from batch ``first`` on."""
+        for records, sizes in self._groups(epoch, first, _ORDERED_AT_ONCE):
+            offset = 0
+            for size in sizes:
+                yield records[offset : offset + size]
+                offset += size
+
+    def _groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
+        """As many batches at once as have so many ``images``: all their record numbers, and how many each has."""
         order, numbered, indices = self._epoch_order(epoch)
         count = order.batches(numbered)
-        at_once = max(1, _ORDERED_AT_ONCE // self.batch_size)
+        at_once = max(1, images // self.batch_size)
         for start in range(first, count, at_once):
             bounds = [order.bounds(number) for number in range(start, min(start + at_once, count))]
             positions = order.sequence(numbered, np.concatenate([np.arange(*pair) for pair in bounds]))
             records = (positions if indices is None else indices[positions]) + self._first
-            offset = 0
-            for begin, end in bounds:
-                yield records[offset : offset + end - begin]
-                offset += end - begin
+            yield records, [end - begin for begin, end in bounds]
 
     # Streaming --------------------------------------------------------------------------------------------------
 
@@ -296,10 +293,8 @@ class PackedLoader:
         at_once = _ORDERED_AT_ONCE if whole else _RESIDENT_CHUNK.get(self.device.type, 2048)
         gathered: torch.Tensor | None = None
         given = first
-        batches = self._batches(epoch, first)
-        while group := list(islice(batches, max(1, at_once // self.batch_size))):
+        for numbers, sizes in self._groups(epoch, first, at_once):
             start = perf_counter()
-            numbers = group[0] if len(group) == 1 else np.concatenate(group)
             places = torch.from_numpy(numbers - self._first).to(self.device, non_blocking=True)
             columns = {name: column.index_select(0, places) for name, column in self._columns.items()}
             chunk = places
@@ -313,17 +308,19 @@ class PackedLoader:
                 chunk = self._finish.augment(gathered, places + self._first, epoch)
                 if chunk.untyped_storage().data_ptr() == gathered.untyped_storage().data_ptr():
                     gathered = None  # the consumer gets it; otherwise it is used again, since fresh memory costs more
-            sizes = [len(part) for part in group]
             values = {name: torch.split(column, sizes) for name, column in columns.items()}
-            for n, (part, own) in enumerate(zip(group, torch.split(chunk, sizes), strict=True)):
+            offset = 0
+            for n, own in enumerate(torch.split(chunk, sizes)):
                 batch = images.index_select(0, own) if whole else own  # type: ignore[union-attr] # not padded
                 self._stats.add("augment", perf_counter() - start)
+                records = numbers[offset : offset + sizes[n]]
+                offset += sizes[n]
                 value = self._assembled(
-                    self._finish_only(batch), part, {name: split[n] for name, split in values.items()}
+                    self._finish_only(batch), records, {name: parts[n] for name, parts in values.items()}
                 )
                 given += 1
                 self._running = epoch, given
-                self._stats.batch(len(part))
+                self._stats.batch(sizes[n])
                 yield value
                 start = perf_counter()
 

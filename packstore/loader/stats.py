@@ -20,6 +20,9 @@ class Stats:
         self._lock = threading.Lock()
         self.reset()
 
+    def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
+        return Stats, ()  # another process has its own
+
     def reset(self) -> None:
         with self._lock:
             self._seconds = dict.fromkeys(STAGES, 0.0)
