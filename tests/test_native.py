@@ -216,6 +216,17 @@ def test_boxes_outside_are_refused(worker: Worker, sample: bytes) -> None:
         assert worker._crop(crops.address, n, worker._address) == 1
 
 
+def test_a_file_of_another_size_than_planned_is_refused(worker: Worker, sample: bytes) -> None:
+    """TurboJPEG would scale it down to fit."""
+    crops = crops_of([sample], [(0, 0, 89, 129)])
+    heads = crops._kept[1][2]
+    assert heads[0, 4:6].tolist() == [90, 130]
+    assert worker.crop(crops, 0) is not None
+    for height, width in ((89, 129), (180, 260), (90, 131)):
+        heads[0, 4:6] = height, width
+        assert worker.crop(crops, 0) is None
+
+
 def test_every_forged_boundary_that_a_crop_uses_is_seen(worker: Worker, sample: bytes) -> None:
     box = (20, 20, 10, 40)
     expected = cut(get_decoder("simplejpeg").decode(sample), box)
