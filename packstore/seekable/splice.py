@@ -22,9 +22,10 @@ _WORTH = 0.9
 """Share of the segments from which on the whole image is decoded instead."""
 _NARROWEST = 8
 """Fewest columns of a part: more than two samples of chroma, of which every MCU of subsampled chroma has 8 or more."""
-NUMBERS = Index._fields[: Index._fields.index("lengths_in")]
 _AT_ONCE = 1 << 17
 """Segments that are worked on at once, so that memory is bounded: 10 MB. An image may have more."""
+NUMBERS = Index._fields[: Index._fields.index("lengths_in")]
+"""The fields of an index that are numbers."""
 
 
 class Cut(NamedTuple):
