@@ -1,8 +1,9 @@
 """The crop in one call, without the GIL, where ``_native.c`` was compiled when packstore was installed.
 
 Without it, Python's share of a crop is some 20 microseconds to splice it and as long again around decoding and
-mirroring, while other threads wait for the GIL. With it, it is three. There is nothing that it can do and Python cannot:
-where it is missing, or says no, :meth:`packstore.decoders.Decoder.decode_crop` gives the same pixels, or the error.
+mirroring, while other threads wait for the GIL. With it, it is three. There is nothing that it can do and Python
+cannot: where it is missing, or says no, :meth:`packstore.decoders.Decoder.decode_crop` gives the same pixels, or the
+error.
 """
 
 from __future__ import annotations
