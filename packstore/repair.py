@@ -21,13 +21,13 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.donor import Donor, Refused, Wanted, row_sum
 from packstore.errors import DestinationError, StoreError, printable
-from packstore.manifest import Column, Manifest, Skipped, ragged_digest
+from packstore.manifest import FORMAT_NAMES, Column, Manifest, Skipped, ragged_digest
 from packstore.parallel import default_workers
 from packstore.plan import with_overrides
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.sniff import MAX_PIXELS
 from packstore.sources import open_source
-from packstore.stores import create_store, open_store
+from packstore.stores import create_store, format_of, open_store
 from packstore.stores.base import Problem, Reader
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.check import StoreCheck, batches, key_of, parts
@@ -115,6 +115,7 @@ def repair_store(
     refuse_inside(destination, source)
     with open_damaged(damaged) as reader:
         manifest = reader.manifest
+        refuse_name(destination, manifest.format)
         builder = create_store(
             destination,
             format=manifest.format,
@@ -156,6 +157,19 @@ def refuse_inside(destination: Path, other: Path) -> None:
         raise DestinationError(
             f"{printable(str(destination))} and {printable(str(other))} are the same or lie in each other; "
             "write the new store elsewhere"
+        )
+
+
+def refuse_name(destination: Path, format: str) -> None:
+    """Raises :class:`DestinationError` for a name that is taken, or whose suffix promises another format."""
+    shown = printable(str(destination))
+    if os.path.lexists(destination):
+        raise DestinationError(f"{shown} exists already; choose another name")
+    asked = format_of(destination)
+    if asked not in (None, format):
+        raise DestinationError(
+            f"{shown} has the suffix of {FORMAT_NAMES[asked]}, and what is written is {FORMAT_NAMES[format]} like the "
+            "damaged store; choose another name, and let packstore convert bring it to another format afterwards"
         )
 
 

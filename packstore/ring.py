@@ -219,9 +219,12 @@ class Ring:
             slot.buffers.append(None)
         wanted = math.prod(shape)
         held = slot.buffers[number]
-        if held is None or held.dtype != dtype or held.numel() < wanted:
-            held = slot.buffers[number] = self.transport.empty((wanted,), dtype)
-        return held[:wanted].view(*shape)
+        # The consumer may be in torch.inference_mode(). That holds for its thread alone, and others could not write
+        # into tensors that were made in it.
+        with torch.inference_mode(False):
+            if held is None or held.dtype != dtype or held.numel() < wanted:
+                held = slot.buffers[number] = self.transport.empty((wanted,), dtype)
+            return held[:wanted].view(*shape)
 
     def release(self, slot: Slot, received: Any) -> None:
         """Gives a place back after its batch was received. Buffers that may live on in ``received`` are left to it."""

@@ -21,7 +21,7 @@ from packstore.errors import StoreError, UsageError, printable
 from packstore.manifest import Manifest, Skipped
 from packstore.plan import with_overrides
 from packstore.progress import Progress, ProgressCallback, no_progress
-from packstore.repair import refuse_inside
+from packstore.repair import refuse_inside, refuse_name
 from packstore.stores import create_store
 from packstore.stores.base import Buffer, ColumnData, Problem, Ragged
 from packstore.stores.builder import StoreBuilder
@@ -109,6 +109,7 @@ def salvage_store(
     refuse_inside(destination, damaged)
     remains = find_remains(damaged)
     manifest = remains.manifest
+    refuse_name(destination, manifest.format)
     with create_store(
         destination,
         format=manifest.format,

@@ -270,6 +270,27 @@ def test_a_bad_file_is_named_with_its_path_and_a_way_on(tmp_path: Path) -> None:
     assert "--on-error skip" in message
 
 
+def test_what_is_no_store_is_not_sent_to_salvage(tmp_path: Path) -> None:
+    for name, hinted in (("notes.md", False), ("cut.h5", True)):
+        (tmp_path / name).write_bytes(b"not a store")
+        done = run("verify", tmp_path / name)
+        assert done.returncode == 1
+        assert ("packstore salvage" in done.stderr) == hinted, done.stderr
+
+
+def test_a_size_without_a_unit_is_a_slip(folder: Path, tmp_path: Path) -> None:
+    done = run("convert", folder, tmp_path / "a.lmdb", "--shard-size", 12)
+    assert done.returncode == 2
+    assert "12MB or 12GB" in done.stderr
+    assert not (tmp_path / "a.lmdb").exists()
+
+
+def test_the_summary_says_that_there_are_no_labels(folder: Path, tmp_path: Path) -> None:
+    done = run("convert", folder / "train" / "ant", tmp_path / "a.lmdb")
+    assert "labels   none" in done.stdout, done.stdout + done.stderr
+    assert "labels" not in run("convert", folder, tmp_path / "b.lmdb").stdout
+
+
 def test_quiet_verify_prints_problems_only(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos", splits=())
     packstore.convert(tmp_path / "photos", tmp_path / "a.h5")

@@ -476,6 +476,7 @@ def test_images_of_differing_sizes_need_an_operation(stores: Stores) -> None:
         ({"resident": "maybe"}, "resident"),
         ({"on_error": "ignore"}, "on_error"),
         ({"dtype": torch.uint8}, "floating point"),
+        ({"dtype": "float16"}, "torch.float16"),
         ({"normalize": "mnist"}, "imagenet, cifar10"),
         ({"sampler": [1], "shuffle": True}, "sampler"),
         ({"block": 4}, "shuffle=True"),
@@ -544,6 +545,26 @@ def test_stats_say_where_the_time_goes(stores: Stores) -> None:
         assert stats[name] > 0
     loader.reset_stats()
     assert loader.stats()["images"] == 0
+
+
+@pytest.mark.parametrize("name", ["files.lmdb", "pixels.h5", "cifar.h5", "floats.pth"])
+@pytest.mark.parametrize("resident", [False, "auto"])
+def test_in_inference_mode_as_elsewhere(stores: Stores, name: str, resident: Any) -> None:
+    """It holds for the consumer's thread alone, and memory that was made in it for no other."""
+    augment = RAGGED if name in ("files.lmdb", "pixels.h5") else FIXED
+    options: dict[str, Any] = {"augment": augment, "resident": resident, "threads": 2}
+    if name != "floats.pth":
+        options["normalize"] = "imagenet"
+    loader = PackedLoader(PackedDataset(stores(name), "train"), 4, **options)
+    before = [(images.clone(), labels) for images, labels in loader]
+    loader.set_epoch(0)
+    with torch.inference_mode():
+        inside = [(images.clone(), labels) for images, labels in loader]
+    loader.set_epoch(0)
+    after = list(loader)
+    assert same(before, inside)
+    assert same(before, after)
+    after[0][0].mul_(2)  # not of inference mode
 
 
 def test_buffers_do_not_grow_over_epochs(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:

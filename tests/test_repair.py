@@ -215,6 +215,13 @@ def test_what_cannot_be_repaired(source: Path, tmp_path: Path) -> None:
     (tmp_path / "taken.h5").write_bytes(b"mine")
     with pytest.raises(DestinationError, match="exists already"):
         packstore.repair_store(store, source, tmp_path / "taken.h5")
+    for name, format in (("fixed.lmdb", "LMDB"), ("fixed.PTH", ".pth")):
+        with pytest.raises(DestinationError, match=f"has the suffix of {format}, and what is written is HDF5"):
+            packstore.repair_store(store, source, tmp_path / name)
+        with pytest.raises(DestinationError, match=f"has the suffix of {format}, and what is written is HDF5"):
+            packstore.salvage_store(store, tmp_path / name)
+    with pytest.raises(DestinationError, match=r"exists already; choose another name$"):
+        packstore.salvage_store(store, tmp_path / "taken.h5")
     content = bytearray(store.read_bytes())
     content[20] ^= 1
     store.write_bytes(content)

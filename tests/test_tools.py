@@ -193,12 +193,22 @@ def test_through_a_link(clone: Clone, tmp_path: Path) -> None:
     assert clone.steps() == ["venv", PIP]
 
 
-@pytest.mark.parametrize("file", ["pyproject.toml", "tools/constraints.txt"])
+@pytest.mark.parametrize("file", ["pyproject.toml", "tools/constraints.txt", NATIVE])
 def test_a_change_of_what_it_depends_on_installs_again(clone: Clone, file: str) -> None:
     clone.ok()
     clone.steps()
     with (clone.root / file).open("a") as out:
         out.write("\n# changed\n")
+    clone.ok()
+    assert clone.steps() == [PIP]
+    clone.ok()
+    assert clone.steps() == []
+
+
+def test_a_compiler_that_comes_later_compiles(clone: Clone) -> None:
+    clone.ok()
+    clone.steps()
+    executable(clone.bin / "gcc", "#!/bin/sh\n")
     clone.ok()
     assert clone.steps() == [PIP]
     clone.ok()

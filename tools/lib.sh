@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # What tools/packstore and tools/test share: `setup base|test`, which makes $root/.venv and installs packstore into it,
-# once, and again whenever pyproject.toml, tools/constraints.txt or what is compiled has changed. Needs $root, the
-# repository.
+# once, and again whenever pyproject.toml, tools/constraints.txt or what is compiled has changed, or there is a compiler
+# where there was none. Needs $root, the repository.
 #
 # Environment variables:
 #   PACKSTORE_PYTHON              the Python to make .venv with, instead of the first suitable one in PATH
@@ -40,10 +40,13 @@ current_stamp() {
     stamp+=$text
     slurp "$root/tools/constraints.txt"
     stamp+=$text
-    # The installation compiles it.
+    # The installation compiles it, if there is something to do it with.
     slurp "$root/packstore/seekable/_native.c"
     stamp+=$text
+    if has_compiler; then stamp+=compiled; fi
 }
+
+has_compiler() { command -v gcc >/dev/null || command -v cc >/dev/null; }
 
 is_current() {
     [[ -x $venv/bin/python && -f $venv/packstore-$1.stamp && ! -e $venv/packstore-installing ]] || return 1

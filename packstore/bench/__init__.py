@@ -304,7 +304,7 @@ def _stages(
             stages.append(Stage("decode crop", rates.decode, None, "what the crops need, as the loader does it"))
     if rates.augment is not None:
         stages.append(Stage("augment", rates.augment, None))
-    way = "page-locked memory to the GPU" if rates.on_gpu else "through memory once: no loader on this CPU can do more"
+    way = "page-locked memory to the GPU" if rates.on_gpu else "once through memory, new batches each time"
     stages.append(Stage("copy", None, rates.copy, way))
     mode = f"{together.mode}, {together.cores_busy:.1f} cores busy"
     stages.append(Stage("end to end", alone.images_per_second, together.images_per_second, mode))

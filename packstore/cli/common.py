@@ -23,9 +23,14 @@ _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
-    """A number of bytes such as 500MB or 1GiB."""
+    """A number of bytes such as 500MB or 1GiB.
+
+    Attributes:
+        least_bare: Less than that without a unit is taken for a slip.
+    """
 
     name = "size"
+    least_bare = 1000
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
@@ -33,6 +38,8 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from 
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(value).strip().lower())
         if match is None or match[2] not in _UNITS:
             self.fail(f"{value!r} is not a size; write for example 500MB or 1GiB", param, ctx)
+        if 0 < float(match[1]) < self.least_bare and str(value).strip()[-1].isdigit():
+            self.fail(f"{value!r} would be as many bytes; write for example {value}MB or {value}GB", param, ctx)
         return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -40,6 +47,7 @@ class PixelCount(ByteSize):
     """A number of pixels such as 100M."""
 
     name = "pixels"
+    least_bare = 0
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if str(value).strip().lower().endswith("b"):

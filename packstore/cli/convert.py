@@ -91,7 +91,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     \b
     Examples:
       packstore convert imagenet/ imagenet.lmdb                 byte for byte
-      packstore convert imagenet/ seek.lmdb --encoding seekable faster to crop
+      packstore convert imagenet/ s.lmdb --encoding seekable    faster to crop
       packstore convert imagenet/ small.lmdb --encoding jpeg --resize 256
       packstore convert imagenet/ i224.h5 --encoding uint8 --size 224
       packstore convert cifar-10-python.tar.gz cifar.pth        float16
@@ -164,6 +164,8 @@ def describe_report(report: ConvertReport) -> str:
         lines.append("  splits   " + ", ".join(f"{s.name} {len(s):,}" for s in manifest.splits))
     if manifest.classes is not None:
         lines.append(f"  classes  {_list_classes(manifest.classes)}")
+    if not any(column.name == "label" for column in manifest.columns):
+        lines.append("  labels   none")
     if manifest.shards:
         lines.append(f"  shards   {len(manifest.shards)}")
     lines.append(

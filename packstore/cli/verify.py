@@ -59,6 +59,7 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
       packstore verify imagenet.h5 --against imagenet.lmdb
       packstore verify imagenet.lmdb --json | jq .ok
     """
+    from packstore.stores import format_of
     from packstore.verification import VerifyOptions
     from packstore.verification import verify as run
 
@@ -69,7 +70,8 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
             report = run(path, VerifyOptions(**options), progress=progress)
     except StoreError as error:
         if not as_json:
-            hint = "; packstore salvage may get records out of it" if path.exists() else ""
+            looks_like_one = path.exists() and format_of(path) is not None
+            hint = "; packstore salvage may get records out of it" if looks_like_one else ""
             raise StoreError(f"{error}{hint}") from error
         # A store that does not open is not whole, and a program that asked for JSON wants to read just that.
         click.echo(json.dumps({"path": str(path), "ok": False, "problem_count": 1, "problems": [{"what": str(error)}]}))

@@ -77,6 +77,8 @@ class LoaderOptions:
             raise UsageError(f"resident should be True, False or 'auto', got {self.resident!r}")
         if self.on_error not in ("raise", "skip"):
             raise UsageError(f"on_error should be 'raise' or 'skip', got {self.on_error!r}")
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise UsageError(f"dtype should be one of torch's, such as torch.float16, got {self.dtype!r}")
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise UsageError(f"dtype should be a floating point type, got {self.dtype}; leave it out for uint8")
         if self.sampler is not None and (self.shuffle or self.indices is not None or self.block is not None):

@@ -61,7 +61,8 @@ def main() -> None:
                 print(f"step {step}: loss {loss.item():.3f}, {loader.stats()['images_per_second']:.0f} images/s")
             if step == options.steps:
                 break
-        print(f"epoch {loader.epoch - 1}: {step} steps in this run, loss {loss.item():.3f}")
+        if step:
+            print(f"epoch {loader.epoch - 1}: {step} steps in this run, loss {loss.item():.3f}")
         if options.checkpoint:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
             torch.save(state, options.checkpoint)
