@@ -232,9 +232,8 @@ class Ring:
         if found is None:  # something of the user's: nobody knows what it holds
             slot.buffers = []
         else:
-            pointers = {t.untyped_storage().data_ptr() for t in found if t.device.type == "cpu"}
             for number, held in enumerate(slot.buffers):
-                if held is not None and held.untyped_storage().data_ptr() in pointers:
+                if held is not None and any(is_within(tensor, held) for tensor in found):
                     slot.buffers[number] = None
         self._leaving.append(slot)
 
@@ -245,6 +244,14 @@ class Ring:
 
 def _copied(slot: Slot) -> Event:
     return slot.shipment.copied if slot.shipment is not None else _Past()
+
+
+def is_within(tensor: torch.Tensor, buffer: torch.Tensor) -> bool:
+    """Whether ``tensor`` lies in the memory of ``buffer``, also where that went through numpy and begins elsewhere."""
+    if tensor.device != buffer.device:
+        return False
+    storage = buffer.untyped_storage()
+    return 0 <= tensor.untyped_storage().data_ptr() - storage.data_ptr() < max(1, storage.nbytes())
 
 
 def tensors_in(value: Any) -> list[torch.Tensor] | None:

@@ -567,6 +567,41 @@ def test_in_inference_mode_as_elsewhere(stores: Stores, name: str, resident: Any
     after[0][0].mul_(2)  # not of inference mode
 
 
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("augment", [[], [RandomHorizontalFlip()]])
+def test_batches_are_the_consumers_to_change(stores: Stores, resident: bool, augment: list[Any]) -> None:
+    """Of autograd, too: no batch is a view of something that others are."""
+    ds = PackedDataset(stores("bfloats.h5"), "train")
+    batches = iter(PackedLoader(ds, 4, resident=resident, augment=augment))
+    weights = torch.ones(10, requires_grad=True)
+    loss = torch.zeros(())
+    for (images, labels), _ in zip(batches, range(4), strict=False):
+        images += torch.zeros(1, requires_grad=True).to(images.dtype)
+        labels.clamp_(max=8)
+        loss = loss + (weights * images.float().mean()).index_select(0, labels).sum()
+        assert labels.untyped_storage().nbytes() == labels.nbytes
+    loss.backward()
+    assert weights.grad is not None
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("where", ["augment", "transform"])
+def test_a_view_by_numpy_is_not_written_over(
+    stores: Stores, resident: bool, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins where no buffer does."""
+    monkeypatch.setitem(sys.modules["packstore.loader"]._RESIDENT_CHUNK, "cpu", 8)
+
+    def view(images: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(images.numpy()[..., 1:, :])
+
+    ds = PackedDataset(stores("cifar.h5"), "train")
+    options: dict[str, Any] = {where: [view] if where == "augment" else view}
+    kept = [images for images, _ in PackedLoader(ds, 4, resident=resident, **options)]
+    plain = [images[..., 1:, :] for images, _ in PackedLoader(ds, 4, resident=resident)]
+    assert all(torch.equal(a, b) for a, b in zip(kept, plain, strict=True))
+
+
 def test_buffers_do_not_grow_over_epochs(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     empty = packstore.ring.HostTransport.empty

@@ -33,7 +33,7 @@ from packstore.loader.stats import Stats
 from packstore.manifest import Manifest
 from packstore.order import Order
 from packstore.parallel import default_workers
-from packstore.ring import Ring, Transport, transport_to
+from packstore.ring import Ring, Transport, is_within, transport_to
 
 __all__ = ["LoaderOptions", "PackedLoader", "prefetch"]
 
@@ -296,31 +296,30 @@ class PackedLoader:
         for numbers, sizes in self._groups(epoch, first, at_once):
             start = perf_counter()
             places = torch.from_numpy(numbers - self._first).to(self.device, non_blocking=True)
-            columns = {name: column.index_select(0, places) for name, column in self._columns.items()}
-            chunk = places
+            chunk = images
             if isinstance(images, Padded):
                 chunk = self._finish.cut(images, places, places + self._first, epoch)
             elif not whole:
-                if gathered is not None and len(gathered) == len(places):
+                mode = torch.is_inference_mode_enabled()
+                if gathered is not None and len(gathered) == len(places) and gathered.is_inference() == mode:
                     torch.index_select(images, 0, places, out=gathered)
                 else:
                     gathered = images.index_select(0, places)
                 chunk = self._finish.augment(gathered, places + self._first, epoch)
-                if chunk.untyped_storage().data_ptr() == gathered.untyped_storage().data_ptr():
+                if is_within(chunk, gathered):
                     gathered = None  # the consumer gets it; otherwise it is used again, since fresh memory costs more
-            values = {name: torch.split(column, sizes) for name, column in columns.items()}
             offset = 0
-            for n, own in enumerate(torch.split(chunk, sizes)):
-                batch = images.index_select(0, own) if whole else own  # type: ignore[union-attr] # not padded
+            # The user's tensors are no views that split makes: autograd would take all of them for one.
+            for own in torch.split(places, sizes):
+                rows = slice(offset, offset + len(own))
+                offset += len(own)
+                batch = images.index_select(0, own) if whole else chunk[rows]  # type: ignore[union-attr,index]
+                columns = {name: column.index_select(0, own) for name, column in self._columns.items()}
                 self._stats.add("augment", perf_counter() - start)
-                records = numbers[offset : offset + sizes[n]]
-                offset += sizes[n]
-                value = self._assembled(
-                    self._finish_only(batch), records, {name: parts[n] for name, parts in values.items()}
-                )
+                value = self._assembled(self._finish_only(batch), numbers[rows], columns)
                 given += 1
                 self._running = epoch, given
-                self._stats.batch(sizes[n])
+                self._stats.batch(len(own))
                 yield value
                 start = perf_counter()
 

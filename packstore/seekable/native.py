@@ -163,15 +163,15 @@ def _native() -> tuple[ctypes.CDLL | None, str | None]:
     path = next((path for suffix in EXTENSION_SUFFIXES if (path := here.with_name("_native" + suffix)).exists()), None)
     if path is None:
         advice = "on Debian and Ubuntu: apt install gcc libc6-dev, and then packstore again"
-        return None, f"it was installed where there was no C compiler ({advice})"
+        return None, f"it was not compiled when packstore was installed, for which it takes a C compiler ({advice})"
     try:
         library = ctypes.CDLL(str(path))
         found = library.packstore_interface()
+        library.packstore_crop.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
     except (OSError, AttributeError) as error:
         return None, f"{path.name} cannot be loaded: {' '.join(str(error).split())}"
     if found != _INTERFACE:
-        return None, f"{path.name} is of another version of packstore: install it again"
-    library.packstore_crop.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+        return None, f"{path} is of another version of packstore: delete it and install packstore again"
     return library, None
 
 
