@@ -41,7 +41,7 @@ _log = logging.getLogger("packstore")
 # Images that are augmented at once when they are resident: more than a batch, since a call costs as much as many
 # images; on a GPU, where it is a hundred kernel launches, more still.
 _RESIDENT_CHUNK = {"cpu": 2048, "cuda": 16384}
-_ORDERED_AT_ONCE = 16384  # records whose places are worked out at once: 256 take 47 µs, these 0.2 ms
+_ORDERED_AT_ONCE = 65536  # records whose places are worked out at once: 256 take 47 µs, 16,384 0.3 ms, these 0.6 ms
 _STATE_VERSION = 1
 
 
@@ -219,7 +219,11 @@ class PackedLoader:
         at_once = max(1, images // self.batch_size)
         for start in range(first, count, at_once):
             bounds = [order.bounds(number) for number in range(start, min(start + at_once, count))]
-            positions = order.sequence(numbered, np.concatenate([np.arange(*pair) for pair in bounds]))
+            if order.world_size == 1:  # one batch begins where another ends
+                places = np.arange(bounds[0][0], bounds[-1][1])
+            else:
+                places = np.concatenate([np.arange(*pair) for pair in bounds])
+            positions = order.sequence(numbered, places)
             records = (positions if indices is None else indices[positions]) + self._first
             yield records, [end - begin for begin, end in bounds]
 
