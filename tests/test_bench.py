@@ -29,7 +29,7 @@ from packstore.dataset import PackedDataset
 from packstore.encode import WRITABLE_ENCODINGS
 from packstore.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError
 from packstore.progress import Progress, no_progress
-from tests.datasets import make_folder
+from tests.datasets import make_folder, write_image
 
 # One core: 1 ms to decode, 0.25 ms to augment, next to nothing to read.
 JPEG = Rates(
@@ -238,6 +238,20 @@ def check_json(report: BenchReport) -> None:
     assert found["rates"]["loader"] > 0
     assert set(found["verdict"]) == {"stage", "why", "shares", "cores", "then", "then_rate"}
     assert all(set(stage) == {"name", "one", "all", "note"} for stage in found["stages"])
+
+
+def test_other_operations_of_a_trial_are_told(tmp_path: Path) -> None:
+    """Small files are cropped to 224 by the question, and their pixels of one size to that."""
+    for number in range(6):
+        write_image(tmp_path / "images" / "a" / f"{number}.jpg", 32, 32, number)
+    path = packstore.convert(tmp_path / "images", tmp_path / "small.lmdb").destination
+    report = bench(path, BenchOptions(**QUICK))
+    now, *others = report.trials
+    assert now.augment == ""
+    told = {trial.how: trial.augment for trial in others}
+    assert told["--encoding uint8 --size 32x32"] == "random crop to 32 (padding 4) and flip"
+    assert told["--encoding seekable"] == ""
+    assert "random crop to 32 (padding 4) and flip" in " ".join(describe(report).split())
 
 
 def test_a_store_of_one_record(tmp_path: Path) -> None:

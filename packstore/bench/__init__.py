@@ -202,9 +202,7 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
     if options.tries:
         crop = _crop_side(manifest, options) if options.augment == "crop" else None
         ways = candidates(manifest, sizes, crop)
-        trials = try_out(
-            clock, dataset, sample, ways, lambda m: augmentation(m, options)[0], options.batch_size, threads
-        )
+        trials = try_out(clock, dataset, sample, ways, lambda m: augmentation(m, options), options.batch_size, threads)
     verdict = judge(rates)
     disk = dataset.reader.disk_bytes() / max(1, manifest.records)
     return BenchReport(

@@ -84,6 +84,7 @@ class Trial:
         record_bytes: Mean size of an image's record.
         mode: ``resident`` or ``streaming``.
         changes: What becomes of the images, in words; empty when they stay as they are.
+        augment: What was done with them, in words, where that is something else than with the others.
     """
 
     how: str
@@ -91,6 +92,7 @@ class Trial:
     record_bytes: float
     mode: str = "streaming"
     changes: str = ""
+    augment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,8 @@ def _other_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> l
         if gain < WORTHWHILE:
             continue
         kept = f"; {trial.changes}" if trial.changes else "; the pixels stay the same"
+        if trial.augment:
+            kept += f"; with a {trial.augment}"
         why = f"{faster}{_times(size)}{kept}"
         what = f"pack it with {trial.how}" + (", to be held in device memory" if trial.mode == "resident" else "")
         found.append((gain, Advice(what, why, trial.how)))

@@ -74,14 +74,15 @@ def try_out(
     dataset: PackedDataset,
     sample: Sample,
     ways: Sequence[Candidate],
-    make_augment: Callable[[Manifest], Sequence[Any]],
+    make_augment: Callable[[Manifest], tuple[Sequence[Any], str]],
     batch_size: int,
     threads: int,
 ) -> list[Trial]:
     """The loader's rate with the sample as it is, and then packed in each of ``ways``; nothing without any."""
     if not ways:
         return []
-    trials = []
+    trials: list[Trial] = []
+    usual = ""
     with tempfile.TemporaryDirectory(prefix="packstore-bench-") as scratch:
         folder = Path(scratch) / "images" / "sample"
         folder.mkdir(parents=True)
@@ -92,11 +93,14 @@ def try_out(
             path = Path(scratch) / str(number)
             convert(folder.parent, path, format=store_format, check="none", workers=threads, **way.options)
             with_device = PackedDataset(path, device=dataset.device)
-            loader = make_loader(with_device, batch_size, threads, make_augment(with_device.manifest))
+            operations, words = make_augment(with_device.manifest)
+            loader = make_loader(with_device, batch_size, threads, operations)
             found = end_to_end(clock, f"try {way.how or 'as it is'}", loader, 0.5)
             image = with_device.manifest.image
             each = image.nbytes / max(1, with_device.manifest.records)
-            trials.append(Trial(way.how, found.images_per_second, each, found.mode, way.changes))
+            usual = usual or words
+            other = "" if words == usual else words
+            trials.append(Trial(way.how, found.images_per_second, each, found.mode, way.changes, other))
             with_device.close()
     if dataset.device.type == "cuda":
         torch.cuda.empty_cache()

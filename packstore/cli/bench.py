@@ -178,10 +178,10 @@ def describe(report: BenchReport) -> str:
         for trial in report.trials:
             gain = f"{trial.images_per_second / now.images_per_second:.2f} x" if trial is not now else ""
             mode = " (resident)" if trial.mode == "resident" else ""
-            lines.append(
-                f"  {trial.how or 'as it is':<32}{_rate(trial.images_per_second):>10}{gain:>9}   "
-                f"{human_bytes(trial.record_bytes)} a record{mode}"
-            )
+            mode += f", {trial.augment}" if trial.augment else ""
+            figures = f"  {trial.how or 'as it is':<32}{_rate(trial.images_per_second):>10}{gain:>9}   "
+            note = f"{human_bytes(trial.record_bytes)} a record{mode}"
+            lines += [line.rstrip() for line in wrapped(figures, note, columns)]
     lines += ["", "what to do:"]
     for advice in report.advice:
         lines += [*wrapped("- ", advice.what, columns), *wrapped("  ", advice.why, columns)]
