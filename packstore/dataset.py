@@ -280,7 +280,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return cast("torch.Tensor | None", self._loaded["image"])
 
     def _finish_images(self, whole: torch.Tensor, records: list[int]) -> torch.Tensor:
-        return self._finish(whole[torch.tensor(records, dtype=torch.int64)])
+        return self._finish(whole[torch.tensor(records, dtype=torch.int64, device="cpu")])
 
     def _finish(self, pixels: torch.Tensor) -> torch.Tensor:
         """From stored pixels, one image or a batch in memory of its own, to what the user gets."""

@@ -42,7 +42,13 @@ class Event(Protocol):
 
 
 class Transport(ABC):
-    """How host buffers come to one device."""
+    """How host buffers come to one device.
+
+    Attributes:
+        asynchronous: Whether what is sent travels on its own, so that sending early gains time.
+    """
+
+    asynchronous = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -129,38 +135,54 @@ class _HostShipment(Shipment):
 class CudaTransport(Transport):
     """Copies and device work run on a stream of their own, beside the consumer's."""
 
+    asynchronous = True
+
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # The consumer's stream, once it was given something whose tensors cannot be found.
+        self.followed: Any = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
     def send(self, host: Tensors, finish: Finish) -> Shipment:
         copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        if self.followed is not None:
+            self._stream.wait_stream(self.followed)
+        for tensor in host:
+            if tensor.device == self.device:  # there already: made by the caller's stream, and let go of by it
+                self._stream.wait_stream(torch.cuda.current_stream(self.device))
+                tensor.record_stream(self._stream)
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             there = tuple(tensor.to(self.device, non_blocking=True) for tensor in host)
             copied.record(self._stream)
             value = finish(there)
             done.record(self._stream)
-        return _CudaShipment(value, copied, done)
+        return _CudaShipment(self, value, copied, done)
 
 
 class _CudaShipment(Shipment):
-    def __init__(self, value: Any, copied: Any, done: Any) -> None:
+    def __init__(self, transport: CudaTransport, value: Any, copied: Any, done: Any) -> None:
+        self._transport = transport
         self._value = value
         self.copied = copied
         self._done = done
 
     def receive(self) -> Any:
         value, self._value = self._value, None
-        for tensor in tensors_in(value) or ():
-            stream = torch.cuda.current_stream(tensor.device)
-            stream.wait_event(self._done)
-            # The memory belongs to the copy stream: without this the allocator could give it away while the
-            # consumer's kernels still read it.
-            tensor.record_stream(stream)
+        found, stream = tensors_in(value), torch.cuda.current_stream(self._transport.device)
+        stream.wait_event(self._done)
+        # The memory belongs to the copy stream, whose next batch would be written to it as soon as this one is gone,
+        # while the consumer's kernels may still read it.
+        for tensor in found or ():
+            if tensor.device.type == "cuda":  # what the user's transform returns may lie elsewhere
+                theirs = torch.cuda.current_stream(tensor.device)
+                theirs.wait_event(self._done)
+                tensor.record_stream(theirs)
+        if found is None:  # something of the user's: nobody knows what it holds
+            self._transport.followed = stream
         return value
 
 
@@ -175,7 +197,7 @@ class PlainTransport(Transport):
     """Any other device: a blocking copy when the batch is received."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def send(self, host: Tensors, finish: Finish) -> Shipment:
         return _HostShipment(host, lambda tensors: finish(tuple(t.to(self.device) for t in tensors)))

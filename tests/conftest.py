@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch
+
+    from tests.simulated_cuda import Simulation
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -76,13 +80,36 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def cuda() -> torch.device:
-    """The CUDA device; without one the test is skipped, or fails where PACKSTORE_REQUIRE_CUDA=1 promises one."""
+Simulate = Callable[["str | int"], "AbstractContextManager[Simulation]"]
+
+
+@pytest.fixture
+def simulate(need: Need) -> Simulate:
+    """``tests.simulated_cuda.simulated_cuda``; skips the test where a real device is, or torch does not allow it."""
     import torch
 
+    from tests.simulated_cuda import is_possible, simulated_cuda
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device: nothing is simulated")
+    need("simulated-cuda", is_possible())
+    return simulated_cuda
+
+
+@pytest.fixture(params=["device", "late", 1, 2])
+def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A CUDA device: the machine's own, or the simulated one in three orders of its work.
+
+    Without a real one those tests are skipped, or fail where PACKSTORE_REQUIRE_CUDA=1 promises it.
+    """
+    import torch
+
+    if request.param != "device":
+        with request.getfixturevalue("simulate")(request.param):
+            yield torch.device("cuda", 0)
+        return
     if not torch.cuda.is_available():
         if os.environ.get("PACKSTORE_REQUIRE_CUDA") == "1":
             pytest.fail("PACKSTORE_REQUIRE_CUDA=1, but torch sees no CUDA device")
         pytest.skip("no CUDA device")
-    return torch.device("cuda", torch.cuda.current_device())
+    yield torch.device("cuda", torch.cuda.current_device())

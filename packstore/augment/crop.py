@@ -53,12 +53,12 @@ def crop_rows(
 ) -> Tensor:
     """:func:`crop` by copying rows."""
     if not padding:
-        return Padded.around(images).cut(torch.arange(len(images)), top, left, size, flip)
+        return Padded.around(images).cut(torch.arange(len(images), device="cpu"), top, left, size, flip)
     # Padded part by part, in memory that is used again and stays in the caches.
     step = max(1, min(len(images), _CHUNK_BYTES // max(1, images[:1].nbytes)))
     padded = Padded.empty(step, images, padding, mode, fill)
     result = padded.new_crops(len(images), size)
-    numbers = torch.arange(step)
+    numbers = torch.arange(step, device="cpu")
     for start in range(0, len(images), step):
         part = slice(start, min(start + step, len(images)))
         padded.put(0, images[part])
@@ -163,7 +163,7 @@ class Padded:
         # Where in its plane each row of a crop begins, then where in all of the memory.
         begins = _row_table(self.height, rows, self.padding, self.mode, line).index_select(0, top + self.padding)
         begins += ((left + self.padding) * element + numbers * (planes * tall * line))[:, None]
-        begins = begins[:, None] + torch.arange(planes)[:, None] * (tall * line)
+        begins = begins[:, None] + torch.arange(planes, device="cpu")[:, None] * (tall * line)
         length = columns * element
         torch.index_select(_windows(self.pixels, length), 0, begins.view(-1), out=out.view(-1, length))
         if flip is not None:
@@ -196,7 +196,8 @@ def _as_images(pixels: Tensor) -> Tensor:
 @functools.lru_cache(64)
 def _row_table(height: int, rows: int, padding: int, mode: str, stride: int) -> Tensor:
     """Where in a padded plane each of ``rows`` begins, int64 ``(tops, rows)``, a line for each possible top."""
-    y = torch.arange(-padding, height + padding - rows + 1)[:, None] + torch.arange(rows)
+    tops = torch.arange(-padding, height + padding - rows + 1, device="cpu")
+    y = tops[:, None] + torch.arange(rows, device="cpu")
     inner = source_index(y, height, mode)
     return torch.where(y == inner, inner, height if mode == "constant" else inner) * stride
 

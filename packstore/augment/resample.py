@@ -19,7 +19,9 @@ def resize(images: Tensor, size: Size) -> Tensor:
         return images
     # For images that become one pixel wide torch 2.13 fails (uint8) or gives wrong values (float, in planes).
     if images.device.type != "cpu" or size[1] == 1:
-        whole = torch.tensor([[0, 0, height, width]], device=images.device)  # one box for all
+        whole = torch.zeros((1, 4), dtype=torch.int64, device=images.device)  # one box for all
+        # Filled there: for a tensor that comes from the host, the host would wait.
+        whole[:, 2], whole[:, 3] = height, width
         return resize_by_products(images, whole, size)
     # Of half precision torch has no such kernel.
     wide = images if images.dtype in (torch.uint8, torch.float32, torch.float64) else images.float()
@@ -44,7 +46,7 @@ def crop_and_resize_each(images: Tensor, box: Tensor, size: Size) -> Tensor:
     """:func:`crop_and_resize`, image by image."""
     batch, channels = images.shape[:2]
     layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
-    result = torch.empty((batch, channels, *size), dtype=images.dtype, memory_format=layout)
+    result = torch.empty((batch, channels, *size), dtype=images.dtype, memory_format=layout, device="cpu")
     for i, (top, left, height, width) in enumerate(box.tolist()):
         result[i] = resize(images[i : i + 1, :, top : top + height, left : left + width], size)[0]
     return result
@@ -62,7 +64,8 @@ def resize_by_products(images: Tensor, box: Tensor, size: Size) -> Tensor:
         wide = part if part.dtype == torch.float64 else part.float()
         rows = weights(boxes[:, 0], boxes[:, 2], images.shape[-2], size[0]).to(wide.dtype)
         columns = weights(boxes[:, 1], boxes[:, 3], images.shape[-1], size[1]).to(wide.dtype)
-        product = torch.matmul(torch.matmul(rows[:, None], wide), columns[:, None].mT)
+        with torch.autocast(images.device.type, enabled=False):  # in half precision pixels would be off by more
+            product = torch.matmul(torch.matmul(rows[:, None], wide), columns[:, None].mT)
         if images.dtype == torch.uint8:
             product = product.round_().clamp_(0, 255)
         results.append(product.to(images.dtype))
@@ -89,8 +92,9 @@ def weights(start: Tensor, length: Tensor, source: int, target: int) -> Tensor:
     device = start.device
     scale = (length.double() / target)[:, None]
     support = scale.clamp(min=1.0)
-    centre = scale * (torch.arange(target, device=device) + 0.5)
-    pixel = (torch.arange(source, device=device) - start[:, None])[:, None]  # counted in the box
+    # In float64 throughout, whatever torch's default is: only then are halves exact.
+    centre = scale * (torch.arange(target, device=device, dtype=torch.float64) + 0.5)
+    pixel = (torch.arange(source, device=device, dtype=torch.float64) - start[:, None])[:, None]  # counted in the box
     distance = (pixel + 0.5 - centre[:, :, None]).abs() / support[:, :, None]
     weight = (1 - distance).clamp(min=0) * ((pixel >= 0) & (pixel < length[:, None, None]))
     return weight / weight.sum(-1, keepdim=True)

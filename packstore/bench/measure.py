@@ -177,7 +177,9 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
     here = loader._at_decoding
     if here:
         frames = _frames(loader, sample)
-        rows = Rows(torch.empty((len(frames), *loader._make_assembler().shape), dtype=torch.uint8), frames)
+        rows = Rows(
+            torch.empty((len(frames), *loader._make_assembler().shape), dtype=torch.uint8, device="cpu"), frames
+        )
 
         def one(number: int) -> int:
             index = number % len(sample.pixels)
@@ -190,7 +192,7 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
         batch = batch.view(torch.bfloat16)
     if loader.dataset.manifest.image.layout == "HWC":
         batch = batch.permute(0, 3, 1, 2)
-    draws = Draws(0, 0, torch.tensor(sample.records[: len(batch)]))
+    draws = Draws(0, 0, torch.tensor(sample.records[: len(batch)], device="cpu"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -206,7 +208,7 @@ def _frames(loader: PackedLoader, sample: Sample) -> Frames:
 
 def copying(clock: Clock, row: tuple[int, ...], dtype: torch.dtype, batch_size: int, device: torch.device) -> float:
     """Images a second of copying batches to the device: from page-locked memory to a GPU, else through memory."""
-    host = torch.ones((batch_size, *row), dtype=dtype)
+    host = torch.ones((batch_size, *row), dtype=dtype, device="cpu")
     if device.type == "cuda":
         host = host.pin_memory()
     there = torch.empty_like(host, device=device)

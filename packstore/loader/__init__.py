@@ -265,6 +265,8 @@ class PackedLoader:
                 given += 1
                 self._running = epoch, given
                 self._stats.batch(len(job.records) - skipped, skipped)
+                if pending and self._transport.asynchronous:
+                    pending[0].send_early(ring)
                 yield value
                 del value  # the consumer's alone from here on, so that its memory is free before the next batch
         finally:
@@ -284,10 +286,8 @@ class PackedLoader:
                 self.options.pre_transform,
                 self._residence.memory,
             )
-            for name in self.dataset.columns:
-                if name not in ("image", "key"):
-                    values = self._values(name, np.arange(self._first, self._first + len(self.dataset)))
-                    self._columns[name] = values.to(self.device)
+            everything = self._fixed_columns(np.arange(self._first, self._first + len(self.dataset)))
+            self._columns = {name: values.to(self.device) for name, values in everything.items()}
         return self._images
 
     def _resident(self, epoch: int, first: int) -> Iterator[Any]:
@@ -297,9 +297,8 @@ class PackedLoader:
         at_once = _ORDERED_AT_ONCE if whole else _RESIDENT_CHUNK.get(self.device.type, 2048)
         gathered: torch.Tensor | None = None
         given = first
-        for numbers, sizes in self._groups(epoch, first, at_once):
+        for places, numbers, sizes in self._placed_groups(epoch, first, at_once):
             start = perf_counter()
-            places = torch.from_numpy(numbers - self._first).to(self.device, non_blocking=True)
             chunk = images
             if isinstance(images, Padded):
                 chunk = self._finish.cut(images, places, places + self._first, epoch)
@@ -327,6 +326,36 @@ class PackedLoader:
                 yield value
                 start = perf_counter()
 
+    def _placed_groups(
+        self, epoch: int, first: int, images: int
+    ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64], list[int]]]:
+        """:meth:`_groups` with the images' places in the split, int64 on the device, before the record numbers.
+
+        The order of an epoch is worked out on the device where that is not the CPU, so that the host neither computes
+        nor copies it while batches are gathered. Record numbers, which the host needs for keys alone, are then empty.
+        """
+        if self.device.type == "cpu" or "key" in self.dataset.columns:
+            for numbers, sizes in self._groups(epoch, first, images):
+                yield torch.from_numpy(numbers - self._first).to(self.device, non_blocking=True), numbers, sizes
+            return
+        order, numbered, indices = self._epoch_order(epoch)
+        bounds = [order.bounds(number) for number in range(first, order.batches(numbered))]
+        if not bounds:
+            return
+        if order.world_size == 1:
+            positions = torch.arange(bounds[0][0], bounds[-1][1], device=self.device)
+        else:
+            positions = torch.from_numpy(np.concatenate([np.arange(*pair) for pair in bounds])).to(self.device)
+        places = order.sequence(numbered, positions)
+        if indices is not None:
+            places = torch.from_numpy(indices).to(self.device)[places]
+        at_once = max(1, images // self.batch_size)
+        offset, none = 0, np.empty(0, np.int64)
+        for start in range(0, len(bounds), at_once):
+            sizes = [end - begin for begin, end in bounds[start : start + at_once]]
+            yield places[offset : offset + sum(sizes)], none, sizes
+            offset += sum(sizes)
+
     def _finish_only(self, images: torch.Tensor) -> Any:
         images = self._finish.convert(images)
         transform = self.options.transform
@@ -338,10 +367,12 @@ class PackedLoader:
         values = self.dataset.reader.fixed(name)[records]
         return torch.from_numpy(values.view(np.int64) if values.dtype == np.uint64 else np.array(values))
 
-    def _assembled(
-        self, images: Any, records: NDArray[np.int64], columns: dict[str, torch.Tensor] | None = None
-    ) -> Any:
-        """A batch as the user gets it; ``columns`` is what is there of the others already."""
+    def _fixed_columns(self, records: NDArray[np.int64]) -> dict[str, torch.Tensor]:
+        """The columns of numbers, on the CPU: a tensor ``(B,)`` each."""
+        return {name: self._values(name, records) for name in self.dataset.columns if name not in ("image", "key")}
+
+    def _assembled(self, images: Any, records: NDArray[np.int64], columns: dict[str, torch.Tensor]) -> Any:
+        """A batch as the user gets it; ``columns`` are those of numbers, on the device."""
         values: list[Any] = []
         for name in self.dataset.columns:
             if name == "image":
@@ -349,9 +380,7 @@ class PackedLoader:
             elif name == "key":
                 values.append([self.dataset.reader.key(int(record)) for record in records])
             else:
-                column = columns[name] if columns is not None else self._values(name, records)
-                column = column if columns is not None else column.to(self.device, non_blocking=True)
-                values.append(self._finish.labels(column) if name == "label" else column)
+                values.append(self._finish.labels(columns[name]) if name == "label" else columns[name])
         return values[0] if len(values) == 1 else tuple(values)
 
 

@@ -28,7 +28,9 @@ class Normalizer:
         self._shifts = normalization is not None
         if normalization is None:
             normalization = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-        mean, std = (torch.tensor(v, dtype=torch.float64) for v in (normalization.mean, normalization.std))
+        mean, std = (
+            torch.tensor(v, dtype=torch.float64, device="cpu") for v in (normalization.mean, normalization.std)
+        )
         self._scale = (1 / (255 * std)).to(torch.float32).view(1, 3, 1, 1)
         self._shift = (-mean / std).to(torch.float32).view(1, 3, 1, 1)
         self._line: tuple[torch.Tensor, torch.Tensor] | None = None

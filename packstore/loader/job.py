@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -36,11 +37,13 @@ class Job:
         self._slot = slot
         self._epoch = epoch
         self._errors: dict[int, Exception] | None = {} if loader.options.on_error == "skip" else None
-        self._buffer = torch.empty(0)
+        self._buffer = torch.empty(0, device="cpu")
         self._floats: torch.Tensor | None = None
         self._prepared: Future[Prepared] | None = None
         self._slices: list[Future[list[int]]] = []
         self._cancelled = False
+        self._error: Exception | None = None
+        self._sent = records  # those that are in the batch, once it is sent
 
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Job:
         """Hands the batch to the threads: one of them prepares it, and then hands them its slices."""
@@ -75,39 +78,72 @@ class Job:
             loader._stats.add("augment", perf_counter() - start)
         return failed
 
+    def send_early(self, ring: Ring) -> None:
+        """Sends the batch on its way if it is ready, so that it travels while the model works on the one before.
+
+        What goes wrong is kept for :meth:`result`.
+        """
+        if self._prepared is None or not self._prepared.done() or not all(future.done() for future in self._slices):
+            return
+        try:
+            self._send(ring)
+        except Exception as error:
+            self._error = error
+
     def result(self, ring: Ring) -> tuple[Any, int]:
         """The batch, and how many of its records were skipped. Waits for it."""
         try:
-            return self._result(ring)
+            if self._error is not None:
+                raise self._error
+            start = perf_counter()
+            self._wait()
+            ready = perf_counter()
+            if self._slot.shipment is None:
+                self._send(ring)
+            assert self._slot.shipment is not None
+            images, columns = received = self._slot.shipment.receive()
+            value = self._loader._assembled(images, self._sent, columns)
+            ring.release(self._slot, received)
+            stats = self._loader._stats
+            stats.add("wait", ready - start)
+            stats.add("copy", perf_counter() - ready)
+            return value, len(self.records) - len(self._sent)
         finally:
             self._forget()
 
-    def _result(self, ring: Ring) -> tuple[Any, int]:
-        loader, stats = self._loader, self._loader._stats
-        start = perf_counter()
+    def _wait(self) -> None:
+        assert self._prepared is not None
+        if self._prepared.exception() is None and self._slices:
+            # The last first: this thread would be woken by each of the others, and take the GIL from those that work.
+            self._slices[-1].exception()
+            for future in self._slices:
+                future.exception()
+
+    def _send(self, ring: Ring) -> None:
         assert self._prepared is not None
         failed = list(self._prepared.result().failed)
-        # The last first: this thread would be woken by each of the others, and take the GIL from those that work.
-        self._slices[-1].exception()
         failed += [row for future in self._slices for row in future.result()]
-        ready = perf_counter()
         batch, records = self._buffer if self._floats is None else self._floats, self.records
         if failed:
             kept = np.setdiff1d(np.arange(len(records)), failed)
             batch, records = batch[torch.from_numpy(kept)], records[kept]
             for error in (self._errors or {}).values():
                 _log.warning("skipped: %s", error)
-        self._slot.shipment = ring.transport.send((batch, torch.from_numpy(records)), self._finish)
-        images = self._slot.shipment.receive()
-        value = loader._assembled(images, records)
-        ring.release(self._slot, images)
-        stats.add("wait", ready - start)
-        stats.add("copy", perf_counter() - ready)
-        return value, len(failed)
+        self._sent = records
+        columns = self._loader._fixed_columns(records)
+        others = [torch.from_numpy(records), *columns.values()]
+        if ring.transport.asynchronous:
+            others = [self._page_locked(ring, 2 + number, column) for number, column in enumerate(others)]
+        finish = partial(self._finish, tuple(columns))
+        self._slot.shipment = ring.transport.send((batch, *others), finish)
 
-    def _finish(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+    def _page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
+        """``column`` in a buffer of the ring: from other memory the host may have to wait for the copy."""
+        return ring.buffer(self._slot, number, column.shape, column.dtype).copy_(column)
+
+    def _finish(self, names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]) -> tuple[Any, dict[str, torch.Tensor]]:
         images = planar(tensors[0], self._loader._make_assembler())
-        return self._loader._finish(images, tensors[1], self._epoch)
+        return self._loader._finish(images, tensors[1], self._epoch), dict(zip(names, tensors[2:], strict=True))
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -118,4 +154,5 @@ class Job:
 
     def _forget(self) -> None:
         """The job and its futures refer to each other: without this, buffers would wait for the garbage collector."""
-        self._buffer, self._floats, self._prepared, self._slices = torch.empty(0), None, None, []
+        self._buffer, self._floats, self._prepared, self._slices = torch.empty(0, device="cpu"), None, None, []
+        self._error = None

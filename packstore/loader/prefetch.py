@@ -13,6 +13,8 @@ from packstore.loader.finish import Normalizer, as_normalization
 from packstore.manifest import Normalization
 from packstore.ring import Shipment, transport_to
 
+Rebuild = Callable[[Iterator[torch.Tensor]], Any]
+
 
 class prefetch:  # noqa: N801 - used like a function
     """Iterates over another loader's batches on a device: the next one is copied while the model works on this one.
@@ -52,24 +54,26 @@ class prefetch:  # noqa: N801 - used like a function
         self._dtype = dtype
         wanted = dtype or (torch.float32 if self._normalization is not None else None)
         self._normalizer = None if wanted is None else Normalizer(self._normalization, wanted)
+        self._factors: list[torch.Tensor] = []
+        self._factors_of: tuple[torch.dtype, torch.device] | None = None
 
     def __len__(self) -> int:
         return len(self.iterable)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
         transport = transport_to(self.device)
-        waiting: deque[Shipment] = deque()
+        waiting: deque[tuple[Shipment, Rebuild]] = deque()
         for batch in self.iterable:
             tensors: list[torch.Tensor] = []
             rebuild = _take_apart(batch, tensors)
-            waiting.append(transport.send(tuple(tensors), self._finish(rebuild)))
+            waiting.append((transport.send(tuple(tensors), self._finish), rebuild))
             if len(waiting) > self._ahead:
-                yield waiting.popleft().receive()
+                yield _received(*waiting.popleft())
         while waiting:
-            yield waiting.popleft().receive()
+            yield _received(*waiting.popleft())
 
-    def _finish(self, rebuild: Callable[[Iterator[torch.Tensor]], Any]) -> Callable[[tuple[torch.Tensor, ...]], Any]:
-        return lambda there: rebuild(iter([self._image(t) if _is_image(t) else t for t in there]))
+    def _finish(self, there: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        return [self._image(t) if _is_image(t) else t for t in there]
 
     def _image(self, images: torch.Tensor) -> torch.Tensor:
         if images.dtype == torch.uint8:
@@ -77,10 +81,13 @@ class prefetch:  # noqa: N801 - used like a function
         if not images.is_floating_point():
             return images
         if self._normalization is not None:
-            mean, std = (
-                torch.tensor(values, dtype=images.dtype, device=images.device).view(1, 3, 1, 1)
-                for values in (self._normalization.mean, self._normalization.std)
-            )
+            if (images.dtype, images.device) != self._factors_of:
+                self._factors_of = images.dtype, images.device
+                self._factors = [  # made once, since the host waits for them
+                    torch.tensor(values, dtype=images.dtype, device=images.device).view(1, 3, 1, 1)
+                    for values in (self._normalization.mean, self._normalization.std)
+                ]
+            mean, std = self._factors
             images = (images - mean) / std
         return images if self._dtype is None else images.to(self._dtype)
 
@@ -89,7 +96,11 @@ def _is_image(tensor: torch.Tensor) -> bool:
     return tensor.ndim == 4 and tensor.shape[1] == 3
 
 
-def _take_apart(batch: Any, tensors: list[torch.Tensor]) -> Callable[[Iterator[torch.Tensor]], Any]:
+def _received(shipment: Shipment, rebuild: Rebuild) -> Any:
+    return rebuild(iter(shipment.receive()))
+
+
+def _take_apart(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
     """Puts all tensors of ``batch`` into ``tensors``; what it gives puts others in their places."""
     if isinstance(batch, torch.Tensor):
         tensors.append(batch)

@@ -1,0 +1,315 @@
+"""The loader by the rules of a CUDA device, on a simulated one; and that the simulation notices what breaks them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import packstore
+from packstore import DecodeError, PackedDataset, PackedLoader, prefetch
+from packstore.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.loader.job import Job
+from packstore.ring import CudaTransport, transport_to
+from tests.conftest import Simulate
+from tests.datasets import make_cifar10, make_folder
+from tests.simulated_cuda import NONSENSE, Simulation
+
+HERE = torch.device("cuda", 0)
+SHIFT = [RandomCrop(32, padding=4), RandomHorizontalFlip(), Cutout(8)]
+
+
+@pytest.fixture(params=["late", 3])
+def device(request: pytest.FixtureRequest, simulate: Simulate) -> Iterator[Simulation]:
+    with simulate(request.param) as simulation:
+        yield simulation
+
+
+@pytest.fixture
+def late(simulate: Simulate) -> Iterator[Simulation]:
+    with simulate("late") as simulation:
+        yield simulation
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stores")
+    packstore.convert(make_folder(root / "photos", per_class=7), root / "x.lmdb")
+    packstore.convert(root / "photos", root / "ragged.lmdb", encoding="uint8", max_side=64)
+    cifar = make_cifar10(root / "cifar", per_batch=300)
+    packstore.convert(cifar, root / "x.pth", encoding="uint8")
+    packstore.convert(cifar, root / "x.h5", encoding="float16")
+    return root
+
+
+def on(root: Path, name: str, batch_size: int = 7, **options: Any) -> PackedLoader:
+    return PackedLoader(PackedDataset(root / name, "train", device=HERE), batch_size, **options)
+
+
+# The simulation itself ------------------------------------------------------------------------------------------------
+
+
+def test_it_computes_what_the_cpu_does(device: Simulation) -> None:
+    x = torch.arange(24, dtype=torch.float32).view(2, 3, 4)
+    y = x.to(HERE)
+    assert y.device == HERE
+    for function in (
+        lambda t: t * 2 + 1,
+        lambda t: t.permute(2, 0, 1).contiguous().clamp(3, 9)[1:, :, ::2],
+        lambda t: torch.matmul(t, t.mT).round_(),
+        lambda t: torch.where(t > 5, t.flip(-1), t),
+        lambda t: t.to(torch.uint8).index_select(1, torch.ones(2, dtype=torch.int64, device=t.device)),
+        lambda t: torch.cat([t, torch.full((1, 3, 4), 7.5, device=t.device)]).cumsum(0),
+        lambda t: t[t > 7],
+        lambda t: t.clone().masked_fill_(t == 3, -1),
+    ):
+        assert torch.equal(function(y).cpu(), function(x))
+    assert int(y.sum()) == int(x.sum())
+    assert y.tolist() == x.tolist()
+
+
+def test_it_refuses_tensors_of_two_devices(device: Simulation) -> None:
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.ones(3, device=HERE) + torch.ones(3)
+
+
+def test_a_stream_that_does_not_wait_reads_nonsense(late: Simulation) -> None:
+    other: Any = torch.cuda.Stream(HERE)
+    with torch.cuda.stream(other):
+        there = torch.ones(100, dtype=torch.uint8).pin_memory().to(HERE, non_blocking=True)
+    assert (there + 0).unique().tolist() != [1]
+    late.default.wait_stream(other)
+    assert there.unique().tolist() == [1]
+
+
+def test_a_page_locked_buffer_is_read_when_the_copy_is_done(late: Simulation) -> None:
+    buffer, plain = torch.ones(100, dtype=torch.uint8).pin_memory(), torch.ones(100, dtype=torch.uint8)
+    there, other = buffer.to(HERE, non_blocking=True), plain.to(HERE, non_blocking=True)
+    buffer.fill_(2)
+    plain.fill_(2)
+    assert there.unique().tolist() == [2]
+    assert other.unique().tolist() == [1]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_memory_that_another_stream_reads_is_given_away_unless_that_is_recorded(
+    late: Simulation, recorded: bool
+) -> None:
+    other: Any = torch.cuda.Stream(HERE)
+    with torch.cuda.stream(other):
+        first = torch.full((100,), 1.0, device=HERE)
+    late.default.wait_stream(other)
+    total = first.sum()
+    if recorded:
+        first.record_stream(torch.cuda.current_stream(HERE))
+    del first
+    gc.collect()
+    with torch.cuda.stream(other):
+        second = torch.full((100,), 2.0, device=HERE)
+    other.synchronize()
+    assert (float(total) == 100) == recorded
+    assert float(second.cpu().sum()) == 200
+
+
+def test_new_memory_holds_nonsense(device: Simulation) -> None:
+    assert torch.empty(9, dtype=torch.uint8, device=HERE).tolist() == [NONSENSE] * 9
+
+
+# The loader -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "augment", "resident"),
+    [
+        ("x.lmdb", [RandomResizedCrop(32), RandomHorizontalFlip()], False),
+        ("ragged.lmdb", [RandomResizedCrop(32), RandomHorizontalFlip()], False),
+        ("x.pth", SHIFT, False),
+        ("x.pth", [RandomHorizontalFlip(), Resize(20)], False),
+        ("x.pth", [RandomHorizontalFlip(), RandomResizedCrop(20)], False),
+        ("x.h5", [CenterCrop(16)], False),
+        ("x.pth", SHIFT, True),
+        ("x.pth", [], True),
+    ],
+)
+def test_the_host_never_waits(root: Path, device: Simulation, name: str, augment: list[Any], resident: bool) -> None:
+    normalize = None if name == "x.h5" else "imagenet"
+    size = 5 if name.endswith(".lmdb") else 300
+    loader = on(root, name, size, augment=augment, resident=resident, normalize=normalize, dtype=torch.float16)
+    for _batch in loader:  # once for what is made once
+        pass
+    device.waits.clear()
+    device.staged.clear()
+    for _batch in loader:
+        pass
+    assert device.waits == []
+    assert device.staged == []
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"shuffle": True, "indices": range(3, 1100)}, {}])
+@pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}])
+def test_the_order_of_a_resident_epoch_is_worked_out_there(
+    root: Path, device: Simulation, options: dict[str, Any], ranks: dict[str, Any]
+) -> None:
+    here = PackedLoader(PackedDataset(root / "x.pth", "train", device="cpu"), 64, resident=True, **options, **ranks)
+    there = on(root, "x.pth", 64, resident=True, **options, **ranks)
+    assert len(here.dataset) == 1500
+    for _ in range(2):
+        for (images, labels), (found, numbers) in zip(here, there, strict=True):
+            assert torch.equal(found.cpu(), images)
+            assert torch.equal(numbers.cpu(), labels)
+    # Resumed, too.
+    for loader in (here, there):
+        for number, _batch in enumerate(loader):
+            if number == 4:
+                break
+        loader.load_state_dict(loader.state_dict())
+    for (images, _), (found, _) in zip(here, there, strict=True):
+        assert torch.equal(found.cpu(), images)
+    device.waits.clear()
+    device.staged.clear()
+    for _batch in there:
+        pass
+    assert len(device.waits) <= 8  # the walk of the permutation, once an epoch
+    assert len(device.staged) == 0
+
+
+def test_keys_come_with_resident_batches(root: Path, device: Simulation) -> None:
+    columns = ("image", "key")
+    ds = PackedDataset(root / "x.pth", "train", device=HERE, columns=columns)
+    expected = PackedDataset(root / "x.pth", "train", device="cpu", columns=columns)
+    by_key = {key: image for image, key in expected}
+    seen = 0
+    for images, keys in PackedLoader(ds, 64, resident=True, shuffle=True):
+        assert all(torch.equal(image, by_key[key]) for image, key in zip(images.cpu(), keys, strict=True))
+        seen += len(keys)
+    assert seen == len(ds)
+
+
+class Sent:
+    """Counts what is sent, and lets a batch that may be sent early be ready for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        send, early = CudaTransport.send, Job.send_early
+
+        def counted(transport: CudaTransport, *args: Any) -> Any:
+            self.count += 1
+            return send(transport, *args)
+
+        def when_ready(job: Job, ring: Any) -> None:
+            job._wait()
+            early(job, ring)
+
+        monkeypatch.setattr(CudaTransport, "send", counted)
+        monkeypatch.setattr(Job, "send_early", when_ready)
+
+
+def test_a_batch_that_is_ready_travels_while_the_model_works_on_the_one_before(
+    root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = Sent(monkeypatch)
+    loader = on(root, "x.lmdb", 5, augment=[RandomResizedCrop(16)])
+    for given, _batch in enumerate(loader, 1):
+        assert sent.count == min(given + 1, len(loader))
+
+
+def test_an_error_of_a_batch_that_was_sent_early_comes_in_its_turn(
+    tmp_path: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path / "photos")
+    victim = sorted(p for p in (folder / "train").rglob("*") if p.is_file())[6]
+    victim.write_bytes(victim.read_bytes()[:60])
+    packstore.convert(folder, tmp_path / "x.lmdb", check="none")
+    Sent(monkeypatch)
+    given = []
+    with pytest.raises(DecodeError, match="record 6 "):
+        given.extend(len(labels) for _, labels in on(tmp_path, "x.lmdb", 2, augment=[RandomResizedCrop(16)]))
+    assert given == [2, 2, 2]
+
+    def broken(images: torch.Tensor) -> torch.Tensor:
+        if len(images) == 2:
+            raise ValueError("two alone")
+        return images
+
+    given = []
+    with pytest.raises(ValueError, match="two alone"):
+        given.extend(
+            len(labels) for _, labels in on(tmp_path, "x.lmdb", 5, on_error="skip", augment=[CenterCrop(8), broken])
+        )
+    assert given == [5, 4]  # of twelve, one is skipped and two are left
+
+
+@dataclass
+class Sample:
+    """A stranger to the loader."""
+
+    images: torch.Tensor
+    note: torch.Tensor
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_what_a_transform_returns_need_not_be_tensors_of_the_device(
+    root: Path, device: Simulation, resident: bool
+) -> None:
+    """Also where nobody knows which tensors are in it, they are ready, and their memory is not given away."""
+
+    def transform(images: torch.Tensor) -> Sample:
+        return Sample(images.float().mul(2), torch.ones(3))
+
+    cpu = PackedLoader(PackedDataset(root / "x.pth", "train", device="cpu"), 64, resident=resident)
+    expected = [images.double().mul(2).sum() for images, _ in cpu]
+    sums = []
+    for sample, _labels in on(root, "x.pth", 64, resident=resident, transform=transform):
+        sums.append(sample.images.double().sum())
+        del sample
+    assert [float(s) for s in sums] == [float(s) for s in expected]
+    pairs = on(root, "x.pth", 64, resident=resident, transform=lambda images: {"x": images, "host": torch.ones(2)})
+    for (batch, _), (images, _) in zip(pairs, cpu, strict=True):
+        assert batch["host"].device.type == "cpu"
+        assert torch.equal(batch["x"].cpu(), images)
+
+
+# prefetch -------------------------------------------------------------------------------------------------------------
+
+
+def test_prefetch_of_batches_that_are_there_already(device: Simulation) -> None:
+    def batches() -> Iterator[Any]:
+        for number in range(6):
+            images = torch.full((2, 3, 4, 4), number, dtype=torch.uint8, device=HERE)
+            yield images, torch.tensor([number, number]).pin_memory()
+            del images
+
+    found = list(prefetch(batches(), HERE))
+    assert [(x.unique().tolist(), y.tolist()) for x, y in found] == [([n], [n, n]) for n in range(6)]
+    means = [float(x.mean()) for x, _ in prefetch(batches(), HERE, normalize="imagenet")]
+    expected = [float(x.mean()) for x, _ in prefetch(((x.cpu(), y) for x, y in batches()), "cpu", normalize="imagenet")]
+    assert means == pytest.approx(expected, abs=1e-6)
+
+
+def test_prefetch_keeps_what_is_no_tensor_and_does_not_wait(device: Simulation) -> None:
+    note = object()
+    batches = [{"x": torch.full((2, 3, 4, 4), float(n)).pin_memory(), "note": note} for n in range(6)]
+    loader = prefetch(batches, HERE, normalize="imagenet")
+    list(loader)
+    device.waits.clear()
+    sums = []
+    for batch in loader:
+        assert batch["note"] is note
+        sums.append(batch["x"].sum())
+    assert device.waits == []
+    assert device.staged == []
+    expected = [float(b["x"].sum()) for b in prefetch(batches, "cpu", normalize="imagenet")]
+    assert [float(s) for s in sums] == pytest.approx(expected)
+
+
+def test_the_copy_stream_follows_the_consumer_only_where_it_must(root: Path, device: Simulation) -> None:
+    plain = on(root, "x.pth", 64, resident=False)
+    list(plain)
+    assert isinstance(plain._transport, CudaTransport)
+    assert plain._transport.followed is None
+    assert transport_to(torch.device("cuda")).device == HERE
