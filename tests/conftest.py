@@ -96,7 +96,7 @@ def simulate(need: Need) -> Simulate:
     return simulated_cuda
 
 
-@pytest.fixture(params=["device", "late", 1, 2])
+@pytest.fixture(params=["device", "late", "ahead", 1])
 def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """A CUDA device: the machine's own, or the simulated one in three orders of its work.
 

@@ -5,10 +5,11 @@ batch read before its copy is done, a buffer written while it is still to be cop
 stream's kernels read it, tensors of two devices in one operation. It says nothing about speed.
 
 Tensors on it are wrappers that tell ``cuda:0`` and hold their values in CPU memory. Operations go to the queue of the
-current stream and run when somebody waits for them (``order="late"``), or here and there at random (``order`` a
-number, a seed). The rules are those of the CUDA C++ Programming Guide ("Asynchronous Concurrent Execution") and of
-torch's caching allocator (``record_stream``): memory goes back to the stream that it was taken on, at once, unless
-other streams were recorded, whose work so far comes first. Memory that is taken is filled with nonsense first.
+current stream and run when somebody waits for them (``order="late"``), at once on all streams but the default one
+(``"ahead"``), or here and there at random (a number, the seed). The rules are those of the CUDA C++ Programming Guide
+("Asynchronous Concurrent Execution") and of torch's caching allocator (``record_stream``): memory goes back to the
+stream that it was taken on, at once, unless other streams were recorded, whose work so far comes first. Memory that is
+taken is filled with nonsense first.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Stream:
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         self.work: deque[Callable[[], None]] = deque()
         self.queued = self.done = 0
+        self.asleep = False  # it works only when it is waited for, as if it were busy for long
 
     def add(self, work: Callable[[], None]) -> None:
         self.work.append(work)
@@ -155,7 +157,8 @@ class Simulation(TorchDispatchMode):
 
     def __init__(self, order: str | int = "late") -> None:
         super().__init__()
-        self.random = None if order == "late" else random.Random(order)
+        self.ahead = order == "ahead"
+        self.random = random.Random(order) if isinstance(order, int) else None
         self.default = Stream()
         self.streams = [self.default]
         self.local = threading.local()
@@ -193,9 +196,17 @@ class Simulation(TorchDispatchMode):
 
     def _queue(self, work: Callable[[], None]) -> None:
         self.current.add(work)
-        if self.random is not None and self.random.random() < 0.5:
-            stream = self.random.choice(self.streams)
+        if self.ahead and self.current is not self.default and not self.current.asleep:
+            self.current.run()
+        awake = [stream for stream in self.streams if not stream.asleep]
+        if self.random is not None and awake and self.random.random() < 0.5:
+            stream = self.random.choice(awake)
             stream.run(min(stream.queued, stream.done + self.random.randrange(1, 4)))
+
+    def sleep(self, cycles: int) -> None:
+        stream = self.current
+        stream.asleep = True
+        stream.add(lambda: setattr(stream, "asleep", False))
 
     def _wait(self, what: str) -> None:
         self.waits.append(what)
@@ -388,7 +399,7 @@ def simulated_cuda(order: str | int = "late") -> Iterator[Simulation]:
         "mem_get_info": lambda _=None: (TOTAL - device.allocated, TOTAL),
         "memory_allocated": lambda _=None: device.allocated,
         "empty_cache": lambda: None,
-        "_sleep": lambda cycles: device._queue(lambda: None),
+        "_sleep": device.sleep,
         "get_device_name": lambda _=None: "simulated",
     }
     with contextlib.ExitStack() as stack:

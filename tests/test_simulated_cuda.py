@@ -24,7 +24,7 @@ HERE = torch.device("cuda", 0)
 SHIFT = [RandomCrop(32, padding=4), RandomHorizontalFlip(), Cutout(8)]
 
 
-@pytest.fixture(params=["late", 3])
+@pytest.fixture(params=["late", "ahead", 3])
 def device(request: pytest.FixtureRequest, simulate: Simulate) -> Iterator[Simulation]:
     with simulate(request.param) as simulation:
         yield simulation

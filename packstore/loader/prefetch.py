@@ -101,7 +101,7 @@ def _received(shipment: Shipment, rebuild: Rebuild) -> Any:
 
 
 def _take_apart(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
-    """Puts all tensors of ``batch`` into ``tensors``; what it gives puts others in their places."""
+    """Puts all tensors of ``batch`` into ``tensors``; what it gives puts others in their places, and holds none."""
     if isinstance(batch, torch.Tensor):
         tensors.append(batch)
         return lambda there: next(there)
@@ -109,8 +109,8 @@ def _take_apart(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
         parts = {name: _take_apart(value, tensors) for name, value in batch.items()}
         return lambda there: {name: part(there) for name, part in parts.items()}
     if isinstance(batch, (tuple, list)):
-        items = [_take_apart(value, tensors) for value in batch]
-        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-            return lambda there: type(batch)(*(item(there) for item in items))
-        return lambda there: type(batch)([item(there) for item in items])
+        items, kind = [_take_apart(value, tensors) for value in batch], type(batch)
+        if hasattr(batch, "_fields"):
+            return lambda there: kind(*(item(there) for item in items))
+        return lambda there: kind([item(there) for item in items])
     return lambda there: batch
