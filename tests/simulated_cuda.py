@@ -152,6 +152,7 @@ class Simulation(TorchDispatchMode):
     Attributes:
         waits: Operations for which the host waited for all work of a stream.
         staged: Bytes of each copy from memory that is not page-locked, for which the host may have to wait.
+        launched: Operations that are work for the device: all but views.
         allocated: Bytes of tensors on it.
     """
 
@@ -164,6 +165,7 @@ class Simulation(TorchDispatchMode):
         self.local = threading.local()
         self.waits: list[str] = []
         self.staged: list[int] = []
+        self.launched = 0
         self.allocated = 0
         self._free: dict[Place, list[torch.Tensor]] = {}
         self._leaving: list[tuple[Place, torch.Tensor, list[Event]]] = []
@@ -295,9 +297,11 @@ class Simulation(TorchDispatchMode):
             t.dtype in (torch.bool, torch.uint8) for t in tree_leaves(args[1]) if isinstance(t, torch.Tensor)
         )
         if name in _WAITING or masks:
+            self.launched += 1
             self._wait(name)
             return tree_map(self._given, func(*tree_map(held, args), **tree_map(held, kwargs)))
         if func._schema.is_mutable:
+            self.launched += 1
             values = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
             changed = [
                 values[a.name] for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write
@@ -314,6 +318,7 @@ class Simulation(TorchDispatchMode):
             func(*tree_map(as_meta, args), **tree_map(as_meta, kwargs), **elsewhere),
         )
         if not name.startswith(("empty", "new_empty")):
+            self.launched += 1
             inside = tree_map(held, args), tree_map(held, kwargs) | here
             targets = [held(leaf) for leaf in tree_leaves(result)]
 
@@ -345,6 +350,7 @@ class Simulation(TorchDispatchMode):
                 target = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
             else:
                 target = self.take(shape)
+        self.launched += 1
         value, into = held(source), held(target)
         if isinstance(source, SimulatedTensor) and isinstance(target, SimulatedTensor):
             late = True

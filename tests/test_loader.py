@@ -590,7 +590,7 @@ def test_a_view_by_numpy_is_not_written_over(
     stores: Stores, resident: bool, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It begins where no buffer does."""
-    monkeypatch.setitem(sys.modules["packstore.loader"]._RESIDENT_CHUNK, "cpu", 8)
+    monkeypatch.setitem(sys.modules["packstore.loader"]._RESIDENT_PIXELS, "cpu", 8 * 32 * 32)
 
     def view(images: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(images.numpy()[..., 1:, :])

@@ -26,7 +26,7 @@ from packstore.loader.alone import work_alone
 from packstore.loader.assemble import Assembler
 from packstore.loader.finish import Finish
 from packstore.loader.job import Job
-from packstore.loader.options import LoaderOptions, ranks
+from packstore.loader.options import OF_DATALOADER, LoaderOptions, as_indices, check_dataset, ranks
 from packstore.loader.prefetch import prefetch
 from packstore.loader.resident import choose, load_images
 from packstore.loader.stats import Stats
@@ -38,9 +38,10 @@ from packstore.ring import Ring, Transport, is_within, transport_to
 __all__ = ["LoaderOptions", "PackedLoader", "prefetch"]
 
 _log = logging.getLogger("packstore")
-# Images that are augmented at once when they are resident: more than a batch, since a call costs as much as many
-# images; on a GPU, where it is a hundred kernel launches, more still.
-_RESIDENT_CHUNK = {"cpu": 2048, "cuda": 16384}
+# Pixels of the images that are augmented at once when they are resident (2,048 of CIFAR): more than a batch, since a
+# call costs as much as many images. On a GPU, where it is 150 kernel launches of some 5 µs, more still: the indices by
+# which pixels are gathered, 8 bytes each, then take 256 MB.
+_RESIDENT_PIXELS = {"cpu": 1 << 21, "cuda": 1 << 25}
 _ORDERED_AT_ONCE = 65536  # records whose places are worked out at once: 256 take 47 µs, 16,384 0.3 ms, these 0.6 ms
 _STATE_VERSION = 1
 
@@ -73,12 +74,12 @@ class PackedLoader:
     def __init__(
         self, dataset: PackedDataset, batch_size: int = 1, options: LoaderOptions | None = None, **overrides: Any
     ) -> None:
-        _check_dataset(dataset)
+        check_dataset(dataset)
         self.dataset = dataset
         unknown = overrides.keys() - {field.name for field in fields(LoaderOptions)}
         if unknown:
             name = min(unknown)
-            advice = _OF_DATALOADER.get(name, "help(packstore.LoaderOptions) lists the options")
+            advice = OF_DATALOADER.get(name, "help(packstore.LoaderOptions) lists the options")
             raise UsageError(f"PackedLoader has no option {name}: {advice}")
         self.options = options = replace(options or LoaderOptions(), **overrides)
         self.batch_size = batch_size
@@ -87,7 +88,7 @@ class PackedLoader:
         manifest = dataset.manifest
         self.rank, self.world_size = ranks(options)
         self._first = dataset.reader.split(dataset.split).start
-        self._subset = None if options.indices is None else _indices(options.indices, len(dataset))
+        self._subset = None if options.indices is None else as_indices(options.indices, len(dataset))
         self._order = self._make_order(len(dataset) if self._subset is None else len(self._subset))
         planned, _ = split_ops(options.augment, flip=True)
         wanted = True if options.pre_transform is not None else options.resident
@@ -201,7 +202,7 @@ class PackedLoader:
             return self._order, epoch, self._subset
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
-        drawn = _indices(np.fromiter((int(i) for i in sampler), np.int64), len(self.dataset))
+        drawn = as_indices(np.fromiter((int(i) for i in sampler), np.int64), len(self.dataset))
         return self._sampler_order(len(drawn)), 0, drawn
 
     def _batches(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
@@ -293,8 +294,13 @@ class PackedLoader:
     def _resident(self, epoch: int, first: int) -> Iterator[Any]:
         images = self._load()
         self._stats.start()
-        whole = not isinstance(images, Padded) and not self._finish.batched  # then each batch is gathered by itself
-        at_once = _ORDERED_AT_ONCE if whole else _RESIDENT_CHUNK.get(self.device.type, 2048)
+        # On a GPU all steps are for many batches at once, of which each is then a copy. On the CPU a batch stays in the
+        # caches from step to step, and without operations each is gathered by itself.
+        together = self.device.type != "cpu"
+        whole = not together and not isinstance(images, Padded) and not self._finish.batched
+        height, width = images.size if isinstance(images, Padded) else images.shape[-2:]
+        pixels = _RESIDENT_PIXELS.get(self.device.type, _RESIDENT_PIXELS["cpu"])
+        at_once = _ORDERED_AT_ONCE if whole else pixels // max(1, height * width)
         gathered: torch.Tensor | None = None
         given = first
         for places, numbers, sizes in self._placed_groups(epoch, first, at_once):
@@ -309,6 +315,8 @@ class PackedLoader:
                 else:
                     gathered = images.index_select(0, places)
                 chunk = self._finish.augment(gathered, places + self._first, epoch)
+                if together:
+                    chunk = self._finish.convert(chunk)
                 if is_within(chunk, gathered):
                     gathered = None  # the consumer gets it; otherwise it is used again, since fresh memory costs more
             offset = 0
@@ -316,10 +324,12 @@ class PackedLoader:
             for own in torch.split(places, sizes):
                 rows = slice(offset, offset + len(own))
                 offset += len(own)
+                # Nor parts of a tensor that is worth more than they: in-place operations count for all parts of one.
                 batch = images.index_select(0, own) if whole else chunk[rows]  # type: ignore[union-attr,index]
+                batch = batch.clone() if together else self._finish.convert(batch)
                 columns = {name: column.index_select(0, own) for name, column in self._columns.items()}
                 self._stats.add("augment", perf_counter() - start)
-                value = self._assembled(self._finish_only(batch), numbers[rows], columns)
+                value = self._assembled(self._finish.last(batch), numbers[rows], columns)
                 given += 1
                 self._running = epoch, given
                 self._stats.batch(len(own))
@@ -356,11 +366,6 @@ class PackedLoader:
             yield places[offset : offset + sum(sizes)], none, sizes
             offset += sum(sizes)
 
-    def _finish_only(self, images: torch.Tensor) -> Any:
-        images = self._finish.convert(images)
-        transform = self.options.transform
-        return images if transform is None else transform(images)
-
     # Items ------------------------------------------------------------------------------------------------------
 
     def _values(self, name: str, records: NDArray[np.int64]) -> torch.Tensor:
@@ -384,16 +389,6 @@ class PackedLoader:
         return values[0] if len(values) == 1 else tuple(values)
 
 
-_OF_DATALOADER = {
-    "num_workers": "threads= says how many threads read and decode",
-    "pin_memory": "its memory is page-locked wherever the device is a GPU",
-    "prefetch_factor": "prefetch= says how many batches are under way",
-    "persistent_workers": "its threads are made for each epoch, which takes microseconds",
-    "collate_fn": "batches are made at once; transform= works on them",
-    "batch_sampler": "sampler= and batch_size= make the batches",
-}
-
-
 def _at_decoding(manifest: Manifest, planned: tuple[Geometry, ...]) -> tuple[Geometry, ...]:
     """Which of the operations that can run while images are decoded do so. Those of images that have one size already
     run on whole batches, unless they resize, since that is done image by image anyway."""
@@ -402,30 +397,3 @@ def _at_decoding(manifest: Manifest, planned: tuple[Geometry, ...]) -> tuple[Geo
     if manifest.image.kind == "ragged" or any(isinstance(op, (RandomResizedCrop, Resize)) for op in planned):
         return planned
     return ()
-
-
-def _check_dataset(dataset: PackedDataset) -> None:
-    if not isinstance(dataset, PackedDataset):
-        raise UsageError(
-            f"PackedLoader loads a PackedDataset, got {type(dataset).__name__}; indices= takes a part of one, and "
-            "packstore.prefetch brings any other loader's batches to the device"
-        )
-    if dataset.transform is not None or dataset.target_transform is not None:
-        raise UsageError("the dataset has a transform, which works item by item: give it to the loader, for batches")
-    if dataset.output != "tensor" or dataset.dtype is not None:
-        raise UsageError("the loader makes tensors: leave output and dtype of the dataset alone, and give it dtype=")
-    if "image" not in dataset.columns:
-        raise UsageError(f"the dataset's columns are {', '.join(dataset.columns)}: there is no image to load")
-    if len(dataset) == 0:
-        raise UsageError(f"{dataset.path} has no records to load")
-
-
-def _indices(values: Any, length: int) -> NDArray[np.int64]:
-    array = np.asarray(values)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise UsageError(f"indices should be a list of whole numbers, got {array.dtype} of shape {array.shape}")
-    array = array.astype(np.int64)
-    array = np.where(array < 0, array + length, array)
-    if len(array) and not 0 <= array.min() <= array.max() < length:
-        raise UsageError(f"indices should be from 0 to {length - 1}, got {array.min()} to {array.max()}")
-    return array

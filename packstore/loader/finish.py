@@ -151,7 +151,10 @@ class Finish:
 
     def __call__(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> Any:
         """All steps in order; the user's ``transform`` last."""
-        images = self.convert(self.augment(images, records, epoch))
+        return self.last(self.convert(self.augment(images, records, epoch)))
+
+    def last(self, images: torch.Tensor) -> Any:
+        """The user's ``transform``."""
         return images if self._options.transform is None else self._options.transform(images)
 
     def labels(self, labels: torch.Tensor) -> Any:

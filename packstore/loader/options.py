@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from packstore.dataset import PackedDataset
 from packstore.errors import UsageError
 from packstore.manifest import Normalization
 
@@ -99,3 +102,43 @@ def ranks(options: LoaderOptions) -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
+
+
+OF_DATALOADER = {
+    "num_workers": "threads= says how many threads read and decode",
+    "pin_memory": "its memory is page-locked wherever the device is a GPU",
+    "prefetch_factor": "prefetch= says how many batches are under way",
+    "persistent_workers": "its threads are made for each epoch, which takes microseconds",
+    "collate_fn": "batches are made at once; transform= works on them",
+    "batch_sampler": "sampler= and batch_size= make the batches",
+}
+"""What to use instead of options of torch's ``DataLoader``."""
+
+
+def check_dataset(dataset: PackedDataset) -> None:
+    """Raises :class:`UsageError` for what cannot be loaded in batches."""
+    if not isinstance(dataset, PackedDataset):
+        raise UsageError(
+            f"PackedLoader loads a PackedDataset, got {type(dataset).__name__}; indices= takes a part of one, and "
+            "packstore.prefetch brings any other loader's batches to the device"
+        )
+    if dataset.transform is not None or dataset.target_transform is not None:
+        raise UsageError("the dataset has a transform, which works item by item: give it to the loader, for batches")
+    if dataset.output != "tensor" or dataset.dtype is not None:
+        raise UsageError("the loader makes tensors: leave output and dtype of the dataset alone, and give it dtype=")
+    if "image" not in dataset.columns:
+        raise UsageError(f"the dataset's columns are {', '.join(dataset.columns)}: there is no image to load")
+    if len(dataset) == 0:
+        raise UsageError(f"{dataset.path} has no records to load")
+
+
+def as_indices(values: Any, length: int) -> NDArray[np.int64]:
+    """``values`` as int64, negative ones counted from the end. Raises :class:`UsageError` for what is none."""
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UsageError(f"indices should be a list of whole numbers, got {array.dtype} of shape {array.shape}")
+    array = array.astype(np.int64)
+    array = np.where(array < 0, array + length, array)
+    if len(array) and not 0 <= array.min() <= array.max() < length:
+        raise UsageError(f"indices should be from 0 to {length - 1}, got {array.min()} to {array.max()}")
+    return array
