@@ -36,6 +36,9 @@ _CUDA, _META, _KINDS = 1, 14, 16  # of c10::DeviceType
 # What gives as many values as there are in the data, or a value to the host: the host waits.
 _WAITING = ("nonzero", "_local_scalar_dense", "equal", "masked_select", "_unique2", "unique_dim", "bincount")
 
+# What takes indices that are on the host. (And empty_like and the like take only a shape from there.)
+_MIXING = ("index", "index_put", "index_put_")
+
 
 class Stream:
     """A queue of work. ``torch.cuda.Stream``."""
@@ -278,7 +281,7 @@ class Simulation(TorchDispatchMode):
             return self._copy(func, name, args, kwargs)
         if asked is not None and not to_cuda:
             return func(*tree_map(as_meta, args), **kwargs)  # made elsewhere, like a tensor here: empty_like(x, "cpu")
-        if not (name.startswith("index") and not name.startswith("index_select")):  # which take indices of the host
+        if name not in _MIXING and not name.endswith("_like"):
             for tensor in tensors:
                 if tensor.ndim and not isinstance(tensor, SimulatedTensor):
                     raise RuntimeError(

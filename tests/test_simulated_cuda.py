@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from packstore import DecodeError, PackedDataset, PackedLoader, prefetch
 from packstore.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.loader.job import Job
 from packstore.ring import CudaTransport, transport_to
-from tests.conftest import Simulate
+from tests.conftest import ROOT, Simulate
 from tests.datasets import make_cifar10, make_folder
 from tests.simulated_cuda import NONSENSE, Simulation
 
@@ -333,3 +334,17 @@ def test_the_copy_stream_follows_the_consumer_only_where_it_must(root: Path, dev
     assert isinstance(plain._transport, CudaTransport)
     assert plain._transport.followed is None
     assert transport_to(torch.device("cuda")).device == HERE
+
+
+def test_the_measuring_script_runs(
+    root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``tools/bench/gpu.py``: what it prints here means nothing, but where a device is lent it should not fail."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "bench"))
+    gpu = importlib.import_module("gpu")
+    options = {"images": root / "photos", "cifar": root / "cifar", "repeats": 1, "batches": 3, "size": 16, "width": 8}
+    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    gpu.main([*arguments, "--batch-size", "4"])
+    printed = capsys.readouterr().out
+    for row in ("crop, flip, float16", "the ring", "streaming from the store", "the loader's, item()"):
+        assert f"| {row} |" in printed
