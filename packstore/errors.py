@@ -47,6 +47,10 @@ class StoreError(PackstoreError):
     """A store cannot be opened or written: not a store, unfinished, of a newer version, broken structure."""
 
 
+class MissingStoreError(StoreError, UsageError):
+    """There is nothing at the path of a store. The CLI exits with 2."""
+
+
 class DestinationError(StoreError):
     """A destination that may not be written: it exists, lies inside the source, has no space, no permission."""
 

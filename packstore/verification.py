@@ -112,10 +112,13 @@ def verify(
         The report; damage is in it, not raised.
 
     Raises:
-        StoreError: ``path`` does not open as a store at all.
+        StoreError: ``path`` does not open as a store at all; a :class:`MissingStoreError` where nothing is.
+        UsageError: There is nothing to compare with.
         SourceError: The source to compare with cannot be read.
     """
     chosen = with_overrides(options or VerifyOptions(), overrides)
+    if chosen.against is not None and not os.path.lexists(chosen.against):  # said now, not after all has been read
+        raise UsageError(f"{printable(os.fsdecode(chosen.against))}: no such file or directory")
     with open_store(path) as reader:
         return _Verification(reader, chosen, progress).run()
 

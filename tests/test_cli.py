@@ -127,7 +127,10 @@ def test_errors_are_one_line_with_the_right_exit_code(folder: Path, tmp_path: Pa
     assert "no images" in one_line(run("convert", empty, out), 1)
     assert "inside the source" in one_line(run("convert", folder, folder / "a.lmdb"), 1)
     assert "--size" in one_line(run("convert", folder, tmp_path / "a.pth"), 2)
-    assert "a.lmdb" in one_line(run("verify", out), 1)
+    for command in ("verify", "info", "bench"):
+        assert "a.lmdb" in one_line(run(command, out), 2)
+    assert "a.lmdb" in one_line(run("verify", out, "--json"), 2)
+    assert "nowhere" in one_line(run("verify", out, "--against", tmp_path / "nowhere"), 2)
     assert "empty" in one_line(run("info", empty), 1)
     (tmp_path / "hole" / "ant").mkdir(parents=True)
     (tmp_path / "hole" / "bee").mkdir()
@@ -145,7 +148,7 @@ def test_errors_are_one_line_with_the_right_exit_code(folder: Path, tmp_path: Pa
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     for place in (["--debug", "info", tmp_path / "no"], ["info", tmp_path / "no", "--debug"]):
         done = run(*place)
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert "Traceback" in done.stderr
 
 
@@ -343,6 +346,18 @@ def test_a_whole_store_that_is_not_of_the_source(tmp_path: Path) -> None:
     assert "repair" not in done.stdout
     report = json.loads(run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos", "--json").stdout)
     assert (report["problem_count"], report["differences"]) == (1, 1)
+
+
+def test_of_another_dataset_a_few_differences_are_enough(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for i in range(9):
+            write_image(tmp_path / name / "x" / f"{i}.png", 9, 9, i + 20 * (name == "b"))
+    packstore.convert(tmp_path / "a", tmp_path / "a.lmdb")
+    done = run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "b")
+    assert done.returncode == 1
+    assert done.stdout.count("problem  record") == 5
+    assert "problem  … and 4 more" in done.stdout
+    assert "every record differs" in done.stdout
 
 
 def test_clean_of_what_never_was(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.common import PixelCount, human_bytes, progress_bar, quantity
-from packstore.errors import StoreError, printable
+from packstore.errors import MissingStoreError, StoreError, printable
 from packstore.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from packstore.verification import VerifyReport
 
 _LISTED = 50
+_LISTED_OF_ANOTHER = 5
 
 
 @click.command(short_help="Prove that a store is whole.")
@@ -49,7 +50,7 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     What is damaged is named: the record with its number and key, and the shard. With --quick, what is
     truncated, missing or out of order is found, and damage of labels, keys and the like, in a time that does
     not depend on the size of the images; a damaged image is not, unless its size has changed.
-    Exits with 0 when the store is whole, with 1 when it is not.
+    Exits with 0 when the store is whole, with 1 when it is not, with 2 when there is none.
 
     \b
     Examples:
@@ -69,10 +70,10 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
         with progress_bar(quiet or as_json) as progress:
             report = run(path, VerifyOptions(**options), progress=progress)
     except StoreError as error:
-        if not as_json:
-            looks_like_one = path.exists() and format_of(path) is not None
-            hint = "; packstore salvage may get records out of it" if looks_like_one else ""
-            raise StoreError(f"{error}{hint}") from error
+        if not as_json and path.exists() and format_of(path) is not None:
+            raise StoreError(f"{error}; packstore salvage may get records out of it") from error
+        if not as_json or isinstance(error, MissingStoreError):
+            raise
         # A store that does not open is not whole, and a program that asked for JSON wants to read just that.
         click.echo(json.dumps({"path": str(path), "ok": False, "problem_count": 1, "problems": [{"what": str(error)}]}))
         raise click.exceptions.Exit(1) from None
@@ -106,9 +107,12 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
     lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
     if manifest.skipped and not quiet:
         lines.append(f"note     {quantity(len(manifest.skipped), 'file')} left out when it was made (packstore info)")
-    lines += [f"problem  {describe_problem(problem)}" for problem in report.problems[:_LISTED]]
-    if report.problem_count > _LISTED:
-        lines.append(f"problem  … and {report.problem_count - _LISTED:,} more (--json lists them)")
+    # Of another dataset, or of one packed in another way, every record differs: a few are enough to see how.
+    another = report.problem_count == report.differences >= manifest.records
+    listed = _LISTED_OF_ANOTHER if another else _LISTED
+    lines += [f"problem  {describe_problem(problem)}" for problem in report.problems[:listed]]
+    if report.problem_count > listed:
+        lines.append(f"problem  … and {report.problem_count - listed:,} more (--json lists them)")
     path = printable(str(report.path))
     if report.ok:
         size = human_bytes(manifest.image.nbytes)
@@ -122,7 +126,10 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
                 f"a shard does not open: packstore salvage {path} --out REST gets what there is, or pack it again"
             )
         elif not quiet and report.problem_count == report.differences:
-            lines.append("the store itself is undamaged; is this what it was packed from?")
+            asked = "is this what it was packed from?"
+            if another:
+                asked = f"every record differs: is this what it was packed from (as {manifest.encoding})?"
+            lines.append(f"the store itself is undamaged; {asked}")
         elif not quiet:
             lines.append(
                 f"take what is damaged from the source again: packstore repair {path} --from SOURCE --out FIXED"

@@ -112,6 +112,12 @@ class PackedLoader:
         """Without what belongs to this process: unpickled, it opens and loads everything anew."""
         return self.__dict__ | {"_assembler": None, "_transport": None, "_images": None, "_columns": {}}
 
+    def __repr__(self) -> str:
+        batches = f"{len(self):,} batches of {self.batch_size}"
+        return (
+            f"PackedLoader of {str(self.dataset.path)!r}: {batches}, {self.mode} on {self.device} ({self.mode_reason})"
+        )
+
     def __len__(self) -> int:
         """Batches an epoch, on this rank."""
         if self.options.sampler is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.errors import DestinationError, StoreError, printable
+from packstore.errors import DestinationError, MissingStoreError, StoreError, printable
 from packstore.manifest import Column, Manifest
 from packstore.stores.base import Reader, Writer
 from packstore.stores.files import DATA_FILE, LMDB_FILES, MANIFEST_FILE, SHARD
@@ -34,11 +34,13 @@ def recognise(path: Path) -> str:
                 return "sharded"
             raise StoreError(f"{shown} is a directory without {DATA_FILE} or {MANIFEST_FILE}, so it is not a store")
         if not path.exists():
-            raise StoreError(f"{shown} does not exist")
+            raise MissingStoreError(f"{shown} does not exist")
         if not path.is_file():
             raise StoreError(f"{shown} is neither a file nor a directory, so it is not a store")
         with path.open("rb") as file:
             start = file.read(8)
+    except StoreError:  # of which one is a ValueError, too
+        raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise StoreError(f"{shown} cannot be opened: {getattr(error, 'strerror', None) or error}") from None
     if start == _HDF5_SIGNATURE:

@@ -9,6 +9,7 @@ import argparse
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomCrop, RandomHorizontalFlip
@@ -55,7 +56,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
     for epoch in range(options.epochs):
         model.train()
-        for step, (images, labels) in enumerate(train):
+        for step, (images, labels) in enumerate(tqdm(train, f"epoch {epoch}", unit="batch", leave=False)):
             loss = nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
