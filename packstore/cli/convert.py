@@ -19,7 +19,7 @@ from packstore.cli.common import (
     quantity,
 )
 from packstore.errors import SampleError, SourceError, printable
-from packstore.manifest import FORMAT_NAMES, FORMATS
+from packstore.manifest import FLOAT_ENCODINGS, FORMAT_NAMES, FORMATS
 from packstore.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -128,12 +128,18 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
 def describe_plan(plan: Plan) -> str:
     """The plan of ``--dry-run``."""
     survey, encode = plan.survey, plan.encode
-    shape = "x".join(map(str, plan.shape)) if plan.shape else None
+    shape = ""
+    if plan.shape:
+        height, width, channels = plan.shape
+        planes = encode.encoding in FLOAT_ENCODINGS
+        shape = f", {channels} x {height} x {width} (CHW)" if planes else f", {height} x {width} x {channels} (HWC)"
     lines = [
         f"source       {printable(str(plan.source.path))} ({plan.source.kind}), {human_bytes(survey.size_bytes)}",
         f"destination  {printable(str(plan.destination))} ({FORMAT_NAMES[plan.format]})",
-        f"encoding     {encode.encoding}" + (f", height x width x channels {shape}" if shape else ""),
+        f"encoding     {encode.encoding}{shape}",
     ]
+    if encode.encoding == "seekable":
+        lines.append(f"loss         in what is no JPEG yet, encoded at quality {encode.quality}; in JPEG files none")
     if plan.auto_normalize:
         lines.append("normalise    mean and standard deviation of the training split, to be computed")
     elif encode.normalization:
@@ -183,7 +189,7 @@ def describe_report(report: ConvertReport) -> str:
     if report.kept:
         lines.append(f"  as is    {quantity(sum(report.kept.values()), 'file')} that cannot be made seekable:")
         kept = list(report.kept.items())[:_LISTED]
-        lines += [f"    {quantity(count, 'file')}: {printable(reason)}" for reason, count in kept]
+        lines += [f"    {printable(reason)}: {quantity(count, 'file')}" for reason, count in kept]
         if len(report.kept) > _LISTED:
             lines.append(f"    … and {len(report.kept) - _LISTED:,} other reasons")
     if report.skipped:

@@ -82,8 +82,10 @@ def describe(reader: Reader) -> str:
         largest = max(s.nbytes for s in m.shards)
         rows.append(("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}"))
     rows.append(("origin", printable(f"{m.origin.name} ({m.origin.kind})")))
-    given = {k: v for k, v in m.options.items() if v is not None and v is not False}
-    rows.append(("options", printable(", ".join(f"{k}={v}" for k, v in sorted(given.items()))) or "none"))
+    told = ("not_seekable",)  # above
+    given = {k: v for k, v in m.options.items() if v is not None and v is not False and k not in told}
+    shown = ", ".join(k if v is True else f"{k} {v}" for k, v in sorted(given.items())).replace("_", " ")
+    rows.append(("options", printable(shown) or "none"))
     rows.append(("written by", printable(", ".join(f"{k} {v}" for k, v in sorted(m.versions.items()))) or "unknown"))
     if m.origin.ignored:
         rows.append(("ignored", f"{quantity(m.origin.ignored, 'file')} of the source passed over"))
