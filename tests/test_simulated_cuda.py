@@ -15,6 +15,7 @@ import torch
 import packstore
 from packstore import DecodeError, PackedDataset, PackedLoader, prefetch
 from packstore.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.bench import BenchOptions, bench
 from packstore.loader.job import Job
 from packstore.ring import CudaTransport, transport_to
 from tests.conftest import ROOT, Simulate
@@ -334,6 +335,14 @@ def test_the_copy_stream_follows_the_consumer_only_where_it_must(root: Path, dev
     assert isinstance(plain._transport, CudaTransport)
     assert plain._transport.followed is None
     assert transport_to(torch.device("cuda")).device == HERE
+
+
+@pytest.mark.parametrize("name", ["x.lmdb", "x.pth"])
+def test_bench_on_the_device(root: Path, device: Simulation, name: str) -> None:
+    report = bench(root / name, BenchOptions(seconds=0.01, batch_size=8, device="cuda:0", split="train", tries=False))
+    stages = {stage.name: stage for stage in report.stages}
+    assert stages["copy"].note == "page-locked memory to the GPU"
+    assert report.verdict.stage in {*stages, "loader"}
 
 
 def test_the_measuring_script_runs(
