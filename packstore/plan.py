@@ -92,10 +92,7 @@ class ConvertOptions:
             raise UsageError(f"unknown format {self.format!r}; formats: {', '.join(FORMATS)}")
         if self.encoding is not None and self.encoding not in WRITABLE_ENCODINGS:
             raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(WRITABLE_ENCODINGS)}")
-        for name in ("workers", "shard_size", "max_pixels"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise UsageError(f"{name.replace('_', ' ')} should be a whole number of at least 1, got {value!r}")
+        check_numbers(self, "workers", "shard_size", "max_pixels")
         if self.fit is not None and self.size is None:
             raise UsageError("fit says how an image comes to a size: give a size too")
         if self.normalize is not None and self.normalize != "auto":
@@ -105,6 +102,15 @@ class ConvertOptions:
 
 
 _Options = TypeVar("_Options")
+
+
+def check_numbers(options: Any, *names: str) -> None:
+    """Raises :class:`UsageError` for a field of ``options`` that is no whole number of at least 1, nor a default None."""
+    defaults = {field.name: field.default for field in fields(options)}
+    for name in names:
+        value = getattr(options, name)
+        if (value is not None or defaults[name] is not None) and (type(value) is not int or value < 1):
+            raise UsageError(f"{name.replace('_', ' ')} should be a whole number of at least 1, got {value!r}")
 
 
 def with_overrides(options: _Options, overrides: Mapping[str, Any]) -> _Options:

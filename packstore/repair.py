@@ -23,7 +23,7 @@ from packstore.donor import Donor, Refused, Wanted, row_sum
 from packstore.errors import DestinationError, StoreError, printable
 from packstore.manifest import FORMAT_NAMES, Column, Manifest, Skipped, ragged_digest
 from packstore.parallel import default_workers
-from packstore.plan import with_overrides
+from packstore.plan import check_numbers, with_overrides
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.sniff import MAX_PIXELS
 from packstore.sources import open_source
@@ -54,6 +54,9 @@ class RepairOptions:
     workers: int | None = None
     decoder: str = "auto"
     max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "workers", "max_pixels")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from packstore.decoders import Decoder, get_decoder
 from packstore.errors import DecodeError, StoreError, UsageError, printable
 from packstore.manifest import ENCODED, Manifest
 from packstore.parallel import default_workers, ordered_map
-from packstore.plan import with_overrides
+from packstore.plan import check_numbers, with_overrides
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.seekable import check_index
 from packstore.sniff import MAX_PIXELS
@@ -83,8 +83,7 @@ class VerifyOptions:
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        if type(self.max_pixels) is not int or self.max_pixels < 1:
-            raise UsageError(f"max pixels should be a whole number of at least 1, got {self.max_pixels!r}")
+        check_numbers(self, "workers", "max_pixels")
         if self.quick and (self.decode or self.against is not None):
             raise UsageError("quick reads no images, so it can neither decode nor compare them: leave one out")
 

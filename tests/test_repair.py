@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packstore
+from packstore import ConvertOptions, RepairOptions, VerifyOptions
 from packstore.cli import cli
 from packstore.errors import DestinationError, StoreError, UsageError
 from packstore.stores import open_store
@@ -271,3 +272,14 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     assert partial.returncode == 3, partial.stderr
     assert "lost      record 5 (val/bee/f.png): the source has no sample" in partial.stdout
     assert "Examples:" in (cli.commands["repair"].help or "")
+
+
+@pytest.mark.parametrize("number", [0, -1, 2.0, "3", True])
+@pytest.mark.parametrize("name", ["workers", "max_pixels"])
+def test_numbers_that_are_none(name: str, number: Any) -> None:
+    for options in (RepairOptions, VerifyOptions, ConvertOptions):
+        with pytest.raises(UsageError, match=f"{name.replace('_', ' ')} should be a whole number of at least 1"):
+            options(**{name: number})
+        assert options(workers=None).workers is None
+        with pytest.raises(UsageError, match="max pixels"):
+            options(max_pixels=None)
