@@ -105,7 +105,7 @@ _Options = TypeVar("_Options")
 
 
 def check_numbers(options: Any, *names: str) -> None:
-    """Raises :class:`UsageError` for a field of ``options`` that is no whole number of at least 1, nor a default None."""
+    """Raises :class:`UsageError` for a field that is no whole number of at least 1, nor None by default."""
     defaults = {field.name: field.default for field in fields(options)}
     for name in names:
         value = getattr(options, name)

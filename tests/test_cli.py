@@ -90,9 +90,13 @@ def test_quiet_says_nothing(folder: Path, tmp_path: Path) -> None:
 def test_dry_run_tells_the_plan_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
     done = run("convert", folder, tmp_path / "a.lmdb", "--dry-run", "--encoding", "float16", "--size", "32x48")
     assert done.returncode == 0, done.stderr
-    for part in ("24", "train", "val", "3 (ant, bee, cat)", "32x48x3", "estimate", "nothing was written"):
+    for part in ("24", "train", "val", "3 (ant, bee, cat)", "3 x 32 x 48 (CHW)", "estimate", "nothing was written"):
         assert part in done.stdout
     assert list(tmp_path.iterdir()) == []
+    pixels = run("convert", folder, tmp_path / "a.h5", "--dry-run", "--encoding", "uint8", "--size", "32x48")
+    assert "uint8, 32 x 48 x 3 (HWC)" in pixels.stdout
+    seekable = run("convert", folder, tmp_path / "a.lmdb", "--dry-run", "--encoding", "seekable", "--quality", 77)
+    assert "at quality 77" in seekable.stdout
 
 
 def test_skipped_files_are_listed_and_the_exit_code_is_3(tmp_path: Path) -> None:
