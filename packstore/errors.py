@@ -20,6 +20,10 @@ class SourceError(PackstoreError):
     """A source as a whole cannot be read: not recognised, empty, a symlink cycle, a broken labels file."""
 
 
+class NotInSourceError(SourceError, UsageError):
+    """What the arguments name is not there: a split of the source, a file of labels. The CLI exits with 2."""
+
+
 class SampleError(SourceError):
     """One sample of a source is unusable: empty, truncated, not an image, unreadable.
 

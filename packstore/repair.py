@@ -138,11 +138,13 @@ def repair_store(
 
 def open_damaged(path: Path) -> Reader:
     """Opens a store with all its shards. Raises :class:`StoreError` that says what to do when that is not possible."""
-    hint = "packstore salvage gets the undamaged records out of it"
+    hint = "packstore salvage may get records out of it"
     try:
         reader = open_store(path)
     except StoreError as error:
-        raise StoreError(f"{error}; {hint}" if path.exists() else str(error)) from error
+        if not path.exists():
+            raise
+        raise StoreError(f"{error}; {hint}") from error
     try:
         if isinstance(reader, ShardedReader):
             for number in range(len(reader.manifest.shards)):

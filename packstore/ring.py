@@ -57,6 +57,10 @@ class Transport(ABC):
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised host buffer that can be sent."""
 
+    def catch_up(self) -> None:
+        """Lets what is sent from now on see what the caller's stream has been given to do so far."""
+        return
+
     @abstractmethod
     def send(self, host: Tensors, finish: Finish) -> Shipment:
         """Starts the way of ``host`` to the device and of ``finish`` there; called from any thread."""
@@ -146,6 +150,9 @@ class CudaTransport(Transport):
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
+    def catch_up(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
     def send(self, host: Tensors, finish: Finish) -> Shipment:
         copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -153,7 +160,7 @@ class CudaTransport(Transport):
             self._stream.wait_stream(self.followed)
         for tensor in host:
             if tensor.device == self.device:  # there already: made by the caller's stream, and let go of by it
-                self._stream.wait_stream(torch.cuda.current_stream(self.device))
+                self.catch_up()
                 tensor.record_stream(self._stream)
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             there = tuple(tensor.to(self.device, non_blocking=True) for tensor in host)
@@ -184,6 +191,33 @@ class _CudaShipment(Shipment):
         if found is None:  # something of the user's: nobody knows what it holds
             self._transport.followed = stream
         return value
+
+
+class Made:
+    """Tensors of a device that are made once and read in several calls, in each of which another stream may be current.
+
+    On a device without streams nothing is done.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._device = device
+        self._stream: Any = None
+
+    def now(self) -> None:
+        """They are being made on the current stream."""
+        if self._cuda:
+            self._stream = torch.cuda.current_stream(self._device)
+
+    def use(self, *tensors: torch.Tensor) -> None:
+        """``tensors`` of them are going to be read on the current stream."""
+        if not self._cuda or self._stream is None:
+            return
+        stream = torch.cuda.current_stream(self._device)
+        if stream != self._stream:
+            stream.wait_stream(self._stream)
+            for tensor in tensors:
+                tensor.record_stream(stream)
 
 
 def transport_to(device: torch.device) -> Transport:
@@ -272,6 +306,8 @@ def is_within(tensor: torch.Tensor, buffer: torch.Tensor) -> bool:
     """Whether ``tensor`` lies in the memory of ``buffer``, also where that went through numpy and begins elsewhere."""
     if tensor.device != buffer.device:
         return False
+    if tensor.layout != torch.strided:
+        return True  # it may hold the memory in parts that are not to be seen
     storage = buffer.untyped_storage()
     return 0 <= tensor.untyped_storage().data_ptr() - storage.data_ptr() < max(1, storage.nbytes())
 

@@ -163,6 +163,7 @@ class Simulation(TorchDispatchMode):
         super().__init__()
         self.ahead = order == "ahead"
         self.random = random.Random(order) if isinstance(order, int) else None
+        self.shuffle = random.Random(0)
         self.default = Stream()
         self.streams = [self.default]
         self.local = threading.local()
@@ -196,7 +197,7 @@ class Simulation(TorchDispatchMode):
         return stream
 
     def synchronize(self, *_: Any) -> None:
-        for stream in self.streams:
+        for stream in self.shuffle.sample(self.streams, len(self.streams)):
             stream.run()
 
     def _queue(self, work: Callable[[], None]) -> None:
@@ -222,7 +223,7 @@ class Simulation(TorchDispatchMode):
     def take(self, like: torch.Tensor) -> SimulatedTensor:
         """New memory for a tensor of the shape, strides and dtype of ``like``."""
         nbytes = like.dtype.itemsize * (1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True)))
-        nbytes = 0 if not like.numel() else -(-nbytes // 16) * 16
+        nbytes = 0 if not like.numel() else -(-nbytes // 512) * 512
         stream = self.current
         place = stream, nbytes
         with self._lock:
@@ -264,6 +265,11 @@ class Simulation(TorchDispatchMode):
         return self.dispatch(func, args, kwargs or {})
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if torch.is_inference_mode_enabled():  # in which what is made of other operations comes here as it is
+            with self:
+                value = func.decompose(*args, **kwargs)
+            if value is not NotImplemented:
+                return value
         name, kwargs = func._schema.name.removeprefix("aten::"), dict(kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         there = any(isinstance(tensor, SimulatedTensor) for tensor in tensors)
@@ -357,7 +363,9 @@ class Simulation(TorchDispatchMode):
         value, into = held(source), held(target)
         if isinstance(source, SimulatedTensor) and isinstance(target, SimulatedTensor):
             late = True
-        elif late and not isinstance(source, SimulatedTensor) and not self._is_pinned(value):
+        elif isinstance(source, SimulatedTensor):
+            late = late and self._is_pinned(into)
+        elif late and not (self._is_pinned(value) and value.dtype == into.dtype and value.is_contiguous()):
             value = value.clone()  # by way of memory of the driver's, from which it is copied later
             self.staged.append(value.nbytes)
         self._queue(lambda: void(into.copy_(value)))

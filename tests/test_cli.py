@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -362,6 +363,34 @@ def test_of_another_dataset_a_few_differences_are_enough(tmp_path: Path) -> None
     assert done.stdout.count("problem  record") == 5
     assert "problem  … and 4 more" in done.stdout
     assert "every record differs" in done.stdout
+
+
+def test_commands_that_are_shown_can_be_pasted(tmp_path: Path) -> None:
+    """Also where a path has a space: the shell gets from the printed line what it needs."""
+    done = run("demo", "my demo", cwd=tmp_path)
+    command = shlex.split(done.stdout.partition("now try: packstore ")[2])
+    assert command == ["convert", "my demo", "demo.lmdb"]
+    packed = run(*command[:2], "my store.h5", cwd=tmp_path)
+    assert shlex.split(packed.stdout.partition("prove it with: packstore ")[2]) == ["verify", "my store.h5"]
+
+
+def test_what_arguments_name_and_is_not_there_is_wrong_usage(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.lmdb"
+    assert "no split 'nope'" in one_line(run("convert", folder, out, "--split", "nope"), 2)
+    assert "no such file" in one_line(run("convert", folder, out, "--labels", tmp_path / "no.csv"), 2)
+    repaired = run("repair", out, "--from", folder, "--out", tmp_path / "b.lmdb")
+    assert "does not exist" in one_line(repaired, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_that_are_numbers_are_told(folder: Path, tmp_path: Path) -> None:
+    files = sorted((folder / "train" / "ant").iterdir())
+    (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{f.name},{i}\n" for i, f in enumerate(files)))
+    done = run("convert", folder / "train" / "ant", tmp_path / "a.lmdb", "--labels", tmp_path / "labels.csv")
+    assert "labels   numbers, without names of classes" in done.stdout
+    (tmp_path / "labels.csv").write_text("file;label\n")
+    done = run("convert", folder / "train" / "ant", tmp_path / "b.lmdb", "--labels", tmp_path / "labels.csv")
+    assert "expected file,label or file,label,split, with commas" in done.stderr
 
 
 def test_clean_of_what_never_was(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_what_is_wrong_is_named_with_its_line(folder: Path, text: str, line: int
 
 def test_a_labels_file_that_names_nothing(folder: Path) -> None:
     assert "names no files" in failure(folder, "file,label\n")
-    with pytest.raises(SourceError, match=r"none\.csv cannot be read: No such file"):
+    with pytest.raises(SourceError, match=r"none\.csv: no such file"):
         open_source(folder, labels=folder / "none.csv").survey()
     with pytest.raises(SourceError, match="cannot be read: Is a directory"):
         open_source(folder, labels=folder).survey()

@@ -6,6 +6,8 @@ is two products with matrices of weights, which is the same arithmetic in float3
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -64,13 +66,19 @@ def resize_by_products(images: Tensor, box: Tensor, size: Size) -> Tensor:
         wide = part if part.dtype == torch.float64 else part.float()
         rows = weights(boxes[:, 0], boxes[:, 2], images.shape[-2], size[0]).to(wide.dtype)
         columns = weights(boxes[:, 1], boxes[:, 3], images.shape[-1], size[1]).to(wide.dtype)
-        with torch.autocast(images.device.type, enabled=False):  # in half precision pixels would be off by more
+        with _full_precision(images.device.type):
             product = torch.matmul(torch.matmul(rows[:, None], wide), columns[:, None].mT)
         if images.dtype == torch.uint8:
             product = product.round_().clamp_(0, 255)
         results.append(product.to(images.dtype))
     result = results[0] if len(results) == 1 else torch.cat(results)
     return result.contiguous(memory_format=torch.channels_last) if is_channels_last(images) else result
+
+
+def _full_precision(device: str) -> AbstractContextManager[object]:
+    """Without autocast: in half precision pixels would be off by more than one."""
+    known = torch.amp.autocast_mode.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if known else nullcontext()
 
 
 _WEIGHTS = 1 << 23

@@ -298,7 +298,7 @@ def _stages(
         stages.append(Stage("read again", rates.read, rates.read_again, "from the page cache"))
     if whole is not None:
         stages.append(Stage("decode", *whole, "whole images" if crops else ""))
-        if crops:
+        if crops and rates.decode != whole[0]:
             stages.append(Stage("decode crop", rates.decode, None, "what the crops need, as the loader does it"))
     if rates.augment is not None:
         stages.append(Stage("augment", rates.augment, None))

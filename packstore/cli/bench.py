@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import human_bytes, quantity, wrapped
+from packstore.cli.common import human_bytes, pasted, quantity, wrapped
 from packstore.errors import printable
 from packstore.manifest import FORMAT_NAMES
 
@@ -186,7 +186,7 @@ def describe(report: BenchReport) -> str:
     for advice in report.advice:
         lines += [*wrapped("- ", advice.what, columns), *wrapped("  ", advice.why, columns)]
         if advice.options:
-            lines.append(f"  packstore convert {printable(str(report.path))} NEW.lmdb {advice.options}")
+            lines.append(f"  packstore convert {pasted(report.path)} NEW.lmdb {advice.options}")
     if not report.advice:
         lines.append("- nothing that was measured speaks for a change")
     return "\n".join(lines)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -70,6 +72,11 @@ class ImageSize(click.ParamType):  # type: ignore[type-arg]
         if match is None:
             self.fail(f"{value!r} is not a size; write for example 224 or 32x48 (height x width)", param, ctx)
         return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
+
+
+def pasted(path: Path) -> str:
+    """``path`` as it stands in a command that is shown: quoted where a shell would take it apart."""
+    return shlex.quote(printable(str(path)))
 
 
 def human_bytes(n: float) -> str:

@@ -15,6 +15,7 @@ from packstore.cli.common import (
     PixelCount,
     describe_normalization,
     human_bytes,
+    pasted,
     progress_bar,
     quantity,
 )
@@ -121,7 +122,9 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
         click.echo(describe_report(report))
     if report.skipped:
         if quiet:
-            click.echo(f"{dest}: {quantity(len(report.skipped), 'file')} skipped; see packstore info {dest}", err=True)
+            click.echo(
+                f"{dest}: {quantity(len(report.skipped), 'file')} skipped; see packstore info {pasted(dest)}", err=True
+            )
         raise click.exceptions.Exit(EXIT_SKIPPED)
 
 
@@ -172,6 +175,8 @@ def describe_report(report: ConvertReport) -> str:
         lines.append(f"  classes  {_list_classes(manifest.classes)}")
     if not any(column.name == "label" for column in manifest.columns):
         lines.append("  labels   none")
+    elif manifest.classes is None:
+        lines.append("  labels   numbers, without names of classes")
     if manifest.shards:
         lines.append(f"  shards   {len(manifest.shards)}")
     lines.append(
@@ -195,7 +200,7 @@ def describe_report(report: ConvertReport) -> str:
     if report.skipped:
         lines.append(f"  skipped  {quantity(len(report.skipped), 'file')}:")
         lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
-    lines.append(f"prove it with: packstore verify {printable(str(report.destination))}")
+    lines.append(f"prove it with: packstore verify {pasted(report.destination)}")
     return "\n".join(lines)
 
 

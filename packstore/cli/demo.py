@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import quantity
+from packstore.cli.common import pasted, quantity
 from packstore.errors import printable
 
 
@@ -27,5 +27,5 @@ def demo(directory: Path) -> None:
 
     make_demo(directory)
     files = sum(1 for p in directory.rglob("*") if p.is_file())
-    name = printable(str(directory))
-    click.echo(f"{name}: {quantity(files, 'file')}; now try: packstore convert {name} demo.lmdb")
+    made = f"{printable(str(directory))}: {quantity(files, 'file')}"
+    click.echo(f"{made}; now try: packstore convert {pasted(directory)} demo.lmdb")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import progress_bar, quantity
+from packstore.cli.common import pasted, progress_bar, quantity
 from packstore.cli.verify import describe_problem
 from packstore.errors import printable
 
@@ -80,7 +80,10 @@ def describe(report: SalvageReport) -> str:
         lines += [f"{name:<9} {describe_problem(problem)}" for problem in problems[:_LISTED]]
         if count > _LISTED:
             lines.append(f"{name:<9} … and {count - _LISTED:,} more (--json lists them)")
-    counts = f"{report.recovered:,} recovered, {report.missing_count:,} missing"
+    missing = f"{report.missing_count:,} missing"
+    if not (report.complete or report.missing_count or report.unproven_count):
+        missing = "nobody knows how many are missing"
+    counts = f"{report.recovered:,} recovered, {missing}"
     if report.unproven_count:
         counts += f"; nothing proves {report.unproven_count:,} of those recovered"
     if report.destination is None:
@@ -88,5 +91,5 @@ def describe(report: SalvageReport) -> str:
         return "\n".join(lines)
     lines.append(f"{printable(str(report.destination))}: {quantity(report.recovered, 'record')}, {counts}")
     if report.complete:
-        lines.append(f"prove it with: packstore verify {printable(str(report.destination))}")
+        lines.append(f"prove it with: packstore verify {pasted(report.destination)}")
     return "\n".join(lines)

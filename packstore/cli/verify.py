@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import PixelCount, human_bytes, progress_bar, quantity
+from packstore.cli.common import PixelCount, human_bytes, pasted, progress_bar, quantity
 from packstore.errors import MissingStoreError, StoreError, printable
 from packstore.sniff import MAX_PIXELS
 
@@ -108,12 +108,16 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
     if manifest.skipped and not quiet:
         lines.append(f"note     {quantity(len(manifest.skipped), 'file')} left out when it was made (packstore info)")
     # Of another dataset, or of one packed in another way, every record differs: a few are enough to see how.
-    another = report.problem_count == report.differences >= manifest.records
+    differing = {problem.record for problem in report.problems} - {None}
+    another = (
+        report.problem_count == report.differences >= manifest.records > 0
+        and len(differing) == min(manifest.records, len(report.problems))  # not all problems are kept
+    )
     listed = _LISTED_OF_ANOTHER if another else _LISTED
     lines += [f"problem  {describe_problem(problem)}" for problem in report.problems[:listed]]
     if report.problem_count > listed:
         lines.append(f"problem  … and {report.problem_count - listed:,} more (--json lists them)")
-    path = printable(str(report.path))
+    path, there = printable(str(report.path)), pasted(report.path)
     if report.ok:
         size = human_bytes(manifest.image.nbytes)
         verdict = "nothing wrong at a quick look" if report.quick else "whole"
@@ -123,7 +127,7 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
         lines.append(f"{path}: {what}, {quantity(report.problem_count, 'problem')}")
         if not quiet and any(problem.lost for problem in report.problems):
             lines.append(
-                f"a shard does not open: packstore salvage {path} --out REST gets what there is, or pack it again"
+                f"a shard does not open: packstore salvage {there} --out REST gets what there is, or pack it again"
             )
         elif not quiet and report.problem_count == report.differences:
             asked = "is this what it was packed from?"
@@ -132,7 +136,7 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
             lines.append(f"the store itself is undamaged; {asked}")
         elif not quiet:
             lines.append(
-                f"take what is damaged from the source again: packstore repair {path} --from SOURCE --out FIXED"
+                f"take what is damaged from the source again: packstore repair {there} --from SOURCE --out FIXED"
             )
     return "\n".join(lines)
 

@@ -33,7 +33,7 @@ from packstore.loader.stats import Stats
 from packstore.manifest import Manifest
 from packstore.order import Order
 from packstore.parallel import default_workers
-from packstore.ring import Ring, Transport, is_within, transport_to
+from packstore.ring import Made, Ring, Transport, is_within, transport_to
 
 __all__ = ["LoaderOptions", "PackedLoader", "prefetch"]
 
@@ -105,6 +105,7 @@ class PackedLoader:
         self._transport: Transport | None = None  # from epoch to epoch: it has memory to use again
         self._images: torch.Tensor | Padded | None = None
         self._columns: dict[str, torch.Tensor] = {}
+        self._made = Made(self.device)  # these
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
         self._resume: tuple[int, int] | None = None
 
@@ -113,7 +114,9 @@ class PackedLoader:
         return self.__dict__ | {"_assembler": None, "_transport": None, "_images": None, "_columns": {}}
 
     def __repr__(self) -> str:
-        batches = f"{len(self):,} batches of {self.batch_size}"
+        counted = self.options.sampler is None or hasattr(self.options.sampler, "__len__")
+        batches = f"{len(self):,} batches of {self.batch_size}" if counted else f"batches of {self.batch_size}"
+        batches += f" (rank {self.rank} of {self.world_size})" if self.world_size > 1 else ""
         return (
             f"PackedLoader of {str(self.dataset.path)!r}: {batches}, {self.mode} on {self.device} ({self.mode_reason})"
         )
@@ -208,7 +211,7 @@ class PackedLoader:
             return self._order, epoch, self._subset
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
-        drawn = as_indices(np.fromiter((int(i) for i in sampler), np.int64), len(self.dataset))
+        drawn = as_indices(np.fromiter((int(i) for i in sampler), np.int64), len(self.dataset), "what sampler gives")
         return self._sampler_order(len(drawn)), 0, drawn
 
     def _batches(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
@@ -251,6 +254,8 @@ class PackedLoader:
         if self._transport is None:
             self._transport = transport_to(self.device)
         ring = Ring(self._transport, self.options.prefetch + 1)
+        if self._finish.foreign:  # it may use tensors that the caller has just made
+            self._transport.catch_up()
         threads = self.options.threads or default_workers()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader", initializer=work_alone)
         pending: deque[Job] = deque()
@@ -270,10 +275,10 @@ class PackedLoader:
                 job = pending.popleft()
                 value, skipped = job.result(ring)
                 given += 1
-                self._running = epoch, given
                 self._stats.batch(len(job.records) - skipped, skipped)
                 if pending and self._transport.asynchronous:
                     pending[0].send_early(ring)
+                self._running = epoch, given  # last, for Ctrl-C in the line before would lose this batch
                 yield value
                 del value  # the consumer's alone from here on, so that its memory is free before the next batch
         finally:
@@ -293,6 +298,7 @@ class PackedLoader:
                 self.options.pre_transform,
                 self._residence.memory,
             )
+            self._made.now()
             everything = self._fixed_columns(np.arange(self._first, self._first + len(self.dataset)))
             self._columns = {name: values.to(self.device) for name, values in everything.items()}
         return self._images
@@ -304,14 +310,17 @@ class PackedLoader:
         # caches from step to step, and without operations each is gathered by itself.
         together = self.device.type != "cpu"
         whole = not together and not isinstance(images, Padded) and not self._finish.batched
-        height, width = images.size if isinstance(images, Padded) else images.shape[-2:]
         pixels = _RESIDENT_PIXELS.get(self.device.type, _RESIDENT_PIXELS["cpu"])
-        at_once = _ORDERED_AT_ONCE if whole else pixels // max(1, height * width)
+        at_once = _ORDERED_AT_ONCE if whole else pixels // self._finish.largest(images)
         gathered: torch.Tensor | None = None
-        given = first
+        given, made = first, Made(self.device)
         for places, numbers, sizes in self._placed_groups(epoch, first, at_once):
             start = perf_counter()
             chunk = images
+            if together:
+                self._made.use(images)  # type: ignore[arg-type]  # padded it is on the CPU alone
+                made.use(places, *([] if gathered is None else [gathered]))
+                made.now()
             if isinstance(images, Padded):
                 chunk = self._finish.cut(images, places, places + self._first, epoch)
             elif not whole:
@@ -330,6 +339,9 @@ class PackedLoader:
             for own in torch.split(places, sizes):
                 rows = slice(offset, offset + len(own))
                 offset += len(own)
+                if together:
+                    made.use(places, chunk)  # type: ignore[arg-type]
+                    self._made.use(*self._columns.values())
                 # Nor parts of a tensor that is worth more than they: in-place operations count for all parts of one.
                 batch = images.index_select(0, own) if whole else chunk[rows]  # type: ignore[union-attr,index]
                 batch = batch.clone() if together else self._finish.convert(batch)

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from packstore.augment import Padded, apply_ops, cut_ops
-from packstore.augment.base import is_channels_last
+from packstore.augment import Padded, apply_ops, cut_ops, output_size
+from packstore.augment.base import Operation, is_channels_last
 from packstore.counter import Draws
 from packstore.errors import UsageError
 from packstore.loader.options import LoaderOptions
@@ -33,7 +33,12 @@ class Normalizer:
         )
         self._scale = (1 / (255 * std)).to(torch.float32).view(1, 3, 1, 1)
         self._shift = (-mean / std).to(torch.float32).view(1, 3, 1, 1)
+        self._there: tuple[torch.Tensor, torch.Tensor] = self._scale, self._shift  # on the device of the latest images
         self._line: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without tensors of a device, which the process that reads it may not have."""
+        return self.__dict__ | {"_there": (self._scale, self._shift)}
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Of uint8 ``(B, 3, H, W)``, in its memory format."""
@@ -43,9 +48,9 @@ class Normalizer:
             lines = images.permute(0, 2, 3, 1).reshape(count * height, width * channels)
             scale, shift = self._by_line(width)
             return self._normalized(lines, scale, shift).view(count, height, width, channels).permute(0, 3, 1, 2)
-        if self._scale.device != images.device:
-            self._scale, self._shift = self._scale.to(images.device), self._shift.to(images.device)
-        return self._normalized(images, self._scale, self._shift)
+        if self._there[0].device != images.device:
+            self._there = self._scale.to(images.device), self._shift.to(images.device)
+        return self._normalized(images, *self._there)
 
     def _normalized(self, images: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
         # uint8 times float32 is float32 in one pass; the second pass shifts and rounds to the dtype wanted.
@@ -118,6 +123,26 @@ class Finish:
     @property
     def batched(self) -> bool:
         return bool(self._operations)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether something of the user's own is called with batches."""
+        return self._options.transform is not None or any(not isinstance(op, Operation) for op in self._operations)
+
+    def largest(self, images: torch.Tensor | Padded) -> int:
+        """Pixels of an image of all ``images`` where they are most: as it is, or after some operation.
+
+        What ``pre_transform`` made need not be an image: then a pixel is three numbers. And what a stranger's function
+        makes of it nobody knows: it is taken to double both sides.
+        """
+        if isinstance(images, Padded):
+            size = images.size
+        elif images.ndim == 4:
+            size = (images.shape[2], images.shape[3])
+        else:
+            size = (1, -(-images[:1].numel() // 3))
+        after = [output_size(self._operations[:n], size) for n in range(1, len(self._operations) + 1)]
+        return max(1, *(h * w for h, w in (size, *(s or (2 * size[0], 2 * size[1]) for s in after))))
 
     def cut(self, images: Padded, places: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
         """:meth:`augment` of the images at ``places`` of all, which lie in memory that the first operation made."""

@@ -43,6 +43,7 @@ class Job:
         self._slices: list[Future[list[int]]] = []
         self._cancelled = False
         self._error: Exception | None = None
+        self._modes: tuple[bool, ...] = ()
         self._sent = records  # those that are in the batch, once it is sent
 
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Job:
@@ -87,6 +88,8 @@ class Job:
             return
         try:
             self._send(ring)
+        except torch.OutOfMemoryError:
+            return  # when its turn comes the batch before may be gone
         except Exception as error:
             self._error = error
 
@@ -97,16 +100,15 @@ class Job:
                 raise self._error
             start = perf_counter()
             self._wait()
-            ready = perf_counter()
-            if self._slot.shipment is None:
+            self._loader._stats.add("wait", perf_counter() - start)
+            if self._slot.shipment is None or self._modes != _modes():
                 self._send(ring)
             assert self._slot.shipment is not None
+            start = perf_counter()
             images, columns = received = self._slot.shipment.receive()
             value = self._loader._assembled(images, self._sent, columns)
             ring.release(self._slot, received)
-            stats = self._loader._stats
-            stats.add("wait", ready - start)
-            stats.add("copy", perf_counter() - ready)
+            self._loader._stats.add("copy", perf_counter() - start)
             return value, len(self.records) - len(self._sent)
         finally:
             self._forget()
@@ -120,7 +122,9 @@ class Job:
                 future.exception()
 
     def _send(self, ring: Ring) -> None:
+        start = perf_counter()
         assert self._prepared is not None
+        self._slot.shipment, self._modes = None, _modes()
         failed = list(self._prepared.result().failed)
         failed += [row for future in self._slices for row in future.result()]
         batch, records = self._buffer if self._floats is None else self._floats, self.records
@@ -129,6 +133,7 @@ class Job:
             batch, records = batch[torch.from_numpy(kept)], records[kept]
             for error in (self._errors or {}).values():
                 _log.warning("skipped: %s", error)
+            self._errors = None  # said once, however often the batch is sent
         self._sent = records
         columns = self._loader._fixed_columns(records)
         others = [torch.from_numpy(records), *columns.values()]
@@ -136,6 +141,7 @@ class Job:
             others = [self._page_locked(ring, 2 + number, column) for number, column in enumerate(others)]
         finish = partial(self._finish, tuple(columns))
         self._slot.shipment = ring.transport.send((batch, *others), finish)
+        self._loader._stats.add("copy", perf_counter() - start)
 
     def _page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
         """``column`` in a buffer of the ring: from other memory the host may have to wait for the copy."""
@@ -156,3 +162,8 @@ class Job:
         """The job and its futures refer to each other: without this, buffers would wait for the garbage collector."""
         self._buffer, self._floats, self._prepared, self._slices = torch.empty(0, device="cpu"), None, None, []
         self._error = None
+
+
+def _modes() -> tuple[bool, ...]:
+    """The modes of torch in which a batch is made ready: those in which it is asked for are the right ones."""
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cuda")

@@ -132,13 +132,13 @@ def check_dataset(dataset: PackedDataset) -> None:
         raise UsageError(f"{dataset.path} has no records to load")
 
 
-def as_indices(values: Any, length: int) -> NDArray[np.int64]:
+def as_indices(values: Any, length: int, what: str = "indices") -> NDArray[np.int64]:
     """``values`` as int64, negative ones counted from the end. Raises :class:`UsageError` for what is none."""
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise UsageError(f"indices should be a list of whole numbers, got {array.dtype} of shape {array.shape}")
+        raise UsageError(f"{what} should be a list of whole numbers, got {array.dtype} of shape {array.shape}")
     array = array.astype(np.int64)
     array = np.where(array < 0, array + length, array)
     if len(array) and not 0 <= array.min() <= array.max() < length:
-        raise UsageError(f"indices should be from 0 to {length - 1}, got {array.min()} to {array.max()}")
+        raise UsageError(f"{what} should be from 0 to {length - 1}, got {array.min()} to {array.max()}")
     return array

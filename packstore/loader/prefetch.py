@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from packstore.errors import UsageError
 from packstore.loader.finish import Normalizer, as_normalization
 from packstore.manifest import Normalization
-from packstore.ring import Shipment, transport_to
+from packstore.ring import Shipment, Transport, transport_to
 
 Rebuild = Callable[[Iterator[torch.Tensor]], Any]
 
@@ -54,14 +55,20 @@ class prefetch:  # noqa: N801 - used like a function
         self._dtype = dtype
         wanted = dtype or (torch.float32 if self._normalization is not None else None)
         self._normalizer = None if wanted is None else Normalizer(self._normalization, wanted)
+        self._transport: Transport | None = None
         self._factors: list[torch.Tensor] = []
         self._factors_of: tuple[torch.dtype, torch.device] | None = None
+
+    def __repr__(self) -> str:
+        return f"prefetch of {self.iterable!r} to {self.device}"
 
     def __len__(self) -> int:
         return len(self.iterable)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        transport = transport_to(self.device)
+        if self._transport is None:  # one for all epochs: a device has not many streams, and each keeps memory
+            self._transport = transport_to(self.device)
+        transport = self._transport
         waiting: deque[tuple[Shipment, Rebuild]] = deque()
         for batch in self.iterable:
             tensors: list[torch.Tensor] = []
@@ -100,6 +107,11 @@ def _received(shipment: Shipment, rebuild: Rebuild) -> Any:
     return rebuild(iter(shipment.receive()))
 
 
+def _updated(mapping: Any, values: dict[Any, Any]) -> Any:
+    mapping.update(values)
+    return mapping
+
+
 def _take_apart(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
     """Puts all tensors of ``batch`` into ``tensors``; what it gives puts others in their places, and holds none."""
     if isinstance(batch, torch.Tensor):
@@ -107,7 +119,11 @@ def _take_apart(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
         return lambda there: next(there)
     if isinstance(batch, dict):
         parts = {name: _take_apart(value, tensors) for name, value in batch.items()}
-        return lambda there: {name: part(there) for name, part in parts.items()}
+        if type(batch) is dict:
+            return lambda there: {name: part(there) for name, part in parts.items()}
+        like = copy.copy(batch)  # of its own kind, such as a defaultdict; with places instead of values
+        like.update(dict.fromkeys(like))
+        return lambda there: _updated(copy.copy(like), {name: part(there) for name, part in parts.items()})
     if isinstance(batch, (tuple, list)):
         items, kind = [_take_apart(value, tensors) for value in batch], type(batch)
         if hasattr(batch, "_fields"):

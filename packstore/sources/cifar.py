@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.errors import SourceError, printable
+from packstore.errors import NotInSourceError, SourceError, printable
 from packstore.manifest import Column
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.base import Entry, Source, Survey, paged, stamp_of
@@ -159,7 +159,7 @@ class CifarSource(Source):
         if split is None:
             return splits
         if split not in splits:
-            raise SourceError(f"{self.kind} has no split {printable(split)!r}; splits: {', '.join(splits)}")
+            raise NotInSourceError(f"{self.kind} has no split {printable(split)!r}; splits: {', '.join(splits)}")
         return [split]
 
     def _learn(self, progress: ProgressCallback) -> _Contents:

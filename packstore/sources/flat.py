@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from packstore.errors import SampleError, SourceError, printable
+from packstore.errors import NotInSourceError, SampleError, SourceError, printable
 from packstore.manifest import Column
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.sniff import max_file_bytes
@@ -177,7 +177,7 @@ class FlatSource(Source):
         split = split_name(split)
         if not split or split not in splits:
             there = ", ".join(printable(name) for name in splits if name) or "it has none"
-            raise SourceError(f"{printable(str(self.path))} has no split {printable(split)!r}; splits: {there}")
+            raise NotInSourceError(f"{printable(str(self.path))} has no split {printable(split)!r}; splits: {there}")
         return (split,)
 
     def _size(self, labels: LabelsFile, row: Row) -> tuple[int, int | None, int, int]:
@@ -187,7 +187,7 @@ class FlatSource(Source):
         except OSError as error:
             raise SourceError(
                 f"{labels.where(row.line)}: {printable(row.file)} in {printable(str(self.path))}: "
-                f"{error.strerror or error}"
+                f"{error.strerror or error}; files are named from that folder on"
             ) from None
         if stat.S_ISDIR(found.st_mode):
             raise SourceError(f"{labels.where(row.line)}: {printable(row.file)} is a folder, not an image")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from packstore.errors import SampleError, SourceError, printable
+from packstore.errors import NotInSourceError, SampleError, SourceError, printable
 from packstore.manifest import Column
 from packstore.progress import Progress, ProgressCallback, no_progress
 from packstore.sniff import max_file_bytes
@@ -207,7 +207,7 @@ class ImageFolderSource(Source):
             chosen = [part for part in parts if part.split == split.lower()] if split else []
             if not chosen:
                 there = ", ".join(part.split for part in parts if part.split) or "it has none"
-                raise SourceError(f"{self._name()} has no split {printable(split)!r}; splits: {there}")
+                raise NotInSourceError(f"{self._name()} has no split {printable(split)!r}; splits: {there}")
             return chosen
         bare = [part.split for part in parts if part.unlabelled]
         labelled = [part.split for part in parts if part.classes]

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from packstore.errors import SourceError, printable
+from packstore.errors import NotInSourceError, SourceError, printable
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.listing import kind_of
 
@@ -81,6 +81,8 @@ class LabelsFile:
                     yield from self._rows(reader)
                 except csv.Error as error:
                     raise SourceError(f"{self.where(reader.line_num)}: not CSV: {error}") from None
+        except FileNotFoundError:
+            raise NotInSourceError(f"{printable(str(self.path))}: no such file") from None
         except OSError as error:
             raise SourceError(f"{printable(str(self.path))} cannot be read: {error.strerror or error}") from None
 
@@ -102,8 +104,9 @@ class LabelsFile:
         if missing or len(set(header)) < len(header):
             found = _shown(",".join(header)) or "an empty line"
             wrong = f"no column {missing[0]}" if missing else "a column twice"
+            hint = ", with commas" if ";" in found or "\t" in found else ""
             raise SourceError(
-                f"{self.where(1)}: the header has {wrong}: {found}; expected file,label or file,label,split"
+                f"{self.where(1)}: the header has {wrong}: {found}; expected file,label or file,label,split{hint}"
             )
         file, label = header.index("file"), header.index("label")
         split = header.index("split") if "split" in header else None

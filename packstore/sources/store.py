@@ -9,7 +9,7 @@ from typing import Any
 import xxhash
 from numpy.typing import NDArray
 
-from packstore.errors import CorruptRecordError, SourceError, printable
+from packstore.errors import CorruptRecordError, NotInSourceError, SourceError, printable
 from packstore.manifest import ENCODED, Column, Manifest
 from packstore.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Image, Source, Survey, paged
@@ -121,7 +121,7 @@ class StoreSource(Source):
         chosen = [(s.name, s.start, s.stop) for s in splits if s.name == split]
         if not chosen:
             there = ", ".join(printable(s.name) for s in splits) or "it has none"
-            raise SourceError(f"{printable(str(self.path))} has no split {printable(split)!r}; splits: {there}")
+            raise NotInSourceError(f"{printable(str(self.path))} has no split {printable(split)!r}; splits: {there}")
         return chosen
 
 

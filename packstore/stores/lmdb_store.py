@@ -41,6 +41,7 @@ from packstore.stores.files import DATA_FILE, beyond_standard_streams, reading, 
 from packstore.stores.lmdb_pages import Damage, Pages
 from packstore.stores.lmdb_runs import Disorder, runs
 from packstore.stores.mapped import check_offsets
+from packstore.stores.npy import HEADER_BYTES, read_header
 
 KEY = b"%010d"
 _MANIFEST = "manifest"
@@ -362,14 +363,11 @@ class LmdbReader(Reader):
         where = f"column {name!r} of {printable(str(self.path))}"
         if value is None:
             raise StoreError(f"{where} is missing")
-        head = io.BytesIO(value[:1024].tobytes())
         try:
-            if _NPY.read_magic(head) != (1, 0):
-                raise ValueError("not version 1.0")
-            found_shape, fortran, found_dtype = _NPY.read_array_header_1_0(head)
-        except Exception as error:  # numpy parses the header as Python source: a damaged one raises nearly anything
+            found_shape, fortran, found_dtype, start = read_header(value[:HEADER_BYTES].tobytes())
+        except ValueError as error:
             raise StoreError(f"{where} has no valid .npy header: {error}") from error
-        raw = value[head.tell() :]
+        raw = value[start:]
         if fortran or found_dtype != dtype or found_shape != shape or len(raw) != dtype.itemsize * math.prod(shape):
             raise StoreError(f"{where} is {found_dtype} {found_shape} in {len(raw)} bytes, not {dtype} {shape}")
         array: NDArray[Any] = raw.view(dtype).reshape(shape)

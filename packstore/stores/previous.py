@@ -144,6 +144,8 @@ def find_previous(
                     differs = str(error)
             if differs is not None and receipt.records:
                 reasons.append(f"{receipt.records:,} records of an interrupted run are not taken over: {differs}")
+        elif not restart:
+            reasons.append("the interrupted run was ended before it had noted what it had done")
         if previous is None or (best is not None and best.records >= previous.records):
             remove_run(run)
         else:

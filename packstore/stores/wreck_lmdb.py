@@ -7,7 +7,7 @@ places. A long value whose entry is lost is found by its checksum.
 
 from __future__ import annotations
 
-import io
+import math
 import re
 import struct
 from array import array
@@ -22,6 +22,7 @@ from packstore.manifest import Column
 from packstore.stores.base import NUMPY_DTYPE, Buffer, ColumnData
 from packstore.stores.check import column_digest
 from packstore.stores.mend import Found, best_manifest, find_manifest
+from packstore.stores.npy import HEADER_BYTES, read_header
 from packstore.stores.wreck import Wreck, as_column
 
 _HEADER, _NODE = struct.Struct("<QHHHH"), struct.Struct("<HHHH")
@@ -189,15 +190,13 @@ class _Scan:
             if name.endswith("/offsets") or name == "manifest":
                 continue
             try:
-                head = io.BytesIO(bytes(values[-1][:1024]))
-                np.lib.format.read_magic(head)
-                shape, _, dtype = np.lib.format.read_array_header_1_0(head)
-            except Exception:  # numpy evaluates the header's text, and damaged text raises whatever it likes
+                shape, _, dtype, _ = read_header(bytes(values[-1][:HEADER_BYTES]))
+            except ValueError:
                 continue
-            if name.endswith("/bytes"):
-                columns.append(Column(name.removesuffix("/bytes"), "ragged", "uint8", nbytes=int(shape[0])))
+            if name.endswith("/bytes") and len(shape) == 1:
+                columns.append(Column(name.removesuffix("/bytes"), "ragged", "uint8", nbytes=shape[0]))
             elif dtype.str in names and shape[:1] == (records,):
-                nbytes = dtype.itemsize * int(np.prod(shape))
+                nbytes = dtype.itemsize * math.prod(shape)
                 columns.append(Column(name, "fixed", names[dtype.str], shape[1:], nbytes=nbytes))
         return columns
 

@@ -49,7 +49,8 @@ def main() -> None:
     form = {"normalize": normalize, "dtype": torch.float32}
     train = PackedLoader(train_set, options.batch_size, shuffle=True, augment=augment, **form)
     # A split that is not for training. Shuffled, since with --steps only a part of it is seen, and it may be sorted.
-    held_out = next(s.name for s in train_set.manifest.splits if s.name != "train")
+    held_out = next((s.name for s in train_set.manifest.splits if s.name != "train"), None)
+    held_out or parser.error(f"{options.store} has no split to test on beside train")
     test_set = PackedDataset(options.store, held_out, device=options.device)
     test = PackedLoader(test_set, options.batch_size, shuffle=True, **form)
     model = resnet(len(train_set.classes)).to(options.device, memory_format=torch.channels_last)
