@@ -5,8 +5,9 @@ batch read before its copy is done, a buffer written while it is still to be cop
 stream's kernels read it, tensors of two devices in one operation. It says nothing about speed.
 
 Tensors on it are wrappers that tell ``cuda:0`` and hold their values in CPU memory. Operations go to the queue of the
-current stream and run when somebody waits for them (``order="late"``), at once on all streams but the default one
-(``"ahead"``), or here and there at random (a number, the seed). The rules are those of the CUDA C++ Programming Guide
+current stream and run when somebody waits for them (``order="late"``; ``"backwards"``, where all are waited for, the
+newest stream first), at once on all streams but the default one (``"ahead"``), or here and there at random (a number,
+the seed). The rules are those of the CUDA C++ Programming Guide
 ("Asynchronous Concurrent Execution") and of torch's caching allocator (``record_stream``): memory goes back to the
 stream that it was taken on, at once, unless other streams were recorded, whose work so far comes first. Memory that is
 taken is filled with nonsense first.
@@ -58,7 +59,8 @@ class Stream:
         while self.done < until:
             work = self.work.popleft()
             self.done += 1
-            work()
+            with torch.inference_mode():  # where memory of either kind of tensors may be written
+                work()
 
     synchronize = run
 
@@ -156,21 +158,20 @@ class Simulation(TorchDispatchMode):
         waits: Operations for which the host waited for all work of a stream.
         staged: Bytes of each copy from memory that is not page-locked, for which the host may have to wait.
         launched: Operations that are work for the device: all but views.
-        allocated: Bytes of tensors on it.
+        allocated: Bytes of tensors on it; ``peak`` the most so far.
     """
 
     def __init__(self, order: str | int = "late") -> None:
         super().__init__()
-        self.ahead = order == "ahead"
+        self.ahead, self.backwards = order == "ahead", order == "backwards"
         self.random = random.Random(order) if isinstance(order, int) else None
-        self.shuffle = random.Random(0)
         self.default = Stream()
         self.streams = [self.default]
         self.local = threading.local()
         self.waits: list[str] = []
         self.staged: list[int] = []
         self.launched = 0
-        self.allocated = 0
+        self.allocated = self.peak = 0
         self._free: dict[Place, list[torch.Tensor]] = {}
         self._leaving: list[tuple[Place, torch.Tensor, list[Event]]] = []
         self._pinned: set[int] = set()
@@ -197,7 +198,7 @@ class Simulation(TorchDispatchMode):
         return stream
 
     def synchronize(self, *_: Any) -> None:
-        for stream in self.shuffle.sample(self.streams, len(self.streams)):
+        for stream in reversed(self.streams) if self.backwards else list(self.streams):
             stream.run()
 
     def _queue(self, work: Callable[[], None]) -> None:
@@ -236,6 +237,7 @@ class Simulation(TorchDispatchMode):
             free = self._free.get(place)
             memory = free.pop() if free else torch.empty(nbytes, dtype=torch.uint8)
             self.allocated += nbytes
+            self.peak = max(self.peak, self.allocated)
         self._queue(lambda: void(memory.fill_(NONSENSE)))
         block = Block(memory, stream)
         weakref.finalize(block, self._let_go, memory, place, block.used_on).atexit = False

@@ -363,6 +363,12 @@ def test_of_another_dataset_a_few_differences_are_enough(tmp_path: Path) -> None
     assert done.stdout.count("problem  record") == 5
     assert "problem  … and 4 more" in done.stdout
     assert "every record differs" in done.stdout
+    # Not so of one that holds all of its records, and more.
+    for i in range(9, 30):
+        write_image(tmp_path / "a" / "x" / f"{i}.png", 9, 9, i)
+    done = run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "a")
+    assert done.stdout.count("problem  the source has") == 21
+    assert "every record differs" not in done.stdout
 
 
 def test_commands_that_are_shown_can_be_pasted(tmp_path: Path) -> None:

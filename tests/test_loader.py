@@ -203,6 +203,32 @@ def test_columns_transforms_and_anybodys_function(stores: Stores, resident: bool
     assert isinstance(alone[0], torch.Tensor)
 
 
+@pytest.mark.parametrize("augment", [[], [lambda x: x + 1]])
+def test_pre_transform_need_not_give_images(stores: Stores, augment: list[Any]) -> None:
+    ds = PackedDataset(stores("cifar.pth"), "train")
+    for dims in ((1, 2, 3), (2, 3)):
+        loader = PackedLoader(ds, 6, pre_transform=lambda x, d=dims: x.float().mean(d), augment=augment)
+        means, _ = next(iter(loader))
+        assert means.shape == (6, 3)[: 4 - len(dims)]
+        assert torch.allclose(means[2], ds[2][0].float().mean([d - 1 for d in dims]) + len(augment))
+
+
+def test_any_loader_can_be_shown(stores: Stores) -> None:
+    ds = PackedDataset(stores("cifar.pth"), "train")
+    assert "5 batches of 20, resident on cpu" in repr(PackedLoader(ds, 20))
+    assert "batches of 20 (rank 1 of 2), streaming" in repr(PackedLoader(ds, 20, rank=1, world_size=2, resident=False))
+    assert "batches of 20" in repr(PackedLoader(ds, 20, sampler=(i for i in range(9))))
+    assert "prefetch of" in repr(packstore.prefetch([], "cpu"))
+
+
+def test_a_transform_may_give_what_is_no_plain_tensor(stores: Stores) -> None:
+    ds = PackedDataset(stores("cifar.pth"), "train")
+    expected = [images.float() for images, _ in PackedLoader(ds, 6, resident=False)]
+    loader = PackedLoader(ds, 6, resident=False, transform=lambda x: x.float().flatten(1).to_sparse())
+    for found, images in zip([x for x, _ in loader], expected, strict=True):
+        assert torch.equal(found.to_dense().view_as(images), images)
+
+
 def test_pre_transform_runs_once_and_its_result_stays(stores: Stores) -> None:
     ds = PackedDataset(stores("cifar.pth"), "test")
     calls: list[torch.Size] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
 import pytest
@@ -62,6 +63,17 @@ def test_any_structure_keeps_its_form() -> None:
     assert got["a"][1][1:] == ("key", None)
     assert isinstance(got["b"], Pair)
     assert got["b"].key == "x"
+
+
+def test_mappings_keep_their_kind() -> None:
+    batch = defaultdict(list, x=torch.arange(3), y=torch.ones(2))
+    ordered = OrderedDict(b=torch.arange(2), a=1)
+    (found, pairs), *_ = list(prefetch([(batch, ordered)], "cpu"))
+    assert found["new"] == []
+    assert torch.equal(found["x"], batch["x"])
+    assert list(pairs) == ["b", "a"]
+    assert type(pairs) is OrderedDict
+    assert batch["x"].shape == (3,)  # the loader's own is left as it is
 
 
 def test_wrong_options() -> None:

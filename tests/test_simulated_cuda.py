@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ HERE = torch.device("cuda", 0)
 SHIFT = [RandomCrop(32, padding=4), RandomHorizontalFlip(), Cutout(8)]
 
 
-@pytest.fixture(params=["late", "ahead", 3])
+@pytest.fixture(params=["late", "backwards", "ahead", 3])
 def device(request: pytest.FixtureRequest, simulate: Simulate) -> Iterator[Simulation]:
     with simulate(request.param) as simulation:
         yield simulation
@@ -200,6 +201,119 @@ def test_resident_batches_share_no_memory(root: Path, device: Simulation) -> Non
     assert first.untyped_storage().nbytes() == first.nbytes
 
 
+def test_what_enlarges_is_done_for_fewer_at_once(
+    root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(importlib.import_module("packstore.loader")._RESIDENT_PIXELS, "cuda", 64 * 96 * 96)
+    peaks = []
+    for augment in ([Resize(96)], [Resize(96), CenterCrop(32)], [CenterCrop(32)]):
+        loader = on(root, "x.pth", 8, resident=True, augment=augment, normalize="cifar10")
+        next(iter(loader))
+        before = device.peak = device.allocated
+        for number, _batch in enumerate(loader):
+            if number == 20:
+                break
+        peaks.append(device.peak - before)
+    a_chunk = 64 * 96 * 96 * 3 * 4
+    assert max(peaks) < 6 * a_chunk  # of 1,500 images of 96 x 96, resized in float32, it would be 150
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("each", ["batch", "chunk", "epoch"])
+@pytest.mark.parametrize("normalize", [None, "cifar10"])
+def test_streams_that_change_from_batch_to_batch(
+    root: Path, device: Simulation, resident: bool, each: str, normalize: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or from chunk to chunk, or from epoch to epoch: what one has made the others read when it is done, no earlier."""
+    # Every third batch is the first of a chunk, and comes on the same stream as that of the chunk before.
+    monkeypatch.setitem(importlib.import_module("packstore.loader")._RESIDENT_PIXELS, "cuda", 300 * 32 * 32)
+    options: dict[str, Any] = {"augment": [RandomHorizontalFlip()], "normalize": normalize, "resident": resident}
+    cpu, loader = (
+        PackedLoader(PackedDataset(root / "x.pth", "train", device=where, columns=("image",)), 100, **options)
+        for where in ("cpu", HERE)
+    )
+    expected = [images.double().mean() for images in cpu]
+    streams: list[Any] = [torch.cuda.Stream(HERE) for _ in range(3)]
+    means = []
+    for epoch in range(2):
+        loader.set_epoch(0)
+        batches = iter(loader)
+        for number in range(len(loader)):
+            with torch.cuda.stream(streams[{"batch": number, "chunk": number // 3, "epoch": epoch}[each] % 3]):
+                means.append(next(batches).double().mean())
+    torch.cuda.synchronize()
+    assert [float(mean) for mean in means] == pytest.approx([float(mean) for mean in expected] * 2, abs=1e-6)
+
+
+def test_what_a_transform_uses_may_have_been_made_just_now(root: Path, device: Simulation) -> None:
+    expected = [2 * images.float() for images, _ in PackedLoader(PackedDataset(root / "x.pth", "train"), 64)]
+    factor = torch.full((1, 3, 1, 1), 2.0, device=HERE)
+    loader = on(root, "x.pth", 64, resident=False, transform=lambda images: images * factor)
+    assert all(torch.equal(x.cpu(), y) for (x, _), y in zip(loader, expected, strict=True))
+
+
+def test_a_batch_that_was_sent_early_in_another_mode_is_made_again(
+    root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Sent(monkeypatch)
+    seen = []
+
+    def transform(images: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.is_grad_enabled())
+        return images
+
+    batches = iter(on(root, "x.lmdb", 5, augment=[CenterCrop(8)], transform=transform))
+    with torch.no_grad():
+        first, _ = next(batches)
+    second, _ = next(batches)
+    assert seen == [False, False, True, True]  # the first, the second early, the second again, the third early
+    assert not torch.equal(first.cpu(), second.cpu())
+    with torch.inference_mode():
+        assert next(batches)[0].is_inference()
+
+
+def test_ctrl_c_while_a_batch_is_sent_early_loses_none(
+    root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Sent(monkeypatch)
+    calls = []
+
+    def transform(images: torch.Tensor) -> torch.Tensor:
+        calls.append(len(images))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return images
+
+    loader = on(root, "x.lmdb", 5, augment=[CenterCrop(8)], transform=transform)
+    given: list[Any] = []
+    with pytest.raises(KeyboardInterrupt):
+        given.extend(loader)
+    assert len(given) == loader.state_dict()["batches"] == 1
+
+
+def test_memory_that_is_short_for_an_early_batch_may_do_in_its_turn(
+    root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Sent(monkeypatch)
+    calls = []
+
+    def transform(images: torch.Tensor) -> torch.Tensor:
+        calls.append(len(images))
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return images
+
+    loader = on(root, "x.lmdb", 5, augment=[CenterCrop(8)], transform=transform)
+    assert len(list(loader)) == len(loader)
+
+
+def test_a_loader_that_was_used_travels_without_tensors_of_the_device(root: Path, device: Simulation) -> None:
+    for name, resident in (("x.pth", True), ("x.pth", False)):
+        loader = on(root, name, 64, resident=resident, normalize="cifar10")
+        next(iter(loader))
+        assert len(pickle.loads(pickle.dumps(loader))) == len(loader)
+
+
 def test_keys_come_with_resident_batches(root: Path, device: Simulation) -> None:
     columns = ("image", "key")
     ds = PackedDataset(root / "x.pth", "train", device=HERE, columns=columns)
@@ -311,6 +425,13 @@ def test_prefetch_of_batches_that_are_there_already(device: Simulation) -> None:
     means = [float(x.mean()) for x, _ in prefetch(batches(), HERE, normalize="imagenet")]
     expected = [float(x.mean()) for x, _ in prefetch(((x.cpu(), y) for x, y in batches()), "cpu", normalize="imagenet")]
     assert means == pytest.approx(expected, abs=1e-6)
+
+
+def test_prefetch_has_one_stream(device: Simulation) -> None:
+    loader = prefetch([torch.ones(2).pin_memory()], HERE)
+    for _ in range(5):
+        list(loader)
+    assert len(device.streams) == 2
 
 
 def test_prefetch_keeps_what_is_no_tensor_and_does_not_wait(device: Simulation) -> None:

@@ -105,13 +105,20 @@ class PackedLoader:
         self._transport: Transport | None = None  # from epoch to epoch: it has memory to use again
         self._images: torch.Tensor | Padded | None = None
         self._columns: dict[str, torch.Tensor] = {}
-        self._made = Made(self.device)  # these
+        self._made = Made(self.device)  # the images; for the columns the host waits when they are copied
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
         self._resume: tuple[int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to this process: unpickled, it opens and loads everything anew."""
-        return self.__dict__ | {"_assembler": None, "_transport": None, "_images": None, "_columns": {}}
+        own: dict[str, Any] = {
+            "_assembler": None,
+            "_transport": None,
+            "_images": None,
+            "_columns": {},
+            "_made": Made(self.device),
+        }
+        return self.__dict__ | own
 
     def __repr__(self) -> str:
         counted = self.options.sampler is None or hasattr(self.options.sampler, "__len__")
@@ -341,7 +348,6 @@ class PackedLoader:
                 offset += len(own)
                 if together:
                     made.use(places, chunk)  # type: ignore[arg-type]
-                    self._made.use(*self._columns.values())
                 # Nor parts of a tensor that is worth more than they: in-place operations count for all parts of one.
                 batch = images.index_select(0, own) if whole else chunk[rows]  # type: ignore[union-attr,index]
                 batch = batch.clone() if together else self._finish.convert(batch)
