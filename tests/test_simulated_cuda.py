@@ -312,6 +312,10 @@ def test_a_loader_that_was_used_travels_without_tensors_of_the_device(root: Path
         loader = on(root, name, 64, resident=resident, normalize="cifar10")
         next(iter(loader))
         assert len(pickle.loads(pickle.dumps(loader))) == len(loader)
+    batches = prefetch([torch.ones(1, 3, 2, 2)], HERE, normalize="imagenet")
+    (found,) = batches
+    (again,) = pickle.loads(pickle.dumps(batches))
+    assert torch.equal(again.cpu(), found.cpu())
 
 
 def test_keys_come_with_resident_batches(root: Path, device: Simulation) -> None:

@@ -348,7 +348,7 @@ class PackedLoader:
                 offset += len(own)
                 if together:
                     made.use(places, chunk)  # type: ignore[arg-type]
-                # Nor parts of a tensor that is worth more than they: in-place operations count for all parts of one.
+                # Nor, on a GPU, parts of the chunk: each would keep all of it, and in-place operations count for all.
                 batch = images.index_select(0, own) if whole else chunk[rows]  # type: ignore[union-attr,index]
                 batch = batch.clone() if together else self._finish.convert(batch)
                 columns = {name: column.index_select(0, own) for name, column in self._columns.items()}

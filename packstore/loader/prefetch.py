@@ -60,7 +60,11 @@ class prefetch:  # noqa: N801 - used like a function
         self._factors_of: tuple[torch.dtype, torch.device] | None = None
 
     def __repr__(self) -> str:
-        return f"prefetch of {self.iterable!r} to {self.device}"
+        return f"prefetch of a {type(self.iterable).__name__} to {self.device}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process and its device."""
+        return self.__dict__ | {"_transport": None, "_factors": [], "_factors_of": None}
 
     def __len__(self) -> int:
         return len(self.iterable)  # type: ignore[arg-type]
