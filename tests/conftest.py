@@ -96,9 +96,9 @@ def simulate(need: Need) -> Simulate:
     return simulated_cuda
 
 
-@pytest.fixture(params=["device", "late", "ahead", 1])
+@pytest.fixture(params=["device", "late", "ahead"])
 def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """A CUDA device: the machine's own, or the simulated one in three orders of its work.
+    """A CUDA device: the machine's own, or the simulated one in two orders of its work.
 
     Without a real one those tests are skipped, or fail where PACKSTORE_REQUIRE_CUDA=1 promises it.
     """

@@ -164,7 +164,7 @@ def test_memory_of_a_batch_is_not_reused_while_the_consumers_kernels_read_it(
 def test_memory_on_the_device_is_flat(stores: Stores, cuda: torch.device, resident: bool) -> None:
     loader = PackedLoader(PackedDataset(stores("cifar.pth"), "train", device=cuda), 5, resident=resident, augment=SHIFT)
     taken = []
-    for _ in range(6):
+    for _ in range(4):
         for _batch in loader:
             pass
         del _batch

@@ -239,7 +239,7 @@ def test_what_cannot_be_seekable_is_kept_and_counted(tmp_path: Path) -> None:
     assert "2 of them cannot be made seekable" in run.output
     run = CliRunner().invoke(cli, ["convert", str(root), str(tmp_path / "b.h5"), "--encoding", "seekable"])
     assert run.exit_code == 0, run.output
-    assert "1 file: has 4 colour components" in run.output
+    assert "has 4 colour components: 1 file" in run.output
     # From store to store they stay what they are, and are counted again.
     again = packstore.convert(tmp_path / "a.lmdb", tmp_path / "c.h5")
     assert again.manifest.options["not_seekable"] == 2
