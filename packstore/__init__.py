@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from packstore.errors import (
+from packstore.core.errors import (
     CorruptRecordError,
     DecodeError,
     DestinationError,
@@ -23,42 +23,42 @@ from packstore.errors import (
 )
 
 if TYPE_CHECKING:
-    from packstore.conversion import ConvertReport, convert
-    from packstore.dataset import PackedDataset
-    from packstore.loader import LoaderOptions, PackedLoader, prefetch
-    from packstore.manifest import Manifest
-    from packstore.plan import ConvertOptions
-    from packstore.repair import RepairOptions, RepairReport, repair_store
-    from packstore.salvage import SalvageOptions, SalvageReport, salvage_store
+    from packstore.checking.repair import RepairOptions, RepairReport, repair_store
+    from packstore.checking.salvage import SalvageOptions, SalvageReport, salvage_store
+    from packstore.checking.verification import VerifyOptions, VerifyReport, verify
+    from packstore.core.manifest import Manifest
+    from packstore.packing.conversion import ConvertReport, convert
+    from packstore.packing.plan import ConvertOptions
     from packstore.stores import open_store as open  # noqa: F401 - not in __all__: it would hide the built-in one
     from packstore.stores.base import Problem, Reader
-    from packstore.verification import VerifyOptions, VerifyReport, verify
+    from packstore.training.dataset import PackedDataset
+    from packstore.training.loader import LoaderOptions, PackedLoader, prefetch
 
 __version__ = "0.1.0"
 
 # Where each lazily loaded name lives: (module, name there). No module of the package has the name of one of them:
 # importing it would put the module in the name's place.
 _LAZY = {
-    "ConvertOptions": ("packstore.plan", "ConvertOptions"),
-    "ConvertReport": ("packstore.conversion", "ConvertReport"),
-    "LoaderOptions": ("packstore.loader", "LoaderOptions"),
-    "Manifest": ("packstore.manifest", "Manifest"),
-    "PackedDataset": ("packstore.dataset", "PackedDataset"),
-    "PackedLoader": ("packstore.loader", "PackedLoader"),
+    "ConvertOptions": ("packstore.packing.plan", "ConvertOptions"),
+    "ConvertReport": ("packstore.packing.conversion", "ConvertReport"),
+    "LoaderOptions": ("packstore.training.loader", "LoaderOptions"),
+    "Manifest": ("packstore.core.manifest", "Manifest"),
+    "PackedDataset": ("packstore.training.dataset", "PackedDataset"),
+    "PackedLoader": ("packstore.training.loader", "PackedLoader"),
     "Problem": ("packstore.stores.base", "Problem"),
-    "RepairOptions": ("packstore.repair", "RepairOptions"),
-    "RepairReport": ("packstore.repair", "RepairReport"),
-    "SalvageOptions": ("packstore.salvage", "SalvageOptions"),
-    "SalvageReport": ("packstore.salvage", "SalvageReport"),
+    "RepairOptions": ("packstore.checking.repair", "RepairOptions"),
+    "RepairReport": ("packstore.checking.repair", "RepairReport"),
+    "SalvageOptions": ("packstore.checking.salvage", "SalvageOptions"),
+    "SalvageReport": ("packstore.checking.salvage", "SalvageReport"),
     "Reader": ("packstore.stores.base", "Reader"),
-    "VerifyOptions": ("packstore.verification", "VerifyOptions"),
-    "VerifyReport": ("packstore.verification", "VerifyReport"),
-    "convert": ("packstore.conversion", "convert"),
+    "VerifyOptions": ("packstore.checking.verification", "VerifyOptions"),
+    "VerifyReport": ("packstore.checking.verification", "VerifyReport"),
+    "convert": ("packstore.packing.conversion", "convert"),
     "open": ("packstore.stores", "open_store"),
-    "repair_store": ("packstore.repair", "repair_store"),
-    "salvage_store": ("packstore.salvage", "salvage_store"),
-    "prefetch": ("packstore.loader", "prefetch"),
-    "verify": ("packstore.verification", "verify"),
+    "repair_store": ("packstore.checking.repair", "repair_store"),
+    "salvage_store": ("packstore.checking.salvage", "salvage_store"),
+    "prefetch": ("packstore.training.loader", "prefetch"),
+    "verify": ("packstore.checking.verification", "verify"),
 }
 
 __all__ = [

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tests.simulated_cuda import Simulation
+    from tests.makers.simulated_cuda import Simulation
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -73,7 +73,7 @@ def need() -> Need:
 @pytest.fixture(scope="session")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The image folder of ``packstore demo``, made once a session: for reading only."""
-    from packstore.demo import make_demo
+    from packstore.diagnose.demo import make_demo
 
     path = tmp_path_factory.mktemp("demo") / "images"
     make_demo(path)
@@ -85,10 +85,10 @@ Simulate = Callable[["str | int"], "AbstractContextManager[Simulation]"]
 
 @pytest.fixture
 def simulate(need: Need) -> Simulate:
-    """``tests.simulated_cuda.simulated_cuda``; skips the test where a real device is, or torch does not allow it."""
+    """:func:`tests.makers.simulated_cuda.simulated_cuda`; skips where there is a real device, or torch forbids it."""
     import torch
 
-    from tests.simulated_cuda import is_possible, simulated_cuda
+    from tests.makers.simulated_cuda import is_possible, simulated_cuda
 
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device: nothing is simulated")

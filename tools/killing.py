@@ -1,4 +1,4 @@
-"""Killing conversions and looking at what is left: shared by tools/kill and tests/test_kill.py."""
+"""Killing conversions and looking at what is left: shared by tools/kill and tests/packing/test_kill.py."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ def content(path: Path) -> dict[str, bytes]:
 
 def small_steps() -> None:
     """A receipt after each batch, few images a batch, and small transactions: there is more to be cut in two."""
-    from packstore import conversion
-    from packstore.stores import lmdb_store, receipts
+    from packstore.packing import conversion
+    from packstore.stores.builder import journal as receipts
+    from packstore.stores.lmdb import store as lmdb_store
 
     receipts.EVERY_SECONDS = 0.0
     conversion.PASS_RECORDS = conversion.DECODE_RECORDS = 4
@@ -171,9 +172,9 @@ class Killer:
     def finish(self, case: str, out: Path, overwrite: bool) -> None:
         """The same conversion again: it completes the store, and nothing else is left."""
         import packstore
-        from packstore.errors import DestinationError
-        from packstore.stores.files import remove_empty
-        from packstore.stores.work import OWNER, find_leftovers, remove_leftover, work_path
+        from packstore.core.errors import DestinationError
+        from packstore.core.files import remove_empty
+        from packstore.stores.builder.work_directory import OWNER, find_leftovers, remove_leftover, work_path
 
         options = CASES[case][1]
         try:

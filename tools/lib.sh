@@ -41,7 +41,7 @@ current_stamp() {
     slurp "$root/tools/constraints.txt"
     stamp+=$text
     # The installation compiles it, if there is something to do it with.
-    slurp "$root/packstore/seekable/_native.c"
+    slurp "$root/packstore/images/seekable/_native.c"
     stamp+=$text
     if has_compiler; then stamp+=compiled; fi
 }

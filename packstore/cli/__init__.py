@@ -25,7 +25,7 @@ from packstore.cli.info import info
 from packstore.cli.repair import repair
 from packstore.cli.salvage import salvage
 from packstore.cli.verify import verify
-from packstore.errors import PackstoreError, UsageError, printable
+from packstore.core.errors import PackstoreError, UsageError, printable
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 

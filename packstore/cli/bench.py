@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.common import human_bytes, pasted, quantity, wrapped
-from packstore.errors import printable
-from packstore.manifest import FORMAT_NAMES
+from packstore.core.errors import printable
+from packstore.core.manifest import FORMAT_NAMES
 
 if TYPE_CHECKING:
-    from packstore.bench import BenchReport
-    from packstore.progress import Progress, ProgressCallback
+    from packstore.core.progress import Progress, ProgressCallback
+    from packstore.diagnose.bench import BenchReport
 
 
 @click.command(short_help="Say what limits training with a store.")
@@ -64,8 +64,8 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
       packstore bench cifar.pth --batch-size 512 --seconds 1
       packstore bench imagenet.lmdb --cold --plot rates.png
     """
-    from packstore.bench import BenchOptions
-    from packstore.bench import bench as run
+    from packstore.diagnose.bench import BenchOptions
+    from packstore.diagnose.bench import bench as run
 
     if step_ms is not None:
         if options["target"] is not None:
@@ -73,7 +73,7 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
         options["target"] = options["batch_size"] / step_ms * 1000
     picture: Path | None = options.pop("plot")
     if picture is not None:
-        from packstore.bench.plot import check
+        from packstore.diagnose.bench.plot import check
 
         check(picture)
     options["split"] = options["split"] or _training_split(path)
@@ -81,7 +81,7 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
     with _status_line(as_json) as progress:
         report = run(path, chosen, progress)
     if picture is not None:
-        from packstore.bench.plot import plot
+        from packstore.diagnose.bench.plot import plot
 
         plot(report, picture)
     click.echo(json.dumps(to_json(report), indent=2) if as_json else describe(report))

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from packstore.cli.common import human_bytes
-from packstore.errors import UsageError, printable
+from packstore.core.errors import UsageError, printable
 
 
 @click.command(short_help="Remove what interrupted runs have left.")
@@ -31,7 +31,7 @@ def clean(places: tuple[Path, ...], yes: bool, dry_run: bool) -> None:
       packstore clean /data/stores --dry-run   only list
       packstore clean imagenet.lmdb --yes      of this store, without asking
     """
-    from packstore.stores.work import find_leftovers, remove_leftover
+    from packstore.stores.builder.work_directory import find_leftovers, remove_leftover
 
     leftovers = {}
     for place in places or (Path(),):

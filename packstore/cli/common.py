@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.errors import printable
+from packstore.core.errors import printable
 
 if TYPE_CHECKING:
-    from packstore.manifest import Normalization
-    from packstore.progress import Progress, ProgressCallback
+    from packstore.core.manifest import Normalization
+    from packstore.core.progress import Progress, ProgressCallback
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -119,7 +119,7 @@ def progress_bar(quiet: bool) -> Iterator[ProgressCallback]:
     Draws nothing with ``quiet``, or when standard error is not a terminal.
     """
     from packstore.cli.messages import show_messages
-    from packstore.progress import no_progress
+    from packstore.core.progress import no_progress
 
     show_messages()
     if quiet or not sys.stderr.isatty():

@@ -19,13 +19,13 @@ from packstore.cli.common import (
     progress_bar,
     quantity,
 )
-from packstore.errors import SampleError, SourceError, printable
-from packstore.manifest import FLOAT_ENCODINGS, FORMAT_NAMES, FORMATS
-from packstore.sniff import MAX_PIXELS
+from packstore.core.errors import SampleError, SourceError, printable
+from packstore.core.manifest import FLOAT_ENCODINGS, FORMAT_NAMES, FORMATS
+from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
-    from packstore.conversion import ConvertReport
-    from packstore.plan import Plan
+    from packstore.packing.conversion import ConvertReport
+    from packstore.packing.plan import Plan
 
 EXIT_SKIPPED = 3
 _LISTED = 10
@@ -99,8 +99,8 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
       packstore convert photos/ photos.lmdb --labels labels.csv --on-error skip
       packstore convert imagenet.lmdb imagenet.h5               another format
     """
-    from packstore.conversion import run_plan
-    from packstore.plan import ConvertOptions, make_plan
+    from packstore.packing.conversion import run_plan
+    from packstore.packing.plan import ConvertOptions, make_plan
 
     # A conversion makes many small objects and no cycles to speak of, so looking for them often only takes time: 7% of
     # packing 50,000 small files.

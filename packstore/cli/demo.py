@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from packstore.cli.common import pasted, quantity
-from packstore.errors import printable
+from packstore.core.errors import printable
 
 
 @click.command(short_help="Make a small image folder to try things on.")
@@ -23,7 +23,7 @@ def demo(directory: Path) -> None:
       packstore convert packstore-demo demo.lmdb
       packstore verify demo.lmdb --decode --against packstore-demo
     """
-    from packstore.demo import make_demo
+    from packstore.diagnose.demo import make_demo
 
     make_demo(directory)
     files = sum(1 for p in directory.rglob("*") if p.is_file())

@@ -13,8 +13,8 @@ import click
 from packstore.cli.common import quantity, wrapped
 
 if TYPE_CHECKING:
-    from packstore.doctor import Report
-    from packstore.progress import Progress
+    from packstore.core.progress import Progress
+    from packstore.diagnose.doctor import Report
 
 
 @click.command(short_help="Look at the installation and the machine.")
@@ -35,7 +35,7 @@ def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
       packstore doctor /data/imagenet.lmdb
       packstore doctor --no-disk --json
     """
-    from packstore.doctor import examine
+    from packstore.diagnose.doctor import examine
 
     shown = not as_json and sys.stderr.isatty()
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.common import describe_normalization, human_bytes, quantity
-from packstore.errors import printable
-from packstore.manifest import FORMAT_NAMES
+from packstore.core.errors import printable
+from packstore.core.manifest import FORMAT_NAMES
 
 if TYPE_CHECKING:
     from packstore.stores.base import Reader

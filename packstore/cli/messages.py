@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from packstore.errors import printable
+from packstore.core.errors import printable
 
 
 class MessageHandler(logging.Handler):

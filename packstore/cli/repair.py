@@ -11,11 +11,11 @@ import click
 
 from packstore.cli.common import PixelCount, progress_bar, quantity
 from packstore.cli.verify import describe_problem
-from packstore.errors import printable
-from packstore.sniff import MAX_PIXELS
+from packstore.core.errors import printable
+from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
-    from packstore.repair import RepairReport
+    from packstore.checking.repair import RepairReport
 
 EXIT_PARTIAL = 3
 _LISTED = 50
@@ -56,7 +56,7 @@ def repair(damaged: Path, source: Path, out: Path, as_json: bool, quiet: bool, *
       packstore repair imagenet.h5 --from imagenet-copy.lmdb --out fixed.h5
       packstore repair a.pth --from a/ --labels a.csv --out b.pth --partial
     """
-    from packstore.repair import RepairOptions, repair_store
+    from packstore.checking.repair import RepairOptions, repair_store
 
     with progress_bar(quiet or as_json) as progress:
         report = repair_store(damaged, source, out, RepairOptions(**options), progress=progress)

@@ -11,10 +11,10 @@ import click
 
 from packstore.cli.common import pasted, progress_bar, quantity
 from packstore.cli.verify import describe_problem
-from packstore.errors import printable
+from packstore.core.errors import printable
 
 if TYPE_CHECKING:
-    from packstore.salvage import SalvageReport
+    from packstore.checking.salvage import SalvageReport
 
 EXIT_NOTHING, EXIT_MISSING = 1, 3
 _LISTED = 50
@@ -43,7 +43,7 @@ def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any
       packstore salvage broken.pth --out rest.pth --unproven
       packstore salvage shards/ --out rest/ --json | jq .missing
     """
-    from packstore.salvage import SalvageOptions, salvage_store
+    from packstore.checking.salvage import SalvageOptions, salvage_store
 
     with progress_bar(quiet or as_json) as progress:
         report = salvage_store(damaged, out, SalvageOptions(**options), progress=progress)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.common import PixelCount, human_bytes, pasted, progress_bar, quantity
-from packstore.errors import MissingStoreError, StoreError, printable
-from packstore.sniff import MAX_PIXELS
+from packstore.core.errors import MissingStoreError, StoreError, printable
+from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
+    from packstore.checking.verification import VerifyReport
     from packstore.stores.base import Problem
-    from packstore.verification import VerifyReport
 
 _LISTED = 50
 _LISTED_OF_ANOTHER = 5
@@ -60,9 +60,9 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
       packstore verify imagenet.h5 --against imagenet.lmdb
       packstore verify imagenet.lmdb --json | jq .ok
     """
+    from packstore.checking.verification import VerifyOptions
+    from packstore.checking.verification import verify as run
     from packstore.stores import format_of
-    from packstore.verification import VerifyOptions
-    from packstore.verification import verify as run
 
     if options["against"] is None and (options["labels"] is not None or options["source_kind"] is not None):
         raise click.UsageError("--labels and --source describe what --against names; add --against SOURCE")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from packstore.errors import SourceError, UsageError, printable
-from packstore.sniff import HeaderError, sniff
-from packstore.sources.base import Entry, Image, Source, Survey
+from packstore.core.errors import SourceError, UsageError, printable
+from packstore.images.sniff import HeaderError, sniff
+from packstore.sources.base import Entry, Source, Survey
 
-__all__ = ["KINDS", "Entry", "Image", "Source", "Survey", "open_source"]
+__all__ = ["KINDS", "Entry", "Source", "Survey", "open_source"]
 
 KINDS = ("imagefolder", "flat", "cifar10", "cifar100", "store")
 """The kinds of sources."""

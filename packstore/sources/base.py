@@ -8,16 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numpy.typing import NDArray
-
-from packstore.errors import SourceError, printable
-from packstore.manifest import Column, Manifest
-from packstore.progress import ProgressCallback, no_progress
-from packstore.sniff import MAX_PIXELS
-
-Image = bytes | memoryview | NDArray[Any]
-"""What a source yields for an image: the bytes of an image file; or an array, uint8 ``(H, W, 3)`` RGB (or, out of a
-store of floats, ``(3, H, W)`` in that store's dtype)."""
+from packstore.core.columns import ImageData
+from packstore.core.errors import SourceError, printable
+from packstore.core.manifest import Column, Manifest
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.images.sniff import MAX_PIXELS
 
 
 class Entry(NamedTuple):
@@ -85,7 +80,7 @@ class Source(ABC):
         kind: ``imagefolder``, ``flat``, ``cifar10``, ``cifar100`` or ``store``.
         path: The source as the user named it.
         max_pixels: Files of more bytes than an image of so many pixels can have are not read; see
-            :func:`packstore.sniff.max_file_bytes`.
+            :func:`packstore.images.sniff.max_file_bytes`.
     """
 
     kind: str
@@ -105,7 +100,7 @@ class Source(ABC):
         """The samples, split after split in the survey's order; the same at each call as long as nothing changes."""
 
     @abstractmethod
-    def read(self, entry: Entry) -> Image:
+    def read(self, entry: Entry) -> ImageData:
         """The image of an entry. Called from several threads at once. Raises :class:`SampleError` with the entry's
         key when it cannot be read."""
 

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from packstore.errors import SourceError, UsageError, printable
+from packstore.core.errors import SourceError, UsageError, printable
 from packstore.sources.gzipped import GzipReader
 
 _MAX_MEMBER_BYTES = 1 << 28  # the largest published file, CIFAR-100's train, has 155 MB

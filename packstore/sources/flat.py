@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from packstore.errors import NotInSourceError, SampleError, SourceError, printable
-from packstore.manifest import Column
-from packstore.progress import Progress, ProgressCallback, no_progress
-from packstore.sniff import max_file_bytes
+from packstore.core.errors import NotInSourceError, SampleError, SourceError, printable
+from packstore.core.manifest import Column
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.images.sniff import max_file_bytes
 from packstore.sources.base import Entry, Source, Survey, paged, stamp_of
 from packstore.sources.labels import Contents, LabelsFile, Row, number_of, split_name
 from packstore.sources.listing import (

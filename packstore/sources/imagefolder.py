@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from packstore.errors import NotInSourceError, SampleError, SourceError, printable
-from packstore.manifest import Column
-from packstore.progress import Progress, ProgressCallback, no_progress
-from packstore.sniff import max_file_bytes
+from packstore.core.errors import NotInSourceError, SampleError, SourceError, printable
+from packstore.core.manifest import Column
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.images.sniff import max_file_bytes
 from packstore.sources.base import SPLIT_ORDER, Entry, Source, Survey, paged
 from packstore.sources.listing import (
     NO_FILE,

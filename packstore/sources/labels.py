@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from packstore.errors import NotInSourceError, SourceError, printable
+from packstore.core.errors import NotInSourceError, SourceError, printable
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.listing import kind_of
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from packstore.errors import SampleError, SourceError, printable
+from packstore.core.errors import SampleError, SourceError, printable
 
 IMAGE_SUFFIXES = (
     # torchvision.datasets.folder.IMG_EXTENSIONS

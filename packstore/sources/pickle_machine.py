@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from packstore.errors import printable
+from packstore.core.errors import printable
 
 MAX_OPERATIONS = 2_000_000
 """The largest published file, CIFAR-100's train, takes 250,000. One operation of one byte can take 72 in memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from packstore.errors import printable
+from packstore.core.errors import printable
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.listing import Identity, list_directory, walk
 

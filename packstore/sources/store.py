@@ -9,12 +9,13 @@ from typing import Any
 import xxhash
 from numpy.typing import NDArray
 
-from packstore.errors import CorruptRecordError, NotInSourceError, SourceError, printable
-from packstore.manifest import ENCODED, Column, Manifest
-from packstore.progress import ProgressCallback, no_progress
-from packstore.sources.base import Entry, Image, Source, Survey, paged
+from packstore.core.columns import Buffer, ImageData
+from packstore.core.errors import CorruptRecordError, NotInSourceError, SourceError, printable
+from packstore.core.manifest import ENCODED, Column, Manifest
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.sources.base import Entry, Source, Survey, paged
 from packstore.stores import open_store
-from packstore.stores.base import Buffer, Reader, shaped
+from packstore.stores.base import Reader, shaped
 
 _CHUNK = 4096
 _INTERNAL = ("image", "key", "checksum", "row_checksum", "shape")
@@ -86,7 +87,7 @@ class StoreSource(Source):
                     key = bytes(keys[record]).decode("utf-8", "surrogateescape")
                     yield Entry(key, name, values, size, record)
 
-    def read(self, entry: Entry) -> Image:
+    def read(self, entry: Entry) -> ImageData:
         """The record's bytes, or for a tensor encoding its array.
 
         Raises :class:`CorruptRecordError` when they do not match the record's checksum.

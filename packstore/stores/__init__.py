@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from packstore.errors import StoreError, UsageError
-from packstore.manifest import FORMATS, Column
-from packstore.stores import formats
-from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader, Writer
+from packstore.core.columns import Buffer, ColumnData, Ragged
+from packstore.core.errors import StoreError, UsageError
+from packstore.core.manifest import FORMATS, Column
+from packstore.stores import registry as formats
+from packstore.stores.base import Problem, Reader, Writer
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.receipts import Fingerprint, Progressed
+from packstore.stores.builder.journal import Fingerprint, Progressed
 
 Checksums = Literal["never", "always"]
 """When records are checked: never, or each time that one is read."""

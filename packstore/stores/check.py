@@ -2,8 +2,9 @@
 
 The manifest is covered by its own digest, and a store with a damaged one does not open. From it everything else is
 proven: each column by the digest in the manifest, each image by the column ``checksum``, the other fields of a record
-by the column ``row_checksum`` (see :mod:`packstore.stores.rows`). Where a column of checksums is damaged itself, it is
-put together anew from what the records have now: if that has the column's digest, the records are as they were.
+by the column ``row_checksum`` (see :mod:`packstore.stores.row_checksums`). Where a column of checksums is damaged
+itself, it is put together anew from what the records have now: if that has the column's digest, the records are as they
+were.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.errors import PackstoreError, StoreError
-from packstore.manifest import Column, fixed_digest, ragged_digest
-from packstore.parallel import ordered_map
-from packstore.progress import Progress, ProgressCallback, no_progress
-from packstore.stores.base import ColumnData, Problem, Ragged, Reader
-from packstore.stores.rows import ROW_CHECKSUM, row_checksums, row_columns, value_hashes
+from packstore.core.columns import ColumnData, Ragged
+from packstore.core.errors import PackstoreError, StoreError
+from packstore.core.manifest import Column, fixed_digest, ragged_digest
+from packstore.core.parallel import ordered_map
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.stores.base import Problem, Reader
+from packstore.stores.row_checksums import ROW_CHECKSUM, row_checksums, row_columns, value_hashes
 from packstore.stores.sharded import ShardedReader
 
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from packstore.errors import CorruptRecordError, StoreError, printable
-from packstore.manifest import Column
-from packstore.progress import ProgressCallback, no_progress
-from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader
+from packstore.core.columns import Buffer, ColumnData, Ragged
+from packstore.core.errors import CorruptRecordError, StoreError, printable
+from packstore.core.manifest import Column
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.stores.base import Problem, Reader
 from packstore.stores.check import column_digest, key_of
-from packstore.stores.rows import ROW_CHECKSUM, row_columns
+from packstore.stores.row_checksums import ROW_CHECKSUM, row_columns
 
 
 class CheckedReader(Reader):

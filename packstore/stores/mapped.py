@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.errors import StoreError, printable
-from packstore.manifest import Column, Manifest
-from packstore.stores.base import NUMPY_DTYPE, ColumnData, Problem, Ragged, Reader
+from packstore.core.columns import NUMPY_DTYPE, ColumnData, Ragged
+from packstore.core.errors import StoreError, printable
+from packstore.core.manifest import Column, Manifest
+from packstore.stores.base import Problem, Reader
 
 
 class MappedReader(Reader):

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.errors import StoreError, printable
-from packstore.manifest import FORMAT_NAMES, MAX_JSON_BYTES, Column, Manifest, Shard
-from packstore.progress import Progress, ProgressCallback, no_progress
-from packstore.stores import formats
-from packstore.stores.base import Buffer, ColumnData, Problem, Ragged, Reader, manifest_text, parse_manifest
-from packstore.stores.columns import file_digest
-from packstore.stores.files import MANIFEST_FILE, allow_open_files, identity, open_regular, release_open_files
+from packstore.core.columns import Buffer, ColumnData, Ragged
+from packstore.core.errors import StoreError, printable
+from packstore.core.files import MANIFEST_FILE, allow_open_files, identity, open_regular, release_open_files
+from packstore.core.manifest import FORMAT_NAMES, MAX_JSON_BYTES, Column, Manifest, Shard
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.stores import registry as formats
+from packstore.stores.base import Problem, Reader, manifest_text, parse_manifest
+from packstore.stores.builder.spools import file_digest
 
 _OPEN_TRIES = 8
 _FILES_A_SHARD = 3

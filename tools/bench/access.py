@@ -24,14 +24,14 @@ from common import interleaved, machine, packstore_command, run_process, table
 
 from packstore import PackedDataset, convert
 from packstore import open as open_store
-from packstore.decoders import get_decoder
-from packstore.manifest import Column, Origin
+from packstore.core.manifest import Column, Origin
+from packstore.images.decoders import get_decoder
 from packstore.stores import create_store
 
 OPEN = """
 import json, resource, sys, time
 import lmdb, h5py, torch, psutil
-import packstore.dataset, packstore.stores.lmdb_store, packstore.stores.hdf5_store, packstore.stores.pth_store
+import packstore.training.dataset, packstore.stores.lmdb.store, packstore.stores.hdf5.store, packstore.stores.pth.store
 process = psutil.Process()
 before = process.memory_full_info().uss
 start = time.perf_counter()

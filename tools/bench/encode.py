@@ -21,10 +21,10 @@ import simplejpeg
 from common import machine, table
 
 from packstore import convert
-from packstore.decoders import get_decoder
-from packstore.encode import EncodeOptions
-from packstore.parallel import default_workers
-from packstore.resize import limit
+from packstore.core.parallel import default_workers
+from packstore.images.decoders import get_decoder
+from packstore.images.encode import EncodeOptions
+from packstore.images.resize import limit
 from packstore.sources import open_source
 
 

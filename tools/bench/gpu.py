@@ -30,7 +30,7 @@ from common import interleaved, machine, table
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomCrop, RandomHorizontalFlip
-from packstore.ring import Ring, transport_to
+from packstore.training.ring import Ring, transport_to
 
 DEVICE = torch.device("cuda", 0)
 

@@ -35,8 +35,8 @@ from common import interleaved, machine, table
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
-from packstore.parallel import default_workers
-from packstore.plan import ConvertOptions
+from packstore.core.parallel import default_workers
+from packstore.packing.plan import ConvertOptions
 
 SIZE = 224
 CROP = [RandomResizedCrop(SIZE), RandomHorizontalFlip()]
@@ -174,7 +174,7 @@ def gil(source: Path, scratch: Path) -> None:
 
 def _gil(dataset: PackedDataset) -> float:
     """Seconds an image."""
-    import packstore.loader.rows as rows
+    import packstore.training.loader.rows as rows
 
     assembler = PackedLoader(dataset, 256, augment=CROP, threads=1)._make_assembler()
     images = {len(dataset.reader.read(r)): dataset._pixels(r) for r in range(min(256, len(dataset)))}

@@ -77,7 +77,7 @@ from numpy.typing import NDArray
 from peers_task import Contender, Task
 
 from packstore import PackedDataset, convert
-from packstore.encode import WRITABLE_ENCODINGS
+from packstore.images.encode import WRITABLE_ENCODINGS
 from packstore.sources import open_source
 
 CROP = "random resized crop to 224 and flip, uint8, batches of 256"

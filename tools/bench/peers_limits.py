@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from peers_task import Batches, Epochs, Task, image_size
 
 from packstore import PackedDataset
-from packstore.decoders import get_decoder
-from packstore.seekable import plan_cuts, read_index
+from packstore.images.decoders import get_decoder
+from packstore.images.seekable import plan_cuts, read_index
 
 
 def bare(task: Task) -> Epochs:

@@ -40,7 +40,9 @@ def measure(scratch: Path, records: int, threads: int, repeats: int) -> list[dic
 def load(path: str, threads: int, repeats: int) -> dict[str, float]:
     """Milliseconds and images a second; memory is what this process has beyond the imports."""
     from packstore import PackedDataset, PackedLoader
-    from packstore.stores import hdf5_store, lmdb_store, pth_store
+    from packstore.stores.hdf5 import store as hdf5_store
+    from packstore.stores.lmdb import store as lmdb_store
+    from packstore.stores.pth import store as pth_store
 
     assert all((hdf5_store, lmdb_store, pth_store))  # imported, so that the imports are not timed
     pid = os.getpid()

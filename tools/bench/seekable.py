@@ -5,7 +5,7 @@
 
 Everything runs in this process over the same files, in turn (A B A B …), with a warm page cache. Crops are those of a
 random resized crop with its usual ranges, one an image, the same for every decoder. `--prices` shows instead what other
-trades of size against selectivity would give: `packstore.seekable.rewrite._PRICE`.
+trades of size against selectivity would give: `packstore.images.seekable.rewrite._PRICE`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from common import machine, table
 
 from packstore import convert
 from packstore.augment import Frames, RandomResizedCrop
-from packstore.counter import Draws
-from packstore.decoders import UNAVAILABLE, Decoder, available_decoders, get_decoder
-from packstore.parallel import default_workers
-from packstore.seekable import (
+from packstore.core.parallel import default_workers
+from packstore.images.decoders import UNAVAILABLE, Decoder, available_decoders, get_decoder
+from packstore.images.seekable import (
     Crops,
     Cuts,
     NotSeekableError,
@@ -43,8 +42,9 @@ from packstore.seekable import (
     rewrite,
     splice,
 )
-from packstore.sniff import sniff
+from packstore.images.sniff import sniff
 from packstore.sources import open_source
+from packstore.training.random_draws import Draws
 
 Box = tuple[int, int, int, int]
 BATCH = 256

@@ -1,0 +1,149 @@
+"""Does a store hold what its source holds? The comparison behind ``verify --against``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from packstore.core.errors import PackstoreError, UsageError, printable
+from packstore.core.manifest import Manifest
+from packstore.core.parallel import ordered_map
+from packstore.core.progress import Progress, ProgressCallback
+from packstore.images.encode import Encoder, compare
+from packstore.packing.plan import encode_options, made_alike, make_encoder
+from packstore.sources.base import Entry, Source, Survey
+from packstore.stores.base import Problem, Reader
+
+_BATCH = 16
+
+
+def split_of(manifest: Manifest) -> str | None:
+    """The split of its source that a store was packed from; None for all of it."""
+    split = manifest.options.get("split")
+    return split if isinstance(split, str) else None
+
+
+def encoder_of(manifest: Manifest, source: Source, survey: Survey, decoder: str) -> Encoder:
+    """What makes the records of a store out of the images of its source, by the options that the manifest recorded.
+
+    Raises :class:`UsageError` when they cannot be made of that source."""
+    image = manifest.image
+    shape = (*image.shape[1:], image.shape[0]) if image.layout == "CHW" else image.shape
+    encode = encode_options(manifest, decoder, source.max_pixels)
+    store = survey.store
+    alike = store is not None and made_alike(manifest, store)
+    if alike:
+        # The source's images have been brought to shape already.
+        encode = replace(encode, size=None, resize=None, max_side=None, exif_transpose=False)
+    try:
+        return make_encoder(encode, survey, shape or None, reencode=not alike)
+    except UsageError as error:
+        raise UsageError(f"{source.path} cannot be compared with the store: {error}") from None
+
+
+class Comparison:
+    """Compares the records of an open store with the entries of a source.
+
+    Entries find their records by key, so one missing record is one problem and not a shift of all that follow. Memory
+    is 16 bytes a record.
+    """
+
+    def __init__(self, reader: Reader, source: Source, decoder: str) -> None:
+        manifest = reader.manifest
+        self.reader = reader
+        self.source = source
+        self.split = split_of(manifest)
+        self.survey = source.survey(self.split)
+        self.encoder = encoder_of(manifest, source, self.survey, decoder)
+        self.shapes = reader.fixed("shape") if manifest.has_column("shape") else None
+        self.splits = {s.name: s for s in manifest.splits}
+        self.labels = {c.name: reader.fixed(c.name) for c in self.survey.columns if manifest.has_column(c.name)}
+
+    def run(self, workers: int, progress: ProgressCallback) -> Iterator[Problem]:
+        """Yields every difference."""
+        yield from self._columns()
+        hashes, order = self._sorted_keys()
+        seen = np.zeros(len(self.reader), np.bool_)
+        previous, in_order = -1, True
+        done = done_bytes = 0
+        total = self.survey.records
+        progress(Progress("compare", 0, total, 0))
+        located = (self._locate(batch, hashes, order) for batch in self._batches())
+        for batch, problems in ordered_map(self._compare, located, workers):
+            for record, entry in batch:
+                if record is None:
+                    yield Problem(f"the source has {printable(entry.key)}, the store does not")
+                    continue
+                seen[record] = True
+                in_order = in_order and record > previous
+                previous = record
+            yield from problems
+            done, done_bytes = done + len(batch), done_bytes + sum(entry.size_bytes for _, entry in batch)
+            progress(Progress("compare", done, total, done_bytes))
+        for record in np.flatnonzero(~seen).tolist():
+            yield Problem("the store has this record, the source does not", record, self.reader.key(record))
+        if not in_order:
+            yield Problem("the records are in another order than in the source")
+
+    def _columns(self) -> Iterator[Problem]:
+        manifest = self.reader.manifest
+        for column in self.survey.columns:
+            if not manifest.has_column(column.name):
+                yield Problem(f"the source has a column {column.name!r}, the store does not")
+            elif manifest.column(column.name).classes != column.classes:
+                yield Problem(f"the classes of {column.name!r} are not those of the source")
+        if manifest.has_column("label") and not self.survey.columns:
+            yield Problem("the store has labels, the source has none: say what they were packed from with --labels CSV")
+
+    def _sorted_keys(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Hashes of all keys, sorted, and the record of each."""
+        keys = self.reader.ragged("key")
+        hashes = np.fromiter((xxhash.xxh3_64_intdigest(key) for key in keys), np.uint64, len(keys))
+        order = np.argsort(hashes, kind="stable")
+        return hashes[order], order
+
+    def _batches(self) -> Iterator[list[Entry]]:
+        skipped = {s.key for s in self.reader.manifest.skipped}
+        entries = (e for e in self.source.entries(self.split) if e.key not in skipped)
+        while batch := list(islice(entries, _BATCH)):
+            yield batch
+
+    def _locate(
+        self, batch: list[Entry], hashes: NDArray[np.uint64], order: NDArray[np.int64]
+    ) -> list[tuple[int | None, Entry]]:
+        located: list[tuple[int | None, Entry]] = []
+        for entry in batch:
+            wanted = np.uint64(xxhash.xxh3_64_intdigest(entry.key.encode("utf-8", "surrogateescape")))
+            place = int(np.searchsorted(hashes, wanted))
+            found = place < len(hashes) and hashes[place] == wanted
+            located.append((int(order[place]) if found else None, entry))
+        return located
+
+    def _compare(self, batch: list[tuple[int | None, Entry]]) -> tuple[list[tuple[int | None, Entry]], list[Problem]]:
+        problems = []
+        for record, entry in batch:
+            if record is not None:
+                problems += [Problem(what, record, entry.key) for what in self._differences(record, entry)]
+        return batch, problems
+
+    def _differences(self, record: int, entry: Entry) -> Iterator[str]:
+        for column, value in zip(self.survey.columns, entry.labels, strict=True):
+            own = self.labels.get(column.name)
+            if own is not None and int(own[record]) != value:
+                yield f"{column.name} is {int(own[record])}, in the source {value}"
+        split = self.splits.get(entry.split)
+        if (self.splits or entry.split) and (split is None or not split.start <= record < split.stop):
+            yield f"not in split {printable(entry.split)!r}, where the source has it"
+        try:
+            image = self.source.read(entry)
+            shape = None if self.shapes is None else self.shapes[record]
+            difference = compare(self.encoder, entry.key, image, self.reader.view(record), shape)
+        except PackstoreError as error:
+            difference = f"cannot be compared: {error}"
+        if difference is not None:
+            yield difference

@@ -1,0 +1,141 @@
+"""Where a repair takes records from: the source of a store, or another store, looked up by what is known of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from packstore.checking.against import encoder_of, split_of
+from packstore.core.errors import PackstoreError
+from packstore.core.manifest import Manifest
+from packstore.core.progress import Progress, ProgressCallback
+from packstore.images.encode import Encoded
+from packstore.sources.base import Entry, Source
+from packstore.sources.store import StoreSource
+from packstore.stores.row_checksums import row_checksums, row_columns, value_hashes
+
+_REPORT_EVERY = 4096
+
+
+class Refused(Exception):  # noqa: N818 - the repair reports it for the record
+    """Why the source cannot replace a record."""
+
+
+class Wanted(NamedTuple):
+    """A record that something is needed for.
+
+    Attributes:
+        record: Its number.
+        key: Its key as it is now, or None when that cannot be read.
+        rows: Row checksums that prove what replaces its key, label and the like; none when these are not damaged, or
+            the store has no such checksums.
+    """
+
+    record: int
+    key: Any
+    rows: tuple[int, ...] = ()
+
+
+class Donor:
+    """The samples of a source that belong to damaged records. Memory grows with the number of these only."""
+
+    def __init__(self, source: Source, manifest: Manifest, decoder: str) -> None:
+        """Raises :class:`UsageError` when the records of the store cannot be made of this source."""
+        self._source = source
+        self._manifest = manifest
+        self._split = split_of(manifest)
+        self._survey = source.survey(self._split)
+        self._encoder = encoder_of(manifest, source, self._survey, decoder)
+        self._entries: dict[int, Entry] = {}
+
+    def locate(self, wanted: Iterable[Wanted], progress: ProgressCallback) -> None:
+        """Finds the samples: by key, and those whose key is damaged by what their row checksum has to be."""
+        by_key: dict[int, list[Wanted]] = {}
+        rows: dict[int, int] = {}
+        for each in wanted:
+            if each.key is not None:
+                by_key.setdefault(xxh3_64_intdigest(each.key), []).append(each)
+            rows.update(dict.fromkeys(each.rows, each.record))
+        for entry in self._listed(progress) if by_key else ():
+            for each in by_key.get(xxh3_64_intdigest(_key(entry)), ()):
+                if not each.rows or self._row(entry) in each.rows:
+                    self._entries[each.record] = entry
+                    for known in each.rows:
+                        rows.pop(known, None)
+        for entry in self._listed(progress) if rows else ():
+            row = self._row(entry)
+            if row in rows:
+                self._entries[rows.pop(row)] = entry
+                if not rows:
+                    break
+
+    def image(self, record: int) -> bytes | bytearray | memoryview:
+        """The image for a record, encoded as the store's are. Raises :class:`Refused`."""
+        return self._encoded(self._entry(record)).record
+
+    def fields(self, record: int) -> Mapping[str, Any]:
+        """All columns of which a row consists, for a record; None for what the source does not have. Raises
+        :class:`Refused`."""
+        return self._fields(self._entry(record))
+
+    def _listed(self, progress: ProgressCallback) -> Iterable[Entry]:
+        for done, entry in enumerate(self._source.entries(self._split)):
+            if done % _REPORT_EVERY == 0:
+                progress(Progress("locate", done, self._survey.records, 0))
+            yield entry
+
+    def _entry(self, record: int) -> Entry:
+        entry = self._entries.get(record)
+        if entry is None:
+            raise Refused("the source has no sample with its key, label and the like")
+        return entry
+
+    def _encoded(self, entry: Entry) -> Encoded:
+        try:
+            return self._encoder(entry.key, self._source.read(entry))
+        except (PackstoreError, OSError) as error:
+            raise Refused(f"the source's image cannot be used: {error}") from error
+
+    def _fields(self, entry: Entry) -> dict[str, Any]:
+        labels = dict(zip((c.name for c in self._survey.columns), entry.labels, strict=True))
+        found: dict[str, Any] = {}
+        for column in row_columns(self._manifest.columns):
+            value: Any = None
+            if column.name == "key":
+                value = _key(entry)
+            elif column.name in labels:
+                value = np.int64(labels[column.name])
+            elif isinstance(self._source, StoreSource) and self._source.manifest.has_column(column.name):
+                value = self._source.reader.column(column.name)[entry.ref]
+            elif column.name == "shape":
+                shape = self._encoded(entry).shape
+                value = None if shape is None else np.array(shape, np.int32)
+            found[column.name] = value
+        return found
+
+    def _row(self, entry: Entry) -> int | None:
+        """The row checksum that a record made of this sample has; None when the source cannot tell."""
+        try:
+            fields = self._fields(entry)
+        except Refused:
+            return None
+        if any(value is None for value in fields.values()):
+            return None
+        return row_sum(self._manifest, fields)
+
+
+def row_sum(manifest: Manifest, fields: Mapping[str, Any]) -> int:
+    """The row checksum of one record, of its fields by name."""
+    values: dict[str, NDArray[Any]] = {}
+    for column in row_columns(manifest.columns):
+        value = fields[column.name]
+        values[column.name] = value_hashes([value], 1) if column.kind == "ragged" else np.asarray(value)[None]
+    return int(row_checksums(manifest.columns, values, 1)[0])
+
+
+def _key(entry: Entry) -> bytes:
+    return entry.key.encode("utf-8", "surrogateescape")

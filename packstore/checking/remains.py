@@ -1,0 +1,227 @@
+"""The files of a damaged store in order: which are there, which records each has, and what is known of the whole."""
+
+from __future__ import annotations
+
+import bisect
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from packstore.core.columns import NUMPY_DTYPE, Ragged
+from packstore.core.errors import StoreError, printable
+from packstore.core.files import DATA_FILE, MANIFEST_FILE, SHARD, open_regular
+from packstore.core.manifest import FORMATS, MAX_JSON_BYTES, Column, Manifest, Origin, Split
+from packstore.images.sniff import HeaderError, sniff
+from packstore.stores import registry as formats
+from packstore.stores import scavenge as wreck
+from packstore.stores.manifest_recovery import Found, find_manifest
+from packstore.stores.scavenge import Wreck
+
+_HOW = {
+    "whole": "",
+    "mended": "its manifest was damaged; the digest in it proves that it could be mended",
+    "unproven": "its manifest is damaged and does not prove itself; it is believed as far as the records do",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One file of a damaged store.
+
+    Attributes:
+        name: The shard's, or None in a store of one file.
+        start: Number of its first record.
+        records: How many it had; None when nothing says that.
+        wreck: What was found in it, or None.
+        why: Why nothing was found, else empty.
+        width: Bytes of each image, or None where they differ.
+    """
+
+    name: str | None
+    start: int
+    records: int | None
+    wreck: Wreck | None
+    why: str = ""
+    width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What is left of a store.
+
+    Attributes:
+        manifest: What it was, as far as that is known.
+        pieces: Its files, in order.
+        notes: What was wrong with it as a whole.
+        shard_size: Bytes of images of its largest shard, or None when it was one file.
+    """
+
+    manifest: Manifest
+    pieces: tuple[Piece, ...]
+    notes: tuple[str, ...]
+    shard_size: int | None
+
+    def split(self, record: int) -> str:
+        """The split of a record; empty when there are none."""
+        place = bisect.bisect_right([s.start for s in self.manifest.splits], record) - 1
+        return self.manifest.splits[place].name if place >= 0 else ""
+
+
+def find_remains(path: Path) -> Remains:
+    """Looks for what is left at ``path``. Raises :class:`StoreError` when that is nothing."""
+    shown = printable(str(path))
+    if path.is_dir() and not (path / DATA_FILE).is_file():
+        return _sharded(path)
+    try:
+        found_wreck, note = _opened(path), ""
+    except StoreError as error:
+        found_wreck, note = wreck.of_file(path), _reason(error)
+    found = found_wreck.found or _inferred(found_wreck)
+    if found is None:
+        raise StoreError(
+            f"{shown} holds no manifest that can be read, and its images are no image files, so nothing says what they "
+            "are; pack it again from its source"
+        )
+    width = found.manifest.image.record_nbytes if found.manifest.image.kind == "fixed" else None
+    piece = Piece(None, 0, found.manifest.records, found_wreck, width=width)
+    if found_wreck.found is None:
+        notes = [note, "its manifest is lost: names of classes and splits, options and origin are, too"]
+    else:
+        notes = [each for each in (note, _HOW[found.how]) if each]
+    return Remains(found.manifest, (piece,), tuple(notes), None)
+
+
+def _reason(error: StoreError) -> str:
+    """What is wrong, without the advice to pack it again."""
+    return str(error).partition("; restore it")[0]
+
+
+def _opened(path: Path) -> Wreck:
+    """What is in a store that opens. Raises :class:`StoreError` when it does not."""
+    reader = formats.open_reader(path)
+    if reader.manifest.format != "lmdb":
+        return wreck.of_reader(reader)
+    # Pages of it that nothing leads to any more may hold records all the same.
+    return wreck.of_file(path, Found(reader.manifest, True, "whole"))
+
+
+def _sharded(path: Path) -> Remains:
+    """The shards of a store, by their own manifests where the one of the whole is lost."""
+    notes: list[str] = []
+    whole = _whole(path, notes)
+    there = {p.name for p in path.iterdir() if SHARD.fullmatch(p.name)}
+    if whole is not None:
+        names = [shard.name for shard in whole.manifest.shards]
+        notes += [f"{name} is not the store's, and is left out" for name in sorted(there - set(names))]
+    else:
+        suffixes = sorted({name.rpartition(".")[2] for name in there})
+        last = max((int(name[6:11]) for name in there), default=-1)
+        if len(suffixes) != 1:
+            raise StoreError(f"{printable(str(path))} holds no store: no manifest and no shards of one format")
+        names = [f"shard-{i:05d}.{suffixes[0]}" for i in range(last + 1)]
+    pieces: list[Piece] = []
+    start = 0
+    for number, name in enumerate(names):
+        shard = whole.manifest.shards[number] if whole is not None else None
+        expected = None if shard is None else shard.manifest_digest
+        piece = _shard(path / name, name, start, expected, notes)
+        if shard is not None:
+            piece = replace(piece, records=shard.records)
+        pieces.append(piece)
+        start += piece.records or 0
+        if piece.records is None:
+            notes.append(f"{name} is lost, and how many records it had; those behind it have lower numbers now")
+    manifests = [p.wreck.found.manifest for p in pieces if p.wreck is not None and p.wreck.found is not None]
+    if whole is None and not manifests:
+        raise StoreError(f"{printable(str(path))} holds shards, but nothing in them can be read")
+    manifest = whole.manifest if whole is not None else _merged(manifests, pieces)
+    width = manifest.image.record_nbytes if manifest.image.kind == "fixed" else None
+    # A shard of one record may be larger than the size that was asked for.
+    largest = max((m.image.nbytes for m in manifests if m.records > 1), default=1)
+    return Remains(manifest, tuple(replace(p, width=width) for p in pieces), tuple(notes), max(1, largest))
+
+
+def _whole(path: Path, notes: list[str]) -> Found | None:
+    """The manifest of a sharded store."""
+    try:
+        with os.fdopen(open_regular(path / MANIFEST_FILE), "rb") as file:
+            text = file.read(MAX_JSON_BYTES)
+    except OSError as error:
+        notes.append(f"{MANIFEST_FILE} cannot be read ({error.strerror or error}); the shards tell what they are")
+        return None
+    found = find_manifest(text)
+    if found is None or not found.manifest.shards:
+        notes.append(f"{MANIFEST_FILE} cannot be read; the shards tell what they are")
+        return None
+    if _HOW[found.how]:
+        notes.append(f"{MANIFEST_FILE}: {_HOW[found.how]}")
+    return found
+
+
+def _shard(path: Path, name: str, start: int, expected: str | None, notes: list[str]) -> Piece:
+    if not path.exists():
+        return Piece(name, start, None, None, "its shard is missing")
+    try:
+        found_wreck = _opened(path)
+    except StoreError as error:
+        try:
+            found_wreck = wreck.of_file(path)
+        except StoreError as worse:
+            return Piece(name, start, None, None, f"nothing in its shard can be read: {worse}")
+        notes.append(f"{name}: {_reason(error)}")
+    found = found_wreck.found
+    if found is None:
+        return Piece(name, start, None, None, "the manifest of its shard is lost")
+    if expected is not None and found.proven and found.manifest.digest != expected:
+        return Piece(name, start, None, None, "its shard is another one, or one of another store")
+    if _HOW[found.how]:
+        notes.append(f"{name}: {_HOW[found.how]}")
+    return Piece(name, start, found.manifest.records, found_wreck)
+
+
+def _merged(manifests: list[Manifest], pieces: list[Piece]) -> Manifest:
+    """One manifest out of those of the shards."""
+    first = manifests[0]
+    total = sum(piece.records or 0 for piece in pieces)
+    splits: list[Split] = []
+    known = [p.wreck.found.manifest if p.wreck is not None and p.wreck.found is not None else None for p in pieces]
+    for piece, manifest in zip(pieces, known, strict=True):
+        for split in manifest.splits if manifest is not None else ():
+            begin, end = piece.start + split.start, piece.start + split.stop
+            if splits and splits[-1].name == split.name:
+                splits[-1] = replace(splits[-1], stop=end)
+            else:
+                splits.append(Split(split.name, splits[-1].stop if splits else 0, end))
+            splits[-1] = replace(splits[-1], start=min(splits[-1].start, begin))
+    return replace(first, records=total, columns=_blank(first, total), splits=tuple(splits), shards=())
+
+
+def _blank(manifest: Manifest, records: int) -> tuple[Column, ...]:
+    return tuple(replace(c, nbytes=c.record_nbytes * records, digest=None) for c in manifest.columns)
+
+
+def _inferred(found: Wreck) -> Found | None:
+    """A manifest for files of images that are there without one; None when they are anything else."""
+    if "shape" in found.columns or not {"key", "checksum"} <= found.columns.keys():
+        return None
+    for record in range(found.records):
+        candidates = found.images(record)
+        if candidates:
+            try:
+                sniff(candidates[-1])
+            except HeaderError:
+                return None
+            break
+    columns = [Column("image", "ragged", "uint8")]
+    # In the order in which packstore writes them, on which the row checksums depend.
+    last = ("key", "checksum", "row_checksum")
+    names = [*sorted(found.columns.keys() - set(last)), *(name for name in last if name in found.columns)]
+    for name in names:
+        data = found.columns[name]
+        if isinstance(data, Ragged):
+            columns.append(Column(name, "ragged", "uint8"))
+        else:
+            dtype = next(n for n, d in NUMPY_DTYPE.items() if d == data.dtype)
+            columns.append(Column(name, "fixed", dtype, data.shape[1:], nbytes=data.nbytes))
+    manifest = Manifest(FORMATS[0], "original", found.records, tuple(columns), Origin("", ""))
+    return Found(manifest, False, "unproven")

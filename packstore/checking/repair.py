@@ -1,0 +1,396 @@
+"""``repair``: a damaged store made whole again, with what is damaged taken from its source or from another store.
+
+Nothing is believed that is not proven: a record from the source must have the checksum that the store has for it, and
+in the end every column must have the digest that the manifest has for it. So another image in the source, under the
+same name, does not slip in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from packstore.checking.donor import Donor, Refused, Wanted, row_sum
+from packstore.core.errors import DestinationError, StoreError, printable
+from packstore.core.manifest import FORMAT_NAMES, Column, Manifest, Skipped, ragged_digest
+from packstore.core.parallel import default_workers
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.images.sniff import MAX_PIXELS
+from packstore.packing.plan import check_numbers, with_overrides
+from packstore.sources import open_source
+from packstore.stores import create_store, format_of, open_store
+from packstore.stores.base import Problem, Reader
+from packstore.stores.builder import StoreBuilder
+from packstore.stores.check import StoreCheck, batches, key_of, parts
+from packstore.stores.row_checksums import ROW_CHECKSUM, row_checksums, row_columns, value_hashes
+from packstore.stores.sharded import ShardedReader
+
+
+@dataclass(frozen=True, slots=True)
+class RepairOptions:
+    """How to repair.
+
+    Attributes:
+        source_kind: Kind of the source instead of recognising it.
+        labels: Labels file of the source, as it was given to ``convert``.
+        partial: Write the store even when some records are lost, without these.
+        workers: Threads; None for one a core.
+        decoder: Name of the decoder.
+        max_pixels: An image of the source whose header says more pixels is refused.
+    """
+
+    source_kind: str | None = None
+    labels: Path | None = None
+    partial: bool = False
+    workers: int | None = None
+    decoder: str = "auto"
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "workers", "max_pixels")
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair did.
+
+    Attributes:
+        damaged: The damaged store.
+        destination: The new store, or None when none was written: nothing was damaged, or some records are lost.
+        problem_count: What ``verify`` finds in the damaged store; 0 when it is whole.
+        copied: Records that are as they were.
+        replaced: Records of which something was taken from the source, and what.
+        lost: Records that could not be replaced, and why.
+        identical: The new store is what the damaged one was, to the digest of its manifest.
+    """
+
+    damaged: Path
+    destination: Path | None
+    problem_count: int
+    copied: int
+    replaced: tuple[Problem, ...]
+    lost: tuple[Problem, ...]
+    identical: bool
+
+
+def repair_store(
+    damaged: str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    options: RepairOptions | None = None,
+    *,
+    progress: ProgressCallback = no_progress,
+    **overrides: Any,
+) -> RepairReport:
+    """Writes a store that is whole, from a damaged one and what it was packed from. ``damaged`` is only read.
+
+    The new store has the same format, encoding, splits and shards. Where everything could be replaced, it has the bytes
+    that the damaged one had before (as far as the libraries that write it are the same).
+
+    Args:
+        damaged: The store; it must still open.
+        source: What it was packed from, or another store of the same images.
+        destination: Where the new store goes.
+        options: How; defaults where None.
+        progress: Called after each batch of records.
+        **overrides: Fields of :class:`RepairOptions` that replace those of ``options``.
+
+    Returns:
+        What was done. Without ``partial``, nothing is written when a record is lost.
+
+    Raises:
+        StoreError: The damaged store does not open, or a shard of it does not.
+        SourceError, UsageError: The source cannot be read, or the records cannot be made of it.
+        DestinationError: The destination may not be written.
+    """
+    chosen = with_overrides(options or RepairOptions(), overrides)
+    damaged, source, destination = Path(damaged), Path(source), Path(destination)
+    refuse_inside(destination, damaged)
+    refuse_inside(destination, source)
+    with open_damaged(damaged) as reader:
+        manifest = reader.manifest
+        refuse_name(destination, manifest.format)
+        builder = create_store(
+            destination,
+            format=manifest.format,
+            encoding=manifest.encoding,
+            columns=manifest.columns,
+            shard_size=shard_size(reader),
+        )
+        with builder, closing(open_source(source, kind=chosen.source_kind, labels=chosen.labels)) as opened:
+            opened.max_pixels = chosen.max_pixels
+            check = StoreCheck(reader, workers=chosen.workers or default_workers(), progress=progress)
+            count = sum(1 for _ in check.run())
+            if not count:
+                return RepairReport(damaged, None, 0, len(reader), (), (), False)
+            donor = Donor(opened, manifest, chosen.decoder)
+            return _Repair(reader, check, donor, builder, progress).run(destination, count, chosen.partial)
+
+
+def open_damaged(path: Path) -> Reader:
+    """Opens a store with all its shards. Raises :class:`StoreError` that says what to do when that is not possible."""
+    hint = "packstore salvage may get records out of it"
+    try:
+        reader = open_store(path)
+    except StoreError as error:
+        if not path.exists():
+            raise
+        raise StoreError(f"{error}; {hint}") from error
+    try:
+        if isinstance(reader, ShardedReader):
+            for number in range(len(reader.manifest.shards)):
+                reader.shard(number)
+    except StoreError as error:
+        reader.close()
+        raise StoreError(f"{error}; {hint}") from error
+    return reader
+
+
+def refuse_inside(destination: Path, other: Path) -> None:
+    """Raises :class:`DestinationError` when ``destination`` is ``other`` or lies in it, or the other way around."""
+    new, old = destination.resolve(), other.resolve()
+    if new == old or new.is_relative_to(old) or old.is_relative_to(new):
+        raise DestinationError(
+            f"{printable(str(destination))} and {printable(str(other))} are the same or lie in each other; "
+            "write the new store elsewhere"
+        )
+
+
+def refuse_name(destination: Path, format: str) -> None:
+    """Raises :class:`DestinationError` for a name that is taken, or whose suffix promises another format."""
+    shown = printable(str(destination))
+    if os.path.lexists(destination):
+        raise DestinationError(f"{shown} exists already; choose another name")
+    asked = format_of(destination)
+    if asked not in (None, format):
+        raise DestinationError(
+            f"{shown} has the suffix of {FORMAT_NAMES[asked]}, and what is written is {FORMAT_NAMES[format]} like the "
+            "damaged store; choose another name, and let packstore convert bring it to another format afterwards"
+        )
+
+
+def shard_size(reader: Reader) -> int | None:
+    """A shard size that splits the records as they are split; None where they are not."""
+    if not isinstance(reader, ShardedReader):
+        return None
+    shards = range(len(reader.manifest.shards))
+    # A shard of one record may be larger than the size that was asked for; all others are at most that.
+    sizes = [reader.shard(i).manifest.image.nbytes for i in shards if reader.manifest.shards[i].records > 1]
+    return max(1, *sizes, 1)
+
+
+class _Repair:
+    def __init__(
+        self, reader: Reader, check: StoreCheck, donor: Donor, builder: StoreBuilder, progress: ProgressCallback
+    ) -> None:
+        self.reader = reader
+        self.manifest = reader.manifest
+        self.donor = donor
+        self.builder = builder
+        self.progress = progress
+        self.columns = {c.name: _Values(reader, c) for c in self.manifest.columns[1:]}
+        fields = {c.name for c in row_columns(self.manifest.columns)}
+        everything = range(len(reader))
+        # A damaged column of which no checksum tells the damaged records: all of them are to be confirmed.
+        self.rows = set(everything) if check.unproven & fields else check.rows
+        self.images = check.images
+        if not self.columns["checksum"].whole:
+            self.images = set(everything)
+        self.trusted = self.columns.keys() - check.damaged
+
+    def run(self, destination: Path, problem_count: int, partial: bool) -> RepairReport:
+        damaged = sorted(self.images | self.rows)
+        self.donor.locate((self._wanted(record) for record in damaged), self.progress)
+        replaced, lost = [], []
+        for done, record in enumerate(damaged):
+            self.progress(Progress("replace", done, len(damaged), 0))
+            try:
+                self._fixed(record)
+            except Refused as error:
+                lost.append(Problem(str(error), record, key_of(self.reader, record)))
+            else:
+                what = [name for name, some in (("image", self.images), ("label and key", self.rows)) if record in some]
+                replaced.append(Problem(" and ".join(what), record, key_of(self.reader, record)))
+        report = RepairReport(
+            self.reader.path, None, problem_count, len(self.reader) - len(damaged), tuple(replaced), tuple(lost), False
+        )
+        if lost and (not partial or len(lost) == len(self.reader)):
+            return report
+        digests = self._write({problem.record for problem in lost})
+        if not lost:
+            for column in self.manifest.columns[1:]:
+                if digests[column.name] != column.digest:
+                    raise StoreError(
+                        f"{printable(str(self.reader.path))}: column {column.name!r} is damaged, and with what the "
+                        f"source has its SHA-256 is {digests[column.name]}, expected {column.digest}; "
+                        "nothing was written"
+                    )
+        manifest = self.builder.commit(
+            origin=self.manifest.origin,
+            normalization=self.manifest.normalization,
+            options=self.manifest.options,
+            versions=self.manifest.versions,
+            skipped=(*self.manifest.skipped, *(Skipped(p.key or f"record {p.record}", p.what) for p in lost)),
+        )
+        return replace(report, destination=destination, identical=manifest.digest == self.manifest.digest)
+
+    def _wanted(self, record: int) -> Wanted:
+        """How the source's sample for a record is known: by its key, or where that is damaged by the row checksum."""
+        key = self.columns["key"].get(record)
+        return Wanted(record, key, tuple(self._known_rows(record)) if record in self.rows else ())
+
+    def _known_rows(self, record: int) -> list[int]:
+        """The row checksums that a record may have: the stored one, and where that may be damaged its own."""
+        if ROW_CHECKSUM.name not in self.columns:
+            return []
+        stored = self.columns[ROW_CHECKSUM.name].get(record)
+        known = [] if stored is None else [int(stored)]
+        own = {c.name: self.columns[c.name].get(record) for c in row_columns(self.manifest.columns)}
+        if ROW_CHECKSUM.name not in self.trusted and all(value is not None for value in own.values()):
+            known.append(row_sum(self.manifest, own))  # the source confirms the fields: the checksum was damaged
+        return known
+
+    def _fixed(self, record: int) -> tuple[Any, Mapping[str, Any]]:
+        """Image and fields of a damaged record, with what is damaged from the source. Raises :class:`Refused`."""
+        stored = self.columns["checksum"].get(record)
+        own = self._own_image(record)
+        image, fields = own, {name: values.get(record) for name, values in self.columns.items()}
+        if record in self.images:
+            image = self.donor.image(record)
+            found = xxh3_64_intdigest(image)
+            known = [] if stored is None else [int(stored)]
+            if "checksum" not in self.trusted and own is not None:
+                known.append(xxh3_64_intdigest(own))  # the source confirms the image: the checksum was damaged
+            if found not in known:
+                expected = " or ".join(f"{value:016x}" for value in known) or "one that is lost"
+                raise Refused(
+                    f"the source's image has the checksum {found:016x}, expected {expected}: it is another image, or "
+                    "was made with another version of a decoder or encoder"
+                )
+        if record in self.rows:
+            fields |= self.donor.fields(record)
+            missing = [c.name for c in row_columns(self.manifest.columns) if fields[c.name] is None]
+            if missing:
+                raise Refused(f"the source does not have its {' or '.join(missing)}")
+            row, known = row_sum(self.manifest, fields), self._known_rows(record)
+            if known and row not in known:
+                raise Refused(
+                    f"its label, key and the like have the row checksum {row:016x} in the source, expected "
+                    f"{known[0]:016x}: they have changed"
+                )
+        return image, fields
+
+    def _own_image(self, record: int) -> Any:
+        try:
+            return self.reader.view(record)
+        except StoreError:
+            return None
+
+    def _write(self, lost: set[int | None]) -> dict[str, str]:
+        """Appends all records but the lost ones; returns the digests of the columns as they are now."""
+        digests = {c.name: _Digest(c) for c in self.manifest.columns[1:]}
+        splits = self.manifest.splits
+        edges = [(s.name, s.start, s.stop) for s in splits] or [("", 0, len(self.reader))]
+        nbytes = 0
+        for batch in batches(self.reader):
+            for name, start, stop in edges:
+                chosen = [r for r in range(max(batch.start, start), min(batch.stop, stop)) if r not in lost]
+                if chosen:
+                    nbytes += self._append(chosen, name, digests)
+            self.progress(Progress("repair", batch.stop, len(self.reader), nbytes))
+        return {name: digest.hexdigest() for name, digest in digests.items()}
+
+    def _append(self, records: list[int], split: str, digests: dict[str, _Digest]) -> int:
+        images: list[Any] = []
+        rows: list[Mapping[str, Any]] = []
+        for record in records:
+            if record in self.images or record in self.rows:
+                image, fields = self._fixed(record)
+            else:
+                image = self.reader.view(record)
+                fields = {name: values.get(record) for name, values in self.columns.items()}
+            images.append(image)
+            rows.append(fields)
+        values: dict[str, Any] = {}
+        for column in row_columns(self.manifest.columns):
+            taken = [row[column.name] for row in rows]
+            values[column.name] = [bytes(v) for v in taken] if column.kind == "ragged" else np.stack(taken)
+        sums = np.array([xxh3_64_intdigest(image) for image in images], np.uint64)
+        everything = values | {"checksum": sums}
+        if ROW_CHECKSUM.name in self.columns:
+            everything[ROW_CHECKSUM.name] = row_sums_of(self.manifest, values, len(records))
+        for name, digest in digests.items():
+            digest.add(everything[name])
+        self.builder.append(images, values, split, checksums=sums)
+        return sum(memoryview(image).nbytes for image in images)
+
+
+def row_sums_of(manifest: Manifest, values: Mapping[str, Any], count: int) -> NDArray[np.uint64]:
+    """The row checksums of ``count`` records; ``values`` as for :meth:`StoreBuilder.append`."""
+    hashed = {
+        c.name: value_hashes(values[c.name], count) if c.kind == "ragged" else values[c.name]
+        for c in row_columns(manifest.columns)
+    }
+    return row_checksums(manifest.columns, hashed, count)
+
+
+class _Values:
+    """A column of the damaged store, of which some values or all may not be readable.
+
+    Attributes:
+        whole: The column is there; single values may be damaged all the same.
+    """
+
+    def __init__(self, reader: Reader, column: Column) -> None:
+        self._parts: list[tuple[int, int, Any]] = []
+        self.whole = True
+        for part in parts(reader):
+            assert part is not None  # open_damaged has opened all shards
+            try:
+                data: Any = part.reader.column(column.name)
+            except StoreError:
+                data, self.whole = None, False
+            self._parts.append((part.start, part.start + len(part.reader), data))
+
+    def get(self, record: int) -> Any:
+        """The value: an array or scalar, a memoryview where it is ragged; None where it cannot be read."""
+        for start, stop, data in self._parts:
+            if start <= record < stop:
+                try:
+                    return None if data is None else data[record - start]
+                except (StoreError, IndexError):
+                    return None
+        raise IndexError(record)
+
+
+class _Digest:
+    """The digest of a column whose values come batch after batch."""
+
+    def __init__(self, column: Column) -> None:
+        self._data, self._offsets, self._end = hashlib.sha256(), hashlib.sha256(bytes(8)), 0
+        self._ragged = column.kind == "ragged"
+
+    def add(self, values: Any) -> None:
+        """``values``: an array, or a list of bytes."""
+        if not self._ragged:
+            self._data.update(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes())
+            return
+        ends = self._end + np.cumsum([len(value) for value in values], dtype="<i8")
+        self._offsets.update(ends.tobytes())
+        self._end = int(ends[-1])
+        for value in values:
+            self._data.update(value)
+
+    def hexdigest(self) -> str:
+        if self._ragged:
+            return ragged_digest(self._offsets.digest(), self._data.digest())
+        return self._data.hexdigest()

@@ -1,0 +1,331 @@
+"""``salvage``: every undamaged record out of a store whose index or manifest is broken, and a list of what is missing.
+
+A record is undamaged when its image has the checksum that the store has for it, and its label, key and the like have
+their row checksum (or, in a store without, their columns the digests of a sound manifest). What cannot be proven is
+left out, unless it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from packstore.checking.remains import Piece, Remains, find_remains
+from packstore.checking.repair import refuse_inside, refuse_name
+from packstore.core.columns import Buffer, ColumnData, Ragged
+from packstore.core.errors import StoreError, UsageError, printable
+from packstore.core.manifest import Manifest, Skipped
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.packing.plan import with_overrides
+from packstore.stores import create_store
+from packstore.stores.base import Problem
+from packstore.stores.builder import StoreBuilder
+from packstore.stores.check import column_digest, row_sums
+from packstore.stores.row_checksums import ROW_CHECKSUM, row_columns
+
+_BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
+_MAX_LISTED = 10_000
+"""Missing records that are listed, in the report and in the new store's manifest; beyond, they are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SalvageOptions:
+    """How to salvage.
+
+    Attributes:
+        unproven: Also take records that no checksum proves, as they are.
+    """
+
+    unproven: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SalvageReport:
+    """What was saved.
+
+    Attributes:
+        damaged: The damaged store.
+        destination: The new store, or None when no record could be saved.
+        manifest: Its manifest.
+        notes: What was wrong with the store as a whole, and what became of that.
+        recovered: Records that were saved.
+        unproven: Those of them that nothing proves: the first 10,000.
+        unproven_count: All of these.
+        missing: Records that were not saved, and why: the first 10,000.
+        missing_count: All of these; without those of lost files that nothing says the number of.
+        complete: Every record was saved and proven, and nothing is known to be lost.
+    """
+
+    damaged: Path
+    destination: Path | None
+    manifest: Manifest | None
+    notes: tuple[str, ...]
+    recovered: int
+    unproven: tuple[Problem, ...]
+    unproven_count: int
+    missing: tuple[Problem, ...]
+    missing_count: int
+    complete: bool
+
+
+def salvage_store(
+    damaged: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    options: SalvageOptions | None = None,
+    *,
+    progress: ProgressCallback = no_progress,
+    **overrides: Any,
+) -> SalvageReport:
+    """Writes a store of the undamaged records of a damaged one, which is only read.
+
+    The records keep their order, and their splits where a manifest still tells them. Nothing that lies in the store is
+    executed; memory grows by about 40 bytes a record.
+
+    Args:
+        damaged: What is left of a store: a file, an LMDB's directory, or a directory of shards.
+        destination: Where the new store goes.
+        options: How; defaults where None.
+        progress: Called after each batch of records.
+        **overrides: Fields of :class:`SalvageOptions` that replace those of ``options``.
+
+    Returns:
+        What was saved and what is missing. Without any record nothing is written.
+
+    Raises:
+        UsageError: There is nothing at ``damaged``.
+        StoreError: Nothing of a store can be found there.
+        DestinationError: The destination may not be written.
+    """
+    chosen = with_overrides(options or SalvageOptions(), overrides)
+    damaged, destination = Path(damaged), Path(destination)
+    if not damaged.exists():
+        raise UsageError(f"{printable(str(damaged))}: no such file or directory")
+    refuse_inside(destination, damaged)
+    remains = find_remains(damaged)
+    manifest = remains.manifest
+    refuse_name(destination, manifest.format)
+    with create_store(
+        destination,
+        format=manifest.format,
+        encoding=manifest.encoding,
+        columns=manifest.columns,
+        shard_size=remains.shard_size,
+    ) as builder:
+        return _Salvage(damaged, remains, builder, chosen.unproven, progress).run(destination)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Records on their way into the new store; the lists are parallel."""
+
+    split: str = ""
+    images: list[Buffer] = field(default_factory=list)
+    values: dict[str, list[Any]] = field(default_factory=dict)
+    nbytes: int = 0
+
+
+class _Lost(Exception):  # noqa: N818 - becomes a line of the report
+    """Why a record is not saved."""
+
+
+class _Salvage:
+    def __init__(
+        self, damaged: Path, remains: Remains, builder: StoreBuilder, unproven: bool, progress: ProgressCallback
+    ) -> None:
+        self.damaged = damaged
+        self.remains = remains
+        self.manifest = remains.manifest
+        self.builder = builder
+        self.allow_unproven = unproven
+        self.progress = progress
+        self.fields = row_columns(self.manifest.columns)
+        self.batch = _Batch()
+        self.keys: set[int] = set()  # of records that nothing proves: two of them may have the same
+        self.recovered = 0
+        self.unproven: list[Problem] = []
+        self.unproven_count = 0
+        self.missing: list[Problem] = []
+        self.missing_count = 0
+
+    def run(self, destination: Path) -> SalvageReport:
+        total = sum(piece.records or 0 for piece in self.remains.pieces)
+        for piece in self.remains.pieces:
+            for record, outcome in self._piece(piece):
+                if isinstance(outcome, Problem):
+                    self._miss(outcome)
+                if record % _BATCH_RECORDS == 0:
+                    self.progress(Progress("salvage", record, total, 0))
+        self._flush()
+        lost_pieces = any(piece.records is None for piece in self.remains.pieces)
+        report = SalvageReport(
+            self.damaged,
+            None,
+            None,
+            self.remains.notes,
+            self.recovered,
+            tuple(self.unproven),
+            self.unproven_count,
+            tuple(self.missing),
+            self.missing_count,
+            not (self.missing_count or self.unproven_count or lost_pieces),
+        )
+        if not self.recovered:
+            return report
+        lost = [Skipped(p.key or f"record {p.record}", f"not salvaged: {p.what}") for p in self.missing]
+        manifest = self.builder.commit(
+            origin=self.manifest.origin,
+            normalization=self.manifest.normalization,
+            options=self.manifest.options,
+            versions=self.manifest.versions,
+            skipped=(*self.manifest.skipped, *lost),
+        )
+        return replace(report, destination=destination, manifest=manifest)
+
+    def _piece(self, piece: Piece) -> Iterator[tuple[int, Problem | None]]:
+        """Takes what can be saved of a file into the new store; yields each record, with a problem when it is lost."""
+        if piece.wreck is None:
+            for record in range(piece.start, piece.start + (piece.records or 0)):
+                yield record, Problem(piece.why, record, None, piece.name)
+            return
+        columns, count = piece.wreck.columns, piece.records or 0
+        sums = _numbers(columns.get("checksum"), count)
+        orphans = self._orphans(piece, sums)
+        proven_rows = self._proven_rows(piece)
+        for start in range(0, count, _BATCH_RECORDS):
+            stop = min(start + _BATCH_RECORDS, count)
+            rows = proven_rows(start, stop)
+            for i in range(start, stop):
+                record = piece.start + i
+                key = _key(columns.get("key"), i)
+                try:
+                    image, image_proven = _image(piece, i, sums, orphans)
+                    doubts = [] if image_proven else ["its image" if sums is None else "its image has another checksum"]
+                    doubts += [] if rows[i - start] else ["its label and key"]
+                    doubt = f"nothing proves {' and '.join(doubts)}" if sums is None or image_proven else doubts[0]
+                    if doubts and not self.allow_unproven:
+                        raise _Lost(doubt)
+                    self._take(piece, i, image)
+                except _Lost as error:
+                    yield record, Problem(str(error), record, key, piece.name)
+                    continue
+                if doubts:
+                    self.unproven_count += 1
+                    if len(self.unproven) < _MAX_LISTED:
+                        self.unproven.append(Problem(doubt, record, key, piece.name))
+                yield record, None
+
+    def _orphans(self, piece: Piece, sums: NDArray[np.uint64] | None) -> Mapping[int, Buffer]:
+        """Images of records without an entry, found by their checksums."""
+        assert piece.wreck is not None
+        if sums is None:
+            return {}
+        wreck = piece.wreck
+        lost = {int(sums[i]) for i in range(len(sums)) if not wreck.images(i)}
+        return dict(wreck.orphans(lost)) if lost else {}
+
+    def _proven_rows(self, piece: Piece) -> Any:
+        """A function: from the records ``start`` to ``stop - 1`` to whether each one's fields are what they were."""
+        assert piece.wreck is not None
+        wreck, names = piece.wreck, [c.name for c in self.fields]
+        columns = {name: wreck.columns[name] for name in names if name in wreck.columns}
+        whole = len(columns) == len(names)
+        sound = False
+        if whole and wreck.found is not None and wreck.found.proven:
+            described = wreck.found.manifest
+            sound = all(column_digest([columns[name]]) == described.column(name).digest for name in names)
+        stored = _numbers(wreck.columns.get(ROW_CHECKSUM.name), piece.records or 0)
+        if sound or not whole or stored is None:
+            return lambda start, stop: [sound] * (stop - start)
+
+        def by_row(start: int, stop: int) -> list[bool]:
+            found = row_sums(self.manifest.columns, columns, start, stop)
+            return [found[i][0] == int(stored[i]) for i in range(start, stop)]
+
+        return by_row
+
+    def _take(self, piece: Piece, i: int, image: Buffer) -> None:
+        """Puts a record into the batch. Raises :class:`_Lost` when a field of it is gone, or cannot be."""
+        assert piece.wreck is not None
+        values: dict[str, Any] = {}
+        for column in self.fields:
+            data = piece.wreck.columns.get(column.name)
+            try:
+                value: Any = None if data is None else data[i]
+            except (StoreError, IndexError):
+                value = None
+            if value is None:
+                raise _Lost(f"its {column.name} is lost")
+            if column.classes is not None and not 0 <= int(value) < len(column.classes):
+                raise _Lost(f"its {column.name} is {int(value)}, and there are {len(column.classes)} classes")
+            values[column.name] = bytes(value) if column.kind == "ragged" else value
+        image_column = self.manifest.image
+        nbytes = memoryview(image).nbytes
+        shape = values.get("shape") if image_column.layout is not None and image_column.kind == "ragged" else None
+        if shape is not None and nbytes != int(np.prod(np.asarray(shape, np.int64))):
+            raise _Lost(f"its image has {nbytes} bytes, which is not its shape")
+        if self.allow_unproven:
+            mark = xxh3_64_intdigest(values["key"])
+            if mark in self.keys:
+                raise _Lost("another record has the same key")
+            self.keys.add(mark)
+        split = self.remains.split(piece.start + i)
+        if self.batch.images and (split != self.batch.split or self.batch.nbytes >= _BATCH_BYTES
+                                  or len(self.batch.images) >= _BATCH_RECORDS):  # fmt: skip
+            self._flush()
+        self.batch.split = split
+        self.batch.images.append(image)
+        self.batch.nbytes += nbytes
+        for name, value in values.items():
+            self.batch.values.setdefault(name, []).append(value)
+        self.recovered += 1
+
+    def _flush(self) -> None:
+        batch, self.batch = self.batch, _Batch()
+        if batch.images:
+            values = {
+                c.name: batch.values[c.name] if c.kind == "ragged" else np.stack(batch.values[c.name])
+                for c in self.fields
+            }
+            self.builder.append(batch.images, values, batch.split)
+
+    def _miss(self, problem: Problem) -> None:
+        self.missing_count += 1
+        if len(self.missing) < _MAX_LISTED:
+            self.missing.append(problem)
+
+
+def _image(piece: Piece, i: int, sums: NDArray[np.uint64] | None, orphans: Mapping[int, Buffer]) -> tuple[Buffer, bool]:
+    """The image of a record, and whether its checksum proves it. Raises :class:`_Lost` without any."""
+    assert piece.wreck is not None
+    candidates = piece.wreck.images(i)
+    expected = None if sums is None else int(sums[i])
+    for candidate in reversed(candidates):
+        if expected is not None and xxh3_64_intdigest(candidate) == expected:
+            return candidate, True
+    if expected is not None and expected in orphans:
+        return orphans[expected], True
+    width = piece.width
+    candidates = [c for c in candidates if width is None or memoryview(c).nbytes == width]
+    if not candidates:
+        raise _Lost("nothing says where its image lies")
+    return candidates[-1], False
+
+
+def _key(data: ColumnData | None, i: int) -> str | None:
+    try:
+        return None if not isinstance(data, Ragged) else bytes(data[i]).decode("utf-8", "surrogateescape")
+    except (StoreError, IndexError):
+        return None
+
+
+def _numbers(data: ColumnData | None, count: int) -> NDArray[np.uint64] | None:
+    """A column of checksums, if it is one."""
+    good = isinstance(data, np.ndarray) and data.dtype == np.uint64 and data.shape == (count,)
+    return data if good and isinstance(data, np.ndarray) else None

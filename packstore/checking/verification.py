@@ -1,0 +1,203 @@
+"""``verify``: proof that a store is whole, and that it holds what its source holds."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packstore.checking.against import Comparison
+from packstore.core.errors import DecodeError, StoreError, UsageError, printable
+from packstore.core.manifest import ENCODED, Manifest
+from packstore.core.parallel import default_workers, ordered_map
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.images.decoders import Decoder, get_decoder
+from packstore.images.seekable import check_index
+from packstore.images.sniff import MAX_PIXELS
+from packstore.packing.plan import check_numbers, with_overrides
+from packstore.sources import open_source
+from packstore.stores import open_store
+from packstore.stores.base import Problem, Reader
+from packstore.stores.check import StoreCheck, key_of
+
+_DECODED_BATCH = 16
+_MAX_PROBLEMS = 10_000
+"""Problems that are kept with their text; beyond, they are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What verification found.
+
+    Attributes:
+        path: The store.
+        manifest: Its manifest.
+        checks: What was checked, in order, in words.
+        problem_count: How many problems there are; 0 means that the store is whole.
+        differences: How many of them are differences from the source that it was compared with, and no damage.
+        problems: The first 10,000 of them.
+        checked_bytes: Bytes of records whose checksums were computed.
+        quick: No image was read, so ``ok`` says nothing of what is in them.
+    """
+
+    path: Path
+    manifest: Manifest
+    checks: tuple[str, ...]
+    problem_count: int
+    problems: tuple[Problem, ...]
+    checked_bytes: int
+    quick: bool = False
+    differences: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.problem_count == 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """How thoroughly to verify.
+
+    Attributes:
+        quick: Look at structure, sizes, labels and keys only, and read no image: takes no longer for larger images. It
+            does not see a byte that has changed within an image.
+        decode: Also decode every image in full.
+        against: A source (or another store) to compare with, or None.
+        source_kind: Kind of that source instead of recognising it.
+        labels: Labels file of that source, as it was given to ``convert``.
+        workers: Threads; None for one a core.
+        decoder: Name of the decoder.
+        max_pixels: An image whose header says more pixels is not decoded and counts as damaged; bounds the memory as
+            in :class:`packstore.packing.plan.ConvertOptions`.
+    """
+
+    quick: bool = False
+    decode: bool = False
+    against: str | os.PathLike[str] | None = None
+    source_kind: str | None = None
+    labels: Path | None = None
+    workers: int | None = None
+    decoder: str = "auto"
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "workers", "max_pixels")
+        if self.quick and (self.decode or self.against is not None):
+            raise UsageError("quick reads no images, so it can neither decode nor compare them: leave one out")
+
+
+def verify(
+    path: str | os.PathLike[str],
+    options: VerifyOptions | None = None,
+    *,
+    progress: ProgressCallback = no_progress,
+    **overrides: Any,
+) -> VerifyReport:
+    """Checks a store: structure, manifest, counts, file and column digests, the checksums of every record.
+
+    With ``decode=True`` also that every image decodes, and with ``against=SOURCE`` that the store holds what the
+    source holds: keys, labels and splits always; images byte for byte where the records are the source's bytes,
+    pixel for pixel for lossless encodings, otherwise within the tolerance stated in
+    :func:`packstore.images.encode.compare`.
+
+    Args:
+        path: The store.
+        options: How thoroughly; defaults where None.
+        progress: Called after each batch of records.
+        **overrides: Fields of :class:`VerifyOptions` that replace those of ``options``.
+
+    Returns:
+        The report; damage is in it, not raised.
+
+    Raises:
+        StoreError: ``path`` does not open as a store at all; a :class:`MissingStoreError` where nothing is.
+        UsageError: There is nothing to compare with.
+        SourceError: The source to compare with cannot be read.
+    """
+    chosen = with_overrides(options or VerifyOptions(), overrides)
+    if chosen.against is not None and not os.path.lexists(chosen.against):  # said now, not after all has been read
+        raise UsageError(f"{printable(os.fsdecode(chosen.against))}: no such file or directory")
+    with open_store(path) as reader:
+        return _Verification(reader, chosen, progress).run()
+
+
+class _Verification:
+    def __init__(self, reader: Reader, options: VerifyOptions, progress: ProgressCallback) -> None:
+        self.reader = reader
+        self.options = options
+        self.progress = progress
+        self.workers = options.workers or default_workers()
+        self.problems: list[Problem] = []
+        self.problem_count = 0
+        self.bad: set[int] = set()  # records reported already: one problem each is enough
+
+    def run(self) -> VerifyReport:
+        manifest, options = self.reader.manifest, self.options
+        check = StoreCheck(self.reader, quick=options.quick, workers=self.workers, progress=self.progress)
+        for problem in check.run():
+            self.report(problem)
+        checks = list(check.checks)
+        if options.decode:
+            encoded = manifest.encoding in ENCODED
+            checks.append("every image decoded" if encoded else "pixels are stored as they are: nothing to decode")
+            if encoded:
+                self.decode(get_decoder(options.decoder, max_pixels=options.max_pixels))
+        damage = self.problem_count
+        if options.against is not None:
+            checks.append(f"compared with {printable(os.fsdecode(options.against))}")
+            self.against(Path(options.against))
+        return VerifyReport(
+            Path(self.reader.path),
+            manifest,
+            tuple(checks),
+            self.problem_count,
+            tuple(self.problems),
+            check.checked_bytes,
+            options.quick,
+            self.problem_count - damage,
+        )
+
+    def report(self, problem: Problem) -> None:
+        self.problem_count += 1
+        if len(self.problems) < _MAX_PROBLEMS:
+            self.problems.append(problem)
+        if problem.record is not None:
+            self.bad.add(problem.record)
+
+    def decode(self, decoder: Decoder) -> None:
+        reader, total = self.reader, len(self.reader)
+
+        def check(batch: range) -> tuple[range, int, list[tuple[int, str]]]:
+            nbytes, problems = 0, []
+            for record in batch:
+                try:
+                    data = reader.view(record)
+                    nbytes += memoryview(data).nbytes
+                    decoder.decode(data)
+                    wrong = check_index(data)
+                    if wrong is not None:
+                        problems.append((record, wrong))
+                except (DecodeError, StoreError) as error:
+                    problems.append((record, f"does not decode: {error}"))
+            return batch, nbytes, problems
+
+        starts = range(0, total, _DECODED_BATCH)
+        ranges = (range(start, min(start + _DECODED_BATCH, total)) for start in starts)
+        done_bytes = 0
+        self.progress(Progress("decode", 0, total, 0))
+        for batch, nbytes, problems in ordered_map(check, ranges, self.workers):
+            done_bytes += nbytes
+            for record, what in problems:
+                if record not in self.bad:
+                    self.report(Problem(what, record, key_of(reader, record)))
+            self.progress(Progress("decode", batch.stop, total, done_bytes))
+
+    def against(self, path: Path) -> None:
+        with closing(open_source(path, kind=self.options.source_kind, labels=self.options.labels)) as source:
+            source.max_pixels = self.options.max_pixels
+            comparison = Comparison(self.reader, source, self.options.decoder)
+            for problem in comparison.run(self.workers, self.progress):
+                if problem.record is None or problem.record not in self.bad:
+                    self.report(problem)

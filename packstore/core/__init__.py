@@ -1,0 +1,1 @@
+"""Errors, the manifest, columns, progress, parallel maps, files. Imports numpy and xxhash alone."""

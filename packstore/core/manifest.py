@@ -1,0 +1,403 @@
+"""The manifest: the JSON that says what a store is, as frozen dataclasses with JSON both ways.
+
+Every store carries exactly one manifest (a sharded store has one a shard and one for the whole). It is small whatever
+the number of records, so that opening a store takes milliseconds. A manifest is written as canonical JSON (sorted keys,
+no spaces, ASCII) with a SHA-256 over everything else in its ``digest`` field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from packstore.core.errors import ManifestError
+from packstore.core.plainjson import canonical, from_plain, sha256_json, to_plain, unique
+
+FORMAT_VERSION = 1
+"""Version of the store layouts that this code writes. A reader refuses a higher one."""
+
+FORMATS = ("lmdb", "hdf5", "pth")
+FORMAT_NAMES = {"lmdb": "LMDB", "hdf5": "HDF5", "pth": ".pth"}
+"""How a format is called when people read it."""
+ENCODED = ("original", "seekable", "jpeg")
+"""Encodings whose records are the bytes of an image file."""
+FLOAT_ENCODINGS = ("float16", "bfloat16", "float32")
+TENSOR_ENCODINGS = ("uint8", *FLOAT_ENCODINGS)
+"""Encodings whose records are raw pixels: uint8 HWC, or normalised floating point CHW."""
+ENCODINGS = (*ENCODED, *TENSOR_ENCODINGS)
+
+ITEM_SIZE = {"uint8": 1, "int32": 4, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
+"""Bytes of one element by dtype name; these are the dtypes that a column may have. All are little-endian at rest."""
+
+_COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_RESERVED = ("manifest",)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_RECORDS = 10**10  # LMDB keys have ten digits
+_MAX_COLUMNS = 1000
+_MAX_ARRAY_BYTES = 1 << 62
+"""Bytes of a column, with each empty dimension counted as one: what numpy can address."""
+MAX_JSON_BYTES = 64 << 20
+"""The longest manifest; one with a thousand class names has about 30 KB, and a skipped file takes about 100 bytes."""
+_MAX_JSON_VALUES = 4_000_000
+"""Values in it; one takes up to about 100 bytes of memory."""
+
+
+def _finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer that is too large for a float
+        return False
+
+
+def _check(condition: bool, what: str, value: object) -> None:
+    if not condition:
+        raise ManifestError(f"the manifest has an impossible {what}: {value!r:.200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One field of all records.
+
+    Attributes:
+        name: ``image``, ``label``, ``key``, ``checksum``, ``shape`` or the user's own; lower-case identifier.
+        kind: ``fixed`` (the same dtype and shape in every record) or ``ragged`` (bytes of any length).
+        dtype: Name of the element type, a key of :data:`ITEM_SIZE`. Ragged columns are ``uint8``.
+        shape: Shape of one record's value; ``()`` for scalars and for ragged columns.
+        layout: ``HWC`` or ``CHW`` where the column holds pixels, else None. A ragged ``HWC`` column holds raw pixels
+            whose height, width and channels are in the ``shape`` column.
+        classes: Names of the classes where the column holds class numbers, else None.
+        nbytes: Bytes of all values together, without any container's overhead.
+        digest: SHA-256 (hexadecimal) of the values, by :func:`fixed_digest` or :func:`ragged_digest`; None for the
+            image column, whose records are each covered by the ``checksum`` column.
+    """
+
+    name: str
+    kind: Literal["fixed", "ragged"]
+    dtype: str
+    shape: tuple[int, ...] = ()
+    layout: str | None = None
+    classes: tuple[str, ...] | None = None
+    nbytes: int = 0
+    digest: str | None = None
+
+    def __post_init__(self) -> None:
+        _check(_COLUMN_NAME.fullmatch(self.name) is not None and self.name not in _RESERVED, "column name", self.name)
+        _check(self.kind in ("fixed", "ragged"), "column kind", self.kind)
+        _check(self.dtype in ITEM_SIZE, "column dtype", self.dtype)
+        _check(len(self.shape) <= 8 and all(0 <= n < 2**40 for n in self.shape), "column shape", self.shape)
+        largest = math.prod(max(n, 1) for n in self.shape) * ITEM_SIZE[self.dtype]
+        _check(max(largest, self.nbytes) < _MAX_ARRAY_BYTES, "column size", self.shape)
+        _check(self.kind == "fixed" or (self.shape == () and self.dtype == "uint8"), "ragged column", self.shape)
+        _check(self.layout in (None, "HWC", "CHW"), "column layout", self.layout)
+        _check(self.nbytes >= 0, "column nbytes", self.nbytes)
+        if self.classes is not None:
+            _check(all(type(c) is str for c in self.classes), "class names", self.classes)
+            _check(len(set(self.classes)) == len(self.classes), "class names: some are the same", self.classes)
+        _check(self.digest is None or _SHA256.fullmatch(self.digest) is not None, "column digest", self.digest)
+
+    @property
+    def record_nbytes(self) -> int:
+        """Bytes of one record's value in a fixed column."""
+        return math.prod(self.shape) * ITEM_SIZE[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A named, contiguous range of records: ``start`` to ``stop - 1``."""
+
+    name: str
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        _check(self.name != "", "split name", self.name)
+        _check(0 <= self.start <= self.stop, "split range", (self.start, self.stop))
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """Mean and standard deviation, one a channel (R, G, B), of pixels scaled to 0 … 1; ``(x / 255 - mean) / std``."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check(len(self.mean) == 3 and all(map(_finite, self.mean)), "mean", self.mean)
+        _check(len(self.std) == 3 and all(_finite(s) and s > 0 for s in self.std), "std", self.std)
+        # What becomes of black and white must be numbers too.
+        extremes = [((x - m) / s) for m, s in zip(self.mean, self.std, strict=True) for x in (0.0, 1.0)]
+        _check(all(map(_finite, extremes)), "mean and std", (self.mean, self.std))
+
+
+NORMALIZATIONS = {
+    "imagenet": Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "cifar10": Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": Normalization((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+"""Mean and standard deviation of well-known training sets, as everybody writes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file (a directory for LMDB) of a sharded store.
+
+    Attributes:
+        name: File name inside the store's directory, without any path separator.
+        records: Number of records in it.
+        nbytes: Size of the file (for LMDB of its ``data.mdb``).
+        digest: SHA-256 of the file (for LMDB of its ``data.mdb``).
+        manifest_digest: The shard's own :attr:`Manifest.digest`; tells shards of equal size apart when they are opened.
+    """
+
+    name: str
+    records: int
+    nbytes: int
+    digest: str
+    manifest_digest: str
+
+    def __post_init__(self) -> None:
+        _check(re.fullmatch(r"shard-\d{5}\.(lmdb|h5|pth)", self.name) is not None, "shard name", self.name)
+        _check(0 <= self.records <= _MAX_RECORDS and self.nbytes >= 0, "shard size", (self.records, self.nbytes))
+        _check(_SHA256.fullmatch(self.digest) is not None, "shard digest", self.digest)
+        _check(_SHA256.fullmatch(self.manifest_digest) is not None, "shard manifest digest", self.manifest_digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A sample that the conversion left out, and why."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the records came from.
+
+    Attributes:
+        kind: Kind of the source: ``imagefolder``, ``flat``, ``cifar10``, ``cifar100``, ``store``.
+        name: Base name of the source (never its whole path, so that equal sources give equal stores).
+        ignored: Number of files in the source that were passed over because they are not images.
+        digest: For a store as the source: its dataset digest; else None.
+    """
+
+    kind: str
+    name: str
+    ignored: int = 0
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a store is.
+
+    Attributes:
+        format: ``lmdb``, ``hdf5`` or ``pth``.
+        encoding: What the image column holds; one of :data:`ENCODINGS`.
+        records: Number of records.
+        columns: All columns, ``image`` first.
+        splits: Splits that together cover all records in order; empty when the source had none.
+        normalization: Applied at packing (floating point encodings only), else None.
+        options: The conversion's options that shaped the records, as JSON scalars.
+        origin: Where the records came from.
+        versions: Versions of the software that wrote the store.
+        skipped: Samples left out under ``on_error="skip"``.
+        shards: Files of a sharded store in order; empty when the store is one file.
+        format_version: Version of the layout.
+    """
+
+    format: str
+    encoding: str
+    records: int
+    columns: tuple[Column, ...]
+    origin: Origin
+    splits: tuple[Split, ...] = ()
+    normalization: Normalization | None = None
+    options: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    skipped: tuple[Skipped, ...] = ()
+    shards: tuple[Shard, ...] = ()
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        _check(self.format in FORMATS, "format", self.format)
+        _check(self.encoding in ENCODINGS, "encoding", self.encoding)
+        _check(0 <= self.records <= _MAX_RECORDS, "number of records", self.records)
+        names = [c.name for c in self.columns]
+        _check(len(names) <= _MAX_COLUMNS, "number of columns", len(names))
+        _check(len(set(names)) == len(names), "column names", names)
+        _check(bool(names) and names[0] == "image" and {"key", "checksum"} <= set(names), "column names", names)
+        _check_columns(self.encoding, {c.name: c for c in self.columns})
+        normalized = self.normalization is not None
+        _check(not normalized or self.encoding in FLOAT_ENCODINGS, "normalization of the encoding", self.encoding)
+        for column in self.columns:
+            if column.kind == "fixed":
+                largest = math.prod(max(n, 1) for n in column.shape) * ITEM_SIZE[column.dtype] * max(self.records, 1)
+                _check(largest < _MAX_ARRAY_BYTES, f"size of {column.name}", column.shape)
+                _check(column.nbytes == column.record_nbytes * self.records, f"size of {column.name}", column.nbytes)
+        _check(len({s.name for s in self.splits}) == len(self.splits), "split names", self.splits)
+        edges = [0, *(s.stop for s in self.splits)]
+        _check(all(s.start == e for s, e in zip(self.splits, edges, strict=False)), "split ranges", self.splits)
+        _check(not self.splits or edges[-1] == self.records, "split ranges", self.splits)
+        _check(not self.shards or sum(s.records for s in self.shards) == self.records, "shard sizes", self.records)
+
+    def column(self, name: str) -> Column:
+        """The column called ``name``. Raises :class:`KeyError` that lists the columns there are."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(f"no column {name!r}; columns: {', '.join(c.name for c in self.columns)}")
+
+    def has_column(self, name: str) -> bool:
+        return any(c.name == name for c in self.columns)
+
+    @property
+    def image(self) -> Column:
+        return self.columns[0]
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Class names of the ``label`` column, or None when there is none or labels are plain numbers."""
+        return self.column("label").classes if self.has_column("label") else None
+
+    def split(self, name: str) -> Split:
+        """The split called ``name``. Raises :class:`KeyError` that lists the splits there are."""
+        for split in self.splits:
+            if split.name == name:
+                return split
+        raise KeyError(f"no split {name!r}; splits: {', '.join(s.name for s in self.splits) or 'none'}")
+
+    @property
+    def dataset_digest(self) -> str:
+        """SHA-256 of what the dataset *is*: encoding, columns with their digests, splits and normalisation.
+
+        It does not depend on the container or on sharding, so two people can compare it across formats.
+        """
+        d = to_plain(self)
+        return sha256_json({k: d[k] for k in ("encoding", "records", "columns", "splits", "normalization")})
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the whole manifest, as it is in the ``digest`` field of its JSON."""
+        return sha256_json(to_plain(self))
+
+    def to_json(self) -> str:
+        """Canonical JSON with the digest of everything else in ``digest``."""
+        text = canonical(to_plain(self) | {"digest": self.digest})
+        if len(text) > MAX_JSON_BYTES:
+            raise ManifestError(f"the manifest would have {len(text)} bytes, more than {MAX_JSON_BYTES}")
+        return text
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Manifest:
+        """Parses and validates. Raises :class:`ManifestError` for anything that :meth:`to_json` cannot have written.
+
+        Memory is bounded: some 500 MB for the worst that a stranger can think of.
+        """
+        if len(text) > MAX_JSON_BYTES:
+            raise ManifestError(f"the manifest has {len(text)} bytes, more than {MAX_JSON_BYTES}")
+        raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        separators = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+        if separators > _MAX_JSON_VALUES:
+            raise ManifestError(f"the manifest has more than {_MAX_JSON_VALUES} values")
+        try:
+            plain = json.loads(text, object_pairs_hook=unique)
+        except (ValueError, RecursionError) as error:
+            raise ManifestError(f"the manifest is not JSON: {error}") from None
+        if not isinstance(plain, dict):
+            raise ManifestError(f"the manifest is not a JSON object but {type(plain).__name__}")
+        version = plain.get("format_version")
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise ManifestError(f"the manifest has no valid format_version: {version!r}")
+        if version > FORMAT_VERSION:
+            raise ManifestError(
+                f"the store has format version {version}, this packstore reads up to {FORMAT_VERSION}: "
+                "upgrade packstore"
+            )
+        digest = plain.pop("digest", None)
+        try:
+            found = sha256_json(plain)
+        except (ValueError, RecursionError) as error:
+            raise ManifestError(f"the manifest cannot be read: {error}") from None
+        if digest != found:
+            raise ManifestError(f"the manifest is damaged: its SHA-256 is {found}, expected {digest!r}")
+        return cast("Manifest", from_plain(_SCHEMA, cls, plain, "manifest"))
+
+
+def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
+    """Raises :class:`ManifestError` unless the columns that packstore knows are what the encoding makes them."""
+    image, key, checksum, shape = (columns.get(name) for name in ("image", "key", "checksum", "shape"))
+    assert image is not None
+    found = (image.kind, image.dtype, image.shape, image.layout)
+    if encoding in ENCODED:
+        good = found == ("ragged", "uint8", (), None)
+    elif image.kind == "ragged":
+        good = encoding == "uint8" and found == ("ragged", "uint8", (), "HWC")
+        _check(
+            shape is not None and (shape.kind, shape.dtype, shape.shape) == ("fixed", "int32", (3,)),
+            "'shape' column, which raw pixels of varying size need",
+            shape,
+        )
+    else:
+        layout, channels = ("HWC", image.shape[-1:]) if encoding == "uint8" else ("CHW", image.shape[:1])
+        good = image.dtype == encoding and image.layout == layout and len(image.shape) == 3 and channels == (3,)
+    _check(good, f"image column for the encoding {encoding}", found)
+    _check(key is not None and key.kind == "ragged", "column 'key'", key)
+    row = columns.get("row_checksum")
+    row_numbers = row is None or (row.kind, row.dtype, row.shape) == ("fixed", "uint64", ())
+    _check(row_numbers, "column 'row_checksum'", row)
+    numbers = checksum is not None and (checksum.kind, checksum.dtype, checksum.shape)
+    _check(numbers == ("fixed", "uint64", ()), "column 'checksum'", checksum)
+
+
+def fixed_digest(data: bytes | memoryview) -> str:
+    """Digest of a fixed column: SHA-256 of its little-endian, C-ordered bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def ragged_digest(offsets_sha256: bytes, data_sha256: bytes) -> str:
+    """Digest of a ragged column: SHA-256 of (SHA-256 of its int64 offsets, N + 1 of them from 0) + (of its bytes)."""
+    return hashlib.sha256(offsets_sha256 + data_sha256).hexdigest()
+
+
+# How each field of each class is read back; what is not listed is a scalar of the given types.
+_SCALAR = (str, int, float, bool, type(None))
+_SCHEMA: dict[type, dict[str, Any]] = {
+    Column: {
+        "name": str,
+        "kind": str,
+        "dtype": str,
+        "shape": [int],
+        "layout": (str, type(None)),
+        "classes": ([str], None),
+        "nbytes": int,
+        "digest": (str, type(None)),
+    },
+    Split: {"name": str, "start": int, "stop": int},
+    Normalization: {"mean": [float], "std": [float]},
+    Shard: {"name": str, "records": int, "nbytes": int, "digest": str, "manifest_digest": str},
+    Skipped: {"key": str, "reason": str},
+    Origin: {"kind": str, "name": str, "ignored": int, "digest": (str, type(None))},
+    Manifest: {
+        "format": str,
+        "encoding": str,
+        "records": int,
+        "columns": [Column],
+        "origin": Origin,
+        "splits": [Split],
+        "normalization": (Normalization, None),
+        "options": {"*": _SCALAR},
+        "versions": {"*": str},
+        "skipped": [Skipped],
+        "shards": [Shard],
+        "format_version": int,
+    },
+}

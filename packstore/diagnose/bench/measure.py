@@ -1,0 +1,278 @@
+"""The clock: how many images a second each stage of loading does by itself, and all of them together."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.core.errors import DecodeError, printable
+from packstore.core.manifest import ENCODED
+from packstore.core.progress import Progress, ProgressCallback
+from packstore.stores.base import Reader
+from packstore.training.augment import Frames, apply_ops, plan_ops
+from packstore.training.dataset import PackedDataset
+from packstore.training.loader import PackedLoader
+from packstore.training.loader.alone import work_alone
+from packstore.training.loader.rows import Rows
+from packstore.training.random_draws import Draws
+
+CHUNK = 16  # records that a thread takes at a time
+_SAMPLE_BYTES = 96 << 20
+_SAMPLE_RECORDS = 512
+_PIXEL_BYTES = 64 << 20
+_ORDERED = 1 << 20
+_EPOCH_BATCHES = 64  # an epoch's start should not weigh more than it does on a real dataset
+
+
+class Clock:
+    """Runs work for about a given time, and tells the progress callback which stage begins."""
+
+    def __init__(self, seconds: float, stages: int, progress: ProgressCallback) -> None:
+        self.seconds = seconds
+        self._progress = progress
+        self._stages = stages
+        self._begun = 0
+
+    def begin(self, stage: str) -> None:
+        """Says what comes now."""
+        self._progress(Progress(stage, self._begun, self._stages, 0))
+        self._begun += 1
+
+    def rate(self, stage: str, work: Callable[[int], int], threads: int = 1, share: float = 1.0) -> float:
+        """Images a second of ``work``, called with 0, 1, 2 … from ``threads`` threads until the time is over.
+
+        They are threads like the loader's: where torch does not work alone, small work takes it many times as long.
+        ``work`` returns how many images it did, and 0 to end early; every thread calls it once in any case.
+        """
+        self.begin(stage)
+        numbers, until = count(), time.perf_counter() + self.seconds * share
+
+        def worker(_: int) -> int:
+            done = 0
+            for number in numbers:  # next() of a count is one operation under the GIL
+                did = work(number)
+                done += did
+                if not did or time.perf_counter() >= until:
+                    break
+            return done
+
+        start = time.perf_counter()
+        with ThreadPoolExecutor(threads, thread_name_prefix="packstore-bench", initializer=work_alone) as pool:
+            images = sum(pool.map(worker, range(threads)))
+        return images / max(time.perf_counter() - start, 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Images a second of reading: see :class:`packstore.diagnose.bench.advice.Rates`."""
+
+    first: float
+    again: float
+    one: float
+    disk_share: float
+
+
+def reading(clock: Clock, dataset: PackedDataset, threads: int) -> Reading:
+    """Copies records in random order out of the store: once from wherever they are, then from the page cache."""
+    reader, order = dataset.reader, random_records(dataset, _ORDERED)
+    chunks = [order[i : i + CHUNK].tolist() for i in range(0, len(order), CHUNK)]
+    seen: list[int] = []
+    blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+
+    def fresh(number: int) -> int:
+        if number >= len(chunks):
+            return 0
+        seen.append(number)
+        return _touch(reader, chunks[number])
+
+    first = clock.rate("read", fresh, threads)
+    known = sorted(seen)
+    from_disk = (resource.getrusage(resource.RUSAGE_SELF).ru_inblock - blocks) * 512
+    wanted = sum(len(reader.view(record)) for number in known for record in chunks[number])
+
+    def again(number: int) -> int:
+        return _touch(reader, chunks[known[number % len(known)]])
+
+    many, one = clock.rate("read again", again, threads, 0.5), clock.rate("read, 1 thread", again, share=0.5)
+    return Reading(first, many, one, from_disk / max(1, wanted))
+
+
+def _touch(reader: Reader, records: Sequence[int]) -> int:
+    for record in records:
+        source = np.frombuffer(reader.view(record), np.uint8)
+        # numpy lets go of the GIL while it copies, so that threads wait for the disk side by side, as decoders do.
+        np.copyto(np.empty_like(source), source)
+    return len(records)
+
+
+def random_records(dataset: PackedDataset, most: int) -> NDArray[np.int64]:
+    """Record numbers of the split in random order; of a very large one a random choice."""
+    rng, length = np.random.default_rng(0), len(dataset)
+    chosen = rng.permutation(length) if length <= most else np.unique(rng.integers(0, length, most))
+    return np.asarray(rng.permutation(chosen)[:most] + dataset.reader.split(dataset.split).start, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some records in memory: numbers, bytes, and the pixels of as many of them as fit."""
+
+    records: list[int]
+    data: list[bytes]
+    pixels: list[NDArray[Any]]
+
+
+def take_sample(dataset: PackedDataset) -> Sample:
+    """A random sample of bounded size. Raises :class:`DecodeError` that names a record which is damaged."""
+    reader, held = dataset.reader, 0
+    records: list[int] = []
+    data: list[bytes] = []
+    pixels: list[NDArray[Any]] = []
+    encoded = dataset.manifest.encoding in ENCODED
+    for record in random_records(dataset, _SAMPLE_RECORDS).tolist():
+        if data and held >= _SAMPLE_BYTES:
+            break
+        records.append(record)
+        data.append(bytes(reader.view(record)))
+        held += len(data[-1])
+        if sum(image.nbytes for image in pixels) < _PIXEL_BYTES:
+            pixels.append(decode(dataset, record, data[-1]) if encoded else np.array(reader.array(record)))
+    return Sample(records, data, pixels)
+
+
+def decode(dataset: PackedDataset, record: int, data: bytes) -> NDArray[np.uint8]:
+    """A whole image; an error names the record."""
+    try:
+        return dataset.decoder.decode(data)
+    except DecodeError as error:
+        key = printable(dataset.reader.key(record))
+        raise DecodeError(f"record {record} ({key}) of {printable(str(dataset.path))}: {error}") from None
+
+
+def decoding(clock: Clock, dataset: PackedDataset, sample: Sample, threads: int) -> tuple[float, float]:
+    """Images a second of decoding whole images, with one thread and with all."""
+
+    def work(number: int) -> int:
+        index = number % len(sample.data)
+        decode(dataset, sample.records[index], sample.data[index])
+        return 1
+
+    return clock.rate("decode, 1 thread", work), clock.rate("decode", work, threads, 0.5)
+
+
+def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
+    """Images a second of the loader's operations with one thread, on pixels that are decoded; None without any."""
+    operations = tuple(loader.options.augment)
+    if not operations:
+        return None
+    here = loader._at_decoding
+    if here:
+        frames = _frames(loader, sample)
+        rows = Rows(
+            torch.empty((len(frames), *loader._make_assembler().shape), dtype=torch.uint8, device="cpu"), frames
+        )
+
+        def one(number: int) -> int:
+            index = number % len(sample.pixels)
+            rows.place(index, sample.pixels[index])
+            return 1
+
+        return clock.rate("augment, 1 thread", one)
+    batch = torch.from_numpy(np.stack(sample.pixels))
+    if loader.dataset.manifest.encoding == "bfloat16":
+        batch = batch.view(torch.bfloat16)
+    if loader.dataset.manifest.image.layout == "HWC":
+        batch = batch.permute(0, 3, 1, 2)
+    draws = Draws(0, 0, torch.tensor(sample.records[: len(batch)], device="cpu"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return clock.rate("augment, 1 thread", lambda _: len(apply_ops(operations, batch, draws)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _frames(loader: PackedLoader, sample: Sample) -> Frames:
+    sizes = np.array([image.shape[:2] for image in sample.pixels], np.int64)
+    return plan_ops(loader._at_decoding, sizes, Draws(0, 0, np.array(sample.records[: len(sizes)], np.int64)))
+
+
+def copying(clock: Clock, row: tuple[int, ...], dtype: torch.dtype, batch_size: int, device: torch.device) -> float:
+    """Images a second of copying batches to the device: from page-locked memory to a GPU, else through memory."""
+    host = torch.ones((batch_size, *row), dtype=dtype, device="cpu")
+    if device.type == "cuda":
+        host = host.pin_memory()
+    there = torch.empty_like(host, device=device)
+
+    def work(_: int) -> int:
+        there.copy_(host, non_blocking=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return batch_size
+
+    work(0)
+    return clock.rate("copy", work, share=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class EndToEnd:
+    """What a loader did: images a second, cores that were busy, and thread seconds an image for read and decode."""
+
+    images_per_second: float
+    cores_busy: float
+    read_seconds: float
+    decode_seconds: float
+    mode: str
+    reason: str
+
+
+def make_loader(dataset: PackedDataset, batch_size: int, threads: int, augment: Sequence[Any]) -> PackedLoader:
+    """A shuffling loader whose epochs are long even where the dataset is small."""
+    times = -(-_EPOCH_BATCHES * batch_size // len(dataset))
+    indices = np.tile(np.arange(len(dataset)), times) if times > 1 else None
+    return PackedLoader(dataset, batch_size, shuffle=True, threads=threads, augment=list(augment), indices=indices)
+
+
+def end_to_end(clock: Clock, stage: str, loader: PackedLoader, share: float = 1.0) -> EndToEnd:
+    """Runs the loader for the clock's time; the first batch, with which it starts up, does not count."""
+    clock.begin(stage)
+    images, start, cpu, elapsed = 0, 0.0, 0.0, 0.0
+    while not images or elapsed < clock.seconds * share:
+        for item in loader:
+            now = time.perf_counter()
+            if not start:
+                start, cpu = now, _cpu()
+                loader.reset_stats()
+                continue
+            images += len(item if isinstance(item, torch.Tensor) else item[0])
+            elapsed = now - start
+            if elapsed >= clock.seconds * share:
+                break
+    if loader.device.type == "cuda":
+        torch.cuda.synchronize(loader.device)
+        elapsed = time.perf_counter() - start
+    elapsed = max(elapsed, 1e-9)
+    stats = loader.stats()
+    counted = max(1.0, stats["images"])
+    return EndToEnd(
+        images / elapsed,
+        (_cpu() - cpu) / elapsed,
+        stats["read_seconds"] / counted,
+        stats["decode_seconds"] / counted,
+        loader.mode,
+        loader.mode_reason,
+    )
+
+
+def _cpu() -> float:
+    times = os.times()
+    return times.user + times.system

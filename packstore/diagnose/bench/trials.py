@@ -1,0 +1,116 @@
+"""A sample of the images packed in other ways, and the loader's rate with each: advice that has been tried."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from packstore.core.manifest import ENCODED, Manifest
+from packstore.diagnose.bench.advice import Trial
+from packstore.diagnose.bench.measure import Clock, Sample, end_to_end, make_loader
+from packstore.images.encode import WRITABLE_ENCODINGS
+from packstore.images.sniff import HeaderError, sniff
+from packstore.packing.conversion import convert
+from packstore.training.dataset import PackedDataset
+
+RECORDS = 128
+ROOM = 256 / 224
+"""Shorter side that is kept for a random resized crop, by the crop's size, as everybody packs ImageNet."""
+MUCH_LARGER = 1.2
+"""Images are worth shrinking where their shorter side is that many times what is kept."""
+SMALL_SIDE = 64
+"""Images of one size and at most this side are tried as pixels that stay in device memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way of packing: its options, as ``packstore convert`` spells them and as Python does."""
+
+    how: str
+    options: dict[str, Any]
+    changes: str = ""
+
+
+def candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop: int | None) -> list[Candidate]:
+    """What could be faster for a store of image files; nothing for stores of pixels.
+
+    Args:
+        manifest: The store's.
+        sizes: ``(height, width)`` of some of its images.
+        crop: The side that training crops to; None where it takes whole images.
+    """
+    if manifest.encoding not in ENCODED or not sizes:
+        return []
+    found = []
+    if "seekable" in WRITABLE_ENCODINGS and manifest.encoding != "seekable" and crop is not None:
+        found.append(
+            Candidate("--encoding seekable", {"encoding": "seekable"}, "JPEG files keep their pixels, others do not")
+        )
+    if len(set(sizes)) == 1 and max(sizes[0]) <= SMALL_SIDE:
+        found.append(
+            Candidate("--encoding uint8 --size {}x{}".format(*sizes[0]), {"encoding": "uint8", "size": sizes[0]})
+        )
+        return found
+    kept = round((crop or min(map(min, sizes))) * ROOM)
+    shorter = sum(map(min, sizes)) / len(sizes)
+    if crop is not None and shorter > MUCH_LARGER * kept:
+        changes = f"images shrink to a shorter side of {kept} pixels"
+        for encoding in ("jpeg", "uint8"):
+            found.append(
+                Candidate(f"--encoding {encoding} --resize {kept}", {"encoding": encoding, "resize": kept}, changes)
+            )
+    else:
+        found.append(Candidate("--encoding uint8", {"encoding": "uint8"}))
+    return found
+
+
+def try_out(
+    clock: Clock,
+    dataset: PackedDataset,
+    sample: Sample,
+    ways: Sequence[Candidate],
+    make_augment: Callable[[Manifest], tuple[Sequence[Any], str]],
+    batch_size: int,
+    threads: int,
+) -> list[Trial]:
+    """The loader's rate with the sample as it is, and then packed in each of ``ways``; nothing without any."""
+    if not ways:
+        return []
+    trials: list[Trial] = []
+    usual = ""
+    with tempfile.TemporaryDirectory(prefix="packstore-bench-") as scratch:
+        folder = Path(scratch) / "images" / "sample"
+        folder.mkdir(parents=True)
+        for number, data in enumerate(sample.data[:RECORDS]):
+            (folder / f"{number:05}{_suffix(data)}").write_bytes(data)
+        store_format = "lmdb" if dataset.manifest.format == "lmdb" else "hdf5"
+        for number, way in enumerate([Candidate("", {"encoding": "original"}), *ways]):
+            path = Path(scratch) / str(number)
+            convert(folder.parent, path, format=store_format, check="none", workers=threads, **way.options)
+            with_device = PackedDataset(path, device=dataset.device)
+            operations, words = make_augment(with_device.manifest)
+            loader = make_loader(with_device, batch_size, threads, operations)
+            found = end_to_end(clock, f"try {way.how or 'as it is'}", loader, 0.5)
+            image = with_device.manifest.image
+            each = image.nbytes / max(1, with_device.manifest.records)
+            usual = usual or words
+            other = "" if words == usual else words
+            trials.append(Trial(way.how, found.images_per_second, each, found.mode, way.changes, other))
+            with_device.close()
+    if dataset.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return trials
+
+
+def _suffix(data: bytes) -> str:
+    """A file name's ending by the content, which an image folder goes by."""
+    try:
+        kind = sniff(data).kind
+    except HeaderError:
+        kind = "jpeg"
+    return {"jpeg": ".jpg", "pnm": ".ppm", "tiff": ".tif"}.get(kind, f".{kind}")

@@ -1,0 +1,215 @@
+"""A small image folder to try packstore on, generated: real files of every common image format, and their oddities.
+
+The pictures of the classes are easy to tell apart, and grainy, so that their files compress like photographs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.random import Generator
+from PIL import Image, ImageDraw
+
+from packstore.core.errors import DestinationError
+
+SPLITS = ("train", "val")
+_SEED = 2026
+_SIDES = (90, 128, 160, 200, 256)
+_OVERSAMPLING = 3  # shapes are drawn larger and reduced, so that their edges are smooth
+_GRAIN = 6.0  # standard deviation of the noise, in steps of 255
+
+Colour = tuple[int, int, int]
+
+
+def make_demo(path: Path, *, images_per_class: int = 18) -> None:
+    """Makes an image folder ``path/{train,val}/class/file`` with four classes.
+
+    Each class has ``images_per_class`` images in ``train`` and a third of that, at least one, in ``val``. The formats
+    take turns: JPEG (4:4:4, 4:2:0, progressive, grayscale, CMYK, rotated by EXIF), PNG (RGB, RGBA, palette, 16-bit
+    grayscale), BMP, WebP, TIFF, animated GIF. One PNG is called ``.JPEG``; a hidden file and a ``Thumbs.db`` lie among
+    the images, as they do in real folders. The same arguments give the same pictures.
+
+    Raises:
+        ValueError: ``images_per_class`` is less than 1.
+        DestinationError: ``path`` is a file, or a directory that is not empty, or cannot be written.
+    """
+    if images_per_class < 1:
+        raise ValueError(f"images_per_class must be at least 1, got {images_per_class}")
+    try:
+        existed = path.exists()
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise DestinationError(f"{path} is not empty: name a directory that is empty or does not exist yet")
+        try:
+            # Inside the directory, not beside it: where an empty one is somebody's working directory, it stays.
+            with tempfile.TemporaryDirectory(prefix=".packstore-demo-", dir=path) as staging:
+                _fill(Path(staging), images_per_class)
+                for split in SPLITS:
+                    (Path(staging) / split).rename(path / split)
+        except BaseException:
+            if existed:
+                for split in SPLITS:
+                    shutil.rmtree(path / split, ignore_errors=True)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+    except FileExistsError:
+        raise DestinationError(f"{path} is a file: name a directory that is empty or does not exist yet") from None
+    except OSError as error:
+        raise DestinationError(f"cannot write the demo to {path}: {error.strerror or error}") from error
+
+
+def _fill(root: Path, images_per_class: int) -> None:
+    turn = 0
+    for split_number, split in enumerate(SPLITS):
+        count = images_per_class if split_number == 0 else max(1, images_per_class // 3)
+        for class_number, (name, shapes) in enumerate(_CLASSES.items()):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                rng = np.random.default_rng((_SEED, split_number, class_number, number))
+                suffix, save = _FORMATS[turn % len(_FORMATS)]
+                turn += 1
+                save(_picture(shapes, rng), folder / f"{name}-{number:03d}{suffix}")
+    name, shapes = next(iter(_CLASSES.items()))
+    folder = root / SPLITS[0] / name
+    # ImageNet has such a file: its name says JPEG, its content is PNG.
+    _picture(shapes, np.random.default_rng(_SEED)).save(folder / f"{name}-misnamed.JPEG", format="PNG")
+    (folder / ".hidden").write_bytes(b"not an image\n")
+    (folder / "Thumbs.db").write_bytes(b"not an image either\n")
+
+
+# --- pictures: a gradient, the shapes of the class on it, and grain ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Canvas:
+    draw: ImageDraw.ImageDraw
+    width: int
+    height: int
+    rng: Generator
+
+    def colour(self) -> Colour:
+        r, g, b = (int(v) for v in self.rng.integers(0, 256, 3))
+        return r, g, b
+
+    def point(self) -> tuple[float, float]:
+        return float(self.rng.uniform(0, self.width)), float(self.rng.uniform(0, self.height))
+
+    def size(self, smallest: float, largest: float) -> float:
+        """A length, as a share of the shorter side."""
+        return float(self.rng.uniform(smallest, largest)) * min(self.width, self.height)
+
+
+def _picture(shapes: Callable[[_Canvas], None], rng: Generator) -> Image.Image:
+    width, height = (int(side) for side in rng.choice(_SIDES, 2))
+    corners = rng.integers(0, 256, (2, 2, 3), dtype=np.uint8)
+    large = (width * _OVERSAMPLING, height * _OVERSAMPLING)
+    image = Image.fromarray(corners).resize(large, Image.Resampling.BICUBIC)
+    shapes(_Canvas(ImageDraw.Draw(image), *large, rng))
+    pixels = np.asarray(image.resize((width, height), Image.Resampling.BOX), dtype=np.float32)
+    grainy = pixels + rng.normal(0, _GRAIN, pixels.shape).astype(np.float32)
+    return Image.fromarray(np.clip(np.rint(grainy), 0, 255).astype(np.uint8))
+
+
+def _discs(canvas: _Canvas) -> None:
+    for _ in range(int(canvas.rng.integers(4, 10))):
+        (x, y), r = canvas.point(), canvas.size(0.06, 0.25)
+        canvas.draw.ellipse((x - r, y - r, x + r, y + r), fill=canvas.colour())
+
+
+def _rings(canvas: _Canvas) -> None:
+    (x, y), step = canvas.point(), canvas.size(0.06, 0.12)
+    colours = canvas.colour(), canvas.colour()
+    for turn in range(int((canvas.width + canvas.height) / step), 0, -1):
+        r = turn * step
+        canvas.draw.ellipse((x - r, y - r, x + r, y + r), fill=colours[turn % 2])
+
+
+def _stripes(canvas: _Canvas) -> None:
+    step, slope = canvas.size(0.08, 0.2), float(canvas.rng.uniform(-1, 1)) * canvas.height
+    colour = canvas.colour()
+    for left in np.arange(-canvas.height, canvas.width + canvas.height, 2 * step):
+        x, h = float(left), canvas.height
+        canvas.draw.polygon(((x, 0), (x + step, 0), (x + step + slope, h), (x + slope, h)), fill=colour)
+
+
+def _triangles(canvas: _Canvas) -> None:
+    for _ in range(int(canvas.rng.integers(5, 12))):
+        (x, y), r, turn = canvas.point(), canvas.size(0.1, 0.35), float(canvas.rng.uniform(0, 120))
+        canvas.draw.regular_polygon((x, y, r), 3, rotation=turn, fill=canvas.colour())
+
+
+_CLASSES: dict[str, Callable[[_Canvas], None]] = {
+    "discs": _discs,
+    "rings": _rings,
+    "stripes": _stripes,
+    "triangles": _triangles,
+}
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def _jpeg(
+    mode: str = "RGB", *, subsampling: int = 2, progressive: bool = False, orientation: int | None = None
+) -> Callable[[Image.Image, Path], None]:
+    """``subsampling`` as Pillow numbers it: 0 is 4:4:4 and 2 is 4:2:0."""
+
+    def save(image: Image.Image, path: Path) -> None:
+        exif = Image.Exif()
+        if orientation is not None:
+            exif[0x0112] = orientation
+        image.convert(mode).save(
+            path, format="JPEG", quality=90, subsampling=subsampling, progressive=progressive, exif=exif
+        )
+
+    return save
+
+
+def _plain(image: Image.Image, path: Path) -> None:
+    image.save(path)
+
+
+def _rgba(image: Image.Image, path: Path) -> None:
+    rows = np.linspace(255, 64, image.height).astype(np.uint8)
+    image.putalpha(Image.fromarray(np.repeat(rows[:, None], image.width, axis=1)))
+    image.save(path)
+
+
+def _palette(image: Image.Image, path: Path) -> None:
+    image.quantize(64).save(path)
+
+
+def _gray16(image: Image.Image, path: Path) -> None:
+    Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257).save(path)
+
+
+def _animated(image: Image.Image, path: Path) -> None:
+    frames = [image, image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), image.transpose(Image.Transpose.ROTATE_180)]
+    image.save(path, save_all=True, append_images=frames[1:], duration=200, loop=0)
+
+
+# No more of them than a class has images by default, so that every class has every format.
+_FORMATS: tuple[tuple[str, Callable[[Image.Image, Path], None]], ...] = (
+    (".jpg", _jpeg()),
+    (".jpg", _jpeg(subsampling=0)),
+    (".png", _plain),
+    (".jpeg", _jpeg(progressive=True)),
+    (".jpg", _jpeg("L")),
+    (".png", _rgba),
+    (".jpg", _jpeg("CMYK")),
+    (".png", _palette),
+    (".webp", _plain),
+    (".png", _gray16),
+    (".bmp", _plain),
+    (".gif", _animated),
+    (".tif", _plain),
+    (".JPEG", _jpeg()),
+    (".jpg", _jpeg(orientation=6)),
+)

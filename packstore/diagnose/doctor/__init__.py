@@ -1,0 +1,177 @@
+"""``packstore doctor``: what is installed, what the machine has, and what of it will make loading slow or fail.
+
+Libraries are looked at in processes of their own (:mod:`packstore.diagnose.doctor.probes`): one that is broken,
+whatever it does when it is imported, cannot take the doctor with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packstore import __version__
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.diagnose.doctor import machine
+from packstore.diagnose.doctor.facts import Fact
+from packstore.diagnose.doctor.jpeg import decoder_facts
+
+__all__ = ["Fact", "Report", "examine"]
+
+PROBE_SECONDS = 120.0
+"""A library that takes longer to be imported is reported as broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One to look at: import name, the name people know, whether packstore needs it, and how to get it."""
+
+    module: str
+    name: str
+    needed: bool
+    install: str
+
+
+LIBRARIES = (
+    Library("torch", "torch", True, "pip install torch"),
+    Library("lmdb", "lmdb", True, "pip install lmdb"),
+    Library("h5py", "h5py", True, "pip install h5py"),
+    Library("numpy", "numpy", True, "pip install numpy"),
+    Library("PIL", "Pillow", True, "pip install Pillow"),
+    Library("xxhash", "xxhash", True, "pip install xxhash"),
+    Library("simplejpeg", "simplejpeg", True, "pip install simplejpeg"),
+    # Its library is the system's; simplejpeg stands in for it.
+    Library("turbojpeg", "PyTurboJPEG", True, "pip install 'PyTurboJPEG<2'; on Debian: apt install libturbojpeg0"),
+    Library("jpeg4py", "jpeg4py", False, "pip install jpeg4py"),
+    Library("cv2", "OpenCV", False, "pip install opencv-python-headless"),
+    Library("matplotlib", "matplotlib", False, "pip install matplotlib"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found, in order."""
+
+    facts: tuple[Fact, ...]
+
+    @property
+    def problems(self) -> tuple[Fact, ...]:
+        """The facts that something should be done about."""
+        return tuple(fact for fact in self.facts if fact.problem is not None)
+
+
+def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCallback = no_progress) -> Report:
+    """Looks at the installation and the machine.
+
+    Args:
+        path: A store, or where one is to be: the folder whose disk is looked at. None for the working directory.
+        disk: Measure the speed of that disk, with a temporary file.
+        progress: Told what is looked at.
+    """
+    folder = machine.folder_of(path or Path.cwd())
+    progress(Progress("libraries", 0, 3, 0))
+    facts = [
+        Fact("versions", "packstore", __version__),
+        Fact("versions", "Python", platform.python_version(), f"{platform.python_version()} ({sys.executable})"),
+        Fact("versions", "system", platform.platform()),
+    ]
+    names = [library.module for library in LIBRARIES]
+    found = dict(zip([*names, "cuda"], _probe_all([*names, "cuda"]), strict=True))
+    found["decoders"] = _probe("decoders")  # by itself, since it is timed
+    facts += [_library(library, found[library.module]) for library in LIBRARIES]
+    progress(Progress("machine", 1, 3, 0))
+    facts += decoder_facts(found["decoders"])
+    facts += _gpu(found["cuda"], found["torch"])
+    facts += machine.processor_facts()
+    facts += machine.memory_facts()
+    facts += machine.limit_facts()
+    progress(Progress("disk", 2, 3, 0))
+    if path is not None:
+        facts.append(machine.path_fact(path, folder))
+    # Not on another disk than the one that was meant.
+    there = path is None or path.exists() or path.absolute().parent == folder
+    facts += machine.disk_facts(folder, measure=disk and there)
+    return Report(tuple(facts))
+
+
+def _library(library: Library, found: dict[str, Any]) -> Fact:
+    if "error" not in found:
+        text = ", ".join([found["version"], *found.get("details", ())])
+        return Fact("versions", library.name, found["version"], text)
+    if found.get("missing"):
+        text = "not installed" if library.needed else f"not installed (optional: {library.install})"
+        problem = f"packstore needs it: {library.install}" if library.needed else None
+        return Fact("versions", library.name, None, text, problem)
+    problem = f"it is installed and does not work: {found['error']}; {library.install}"
+    return Fact("versions", library.name, None, "broken", problem)
+
+
+def _gpu(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
+    if "error" in cuda:
+        text = "unknown, since torch does not work" if "error" in torch else "unknown"
+        return [Fact("GPU", "CUDA", None, text, None if "error" in torch else cuda["error"])]
+    if not cuda["devices"]:
+        built = cuda["built"]
+        text = f"none: torch is built for CUDA {built}, and finds no device" if built else "none: torch is a CPU build"
+        problem = None
+        if cuda["driver"] is not None and built is None:
+            problem = f"there is an NVIDIA driver ({cuda['driver']}): a CUDA build of torch would use it"
+        elif cuda["driver"] is not None:
+            problem = (
+                f"there is an NVIDIA driver ({cuda['driver']}) that torch cannot use: {cuda['reason'] or 'no device'}"
+            )
+        return [Fact("GPU", "CUDA", False, text, problem)]
+    facts = [Fact("GPU", "CUDA", cuda["built"], f"{cuda['built']}, driver {cuda['driver'] or 'unknown'}")]
+    for number, device in enumerate(cuda["devices"]):
+        gigabytes = f"{device['free'] / 1e9:.1f} of {device['total'] / 1e9:.1f} GB free"
+        facts.append(Fact("GPU", f"cuda:{number}", device, f"{device['name']}, {gigabytes}"))
+    pinned = cuda["pinned"]
+    if "error" in pinned:
+        problem = f"page-locked memory cannot be had ({pinned['error']}): copies will be slow and wait for each other"
+        facts.append(Fact("GPU", "pinned memory", None, "does not work", problem))
+    else:
+        text = f"{pinned['pinned'] / 1e9:.1f} GB/s to the GPU, {pinned['pageable'] / 1e9:.1f} GB/s from plain memory"
+        facts.append(Fact("GPU", "pinned memory", pinned, text))
+    return facts
+
+
+def _probe_all(names: Iterable[str]) -> list[dict[str, Any]]:
+    with ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 2))) as pool:
+        return list(pool.map(_probe, names))
+
+
+_CHILD = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from packstore.diagnose.doctor.probes import probe
+found = probe(sys.argv[2])
+sys.stdout.write("\\n" + json.dumps(found))
+"""
+
+
+def _probe(name: str) -> dict[str, Any]:
+    """What :func:`packstore.diagnose.doctor.probes.probe` says in a process of its own, or what became of that."""
+    command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), name]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=PROBE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"it did not finish within {PROBE_SECONDS:.0f} seconds"}
+    except OSError as error:
+        return {"error": f"no process could be started to look at it: {error.strerror or error}"}
+    last = done.stdout.decode("utf-8", "replace").rpartition("\n")[2]
+    try:
+        found: dict[str, Any] = json.loads(last)
+    except ValueError:
+        how = f"was killed by signal {-done.returncode}" if done.returncode < 0 else f"ended with {done.returncode}"
+        said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return {"error": f"a process that imported it {how}" + (f": {said[:200]}" if said else "")}
+    return found

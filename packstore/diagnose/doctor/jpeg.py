@@ -1,0 +1,92 @@
+"""The JPEG decoders: which one is used, and whether another would be faster."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from typing import Any
+
+from packstore.diagnose.doctor.facts import Fact
+
+FASTER = 1.15
+"""A decoder is called faster from that many times the rate on."""
+
+_GET = {
+    "turbojpeg": "on Debian and Ubuntu: apt install libturbojpeg0",
+    "simplejpeg": "pip install simplejpeg",
+}
+
+
+def decoder_facts(found: dict[str, Any]) -> list[Fact]:
+    """From the answer of the ``decoders`` probe."""
+    facts = []
+    if "error" in found:
+        facts.append(Fact("JPEG", "decoder", None, "unknown", f"the decoders cannot be tried: {found['error']}"))
+    else:
+        facts += rate_facts(found["decoders"], found["used"])
+        facts.append(_crops(found["used"], found["regions"]))
+        facts.append(_seekable_crops(found["not_compiled"]))
+    facts.append(_jpegtran())
+    return facts
+
+
+def rate_facts(decoders: dict[str, Any], used: str) -> list[Fact]:
+    """One fact for the decoder in use, with what would be faster, and one for each other."""
+    rates = {name: d["images_per_second"] for name, d in decoders.items() if d["available"]}
+    fastest = max(rates, key=lambda name: rates[name])
+    problem = None
+    if set(rates) == {"pillow"}:
+        problem = f"only Pillow decodes here, which is slow: {_GET['simplejpeg']}"
+    elif rates[fastest] > FASTER * rates[used]:
+        gain = rates[fastest] / rates[used]
+        problem = f"{fastest} is {gain:.2f} times as fast: use --decoder {fastest}, decoder={fastest!r}"
+    facts = [Fact("JPEG", "decoder", used, f"{used}, {_speed(decoders[used])}", problem)]
+    for name, decoder in decoders.items():
+        if name == used:
+            continue
+        if decoder["available"]:
+            facts.append(Fact("JPEG", name, decoder, _speed(decoder)))
+        else:
+            facts.append(Fact("JPEG", name, decoder, f"not available: {decoder['reason']}"))
+    return facts
+
+
+def _speed(decoder: dict[str, Any]) -> str:
+    return f"{decoder['version']}: {decoder['images_per_second']:,.0f} images/s of 500 x 375 on one core"
+
+
+def _crops(used: str, regions: str | None) -> Fact:
+    if regions is not None:
+        text = f"of ordinary JPEG files only the crop's region is decoded, by {regions}"
+    elif used in ("turbojpeg", "simplejpeg"):
+        text = (
+            "of ordinary JPEG files the rows down to the crop's lower edge are decoded; only its region where "
+            "libturbojpeg is there in version 3 or newer (PACKSTORE_TURBOJPEG can name its file)"
+        )
+    else:
+        text = "ordinary JPEG files are decoded whole"
+    return Fact("JPEG", "crops", regions, text)
+
+
+def _seekable_crops(not_compiled: str | None) -> Fact:
+    text = "by compiled code"
+    if not_compiled is not None:
+        text = f"in Python, with a tenth fewer images/s: {not_compiled}"
+    return Fact("JPEG", "seekable crops", not_compiled is None, text)
+
+
+def _jpegtran() -> Fact:
+    path = shutil.which("jpegtran")
+    if path is None:
+        text = "not installed (rewrites JPEG files without loss; on Debian and Ubuntu: apt install libjpeg-turbo-progs)"
+        return Fact("JPEG", "jpegtran", None, text)
+    try:
+        done = subprocess.run(
+            [path, "-version"], capture_output=True, stdin=subprocess.DEVNULL, timeout=20, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Fact("JPEG", "jpegtran", path, path, f"it does not run: {error}")
+    said = (done.stdout + done.stderr).decode("utf-8", "replace")
+    version = re.search(r"version (\d+(?:\.\d+)+)", said)
+    return Fact("JPEG", "jpegtran", path, f"{path}, libjpeg-turbo {version[1]}" if version else path)

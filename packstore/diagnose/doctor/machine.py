@@ -1,0 +1,243 @@
+"""The machine: processors, memory, limits, disk. Nothing here needs a library."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from packstore.core.errors import printable
+from packstore.core.parallel import default_workers
+from packstore.diagnose.doctor.facts import Fact
+
+DISK_BYTES = 64 << 20
+DISK_SECONDS = 10.0
+"""Writing stops after that time, so that a slow disk gives a figure too."""
+
+FEW_FILES = 1024
+SMALL_SHM = 1 << 30
+NETWORK = ("nfs", "cifs", "smb", "fuse", "ceph", "gluster", "lustre", "beegfs", "9p", "afs")
+_BLOCK = 4 << 20
+
+
+def folder_of(path: Path) -> Path:
+    """The existing directory that ``path`` is or lies in; that of a store where it is a directory store itself."""
+    path = path.absolute()
+    if path.is_dir() and ((path / "data.mdb").exists() or (path / "manifest.json").exists()):
+        return path.parent
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def path_fact(path: Path, folder: Path) -> Fact:
+    """What is at ``path``, whose ``folder`` :func:`folder_of` has found."""
+    name = printable(str(path))
+    if path.exists():
+        return Fact("disk", "path", str(path), name)
+    problem = None
+    if path.absolute().parent != folder:
+        problem = (
+            f"it does not exist, nor does the folder it would lie in: the disk of {printable(str(folder))} is meant"
+        )
+    return Fact("disk", "path", str(path), f"{name}, which does not exist yet", problem)
+
+
+def processor_facts() -> list[Fact]:
+    """Cores by the hardware, by this process's affinity, and by the container's quota."""
+    usable, all_cores, quota = default_workers(), os.cpu_count() or 1, cpu_quota()
+    facts = [
+        Fact("processor", "model", _model()),
+        Fact("processor", "cores", usable, f"{usable} of {all_cores} usable"),
+    ]
+    if quota is not None:
+        problem = None
+        if quota < usable - 0.01:
+            threads = max(1, math.floor(quota))
+            problem = f"threads default to {usable}, which the quota then stops and starts: use threads={threads}"
+        facts.append(Fact("processor", "quota of the container", quota, f"{quota:.3g} cores", problem))
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    problem = (
+        f"{load:.1f} cores were busy in the last minute, before this: what is measured now may be low"
+        if load > usable * 0.5
+        else None
+    )
+    facts.append(Fact("processor", "load", load, f"{load:.2f} in the last minute", problem))
+    return facts
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores that the control group allows (version 2, then 1); None where it does not limit."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()[:2]
+    except (OSError, ValueError):
+        try:
+            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    try:
+        cores = float(quota) / float(period)
+    except (ValueError, ZeroDivisionError):  # "max"
+        return None
+    return cores if cores > 0 else None
+
+
+def memory_facts(root: Path = Path("/sys/fs/cgroup")) -> list[Fact]:
+    """RAM, what the container may have of it, and /dev/shm."""
+    facts = []
+    total, available = _meminfo()
+    if total is not None and available is not None:
+        text = f"{total / 1e9:.1f} GB, {available / 1e9:.1f} GB available"
+        facts.append(Fact("memory", "RAM", {"total": total, "available": available}, text))
+    limit = memory_limit(root)
+    if limit is not None and (total is None or limit < total):
+        facts.append(Fact("memory", "limit of the container", limit, f"{limit / 1e9:.1f} GB, page cache included"))
+    shm = Path("/dev/shm")
+    if shm.is_dir():
+        usage = shutil.disk_usage(shm)
+        small = usage.total < SMALL_SHM
+        problem = (
+            "DataLoader's worker processes need more (docker run --shm-size=8g); PackedLoader needs none of it"
+            if small
+            else None
+        )
+        facts.append(Fact("memory", "/dev/shm", usage.total, f"{usage.total / 1e9:.2g} GB", problem))
+    return facts
+
+
+def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that the control group allows; None where it does not limit."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = (root / name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit() and int(text) < 1 << 60:
+            return int(text)
+    return None
+
+
+def _meminfo() -> tuple[int | None, int | None]:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None, None
+    fields = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+    sizes = [int(fields[name][0]) * 1024 if name in fields else None for name in ("MemTotal", "MemAvailable")]
+    return sizes[0], sizes[1]
+
+
+def limit_facts() -> list[Fact]:
+    """Limits of the process that loading runs into."""
+    facts = []
+    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = files != resource.RLIM_INFINITY and files < FEW_FILES
+    problem = f"a store of many shards opens a file for each: ulimit -n {hard}" if few else None
+    facts.append(Fact("limits", "open files", _value(files), _limit(files), problem))
+    if hasattr(resource, "RLIMIT_MEMLOCK"):
+        locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        text = _limit(locked, bytes=True) + " (page-locked buffers of CUDA do not count)"
+        facts.append(Fact("limits", "locked memory", _value(locked), text))
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    problem = None
+    if space != resource.RLIM_INFINITY:
+        problem = "LMDB and mapped files take address space as large as the store: ulimit -v unlimited"
+    elif sys.maxsize < 1 << 32:
+        problem = "a 32-bit Python cannot map stores of more than 2 GB: use a 64-bit one"
+    facts.append(Fact("limits", "address space (LMDB's map)", _value(space), _limit(space, bytes=True), problem))
+    return facts
+
+
+def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
+    """The disk of ``folder``: kind, free space and, with ``measure``, sequential speed."""
+    facts = [Fact("disk", "folder", str(folder), printable(str(folder)))]
+    kind = _filesystem(folder)
+    if kind is not None:
+        problem = None
+        if kind.startswith(NETWORK):
+            problem = "a network file system: shuffle in blocks (block=1024), or copy the store to a local disk"
+        facts.append(Fact("disk", "file system", kind, problem=problem))
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return [
+            *facts,
+            Fact("disk", "free", None, "unknown", f"the folder cannot be looked at: {error.strerror or error}"),
+        ]
+    facts.append(Fact("disk", "free", free, f"{free / 1e9:.1f} GB"))
+    if not measure:
+        return facts
+    if free < 4 * DISK_BYTES:
+        return [*facts, Fact("disk", "speed", None, "not measured: too little space is free", "free some space")]
+    try:
+        written, read = disk_speed(folder)
+    except OSError as error:
+        reason = f"{error.strerror or error}"
+        return [*facts, Fact("disk", "speed", None, f"not measured: no file can be written there ({reason})")]
+    text = f"writes {written / 1e6:,.0f} MB/s, reads {read / 1e6:,.0f} MB/s (a file of {DISK_BYTES >> 20} MB, in order)"
+    return [*facts, Fact("disk", "speed", {"write": written, "read": read}, text)]
+
+
+def disk_speed(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
+    """Bytes a second of writing to the disk, and of reading back once the page cache has let go of it.
+
+    Uses a temporary file without a name, which is gone whatever happens. Raises :class:`OSError`.
+    """
+    block = os.urandom(_BLOCK)  # not zeros, which some disks do not store
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        start, size = time.perf_counter(), 0
+        while size < nbytes and time.perf_counter() - start < DISK_SECONDS:
+            size += file.write(block)
+        os.fsync(file.fileno())
+        written = size / max(time.perf_counter() - start, 1e-9)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.seek(0)
+        start, size = time.perf_counter(), 0
+        while time.perf_counter() - start < DISK_SECONDS and (piece := file.read(_BLOCK)):
+            size += len(piece)
+        return written, size / max(time.perf_counter() - start, 1e-9)
+
+
+def _filesystem(folder: Path) -> str | None:
+    """Kind of the file system, by the longest mount point that ``folder`` lies under."""
+    try:
+        lines = Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return None
+    best, kind = "", None
+    for line in lines:
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = fields[1].replace("\\040", " ")
+        inside = point == "/" or str(folder) == point or str(folder).startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind
+
+
+def _model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    found = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return found or platform.processor() or platform.machine()
+
+
+def _value(limit: int) -> int | None:
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _limit(limit: int, bytes: bool = False) -> str:
+    if limit == resource.RLIM_INFINITY:
+        return "unlimited"
+    return f"{limit / 1e6:,.1f} MB" if bytes else f"{limit:,}"

@@ -1,0 +1,1 @@
+"""Images and their bytes: recognise, decode, resize, encode. Imports core."""

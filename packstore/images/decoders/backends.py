@@ -1,0 +1,181 @@
+"""The fast JPEG libraries, each loaded on first use: ``data -> uint8 (H, W, 3) RGB``.
+
+Each takes a whole JPEG with 8-bit samples and 1 or 3 components, decodes with the accurate DCT and fancy upsampling (as
+Pillow does), may be called from many threads at once, and raises for anything that is not flawless: the caller then
+asks Pillow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.images.jpeg import is_whole
+from packstore.images.turbojpeg_library import wanted_library
+
+
+class Decode(Protocol):
+    """``shrink`` 2 or 4 gives an image of half or a quarter of the sides, rounded up, where the library can scale
+    while it decodes; otherwise it is not heeded."""
+
+    def __call__(self, data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]: ...
+
+
+class DecodeRows(Protocol):
+    """The rows of a plain JPEG whose frame header says fewer than it has (see ``height_at`` of
+    :class:`packstore.images.sniff.ImageInfo`): ``height`` of them, ``width`` wide.
+
+    It has one fault, which is none here: bytes between its last row and its end. libjpeg keeps its first warning, so
+    where that is it, there was none before, and none can follow. Anything else raises. With restart markers, or bytes
+    out of place in the header, the same warning could come sooner and hide others."""
+
+    def __call__(self, data: memoryview, height: int, width: int, /) -> NDArray[np.uint8]: ...
+
+
+class Library(NamedTuple):
+    """What a library offers.
+
+    Attributes:
+        decode: Whole images; None for Pillow, which is asked in another way.
+        version: Its name and version.
+        rows: Upper rows alone; None where it cannot.
+    """
+
+    decode: Decode | None
+    version: str
+    rows: DecodeRows | None = None
+
+
+class UnavailableError(Exception):
+    """A library cannot be used here; the message says why."""
+
+
+def load(name: str) -> Library:
+    """The library ``name``. Raises :class:`UnavailableError`."""
+    try:
+        return _LOADERS[name]()
+    except ImportError as error:
+        raise UnavailableError(f"{error} (pip install {_PACKAGES[name]})") from error
+    # What ctypes and cffi say of a missing library or symbol, the last of a file that is not named in UTF-8.
+    except (OSError, RuntimeError, AttributeError, UnicodeDecodeError) as error:
+        raise UnavailableError(f"{' '.join(str(error).split())} ({_SYSTEM_LIBRARY})") from error
+
+
+_SURPLUS = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
+
+
+def _turbojpeg() -> Library:
+    module = importlib.import_module("turbojpeg")
+    base: Any = getattr(module, "TurboJPEG", None)
+    if base is None:
+        raise UnavailableError("the module 'turbojpeg' is not PyTurboJPEG's (pip uninstall turbojpeg)")
+    if not hasattr(base, "_TurboJPEG__report_error"):
+        # Without this hook damaged files would come back as a Python warning and wrong pixels.
+        raise UnavailableError(
+            f"PyTurboJPEG {module.__version__} is not one that packstore knows (pip install 'PyTurboJPEG<2')"
+        )
+
+    def report_error(self: Any, handle: Any) -> None:
+        # PyTurboJPEG turns libjpeg's "corrupt data" into warnings.warn and returns the pixels, right or wrong.
+        raise OSError(self._TurboJPEG__get_error_string(handle))
+
+    def report_more(self: Any, handle: Any) -> None:
+        reason = self._TurboJPEG__get_error_string(handle)
+        if not _SURPLUS.fullmatch(reason.decode("ascii", "replace") if isinstance(reason, bytes) else str(reason)):
+            raise OSError(reason)
+
+    strict = type("_StrictTurboJPEG", (base,), {"_TurboJPEG__report_error": report_error})
+    # Without a path it finds the system's library. Each call makes its own handle, so threads can share it.
+    path = wanted_library() or None
+    library = strict(path)
+    upper = type("_UpperTurboJPEG", (base,), {"_TurboJPEG__report_error": report_more})(path)
+    rgb = module.TJPF_RGB
+
+    def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
+        image: NDArray[np.uint8] = library.decode(data, rgb, None if shrink == 1 else (1, shrink))
+        return image
+
+    def rows(data: memoryview, height: int, width: int, /) -> NDArray[np.uint8]:
+        image: NDArray[np.uint8] = upper.decode(data, rgb)
+        return image
+
+    return Library(decode, f"PyTurboJPEG {module.__version__}", rows)
+
+
+def _simplejpeg() -> Library:
+    module = importlib.import_module("simplejpeg")
+
+    def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
+        least: dict[str, int] = {}
+        if shrink > 1:
+            # It takes the smallest scale that gives at least so many pixels, which is this one.
+            height, width = (-(-side // shrink) for side in module.decode_jpeg_header(data)[:2])
+            least = {"min_height": height, "min_width": width, "min_factor": shrink}
+        image: NDArray[np.uint8] = module.decode_jpeg(data, "RGB", strict=True, **least)
+        return image
+
+    def rows(data: memoryview, height: int, width: int, /) -> NDArray[np.uint8]:
+        image = np.empty((height, width, 3), np.uint8)
+        try:
+            module.decode_jpeg(data, "RGB", buffer=image, strict=True)
+        except ValueError as error:  # raised when all is decoded
+            if not _SURPLUS.fullmatch(str(error)):
+                raise
+        return image
+
+    return Library(decode, f"simplejpeg {module.__version__}", rows)
+
+
+def _jpeg4py() -> Library:
+    module = importlib.import_module("jpeg4py")
+    importlib.import_module("jpeg4py._cffi").initialize()
+
+    def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
+        jpeg = module.JPEG(np.frombuffer(data, np.uint8))
+        jpeg.parse_header()
+        image = np.empty((jpeg.height, jpeg.width, 3), np.uint8)
+        jpeg.decode(image)
+        return image
+
+    return Library(decode, f"jpeg4py {version('jpeg4py')}")
+
+
+def _opencv() -> Library:
+    cv2 = importlib.import_module("cv2")
+    flags = {
+        1: cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION,
+        2: cv2.IMREAD_REDUCED_COLOR_2 | cv2.IMREAD_IGNORE_ORIENTATION,
+        4: cv2.IMREAD_REDUCED_COLOR_4 | cv2.IMREAD_IGNORE_ORIENTATION,
+    }
+
+    def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
+        if not is_whole(data):
+            raise ValueError("the JPEG is irregular")  # OpenCV would return what it has and tell nobody
+        bgr = cv2.imdecode(np.frombuffer(data, np.uint8), flags[shrink])
+        if bgr is None:
+            raise ValueError("OpenCV cannot decode the JPEG")
+        image: NDArray[np.uint8] = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
+        return image
+
+    return Library(decode, f"OpenCV {cv2.__version__}")
+
+
+_SYSTEM_LIBRARY = "on Debian and Ubuntu: apt install libturbojpeg0"
+_PACKAGES = {
+    "turbojpeg": "'PyTurboJPEG<2'",
+    "simplejpeg": "simplejpeg",
+    "jpeg4py": "jpeg4py",
+    "opencv": "opencv-python-headless",
+}
+_LOADERS: dict[str, Callable[[], Library]] = {
+    "turbojpeg": _turbojpeg,
+    "simplejpeg": _simplejpeg,
+    "jpeg4py": _jpeg4py,
+    "opencv": _opencv,
+}

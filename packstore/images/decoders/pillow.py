@@ -1,0 +1,154 @@
+"""Every kind of image, through Pillow: the reference that the fast decoders are measured against."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import re
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import DecodeError
+from packstore.images.jpeg import without_metadata
+from packstore.images.sniff import HeaderError, sniff, too_many_pixels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from PIL import Image
+
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+# Only these plugins ever see a stranger's bytes (not EPS, which would start ghostscript). They are called directly
+# instead of through Image.open, which imports all plugins, measures the image against a process-wide limit of its own
+# and warns about it.
+_PLUGINS: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
+    ("JpegImagePlugin", "JpegImageFile", (b"\xff\xd8\xff",)),
+    ("PngImagePlugin", "PngImageFile", (b"\x89PNG\r\n\x1a\n",)),
+    ("GifImagePlugin", "GifImageFile", (b"GIF87a", b"GIF89a")),
+    ("WebPImagePlugin", "WebPImageFile", (b"RIFF",)),
+    ("TiffImagePlugin", "TiffImageFile", _TIFF),
+    ("PpmImagePlugin", "PpmImageFile", (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6")),
+    ("BmpImagePlugin", "BmpImageFile", (b"BM",)),
+)
+_ORIENTATION = 0x0112
+
+_TURNS: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.transpose(1, 0, 2),
+    6: lambda a: a[::-1].transpose(1, 0, 2),
+    7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda a: a[:, ::-1].transpose(1, 0, 2),
+}
+"""How each EXIF orientation (TIFF 6.0, tag 274) comes upright."""
+
+_warnings_lock = threading.Lock()
+
+
+def version() -> str:
+    """Pillow's version and that of its JPEG library. Raises :class:`ImportError` without Pillow."""
+    features = importlib.import_module("PIL.features")
+    pillow = importlib.import_module("PIL").__version__
+    return f"Pillow {pillow}, libjpeg-turbo {features.version('libjpeg_turbo') or 'absent'}"
+
+
+def decode(data: memoryview, max_pixels: int) -> NDArray[np.uint8]:
+    """Pixels as ``Image.open(...).convert("RGB")`` gives them: uint8 ``(H, W, 3)``, freshly owned.
+
+    Raises:
+        DecodeError: Not an image of a known kind, damaged, truncated, or of more than ``max_pixels`` pixels.
+    """
+    if bytes(data[:3]) == b"\xff\xd8\xff":
+        data = memoryview(without_metadata(data))  # a broken EXIF must neither warn nor fail: no pixel needs it
+    if bytes(data[:4]) == b"RIFF":
+        # Opening a WebP takes memory for two whole images already.
+        with suppress(HeaderError):
+            header = sniff(bytes(data[:64]))
+            check_size(header.width, header.height, max_pixels)
+    try:
+        with _open(data) as image:
+            width, height = image.size
+            check_size(width, height, max_pixels)
+            with _quiet_about_size(width * height):
+                image.load()
+            # Irrelevant to RGB, but Pillow would work out (and warn about) what becomes of it.
+            image.info.pop("transparency", None)
+            return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as error:  # plugins raise almost anything on damaged files: OSError, SyntaxError, struct.error ...
+        raise DecodeError(f"damaged image: {_describe(error)}") from error
+
+
+def orientation(data: memoryview) -> int:
+    """The EXIF orientation, 1 … 8; 1 where there is none or it cannot be read. TIFF files always give 1, because
+    Pillow turns these by itself."""
+    if bytes(data[:4]) in _TIFF:
+        return 1
+    try:
+        with _without_warnings(UserWarning), _open(data) as image:
+            value = image.getexif().get(_ORIENTATION, 1)
+    except MemoryError:
+        raise
+    except Exception:  # as in decode; EXIF that cannot be read asks for no turn, as in every viewer
+        return 1
+    return value if value in _TURNS else 1
+
+
+def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """``image``, uint8 ``(H, W, 3)``, turned as EXIF ``orientation`` (1 … 8) says; C-contiguous."""
+    turn = _TURNS.get(orientation)
+    return image if turn is None else np.ascontiguousarray(turn(image))
+
+
+def check_size(width: int, height: int, max_pixels: int) -> None:
+    """Raises :class:`DecodeError` for more than ``max_pixels`` pixels."""
+    reason = too_many_pixels(width, height, max_pixels)
+    if reason is not None:
+        raise DecodeError(reason)
+
+
+def _open(data: memoryview) -> Image.Image:
+    head = bytes(data[:16])
+    for module, name, prefixes in _PLUGINS:
+        if head.startswith(prefixes) and (head[:4] != b"RIFF" or head[8:12] == b"WEBP"):
+            plugin = importlib.import_module(f"PIL.{module}")
+            image: Image.Image = getattr(plugin, name)(io.BytesIO(data))
+            return image
+    raise DecodeError(
+        "not an image of a kind that packstore reads (JPEG, PNG, GIF, WebP, TIFF, PNM, BMP): "
+        f"{len(data)} bytes that begin with {repr(head[:8])[1:]}"
+    )
+
+
+def _quiet_about_size(pixels: int) -> AbstractContextManager[None]:
+    """Pillow's TIFF and GIF plugins warn of images over MAX_IMAGE_PIXELS while loading; ``max_pixels`` has decided."""
+    pil = importlib.import_module("PIL.Image")
+    if pil.MAX_IMAGE_PIXELS is None or pixels <= pil.MAX_IMAGE_PIXELS:
+        return nullcontext()
+    return _without_warnings(pil.DecompressionBombWarning)
+
+
+@contextmanager
+def _without_warnings(category: type[Warning]) -> Iterator[None]:
+    # catch_warnings changes the process's filters: one thread at a time, and never around ordinary decoding.
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore", category)
+        yield
+
+
+def _describe(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    # Pillow quotes bytes as Python spells them: "broken PNG file (chunk b'IDAT')".
+    text = _BYTES_PREFIX.sub("", text)
+    return " ".join(text.split())[:200]
+
+
+_BYTES_PREFIX = re.compile(r"\bb(?=['\"])")

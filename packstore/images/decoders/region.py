@@ -1,0 +1,110 @@
+"""A region of any JPEG, by TurboJPEG's ``tj3SetCroppingRegion``, which is there from libjpeg-turbo 3.0 on.
+
+Everything up to the region's last row is still entropy-decoded (of a progressive file everything): what is saved are
+the inverse DCT, the upsampling and the colours of all else, and whatever lies below. It takes ctypes, for PyTurboJPEG
+offers it from its version 2 on only, and that refuses the library of version 2.1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.images.turbojpeg_library import find_library
+
+_FUNCTIONS = (
+    "tj3SetCroppingRegion",
+    *("tj3Init", "tj3DecompressHeader", "tj3Get", "tj3SetScalingFactor"),
+    *("tj3Decompress8", "tj3GetErrorStr", "tj3Destroy"),
+)
+# From turbojpeg.h.
+_DECOMPRESS, _RGB = 1, 0
+_SUBSAMPLING, _WIDTH, _HEIGHT = 4, 5, 6
+_MCU_WIDTHS = {0: 8, 1: 16, 2: 16, 3: 8, 4: 8, 5: 32, 6: 8}  # 4:4:4, 4:2:2, 4:2:0, gray, 4:4:0, 4:1:1, 4:4:1
+_MARGIN = 2
+"""Columns beside a region on which its pixels depend: fancy upsampling mixes neighbouring columns of chroma, which are
+up to two pixels wide, and a region's edge is to it an image's. Rows it looks after itself."""
+
+
+class DecodeRegion(Protocol):
+    """``box`` (top, left, height, width) of a JPEG of ``height`` by ``width`` pixels that is scaled by 1 / ``shrink``
+    while it is decoded; the box is in pixels after that. uint8 ``(h, w, 3)``, a view of something wider.
+
+    Raises for anything that is not flawless down to there, and for chroma subsampling that TurboJPEG does not know."""
+
+    def __call__(
+        self, data: memoryview, height: int, width: int, box: tuple[int, int, int, int], shrink: int, /
+    ) -> NDArray[np.uint8]: ...
+
+
+class _Region(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in ("x", "y", "w", "h")]
+
+
+class _Scale(ctypes.Structure):
+    _fields_ = [("num", ctypes.c_int), ("denom", ctypes.c_int)]
+
+
+def region_library() -> str | None:
+    """The library that decodes regions here, to be loaded by :mod:`ctypes`; None where there is none. Raises as
+    :func:`packstore.images.turbojpeg_library.find_library`."""
+    return find_library(*_FUNCTIONS)
+
+
+def load_region() -> DecodeRegion | None:
+    """What decodes regions here; None without libjpeg-turbo 3. Raises as :func:`region_library`."""
+    name = region_library()
+    return None if name is None else _load(name)
+
+
+@functools.cache
+def _load(name: str) -> DecodeRegion:
+    size, handle, data = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p
+    # Calls of a microsecond keep the GIL: to give it away and wait for it again takes longer, with threads about.
+    brief = ctypes.PyDLL(name)
+    brief.tj3Init.argtypes, brief.tj3Init.restype = (ctypes.c_int,), handle
+    brief.tj3DecompressHeader.argtypes = (handle, data, size)
+    brief.tj3Get.argtypes = (handle, ctypes.c_int)
+    brief.tj3SetScalingFactor.argtypes = (handle, _Scale)
+    brief.tj3SetCroppingRegion.argtypes = (handle, _Region)
+    brief.tj3GetErrorStr.argtypes, brief.tj3GetErrorStr.restype = (handle,), ctypes.c_char_p
+    brief.tj3Destroy.argtypes, brief.tj3Destroy.restype = (handle,), None
+    decompress = ctypes.CDLL(name).tj3Decompress8
+    decompress.argtypes = (handle, data, size, data, ctypes.c_int, ctypes.c_int)
+
+    def decode(
+        data: memoryview, height: int, width: int, box: tuple[int, int, int, int], shrink: int, /
+    ) -> NDArray[np.uint8]:
+        top, left, rows, columns = box
+        source = np.frombuffer(data, np.uint8)
+        address = source.ctypes.data
+        handle = brief.tj3Init(_DECOMPRESS)  # one a call, so that threads share nothing
+        if not handle:
+            raise MemoryError
+        try:
+            if brief.tj3DecompressHeader(handle, address, source.size):
+                raise ValueError(brief.tj3GetErrorStr(handle))
+            if (brief.tj3Get(handle, _HEIGHT), brief.tj3Get(handle, _WIDTH)) != (height, width):
+                raise ValueError("the image has another size than its header")
+            mcu = _MCU_WIDTHS.get(brief.tj3Get(handle, _SUBSAMPLING))
+            if mcu is None:
+                raise ValueError("unknown subsampling")
+            step = -(-mcu // shrink)
+            first = max(0, left - _MARGIN) // step * step  # as the library demands
+            end = min(-(-width // shrink), left + columns + _MARGIN)
+            region = _Region(first, top, end - first, rows)
+            if brief.tj3SetScalingFactor(handle, _Scale(1, shrink)) or brief.tj3SetCroppingRegion(handle, region):
+                raise ValueError(brief.tj3GetErrorStr(handle))
+            image = np.empty((rows, end - first, 3), np.uint8)
+            # Also for what libjpeg only warns of.
+            if decompress(handle, address, source.size, image.ctypes.data, 0, _RGB):
+                raise ValueError(brief.tj3GetErrorStr(handle))
+        finally:
+            brief.tj3Destroy(handle)
+        return image[:, left - first : left - first + columns]
+
+    return decode

@@ -1,0 +1,93 @@
+"""Lossless rewriting: a JPEG file with optimised Huffman tables, restart markers and a seek index, by libjpeg-turbo."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.images.jpeg import is_whole
+from packstore.images.seekable.index import add_index, check_frame, check_index, read_index
+from packstore.images.seekable.markers import APP2, EOI, SOF2, Data, Frame, NotSeekableError, frame_of, segments
+from packstore.images.seekable.transform import transform
+
+_PRICE = 3.0
+"""How much of a decode has to be saved for a growth of the file, share for share.
+
+Measured over 600 ImageNet files whose Huffman tables were optimal already, with random resized crops: growth 9.6% and
+share of the image needed 0.44 at price 0; 3.7%, 0.47 at 1; 1.9%, 0.51 at 2; 1.46%, 0.53 at 3; 1.3%, 0.54 at 4; 1.1%,
+0.56 at 6; 0.3%, 0.69 with segments that are whole rows."""
+_SEGMENT_BYTES = 4.5
+"""What a segment costs: 2 bytes of marker, half a byte of padding, a prediction that begins anew, and 1.2 in the index.
+Measured as the median of 3.3 and 1.2 over 200 ImageNet files at all intervals."""
+
+
+def make_seekable(data: Data) -> bytes:
+    """The JPEG file ``data`` made seekable, its coefficients and metadata untouched; as it is if it is so already.
+
+    The same file gives the same bytes with the same libjpeg-turbo.
+
+    Raises:
+        NotSeekableError: It cannot be: arithmetic coding, CMYK, 12 bits, a damaged end, several images in one file.
+        UsageError: There is nothing to rewrite it with: see :mod:`packstore.images.seekable.transform`.
+    """
+    if read_index(data) is not None and check_index(data) is None:
+        return bytes(data)
+    data = bytes(data)
+    found = segments(data)
+    frame = frame_of(data, found)
+    check_frame(frame)
+    if any(s.marker == APP2 and data[s.start + 4 : s.start + 8] == b"MPF\0" for s in found):
+        raise NotSeekableError("holds several images")
+    if frame.sof == SOF2 and not is_whole(memoryview(data)):
+        raise NotSeekableError("is a progressive JPEG that lacks scans")
+    # What follows the end of the image is not transformed; few files have it, and it belongs to them.
+    result = add_index(transform(data, choose_interval(frame, len(data))) + data[_end(data) :])
+    after = frame_of(result, segments(result))
+    if after[1:4] != frame[1:4] or len(after.sampling) != len(frame.sampling):
+        raise NotSeekableError("came out of libjpeg-turbo with another frame header")
+    return result
+
+
+def choose_interval(frame: Frame, nbytes: int) -> int:
+    """MCUs between restart markers, a divisor of the MCUs in a row.
+
+    Fewer make crops cheaper and the file larger. Chosen is what costs least, where the cost is the share of the image
+    that random crops need, plus :data:`_PRICE` times the share of the file's size that the segments add.
+    """
+    rows, columns = frame.mcus
+    mcu_height, mcu_width = frame.mcu
+    rows_margin, columns_margin = frame.margin
+    top, left, height, width = _typical_boxes()
+    y0, x0 = top * frame.height, left * frame.width
+    y1, x1 = y0 + height * frame.height, x0 + width * frame.width
+    down = np.ceil(np.minimum(y1 + rows_margin, frame.height) / mcu_height)
+    down -= np.floor(np.maximum(y0 - rows_margin, 0) / mcu_height)
+    best = (float("inf"), columns)
+    for interval in range(1, columns + 1):
+        if columns % interval:
+            continue
+        segment = interval * mcu_width
+        over = np.ceil(np.minimum(x1 + columns_margin, frame.width) / segment)
+        over -= np.floor(np.maximum(x0 - columns_margin, 0) / segment)
+        across = columns // interval
+        share = float((down * over).mean()) / (rows * across)
+        best = min(best, (share + _PRICE * _SEGMENT_BYTES * rows * across / nbytes, interval))
+    return best[1]
+
+
+@functools.cache
+def _typical_boxes() -> NDArray[np.float64]:
+    """Tops, lefts, heights and widths, ``(4, 256)``, of boxes in an image of 1 x 1, spread as those of a random resized
+    crop with its usual ratios: areas from 0.08 to 1, evenly."""
+    number = np.arange(1, 257)
+    area, shape, y, x = (np.modf(number * 0.5**0.5 * p + 0.5)[0] for p in (1.0, 1.1547005, 1.5811388, 1.8708287))
+    ratio = (0.75 + shape * (4 / 3 - 0.75)) ** 0.5
+    side = (0.08 + 0.92 * area) ** 0.5
+    height, width = np.minimum(1, side / ratio), np.minimum(1, side * ratio)
+    return np.array([y * (1 - height), x * (1 - width), height, width])
+
+
+def _end(data: bytes) -> int:
+    return data.rindex(bytes((0xFF, EOI))) + 2

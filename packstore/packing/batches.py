@@ -1,0 +1,102 @@
+"""Samples to records, batch by batch: what the threads of a conversion do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from packstore.core.columns import Buffer
+from packstore.core.errors import CorruptRecordError, SampleError
+from packstore.core.manifest import Skipped
+from packstore.images.encode import Encoder
+from packstore.sources.base import Entry, Source
+
+# A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
+# images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
+# when they are decoded (50 KB of PNG can have 100 MB of pixels), so a worker hands over what it has at each
+# _PIECE_BYTES, and ordered_pieces bounds what is in flight.
+PASS_RECORDS, PASS_BYTES = 256, 4 << 20
+DECODE_RECORDS, DECODE_BYTES = 16, 1 << 20
+_PIECE_BYTES = 4 << 20
+
+
+class Packed(NamedTuple):
+    """A batch, or a part of one, that a worker has finished; the first four lists are parallel.
+
+    Attributes:
+        entries: The entries that became records.
+        records: Their bytes.
+        checksums: The XXH3-64 of each.
+        shapes: The shape of each, None where it does not vary.
+        seen: All entries that were looked at, in order, with those that were skipped.
+        skipped: Those, and why.
+        source_bytes: Bytes of all of them in the source.
+        record_bytes: Bytes of the records.
+        kept: Why files could not be made seekable, for each that was not.
+        lossy: For ``seekable``: how many were no JPEG and became one.
+    """
+
+    entries: list[Entry]
+    records: list[Buffer]
+    checksums: list[int]
+    shapes: list[tuple[int, ...] | None]
+    seen: list[Entry]
+    skipped: list[Skipped]
+    source_bytes: int
+    record_bytes: int
+    kept: Sequence[str] = ()
+    lossy: int = 0
+
+
+def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> Iterator[Packed]:
+    """Yields the records of ``batch`` in parts of about 4 MiB. Raises at a bad sample unless ``skip``."""
+    read, checksum = source.read, xxhash.xxh3_64_intdigest
+    remaining = iter(batch)
+    while True:
+        entries: list[Entry] = []
+        records: list[Buffer] = []
+        checksums: list[int] = []
+        shapes: list[tuple[int, ...] | None] = []
+        seen: list[Entry] = []
+        skipped: list[Skipped] = []
+        kept: list[str] = []
+        source_bytes = record_bytes = lossy = 0
+        for entry in remaining:
+            source_bytes += entry.size_bytes
+            seen.append(entry)
+            try:
+                record, shape, reason, changed = encoder(entry.key, read(entry))
+            except (SampleError, CorruptRecordError) as error:
+                if not skip:
+                    raise
+                skipped.append(Skipped(entry.key, error.reason if isinstance(error, SampleError) else str(error)))
+                continue
+            entries.append(entry)
+            records.append(record)
+            checksums.append(checksum(record))
+            shapes.append(shape)
+            record_bytes += len(record)
+            lossy += changed
+            if reason is not None:
+                kept.append(reason)
+            if record_bytes >= _PIECE_BYTES:
+                break
+        if not seen:
+            return
+        yield Packed(entries, records, checksums, shapes, seen, skipped, source_bytes, record_bytes, kept, lossy)
+
+
+def batches(entries: Iterable[Entry], max_records: int, max_bytes: int) -> Iterator[list[Entry]]:
+    """Entries in lists of at most ``max_records`` and about ``max_bytes``."""
+    batch: list[Entry] = []
+    size = 0
+    for entry in entries:
+        batch.append(entry)
+        size += entry.size_bytes
+        if len(batch) >= max_records or size >= max_bytes:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,427 @@
+"""What a conversion is going to do: options, resolved against the source, with an estimate of the result's size."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from packstore.core.errors import DestinationError, SampleError, UsageError, printable
+from packstore.core.manifest import (
+    ENCODED,
+    FLOAT_ENCODINGS,
+    FORMATS,
+    TENSOR_ENCODINGS,
+    Manifest,
+    Normalization,
+)
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.images.encode import WRITABLE_ENCODINGS, EncodeOptions, Encoder, as_normalization, parse_size
+from packstore.images.sniff import MAX_PIXELS
+from packstore.sources import KINDS, open_source
+from packstore.sources.base import Entry, Source, Survey, paged
+from packstore.stores import format_of, is_store
+from packstore.stores.builder.interrupted import sealed_before
+
+DEFAULT_QUALITY = 90
+_SAMPLED = 24
+"""Images that are encoded for an estimate, spread over the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """How to convert; the defaults are those of ``packstore convert``.
+
+    Attributes:
+        source_kind: Kind of the source instead of recognising it.
+        labels: CSV with the columns ``file,label`` and optionally ``split``.
+        split: Pack only this split.
+        format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the destination's suffix.
+        encoding: One of ``original``, ``seekable``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``; None
+            chooses: a store's own encoding, the source's bytes for LMDB and HDF5, ``float16`` for ``.pth``.
+        size: ``S`` or ``(height, width)`` of tensor encodings.
+        fit: ``crop``, ``pad`` or ``squash``: how an image of another aspect ratio comes to ``size``; None for ``crop``.
+        resize: Shorter side to which ``jpeg`` shrinks, or None.
+        max_side: Longer side that ``jpeg`` and ragged ``uint8`` allow, or None.
+        quality: JPEG quality, 1 … 100; None for 90, and to leave records of a ``jpeg`` store as they are. For
+            ``seekable`` of what is not a JPEG file, or resized: the others keep their pixels.
+        normalize: ``imagenet``, ``cifar10``, ``cifar100``, ``auto``, ``none`` ``M,M,M/S,S,S``, or a
+            :class:`packstore.core.manifest.Normalization`; None chooses.
+        exif_transpose: Turn images as their EXIF orientation says.
+        check: ``header``, ``decode`` or ``none``: how thoroughly each file is checked.
+        on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
+        overwrite: Replace an existing store.
+        restart: Do not go on from an interrupted run.
+        shard_size: Bytes of images a shard, or None for a store of one file.
+        workers: Threads; None for one a core.
+        decoder: Name of the decoder, see :func:`packstore.images.decoders.get_decoder`.
+        max_pixels: An image whose header says more pixels is a bad sample, and so is a file of more than 8 bytes for
+            each of these and 64 MiB: decided before it is read or decoded. What bounds the memory: a thread that
+            decodes takes up to 20 bytes for each of these pixels (3.6 GB by default, for an image as large as allowed).
+    """
+
+    source_kind: str | None = None
+    labels: Path | None = None
+    split: str | None = None
+    format: str | None = None
+    encoding: str | None = None
+    size: int | tuple[int, int] | None = None
+    fit: str | None = None
+    resize: int | None = None
+    max_side: int | None = None
+    quality: int | None = None
+    normalize: str | Normalization | None = None
+    exif_transpose: bool = False
+    check: str = "header"
+    on_error: str = "raise"
+    overwrite: bool = False
+    restart: bool = False
+    shard_size: int | None = None
+    workers: int | None = None
+    decoder: str = "auto"
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "skip"):
+            raise UsageError(f"on_error should be 'raise' or 'skip', got {self.on_error!r}")
+        if self.format is not None and self.format not in FORMATS:
+            raise UsageError(f"unknown format {self.format!r}; formats: {', '.join(FORMATS)}")
+        if self.encoding is not None and self.encoding not in WRITABLE_ENCODINGS:
+            raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(WRITABLE_ENCODINGS)}")
+        check_numbers(self, "workers", "shard_size", "max_pixels")
+        if self.fit is not None and self.size is None:
+            raise UsageError("fit says how an image comes to a size: give a size too")
+        if self.normalize is not None and self.normalize != "auto":
+            as_normalization(self.normalize)
+        if self.source_kind is not None and self.source_kind not in KINDS:
+            raise UsageError(f"unknown kind of source {self.source_kind!r}; kinds: {', '.join(KINDS)}")
+
+
+_Options = TypeVar("_Options")
+
+
+def check_numbers(options: Any, *names: str) -> None:
+    """Raises :class:`UsageError` for a field that is no whole number of at least 1, nor None by default."""
+    defaults = {field.name: field.default for field in fields(options)}
+    for name in names:
+        value = getattr(options, name)
+        if (value is not None or defaults[name] is not None) and (type(value) is not int or value < 1):
+            raise UsageError(f"{name.replace('_', ' ')} should be a whole number of at least 1, got {value!r}")
+
+
+def with_overrides(options: _Options, overrides: Mapping[str, Any]) -> _Options:
+    """``options`` with some fields exchanged. Raises :class:`UsageError` for a field that there is not."""
+    known = [field.name for field in fields(options)]  # type: ignore[arg-type]
+    for name in overrides:
+        if name not in known:
+            raise UsageError(f"unknown option {name!r}; options: {', '.join(known)}")
+    return replace(options, **overrides)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A conversion that is ready to run.
+
+    Attributes:
+        source: The opened source.
+        survey: What it holds.
+        destination: Where the store goes.
+        format: Its format.
+        encode: How samples become records. Its ``normalization`` is still None when ``auto_normalize`` is set.
+        shape: Shape of every record, ``(H, W, 3)`` of its pixels, or None when they differ.
+        auto_normalize: Mean and standard deviation are to be computed first.
+        estimate_bytes: Size of the result, estimated.
+        free_bytes: Free space where it goes.
+        options: The options as given.
+    """
+
+    source: Source
+    survey: Survey
+    destination: Path
+    format: str
+    encode: EncodeOptions
+    shape: tuple[int, ...] | None
+    auto_normalize: bool
+    estimate_bytes: int
+    free_bytes: int
+    options: ConvertOptions
+
+    def encoder(self) -> Encoder:
+        return make_encoder(self.encode, self.survey, self.shape, reencode=self.options.quality is not None)
+
+
+def make_plan(
+    source: Path, destination: Path, options: ConvertOptions, progress: ProgressCallback = no_progress
+) -> Plan:
+    """Looks at source and destination and resolves everything that is left open. Writes nothing.
+
+    Raises:
+        UsageError: Options that do not go together, or with this source.
+        SourceError: The source cannot be read or has nothing to pack.
+        DestinationError: The destination exists, lies inside the source or has too little space.
+    """
+    format = options.format or format_of(destination)
+    if format is None:
+        raise UsageError(
+            f"{printable(str(destination))}: its name does not end like one of a store's; "
+            "use .lmdb, .h5, .hdf5, .pth or .pt, or name one with --format"
+        )
+    _check_places(source, destination, options.overwrite)
+    opened = open_source(source, kind=options.source_kind, labels=options.labels)
+    opened.max_pixels = options.max_pixels
+    try:
+        survey = opened.survey(options.split, progress)
+        encode, auto = _resolve_encoding(format, opened.kind, survey, options)
+        probe = _Probe(opened, options)
+        shape = _uniform_shape(encode, survey, probe)
+        plan = Plan(
+            source=opened,
+            survey=survey,
+            destination=destination,
+            format=format,
+            encode=encode,
+            shape=shape,
+            auto_normalize=auto,
+            estimate_bytes=0,
+            free_bytes=shutil.disk_usage(destination.absolute().parent).free,
+            options=options,
+        )
+        encoder = plan.encoder()
+        if options.decoder != "auto" and encoder.passes_through and options.check != "decode":
+            raise UsageError(
+                f"nothing is decoded for the encoding {encode.encoding} of this source, so a decoder cannot apply; "
+                "leave it out, or add --check decode"
+            )
+        plan = replace(plan, estimate_bytes=_estimate(format, encoder, survey, probe))
+    except BaseException:
+        opened.close()
+        raise
+    return plan
+
+
+def make_encoder(
+    encode: EncodeOptions, survey: Survey, shape: tuple[int, ...] | None, *, reencode: bool = False
+) -> Encoder:
+    """The encoder for what a source yields. ``reencode`` makes new JPEG records even of a ``jpeg`` store's."""
+    store = survey.store
+    encoding = "original" if reencode and survey.encoding in ENCODED else survey.encoding
+    return Encoder(encode, encoding, shape, store.normalization if store else None)
+
+
+def check_space(plan: Plan) -> None:
+    """Raises :class:`DestinationError` when the estimated result does not fit into the free space."""
+    if plan.estimate_bytes > plan.free_bytes:
+        raise DestinationError(
+            f"{printable(str(plan.destination))}: the result takes about {plan.estimate_bytes / 1e6:,.1f} MB, but only "
+            f"{plan.free_bytes / 1e6:,.1f} MB are free there; free some space or write elsewhere"
+        )
+
+
+def _check_places(source: Path, destination: Path, overwrite: bool) -> None:
+    shown = printable(str(destination))
+    if not source.exists():
+        raise UsageError(f"{printable(str(source))}: no such file or directory")
+    parent = destination.absolute().parent
+    if not parent.is_dir():
+        raise DestinationError(f"{shown}: the directory {printable(str(parent))} does not exist; make it first")
+    real_source, real_destination = source.resolve(), destination.resolve()
+    if real_destination == real_source:
+        raise DestinationError(f"{shown}: source and destination are the same; choose another destination")
+    if real_source.is_dir() and real_destination.is_relative_to(real_source):
+        raise DestinationError(
+            f"{shown}: the destination lies inside the source {printable(str(source))}; write it elsewhere"
+        )
+    if real_source.is_relative_to(real_destination):
+        raise DestinationError(
+            f"{shown}: the source {printable(str(source))} lies inside the destination; write it elsewhere"
+        )
+    if os.path.lexists(destination):
+        if not is_store(destination):
+            raise DestinationError(
+                f"{shown}: exists and is not a packstore store, which packstore never replaces; "
+                "remove it yourself or choose another name"
+            )
+        if not overwrite and not sealed_before(destination):
+            raise DestinationError(f"{shown}: exists already; choose another name, or --overwrite to replace it")
+
+
+def _resolve_encoding(format: str, kind: str, survey: Survey, options: ConvertOptions) -> tuple[EncodeOptions, bool]:
+    """The encoding and its options with all defaults filled in; and whether the normalisation is to be computed."""
+    encoding = options.encoding
+    if encoding is None:
+        keeps = survey.encoding in FLOAT_ENCODINGS or format != "pth"
+        encoding = survey.encoding if keeps else "float16"
+    if encoding == "original" and survey.encoding in TENSOR_ENCODINGS:
+        encoding = survey.encoding  # there are no files: the pixels are the original
+    normalize = options.normalize
+    if options.quality is not None and encoding not in ("jpeg", "seekable"):
+        raise UsageError(
+            f"quality is for the encodings jpeg and seekable, not {encoding}; leave it out, or add --encoding jpeg"
+        )
+    if encoding not in FLOAT_ENCODINGS:
+        if normalize is not None:
+            raise UsageError(
+                f"--normalize is for floating point encodings, not {encoding}; add --encoding float16, or leave it out "
+                "and normalise when loading"
+            )
+        normalization = None
+    elif survey.encoding in FLOAT_ENCODINGS and normalize is None:
+        normalization = survey.store.normalization if survey.store else None
+    else:
+        if normalize is None:
+            normalize = kind if kind in ("cifar10", "cifar100") else "imagenet"
+        normalization = None if normalize == "auto" else as_normalization(normalize)
+    if normalize == "auto" and survey.encoding in FLOAT_ENCODINGS:
+        raise UsageError(f"the source is normalised already ({survey.encoding}); leave --normalize out to keep it")
+    encode = EncodeOptions(
+        encoding=encoding,
+        size=options.size,
+        fit=options.fit or "crop",
+        resize=options.resize,
+        max_side=options.max_side,
+        quality=options.quality or DEFAULT_QUALITY,
+        normalization=normalization,
+        exif_transpose=options.exif_transpose,
+        check=options.check,
+        decoder=options.decoder,
+        max_pixels=options.max_pixels,
+    )
+    return encode, normalize == "auto"
+
+
+class _Probe:
+    """A few samples, spread over the source and encoded on demand, for what only images themselves can tell."""
+
+    def __init__(self, source: Source, options: ConvertOptions) -> None:
+        self._source = source
+        self._split = options.split
+
+    def entries(self, records: int) -> Iterator[Entry]:
+        # Fewer of few: in a small source the samples would take as long as a good part of the conversion.
+        count = max(8, min(_SAMPLED, records // 100))
+        step = max(1, records // count)
+        return islice(self._source.entries(self._split), 0, count * step, step)
+
+    def encoded_sizes(self, encoder: Encoder, records: int) -> list[int]:
+        """Bytes of the sampled records. Bad samples are left to the conversion, which has a policy for them."""
+        sizes = []
+        for entry in self.entries(records):
+            try:
+                sizes.append(memoryview(encoder(entry.key, self._source.read(entry)).record).nbytes)
+            except SampleError:
+                continue
+        return sizes
+
+    def shapes(self, encode: EncodeOptions, survey: Survey) -> dict[tuple[int, ...], str]:
+        """The shapes of sampled images, each with the key of an image that has it."""
+        pixels = replace(encode, encoding="uint8", size=None, normalization=None)
+        encoder = make_encoder(pixels, survey, None)
+        found: dict[tuple[int, ...], str] = {}
+        for entry in self.entries(survey.records):
+            try:
+                shape = encoder(entry.key, self._source.read(entry)).shape
+            except SampleError:
+                continue
+            if shape is not None:
+                found.setdefault(tuple(shape), entry.key)
+        return found
+
+
+def _uniform_shape(encode: EncodeOptions, survey: Survey, probe: _Probe) -> tuple[int, ...] | None:
+    """The shape of all records' pixels when it has to be the same, ``(H, W, 3)``."""
+    if encode.encoding in ENCODED:
+        return None
+    if survey.encoding in FLOAT_ENCODINGS:
+        return None if survey.shape is None else (*survey.shape[1:], survey.shape[0])
+    if encode.size is not None:
+        height, width = (encode.size, encode.size) if isinstance(encode.size, int) else encode.size
+        return (height, width, 3)
+    if survey.shape is not None:
+        return survey.shape
+    if encode.encoding == "uint8":
+        return None
+    shapes = probe.shapes(encode, survey)
+    if len(shapes) > 1:
+        some = ", ".join(f"{h}x{w} ({printable(key)})" for (h, w, _), key in islice(shapes.items(), 3))
+        proposal = 224 if min(min(shape[:2]) for shape in shapes) >= 64 else 32
+        raise UsageError(
+            f"{encode.encoding} needs images of one size, and these differ (height x width): {some}; "
+            f"give --size, for example --size {proposal}, or keep the files with --encoding original"
+        )
+    return next(iter(shapes), None)
+
+
+def _estimate(format: str, encoder: Encoder, survey: Survey, probe: _Probe) -> int:
+    records = survey.records
+    image = encoder.columns()[0]
+    columns = survey.key_bytes + records * (8 + 8 + 8 * len(survey.columns))
+    if image.kind == "fixed":
+        nbytes = image.record_nbytes
+        images = records * (paged(nbytes) if format == "lmdb" else nbytes)
+    elif encoder.passes_through:
+        images = survey.paged_bytes if format == "lmdb" else survey.size_bytes
+    else:
+        sizes = probe.encoded_sizes(encoder, records)
+        each = [paged(size) if format == "lmdb" else size for size in sizes]
+        images = sum(each) * records // max(1, len(each))
+    # What a container adds whatever it holds: LMDB leaves a few pages behind with each transaction.
+    return images + columns + (49152 if format == "lmdb" else 8192)
+
+
+_GEOMETRY = ("size", "fit", "resize", "max_side", "exif_transpose")
+
+
+def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
+    """The options that shaped the records, as the manifest keeps them and :func:`encode_options` reads them back."""
+    encode = plan.encode
+    size = encode.size
+    options: dict[str, str | int | float | bool | None] = {
+        "size": None if size is None else f"{size}" if isinstance(size, int) else f"{size[0]}x{size[1]}",
+        "fit": None if size is None else encode.fit,
+        "resize": encode.resize,
+        "max_side": encode.max_side,
+        "exif_transpose": encode.exif_transpose,
+        "quality": encode.quality if encode.encoding in ("jpeg", "seekable") else None,
+        "split": plan.options.split,
+    }
+    store = plan.survey.store
+    if store is not None and not encode.changes_pixels:
+        # What shaped the pixels is what shaped them in the first place.
+        options.update({name: store.options.get(name) for name in _GEOMETRY})
+        options["split"] = options["split"] or store.options.get("split")
+        if plan.encoder().passes_through:
+            options["quality"] = store.options.get("quality")
+    return options
+
+
+def made_alike(manifest: Manifest, other: Manifest) -> bool:
+    """Whether the records of two stores are the same when their images are: shaped by the same options."""
+    names = (*_GEOMETRY, "quality") if manifest.encoding == other.encoding else _GEOMETRY
+    return all(manifest.options.get(name) == other.options.get(name) for name in names)
+
+
+def encode_options(manifest: Manifest, decoder: str = "auto", max_pixels: int = MAX_PIXELS) -> EncodeOptions:
+    """The encode options by which the records of a store were made, from its manifest."""
+    o = manifest.options
+    size = o.get("size")
+    return EncodeOptions(
+        encoding=manifest.encoding,
+        size=None if size is None else parse_size(str(size)),
+        fit=str(o.get("fit") or "crop"),
+        resize=_optional_int(o.get("resize")),
+        max_side=_optional_int(o.get("max_side")),
+        quality=_optional_int(o.get("quality")) or DEFAULT_QUALITY,
+        normalization=manifest.normalization,
+        exif_transpose=bool(o.get("exif_transpose", False)),
+        check="none",
+        decoder=decoder,
+        max_pixels=max_pixels,
+    )
+
+
+def _optional_int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,160 @@
+"""Going on from an interrupted conversion: what makes two the same, and the records that need no packing."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import xxhash
+
+import packstore
+from packstore.core.errors import StoreError, printable
+from packstore.core.manifest import Column, Skipped
+from packstore.images.encode import Encoder
+from packstore.images.seekable import transform_version
+from packstore.packing.batches import PASS_BYTES, PASS_RECORDS, Packed
+from packstore.packing.plan import Plan, recorded_options
+from packstore.sources.base import Entry
+from packstore.stores.builder import StoreBuilder
+from packstore.stores.builder.journal import Progressed
+
+_log = logging.getLogger(__name__)
+
+
+def fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict[str, Any]:
+    """What makes the records of a conversion what they are: plain JSON values, equal for conversions whose stores are
+    equal. Threads, or what happens to bad samples, are not in it."""
+    survey = plan.survey
+    normalization = plan.encode.normalization
+    return {
+        "source": os.fsencode(plan.source.path.resolve()).decode("utf-8", "backslashreplace"),
+        "kind of source": plan.source.kind,
+        "files of the source": plan.source.stamp(),
+        "samples of the source": dict(survey.splits),
+        "bytes of the source": survey.size_bytes,
+        "format": plan.format,
+        "encoding": plan.encode.encoding,
+        "options": recorded_options(plan),
+        "normalization": dataclasses.asdict(normalization) if normalization else None,
+        "check": plan.encode.check,
+        "max pixels": plan.encode.max_pixels,
+        "shard size": plan.options.shard_size,
+        "decoder": None if encoder.passes_through else encoder.decoder_version(),
+        "jpegtran": transform_version() if plan.encode.encoding == "seekable" else None,
+        "packstore": packstore.__version__,
+        "columns": [dataclasses.asdict(column) for column in columns],
+    }
+
+
+class Account:
+    """How far a source was read: the entries that were seen, counted and digested, and those that were skipped.
+
+    The digest is computed when it is asked for: a conversion that ends before its first receipt needs none.
+    """
+
+    def __init__(self) -> None:
+        self.consumed = 0
+        self.skipped: list[Skipped] = []
+        self._digest = xxhash.xxh3_128()
+        self._pending: list[Entry] = []
+
+    def add(self, seen: list[Entry], skipped: list[Skipped] | None = None) -> None:
+        self.consumed += len(seen)
+        self._pending += seen
+        self.skipped += skipped or ()
+
+    def progressed(self) -> Progressed:
+        """For a receipt."""
+        return Progressed(self.consumed, self.digest(), tuple(self.skipped))
+
+    def digest(self) -> str:
+        """A digest of all entries: key, split, labels, size and times of modification and of change of each."""
+        for key, split, labels, size, _, modified, changed in self._pending:
+            self._digest.update(repr((key, split, labels, size, modified, changed)).encode("utf-8", "surrogatepass"))
+        self._pending = []
+        return self._digest.hexdigest()
+
+
+class TakeOver:
+    """The records of an interrupted run as if they had just been packed, and the entries that are left.
+
+    Attributes:
+        records: How many were taken over; final after the iteration.
+        rest: The entries to be packed, after the iteration.
+    """
+
+    def __init__(self, plan: Plan, builder: StoreBuilder) -> None:
+        """Looks whether the source is as it was; if not, the builder forgets the interrupted run, and a warning says
+        why."""
+        source, split = plan.source, plan.options.split
+        self.records = 0
+        self.rest: Iterator[Entry] = iter(())
+        previous = builder.previous
+        if previous is not None:
+            reason = objection(plan, Progressed(previous.consumed, previous.digest, tuple(previous.skipped)))
+            if reason is not None:
+                _log.warning(
+                    "starting afresh: %s records of an interrupted run are not taken over: %s",
+                    f"{previous.records:,}",
+                    reason,
+                )
+                builder.forget()
+        self._previous = builder.previous
+        self._varies = any(column.name == "shape" for column in builder.columns)
+        self.rest = source.entries(split)
+
+    def __iter__(self) -> Iterator[Packed]:
+        """Yields what is proven, from the first record to the first doubt."""
+        if self._previous is None:
+            return
+        previous, entries = self._previous, self.rest
+        skipped = {s.key: s for s in previous.skipped}
+        packed = _empty()
+        for entry in islice(entries, previous.consumed):
+            if entry.key in skipped:
+                packed.skipped.append(skipped[entry.key])
+            else:
+                try:
+                    data, checksum, shape = previous.image(self.records)
+                except StoreError as doubt:
+                    # As a rule the last seconds, which the killed run had noted and not written yet.
+                    _log.info("going on from record %d: %s", self.records, printable(str(doubt)))
+                    self.rest = chain([entry], entries)
+                    break
+                packed.entries.append(entry)
+                packed.records.append(data)
+                packed.checksums.append(checksum)
+                packed.shapes.append(shape if self._varies else None)
+                self.records += 1
+            packed.seen.append(entry)
+            size = sum(map(len, packed.records[-1:]))
+            packed = packed._replace(
+                source_bytes=packed.source_bytes + entry.size_bytes, record_bytes=packed.record_bytes + size
+            )
+            if packed.record_bytes >= PASS_BYTES or len(packed.seen) >= PASS_RECORDS:
+                yield packed
+                packed = _empty()
+        if packed.seen:
+            yield packed
+
+
+def _empty() -> Packed:
+    return Packed([], [], [], [], [], [], 0, 0)
+
+
+def objection(plan: Plan, previous: Progressed) -> str | None:
+    """Why what an interrupted run has made does not fit the source as it is now, or None."""
+    if previous.skipped and plan.options.on_error != "skip":
+        return f"it skipped {len(previous.skipped)} bad samples"
+    account = Account()
+    for entry in islice(plan.source.entries(plan.options.split), previous.consumed):
+        account.add([entry])
+        if account.consumed % PASS_RECORDS == 0:
+            account.digest()
+    if (account.consumed, account.digest()) != (previous.consumed, previous.digest):
+        return "files of the source have changed since"
+    return None

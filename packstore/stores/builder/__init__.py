@@ -1,0 +1,381 @@
+"""Building a store of any format: columns, checksums, splits, shards, and one atomic publish at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from packstore.core.columns import Buffer, ColumnData, Ragged
+from packstore.core.errors import StoreError, printable
+from packstore.core.files import MANIFEST_FILE, identity, writing
+from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped, Split
+from packstore.stores import registry as formats
+from packstore.stores.builder.interrupted import Previous, find_previous
+from packstore.stores.builder.journal import Fingerprint, Journal, Progressed
+from packstore.stores.builder.parts import Part, Parts
+from packstore.stores.builder.publish import Staging
+from packstore.stores.builder.read_back import write_manifest
+from packstore.stores.builder.spools import ColumnSpool, plain_buffers, refuse_duplicates
+from packstore.stores.builder.work_directory import remove_run
+from packstore.stores.row_checksums import ROW_CHECKSUM, row_checksums, value_hashes
+
+_log = logging.getLogger(__name__)
+
+_HASHES = Column("keyhash", "fixed", "uint64")
+
+
+class StoreBuilder:
+    """Writes a store: :meth:`append` batches, then :meth:`commit`. Nothing lies at the destination before that.
+
+    A context manager: leaving it without a commit, or by an exception, aborts and leaves nothing, except what another
+    run can go on from (see ``fingerprint``). Not for several threads at once. Memory does not grow with the number of
+    records.
+
+    Attributes:
+        records: Records so far.
+        previous: What an interrupted run with the same fingerprint has left, or None. Its images are to be appended
+            first, in order; the caller may also :meth:`forget` it.
+        kept: After an abort, the directory in which another run finds what this one has done, or None.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        format: str,
+        encoding: str,
+        columns: Sequence[Column],
+        overwrite: bool = False,
+        shard_size: int | None = None,
+        fingerprint: Fingerprint | None = None,
+        restart: bool = False,
+    ) -> None:
+        """Checks the destination; see :func:`packstore.stores.create_store` for arguments and errors."""
+        if shard_size is not None and shard_size < 1:
+            raise StoreError(f"a shard size must be at least 1 byte, got {shard_size}")
+        blank = tuple(dataclasses.replace(c, nbytes=0, digest=None) for c in columns)
+        # Raises for whatever no manifest can hold.
+        Manifest(format, encoding, 0, blank, Origin("", ""))
+        self._format = format
+        self._encoding = encoding
+        self._columns = blank
+        self._shard_size = shard_size
+        self._runs: list[Split] = []
+        self._splitless = False
+        self.records = 0
+        self._spools: dict[str, ColumnSpool] = {}
+        self._done = False
+        self._base: Manifest | None = None
+        self._journal: Journal | None = None
+        self.previous: Previous | None = None
+        self.kept: Path | None = None
+        self._staging = Staging(Path(path), overwrite=overwrite, owned=formats.owned_files)
+        self._parts = Parts(self._staging.path, format, blank[0], shard_size)
+        try:
+            with writing(self._staging.destination):
+                self._take_up(fingerprint, restart)
+                if shard_size is not None:
+                    self._staging.path.mkdir()
+                for column in (*blank[1:], _HASHES):
+                    self._spools[column.name] = ColumnSpool(column, self._staging.run)
+        except BaseException:
+            self.abort()
+            raise
+
+    def describe(
+        self,
+        *,
+        origin: Origin,
+        normalization: Normalization | None = None,
+        options: Mapping[str, str | int | float | bool | None] | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
+        """Says before the first record what :meth:`commit` would else be told, so that each shard can be sealed when it
+        is full, and another run can take it over."""
+        self._base = self._described(origin, normalization, options, versions)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns, as they were given."""
+        return self._columns
+
+    def forget(self) -> None:
+        """Does without what an interrupted run has left, and removes it. Only before the first record."""
+        if self.previous is not None:
+            self.previous.remove()
+            self.previous = self._parts.previous = None
+
+    def checkpoint(self, progressed: Callable[[], Progressed]) -> None:
+        """To be called after records were appended: writes a receipt, if it is time for one.
+
+        Args:
+            progressed: Says how far the source was read; only called when a receipt is written.
+
+        Raises:
+            DestinationError: The receipt cannot be written; the builder is aborted.
+        """
+        if self._journal is None or time.monotonic() < self._journal.due:
+            return
+        try:
+            with writing(self._staging.destination):
+                self._journal.receipt(progressed(), self._parts.sealed)
+        except BaseException:
+            self.abort()
+            raise
+        if self.previous is not None and self.records >= self.previous.records:
+            self.forget()  # this run has more
+
+    def append(
+        self,
+        images: Sequence[Buffer],
+        columns: Mapping[str, Any],
+        split: str,
+        checksums: NDArray[np.uint64] | None = None,
+    ) -> None:
+        """Adds records.
+
+        Args:
+            images: Bytes of each record's image; in a fixed column exactly the record's size.
+            columns: Values of every column but ``image`` and ``checksum``: for ``key`` (and other ragged ones) a list
+                of ``str`` or bytes, else something array-like of shape ``(len(images), *column.shape)``.
+            split: Name of the split; records of one split follow each other. ``""`` in a store without splits.
+            checksums: ``uint64`` XXH3-64 of each image, when the caller has computed them already.
+
+        Raises:
+            StoreError: Values that do not fit the columns; nothing is added then.
+            DestinationError: The disk is full, or the like; the builder is aborted.
+        """
+        self._open()
+        buffers = plain_buffers(images, "image")
+        sizes = [len(b) for b in buffers]
+        values = self._checked(buffers, sizes, columns, checksums)
+        self._check_split(split)
+        try:
+            with writing(self._staging.destination):
+                for name, column in values.items():
+                    self._spools[name].append(column, len(buffers))
+                self._parts.write(buffers, sizes, self.records)
+                self.records += len(buffers)
+                self._extend_split(split, len(buffers))
+                if self._journal is not None:
+                    self._journal.append(sizes, values["checksum"], values.get("shape"))
+                if self._base is not None:
+                    self._parts.seal_full(self._describe)
+        except BaseException:
+            self.abort()
+            raise
+
+    def commit(
+        self,
+        *,
+        origin: Origin | None = None,
+        normalization: Normalization | None = None,
+        options: Mapping[str, str | int | float | bool | None] | None = None,
+        versions: Mapping[str, str] | None = None,
+        skipped: Sequence[Skipped] = (),
+        progressed: Callable[[], Progressed] | None = None,
+    ) -> Manifest:
+        """Seals the store, reads it again and compares, and moves it to its destination.
+
+        The arguments go into the manifest, which is returned; those of :meth:`describe` are left out where that was
+        called. ``progressed`` is as for :meth:`checkpoint`, for a kill in the last moment.
+
+        Raises:
+            StoreError: No records, or two with the same key (both named).
+            DestinationError: The store cannot be written or moved. In each case nothing is left.
+        """
+        self._open()
+        try:
+            if not self.records:
+                raise StoreError(f"no records to put into {printable(str(self._staging.destination))}")
+            if self._base is None:
+                if origin is None:
+                    raise StoreError("the origin of the records is needed, here or by describe()")
+                self._base = self._described(origin, normalization, options, versions)
+            with writing(self._staging.destination):
+                self._refuse_duplicates()
+                manifest = self._seal(tuple(skipped))
+                # Not of a run so short that it has none yet: a digest of all its entries would cost it several percent.
+                if self._journal is not None and self._journal.written and progressed is not None:
+                    sealed = manifest.digest, identity(self._staging.path)[1]
+                    self._journal.receipt(progressed(), self._parts.sealed, sealed)
+            self._staging.publish()
+        except BaseException:
+            self.abort()
+            raise
+        self._close()
+        return manifest
+
+    def abort(self) -> None:
+        """Drops everything written so far, unless there is a receipt by which another run can go on from it.
+
+        Idempotent; nothing happens after a commit."""
+        if not self._done:
+            try:
+                self._close()
+            finally:
+                if self.previous is not None or (self._journal is not None and self._journal.written):
+                    self.kept = self._staging.work.path
+                    self._staging.keep()
+                else:
+                    self._staging.discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def _open(self) -> None:
+        if self._done:
+            raise StoreError("this store is committed or aborted already")
+
+    def _close(self) -> None:
+        """Closes everything; what was wanted of it is on the disk already."""
+        self._done = True
+        closes = [writer.abort for writer in self._parts.writers()]
+        closes += [spool.close for spool in self._spools.values()]
+        if self._journal is not None:
+            closes.append(self._journal.close)
+        for close in closes:
+            try:
+                close()
+            except OSError as error:  # all the same closed; another error is on its way, or nothing was lost
+                _log.debug("while closing: %s", error)
+
+    def _take_up(self, fingerprint: Fingerprint | None, restart: bool) -> None:
+        """Looks for an interrupted run to go on from, and begins the journal of this one."""
+        runs = [run for run in self._staging.work.runs() if run != self._staging.run]
+        if fingerprint is None:
+            for run in runs:
+                remove_run(run)
+            return
+        image = self._columns[0]
+        self.previous = self._parts.previous = find_previous(runs, fingerprint, self._format, image, restart=restart)
+        self._journal = Journal(self._staging.run, fingerprint)
+
+    def _described(
+        self,
+        origin: Origin,
+        normalization: Normalization | None,
+        options: Mapping[str, str | int | float | bool | None] | None,
+        versions: Mapping[str, str] | None,
+    ) -> Manifest:
+        return Manifest(
+            self._format,
+            self._encoding,
+            0,
+            self._columns,
+            origin,
+            normalization=normalization,
+            options=dict(options or {}),
+            versions=dict(versions or {}),
+        )
+
+    def _checked(
+        self,
+        buffers: Sequence[bytes | memoryview],
+        sizes: list[int],
+        columns: Mapping[str, Any],
+        checksums: NDArray[np.uint64] | None,
+    ) -> dict[str, Any]:
+        """Values of all spools, checked. Raises :class:`StoreError`."""
+        image, count = self._columns[0], len(buffers)
+        if image.kind == "fixed":
+            wrong = next((i for i, size in enumerate(sizes) if size != image.record_nbytes), None)
+            if wrong is not None:
+                raise StoreError(
+                    f"record {self.records + wrong} has {sizes[wrong]} bytes, not {image.record_nbytes} "
+                    f"({image.dtype} {image.shape})"
+                )
+        given = dict(columns)
+        needed = {c.name for c in self._columns[1:]} - {"checksum", ROW_CHECKSUM.name}
+        if given.keys() != needed:
+            raise StoreError(f"values of the columns {sorted(needed)} are needed, got {sorted(given)}")
+        for column in self._columns[1:]:
+            if column.kind == "ragged":
+                try:
+                    given[column.name] = [
+                        v.encode("utf-8", "surrogateescape") if isinstance(v, str) else v for v in given[column.name]
+                    ]
+                except UnicodeEncodeError as error:
+                    raise StoreError(f"a value of column {column.name!r} cannot be stored: {error}") from None
+        if checksums is None:
+            checksums = np.fromiter(map(xxh3_64_intdigest, buffers), np.uint64, count)
+        given["checksum"] = checksums
+        values = {name: self._spools[name].check(given[name], count) for name in given}
+        hashes = {c.name: value_hashes(values[c.name], count) for c in self._columns[1:] if c.kind == "ragged"}
+        values[_HASHES.name] = hashes["key"]
+        if ROW_CHECKSUM.name in self._spools:
+            values[ROW_CHECKSUM.name] = row_checksums(self._columns, values | hashes, count)
+        if image.kind == "ragged" and image.layout is not None:
+            if "shape" not in values:
+                raise StoreError("raw pixels of varying size need a 'shape' column")
+            wrong_shape = np.flatnonzero(values["shape"].astype(np.int64).prod(axis=1) != np.array(sizes, np.int64))
+            if len(wrong_shape):
+                i = int(wrong_shape[0])
+                raise StoreError(f"record {self.records + i} has {sizes[i]} bytes, not shape {values['shape'][i]}")
+        return values
+
+    def _check_split(self, split: str) -> None:
+        if split and not self._splitless:
+            if any(run.name == split for run in self._runs[:-1]):
+                raise StoreError(f"records of split {split!r} must follow each other; {self._runs[-1].name!r} began")
+        elif split or self._runs:
+            raise StoreError("either all records have a split or none")
+
+    def _extend_split(self, split: str, count: int) -> None:
+        if not split:
+            self._splitless = self._splitless or count > 0
+        elif self._runs and self._runs[-1].name == split:
+            self._runs[-1] = Split(split, self._runs[-1].start, self.records)
+        elif count:
+            self._runs.append(Split(split, self.records - count, self.records))
+
+    def _refuse_duplicates(self) -> None:
+        self._spools[_HASHES.name].check_spooled()
+        keys, hashes = (self._spools[n].values(0, self.records) for n in ("key", _HASHES.name))
+        if isinstance(keys, Ragged) and isinstance(hashes, np.ndarray):  # always; the types cannot say it
+            refuse_duplicates(keys, hashes)
+
+    def _seal(self, skipped: tuple[Skipped, ...]) -> Manifest:
+        """Seals all parts, and in a sharded store writes the manifest of the whole last."""
+
+        def describe(part: Part) -> tuple[Manifest, dict[str, ColumnData]]:
+            manifest, columns = self._describe(part)
+            return dataclasses.replace(manifest, skipped=() if self._shard_size else skipped), columns
+
+        manifest = self._parts.seal_all(describe)
+        if manifest is None:
+            whole = self._describe(self._parts.whole())[0]
+            manifest = dataclasses.replace(whole, skipped=skipped, shards=tuple(self._parts.sealed))
+            write_manifest(self._staging.path / MANIFEST_FILE, manifest)
+        return manifest
+
+    def _describe(self, part: Part) -> tuple[Manifest, dict[str, ColumnData]]:
+        """The manifest of a part and its columns except ``image``."""
+        assert self._base is not None
+        data: dict[str, ColumnData] = {}
+        columns = [dataclasses.replace(self._columns[0], nbytes=part.nbytes)]
+        for column in self._columns[1:]:
+            spool = self._spools[column.name]
+            data[column.name] = spool.values(part.start, part.stop)
+            columns.append(spool.finished(part.start, part.stop, data[column.name]))
+        splits = [
+            Split(run.name, max(run.start, part.start) - part.start, min(run.stop, part.stop) - part.start)
+            for run in self._runs
+            if run.start < part.stop and run.stop > part.start
+        ]
+        count = part.stop - part.start
+        return dataclasses.replace(self._base, records=count, columns=tuple(columns), splits=tuple(splits)), data

@@ -1,0 +1,209 @@
+"""What an interrupted run has left, and how much of it is proven: see :mod:`packstore.stores.builder.journal`."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from packstore.core.errors import DestinationError, StoreError, printable
+from packstore.core.files import DATA_FILE, identity
+from packstore.core.manifest import Column, Manifest, Shard, Skipped
+from packstore.stores import registry as formats
+from packstore.stores.base import Reader
+from packstore.stores.builder.journal import Fingerprint, Progressed, Receipt, difference, read_journal, read_receipt
+from packstore.stores.builder.spools import file_digest
+from packstore.stores.builder.work_directory import STORE, WorkDirectory, read_owner, remove_run, runs_of, work_path
+
+_log = logging.getLogger(__name__)
+
+
+class Previous:
+    """The records of an interrupted run, in order, each proven when it is asked for.
+
+    Attributes:
+        records: How many there are.
+        consumed: Entries of the source that gave them, with those skipped.
+        digest: Digest of these entries.
+        skipped: Entries that were left out.
+    """
+
+    def __init__(self, run: Path, receipt: Receipt, format: str, image: Column) -> None:
+        """Raises :class:`StoreError` when what is there is not what the receipt says."""
+        if receipt.progressed is None:
+            raise StoreError("its receipt says how it ended, not how it went")
+        self._run = run
+        self._format = format
+        self._image = image
+        self._rows: NDArray[Any] = read_journal(run, receipt)
+        self._shards = receipt.shards
+        self._starts = [0, *itertools.accumulate(shard.records for shard in receipt.shards)]
+        self._reader: tuple[int, Reader] | None = None
+        self._proven: set[int] = set()
+        self._partial: Callable[[int], memoryview] | None = None
+        self.records = receipt.records
+        self.consumed: int = receipt.progressed.consumed
+        self.digest: str = receipt.progressed.digest
+        self.skipped: Sequence[Skipped] = receipt.progressed.skipped
+        if self._starts[-1] > self.records:
+            raise StoreError("its shards have more records than its journal")
+
+    def image(self, record: int) -> tuple[memoryview, int, tuple[int, ...]]:
+        """The image of a record, its checksum, and its shape where that varies.
+
+        Records are asked for in order. Raises :class:`StoreError` for the first one that cannot be proven.
+        """
+        row = self._rows[record]
+        checksum, shape = int(row["checksum"]), tuple(row["shape"].tolist())
+        if record < self._starts[-1]:  # its shard is proven as a whole
+            return memoryview(self._shard(record)), checksum, shape
+        if self._partial is None:
+            self._partial = self._open_partial()
+        data = self._partial(record - self._starts[-1])
+        if data.nbytes != int(row["size"]) or xxh3_64_intdigest(data) != checksum:
+            raise StoreError(f"record {record} of the interrupted run is not what its journal says")
+        return data, checksum, shape
+
+    def sealed(self, number: int, start: int) -> Shard | None:
+        """The sealed shard that begins with record ``start`` as the store's shard ``number``, if there is one and it
+        has been proven, by reading a record of it."""
+        return self._shards[number] if number in self._proven and self._starts[number] == start else None
+
+    def adopt(self, shard: Shard, path: Path) -> None:
+        """Gives a shard of :meth:`sealed` another name, in another run."""
+        source = self._run / STORE / shard.name
+        if source.is_dir():
+            path.mkdir()
+            source, path = formats.data_file(self._format, source), formats.data_file(self._format, path)
+        try:
+            # Linked, so that this run, too, can be interrupted without a loss.
+            path.hardlink_to(source)
+        except OSError:
+            source.rename(path)
+
+    def remove(self) -> None:
+        """Removes what the interrupted run has left. What was handed out stays valid."""
+        try:
+            remove_run(self._run)
+        except OSError as error:
+            _log.warning("cannot remove %s: %s", printable(str(self._run)), error)
+
+    def _shard(self, record: int) -> Any:
+        if self._reader is None or not 0 <= record - self._starts[self._reader[0]] < len(self._reader[1]):
+            number = next(n for n in range(len(self._shards)) if record < self._starts[n + 1])
+            self._reader = number, self._prove(self._shards[number])
+            self._proven.add(number)
+        number, reader = self._reader
+        return reader.view(record - self._starts[number])
+
+    def _prove(self, shard: Shard) -> Reader:
+        path = self._run / STORE / shard.name
+        try:
+            found = file_digest(formats.data_file(self._format, path))
+        except OSError as error:
+            raise StoreError(f"{shard.name} of the interrupted run cannot be read: {error.strerror or error}") from None
+        reader = formats.open_reader(path)
+        if found != (shard.nbytes, shard.digest) or reader.manifest.digest != shard.manifest_digest:
+            raise StoreError(f"{shard.name} of the interrupted run is not as its receipt says")
+        return reader
+
+    def _open_partial(self) -> Callable[[int], memoryview]:
+        path = self._run / STORE
+        if path.is_dir() and not (self._format == "lmdb" and (path / DATA_FILE).exists()):
+            path = path / formats.shard_name(self._format, len(self._shards))
+        sizes = self._rows["size"][self._starts[-1] :]
+        try:
+            return formats.partial_images(self._format, path, sizes)
+        except OSError as error:
+            raise StoreError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
+
+
+def find_previous(
+    runs: Sequence[Path], fingerprint: Fingerprint, format: str, image: Column, *, restart: bool
+) -> Previous | None:
+    """The run that got furthest among ``runs``, if it did what ``fingerprint`` says; all others are removed.
+
+    Why an interrupted run is of no use is logged as a warning.
+    """
+    best: Previous | None = None
+    reasons: list[str] = []
+    for run in runs:
+        receipt = read_receipt(run)
+        previous = None
+        if receipt is not None and receipt.progressed is not None:
+            differs = "--restart was given" if restart else difference(receipt.fingerprint, fingerprint)
+            if differs is None:
+                try:
+                    previous = Previous(run, receipt, format, image)
+                except StoreError as error:
+                    differs = str(error)
+            if differs is not None and receipt.records:
+                reasons.append(f"{receipt.records:,} records of an interrupted run are not taken over: {differs}")
+        elif not restart:
+            reasons.append("the interrupted run was ended before it had noted what it had done")
+        if previous is None or (best is not None and best.records >= previous.records):
+            remove_run(run)
+        else:
+            if best is not None:
+                best.remove()
+            best = previous
+    if best is None and reasons:
+        _log.warning("starting afresh: %s", reasons[-1])
+    return best
+
+
+def sealed_before(destination: Path) -> bool:
+    """Whether the store at ``destination`` was put there by a run that was killed right after, so that the same
+    conversion has nothing left to do."""
+    return _sealed_receipt(destination) is not None
+
+
+def finish(
+    destination: Path, fingerprint: Fingerprint, objection: Callable[[Progressed], str | None], *, overwrite: bool
+) -> Manifest | None:
+    """Ends a conversion that was killed after its store had got its name and before its work directory was gone.
+
+    Args:
+        destination: The store.
+        fingerprint: Of the conversion that is wanted.
+        objection: Says why the source, as it is now, would give another store, or None.
+        overwrite: Whether the store may be replaced, if it was made otherwise.
+
+    Returns:
+        The manifest of the store; None where there is no such thing.
+
+    Raises:
+        DestinationError: There is, but made by another conversion, and ``overwrite`` is not set.
+    """
+    receipt = _sealed_receipt(destination)
+    if receipt is None:
+        return None
+    differs = difference(receipt.fingerprint, fingerprint)
+    if differs is None and receipt.progressed is not None:
+        differs = objection(receipt.progressed)
+    if differs is None:
+        WorkDirectory(destination).remove()
+        return formats.read_manifest(destination)
+    if overwrite:
+        return None
+    raise DestinationError(
+        f"{printable(str(destination))} exists already, made otherwise ({differs}); choose another name or replace it "
+        "with --overwrite"
+    )
+
+
+def _sealed_receipt(destination: Path) -> Receipt | None:
+    work = work_path(destination)
+    if not work.is_dir() or read_owner(work) is None:
+        return None
+    try:
+        sealed = formats.read_manifest(destination).digest, identity(destination)[1]
+    except (StoreError, OSError):
+        return None
+    receipts = (read_receipt(run) for run in runs_of(work))
+    return next((r for r in receipts if r is not None and (r.sealed, r.inode) == sealed), None)

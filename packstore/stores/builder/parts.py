@@ -1,0 +1,149 @@
+"""The files of a store while it is written: one, or shard after shard, each sealed, proven and synced when full."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from packstore.core.columns import ColumnData
+from packstore.core.errors import StoreError
+from packstore.core.files import sync_tree
+from packstore.core.manifest import Column, Manifest, Shard
+from packstore.stores import registry as formats
+from packstore.stores.base import Writer
+from packstore.stores.builder.interrupted import Previous
+from packstore.stores.builder.read_back import read_again
+from packstore.stores.builder.spools import file_digest
+
+
+@dataclasses.dataclass(slots=True)
+class Part:
+    """One file of the store: the whole store, or a shard.
+
+    Attributes:
+        path: The file, or an LMDB's directory.
+        start: Its first record.
+        stop: One after its last.
+        nbytes: Bytes of its images.
+        writer: None for a shard that is taken over from an interrupted run.
+        adopted: That shard.
+    """
+
+    path: Path
+    start: int
+    stop: int
+    nbytes: int = 0
+    writer: Writer | None = None
+    adopted: Shard | None = None
+
+
+Describe = Callable[[Part], tuple[Manifest, Mapping[str, ColumnData]]]
+"""Gives the manifest of a part and all its columns but ``image``."""
+
+
+class Parts:
+    """Takes images in order, and spreads them over shards where that is asked for.
+
+    Attributes:
+        sealed: The shards that are sealed.
+        previous: Where shards may be taken over from.
+    """
+
+    def __init__(self, path: Path, format: str, image: Column, shard_size: int | None) -> None:
+        """``path`` is the file, or with ``shard_size`` (bytes of images a shard) the directory of shards."""
+        self._path = path
+        self._format = format
+        self._image = image
+        self._shard_size = shard_size
+        self._parts: list[Part] = []
+        self.sealed: list[Shard] = []
+        self.previous: Previous | None = None
+
+    def write(self, buffers: Sequence[bytes | memoryview], sizes: list[int], first_record: int) -> None:
+        """Gives images to the current part, and begins a new one where its size would pass the shard size."""
+        if not self._parts:
+            self._begin(first_record)
+        first = 0
+        if self._shard_size is not None:
+            for i, size in enumerate(sizes):
+                part = self._parts[-1]
+                if part.nbytes + size > self._shard_size and first_record + i > part.start:
+                    _append(part, buffers[first:i])
+                    if part.writer is not None:
+                        part.writer.suspend()
+                    first = i
+                    part = self._begin(first_record + i)
+                part.nbytes += size
+        else:
+            self._parts[-1].nbytes += sum(sizes)
+        _append(self._parts[-1], buffers[first:])
+
+    def seal_full(self, describe: Describe) -> None:
+        """Seals the shards that get no more records. Only when all columns of these records are there."""
+        while self._shard_size is not None and len(self.sealed) < len(self._parts) - 1:
+            self._seal_shard(describe)
+
+    def seal_all(self, describe: Describe) -> Manifest | None:
+        """Seals what is left; returns the manifest of the only file, or None in a sharded store."""
+        if self._shard_size is None:
+            (part,) = self._parts
+            manifest, columns = describe(part)
+            _seal(part, manifest, columns)
+            return manifest
+        while len(self.sealed) < len(self._parts):
+            self._seal_shard(describe)
+        return None
+
+    def whole(self) -> Part:
+        """All parts as one, to be described."""
+        return Part(self._path, 0, self._parts[-1].stop, sum(part.nbytes for part in self._parts))
+
+    def writers(self) -> list[Writer]:
+        return [part.writer for part in self._parts if part.writer is not None]
+
+    def _begin(self, start: int) -> Part:
+        number = len(self._parts)
+        path = self._path if self._shard_size is None else self._path / formats.shard_name(self._format, number)
+        part = Part(path, start, start)
+        shard = self.previous.sealed(number, start) if self.previous is not None else None
+        if self.previous is not None and shard is not None:
+            self.previous.adopt(shard, path)
+            part.adopted = shard
+        else:
+            part.writer = formats.new_writer(self._format, path, self._image)
+        self._parts.append(part)
+        return part
+
+    def _seal_shard(self, describe: Describe) -> None:
+        part = self._parts[len(self.sealed)]
+        manifest, columns = describe(part)
+        records, shard = part.stop - part.start, part.adopted
+        if shard is None:
+            _seal(part, manifest, columns)
+            nbytes, digest = file_digest(formats.data_file(self._format, part.path))
+            shard = Shard(part.path.name, records, nbytes, digest, manifest.digest)
+        elif (shard.records, shard.manifest_digest) != (records, manifest.digest):
+            raise StoreError(
+                f"{shard.name} of the interrupted run is not what its source gives now; pack with --restart"
+            )
+        self.sealed.append(shard)
+
+
+def _append(part: Part, buffers: Sequence[bytes | memoryview]) -> None:
+    if buffers:
+        if part.writer is not None:
+            part.writer.append(buffers)
+        part.stop += len(buffers)
+
+
+def _seal(part: Part, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
+    """Seals a file, makes it durable, and reads it again meanwhile: the one is waiting, the other work."""
+    assert part.writer is not None  # what is taken over is sealed already
+    part.writer.seal(manifest, columns)
+    with ThreadPoolExecutor(1, thread_name_prefix="packstore-sync") as pool:
+        synced = pool.submit(sync_tree, part.path)
+        read_again(part.path, manifest)
+        synced.result()
+    part.writer.synced()

@@ -1,0 +1,206 @@
+"""Publishing: write aside in the destination's own directory, make durable, rename; never touch what is foreign.
+
+A store is written in a hidden work directory beside its destination (:mod:`packstore.stores.builder.work_directory`).
+Only what packstore made there, or what proves to be a packstore store (``overwrite``), is ever removed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from packstore.core.errors import DestinationError, printable
+from packstore.core.files import identity, sync_directory, sync_tree, writing
+from packstore.stores.builder.work_directory import ASIDE, STORE, WorkDirectory
+
+_log = logging.getLogger(__name__)
+
+_NOREPLACE = 1
+_EXCHANGE = 2
+_AT_FDCWD = -100
+# What renameat2 says where the kernel or the file system does not know the flag.
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
+
+Owned = Callable[[Path], list[Path]]
+"""Gives the files of which a store consists. Raises :class:`ForeignError` when there is no store, and
+:class:`DestinationError` when not all there is packstore's."""
+
+
+class ForeignError(DestinationError):
+    """What lies at a destination is not a packstore store."""
+
+
+class Staging:
+    """A place aside for a store that is being written, and its move to the destination.
+
+    Attributes:
+        destination: Where the store will be.
+        work: The work directory, which no other process has meanwhile.
+        run: The directory of this run in it.
+        path: Where the store is written until it is published; does not exist yet.
+    """
+
+    def __init__(self, destination: Path, *, overwrite: bool, owned: Owned) -> None:
+        """Checks the destination. Raises :class:`DestinationError` when it may not be written.
+
+        Args:
+            destination: A path that does not exist, or with ``overwrite`` a packstore store.
+            overwrite: Replace a store that is there, once the new one is complete.
+            owned: Proves that an existing destination is a store.
+        """
+        self.destination = destination
+        self._overwrite = overwrite
+        self._owned = owned
+        self._published = False
+        name = destination.name
+        if name in ("", "..") or "\0" in str(destination):
+            raise DestinationError(f"{printable(str(destination))!r} is no name for a store")
+        parent = destination.parent
+        if not parent.is_dir():
+            raise DestinationError(f"{printable(str(parent))} is not a directory; make it first")
+        self._check()
+        self.work = WorkDirectory(destination)
+        try:
+            with writing(destination):
+                if self.work.undo_swap():
+                    self._check()
+                self.run = self.work.new_run()
+            self.path = self.run / STORE
+        except BaseException:
+            self.work.release()
+            raise
+
+    def publish(self) -> None:
+        """Makes the staged file or directory durable and gives it the destination's name, in one step.
+
+        Raises :class:`DestinationError` when something else has appeared there; the staged store is left where it is
+        for :meth:`discard`.
+        """
+        with writing(self.destination):
+            sync_tree(self.path)
+            if self._check():
+                self._replace()
+            else:
+                _rename_new(self.path, self.destination)
+                try:
+                    sync_directory(self.destination.parent)
+                except OSError:
+                    self.destination.rename(self.path)  # it may not last, so it is not published
+                    raise
+                self._published = True
+        self.work.remove()
+        if self.work.path.exists():
+            _log.warning(
+                "%s could not be removed, or holds what packstore did not write", printable(str(self.work.path))
+            )
+
+    def discard(self) -> None:
+        """Removes what was staged, by this run and those before it; does nothing after :meth:`publish`."""
+        if not self._published:
+            self.work.remove()
+
+    def keep(self) -> None:
+        """Leaves everything as it is, for another run to go on from."""
+        self.work.release()
+
+    def _check(self) -> bool:
+        """Whether there is a store to replace. Raises :class:`DestinationError` when the destination is taken."""
+        shown = printable(str(self.destination))
+        with writing(self.destination):
+            try:
+                mode = self.destination.lstat().st_mode
+            except FileNotFoundError:
+                return False
+        if stat.S_ISLNK(mode):
+            raise DestinationError(f"{shown} is a symbolic link; name the path that it points to, or another one")
+        if not self._overwrite:
+            try:
+                self._owned(self.destination)
+            except ForeignError:  # --overwrite would not help
+                raise DestinationError(
+                    f"{shown} exists already and is not a packstore store; choose another name"
+                ) from None
+            except DestinationError:
+                pass  # a store with something foreign in it: --overwrite says what to move away
+            raise DestinationError(f"{shown} exists already; choose another name or replace it with --overwrite")
+        self._owned(self.destination)
+        return True
+
+    def _replace(self) -> None:
+        old = identity(self.destination)
+        self._owned(self.destination)
+        _swap(self.path, self.destination)
+        # From here the old store lies at the staging path: prove that it is the one that was checked.
+        if identity(self.path) != old:
+            _swap(self.path, self.destination)
+            raise DestinationError(f"{printable(str(self.destination))} was changed by somebody else meanwhile")
+        try:
+            sync_directory(self.destination.parent)
+        except OSError:
+            _swap(self.path, self.destination)
+            raise
+        self._published = True
+
+
+def _swap(a: Path, b: Path) -> None:
+    """Exchanges two existing paths: atomically where the system can, else by renames that are rolled back."""
+    if _renameat2(a, b, _EXCHANGE):
+        return
+    aside = a.with_name(ASIDE)
+    b.rename(aside)
+    try:
+        a.rename(b)
+    except BaseException:
+        aside.rename(b)
+        raise
+    aside.rename(a)
+
+
+def _rename_new(source: Path, destination: Path) -> None:
+    """Renames without ever replacing something. Raises :class:`FileExistsError`."""
+    if _renameat2(source, destination, _NOREPLACE):
+        return
+    if source.is_dir():
+        # rename(2) refuses a directory that is not empty and anything that is no directory.
+        if os.path.lexists(destination):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination))
+        source.rename(destination)
+    else:
+        try:
+            os.link(source, destination)
+        except FileExistsError:
+            raise
+        except OSError:  # no hard links here
+            if os.path.lexists(destination):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination)) from None
+            source.rename(destination)
+        else:
+            source.unlink()
+
+
+def _renameat2(source: Path, destination: Path, flag: int) -> bool:
+    """Linux' renameat2(2). Returns False where it is not to be had."""
+    if not sys.platform.startswith("linux"):
+        return False
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    result = call(
+        ctypes.c_int(_AT_FDCWD),
+        ctypes.c_char_p(os.fsencode(source)),
+        ctypes.c_int(_AT_FDCWD),
+        ctypes.c_char_p(os.fsencode(destination)),
+        ctypes.c_uint(flag),
+    )
+    if result == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number), str(source), None, str(destination))

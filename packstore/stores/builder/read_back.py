@@ -1,0 +1,100 @@
+"""Reading back what has just been written, before it gets its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from packstore.core.columns import Buffer
+from packstore.core.errors import StoreError, printable
+from packstore.core.manifest import Manifest
+from packstore.core.parallel import default_workers, ordered_map
+from packstore.stores import registry as formats
+from packstore.stores.base import Reader, manifest_text
+from packstore.stores.builder.spools import finished_column
+
+_BATCH_BYTES = 4 << 20
+
+
+def read_again(path: Path, manifest: Manifest) -> None:
+    """Opens a sealed file as a reader would and compares everything with what was meant to be written.
+
+    The manifest, every column and every image go by their digests. What is read comes from the system's cache as a
+    rule: this finds errors on the way into it (a faulty library, memory, or file system), not those of a disk that
+    loses what it has confirmed.
+
+    Raises:
+        StoreError: Something differs, or the file does not even open.
+    """
+    shown = printable(str(path))
+    with formats.open_reader(path) as reader:
+        if reader.manifest.digest != manifest.digest:
+            raise _differs(shown, "its manifest")
+        for column in manifest.columns[1:]:
+            if finished_column(column, reader.column(column.name)) != column:
+                raise _differs(shown, f"column {column.name!r}")
+        # What lies around the data: of a .pth its zip's checksums too, which nothing else looks at.
+        problem = next(iter(reader.check_structure(quick=manifest.format != "pth")), None)
+        if problem is not None:
+            raise _differs(shown, f"the structure ({problem.what})")
+        checksums, done = reader.fixed("checksum"), 0
+
+        def check(some: _Images) -> tuple[int, int | None]:
+            expected = checksums[some.first : some.first + some.records].tolist()
+            for number, (image, checksum) in enumerate(zip(some.images, expected, strict=True)):
+                if xxh3_64_intdigest(image) != checksum:
+                    return some.records, some.first + number
+            return some.records, None
+
+        for count, wrong in ordered_map(check, _images(reader), default_workers()):
+            done += count
+            if wrong is not None:
+                raise _differs(shown, f"record {wrong}")
+        if done != len(reader):
+            raise _differs(shown, f"the number of records ({done})")
+
+
+class _Images(NamedTuple):
+    """Consecutive records: the number of the first, how many, and their images, read as they are asked for."""
+
+    first: int
+    records: int
+    images: Iterator[Buffer]
+
+
+def _images(reader: Reader) -> Iterator[_Images]:
+    """All images, in pieces of about 4 MiB."""
+    done, total = 0, len(reader)
+    for data, starts, sizes in reader.spans():
+        ends = sizes.cumsum()
+        first = 0
+        while first < len(sizes):
+            before = int(ends[first - 1]) if first else 0
+            stop = max(first + 1, int(np.searchsorted(ends, before + _BATCH_BYTES, "right")))
+            places = zip(starts[first:stop].tolist(), sizes[first:stop].tolist(), strict=True)
+            yield _Images(done + first, stop - first, (data[start : start + size] for start, size in places))
+            first = stop
+        done += len(sizes)
+    step = max(1, _BATCH_BYTES * total // max(1, reader.manifest.image.nbytes))
+    for first in range(done, total, step):
+        numbers = range(first, min(first + step, total))
+        yield _Images(first, len(numbers), map(reader.view, numbers))
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Writes the manifest of a sharded store, and reads it again. Raises :class:`StoreError` where that differs."""
+    text = manifest_text(manifest)
+    path.write_bytes(text)
+    if path.read_bytes() != text:
+        raise _differs(printable(str(path.parent)), path.name)
+
+
+def _differs(shown: str, what: str) -> StoreError:
+    return StoreError(
+        f"{what} of {shown} reads back otherwise than it was written: the disk, the memory or the file system is "
+        "faulty; nothing is published"
+    )

@@ -1,0 +1,245 @@
+"""Columns while a store is being written: spooled to unlinked files, digested as they come, mapped when done."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import mmap
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
+from packstore.core.errors import StoreError, printable
+from packstore.core.files import beyond_standard_streams, drop
+from packstore.core.manifest import Column, fixed_digest, ragged_digest
+
+OFFSET = np.dtype("<i8")
+_KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes; a multiple of the number of buckets would only save passes
+
+
+class ColumnSpool:
+    """Takes the values of one column, batch after batch, and gives them back as one mapped array.
+
+    Values go to unlinked temporary files, so memory does not grow with their number and a killed process leaves
+    nothing behind. Arrays handed out stay valid after :meth:`close`.
+    """
+
+    def __init__(self, column: Column, directory: Path) -> None:
+        """``directory`` is where the temporary files lie (the destination's own disk)."""
+        self.column = column
+        self.records = 0
+        self._data = _Spool(directory)
+        self._offsets: _Spool | None = None
+        if column.kind == "ragged":
+            self._offsets = _Spool(directory)
+            self._offsets.write(np.zeros(1, OFFSET).data)
+
+    def check(self, values: Any, count: int) -> Any:
+        """``values`` as :meth:`append` takes them: a list of bytes for a ragged column, else an array of shape
+        ``(count, *shape)`` in the column's dtype. Raises :class:`StoreError` for anything that does not fit."""
+        name = self.column.name
+        if self.column.kind == "ragged":
+            items = plain_buffers(values, name)
+            if len(items) != count:
+                raise StoreError(f"column {name!r} needs {count} values, got {len(items)}")
+            return items
+        dtype = NUMPY_DTYPE[self.column.dtype]
+        try:
+            given = np.asarray(values)
+            if given.size and not np.can_cast(given.dtype, dtype, "same_kind"):
+                raise ValueError(f"{given.dtype} does not convert to it")
+            array = np.ascontiguousarray(given.astype(dtype, copy=False)).reshape(given.shape)
+            if dtype.kind in "iu" and not np.array_equal(array, given):
+                raise ValueError("some values are out of its range")
+        except (ValueError, TypeError, OverflowError) as error:
+            raise StoreError(f"column {name!r} has dtype {self.column.dtype}: {error}") from None
+        if array.shape != (count, *self.column.shape):
+            raise StoreError(f"column {name!r} needs shape {(count, *self.column.shape)}, got {array.shape}")
+        classes = self.column.classes
+        if classes is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) < len(classes):
+            raise StoreError(
+                f"column {name!r} has {len(classes)} classes (0 to {len(classes) - 1}), "
+                f"got labels from {array.min()} to {array.max()}"
+            )
+        return array
+
+    def append(self, values: Any, count: int) -> None:
+        """Adds ``count`` values, in the form that :meth:`check` returns."""
+        if self._offsets is None:
+            self._data.write(values.data.cast("B") if values.size else b"")
+        else:
+            sizes = np.fromiter(map(len, values), OFFSET, count)
+            self._offsets.write((self._data.nbytes + np.cumsum(sizes, dtype=OFFSET)).data)
+            self._data.write(b"".join(values))
+        self.records += count
+
+    def values(self, start: int, stop: int) -> ColumnData:
+        """The values of records ``start`` to ``stop - 1``, mapped; offsets count from the first of them."""
+        if self._offsets is None:
+            dtype, width = NUMPY_DTYPE[self.column.dtype], self.column.record_nbytes
+            raw = self._data.map()[start * width : stop * width]
+            return raw.view(dtype).reshape(stop - start, *self.column.shape)
+        offsets: NDArray[np.int64] = self._offsets.map().view(OFFSET)[start : stop + 1]
+        first, last = int(offsets[0]), int(offsets[-1])
+        return Ragged(offsets - first if first else offsets, self._data.map()[first:last])
+
+    def finished(self, start: int, stop: int, data: ColumnData) -> Column:
+        """The column's description for ``data`` (of records ``start`` to ``stop - 1``), with size and digest.
+
+        For all records it also makes sure that the spool still holds what was appended; see :meth:`check_spooled`."""
+        if (start, stop) != (0, self.records):
+            return finished_column(self.column, data)
+        self.check_spooled()
+        if self._offsets is None:
+            return dataclasses.replace(self.column, nbytes=self._data.nbytes, digest=self._data.sha.hexdigest())
+        digest = ragged_digest(self._offsets.sha.digest(), self._data.sha.digest())
+        return dataclasses.replace(self.column, nbytes=self._data.nbytes, digest=digest)
+
+    def check_spooled(self) -> None:
+        """Raises :class:`StoreError` when the temporary files do not hold what was appended: somebody wrote to them."""
+        for spool in (self._data, self._offsets):
+            if spool is not None:
+                spool.check(self.column.name)
+
+    def close(self) -> None:
+        """Closes the temporary files. Idempotent."""
+        drop(self._data.file)
+        if self._offsets is not None:
+            drop(self._offsets.file)
+
+
+class OffsetSpool:
+    """Offsets of a ragged column whose values lie elsewhere, in an unlinked file."""
+
+    def __init__(self, directory: Path) -> None:
+        self._spool = _Spool(directory)
+        self._end = 0
+        self._spool.write(np.zeros(1, OFFSET).data)
+
+    def append(self, sizes: Sequence[int]) -> None:
+        """Adds values by their sizes in bytes."""
+        if sizes:
+            ends = self._end + np.cumsum(np.array(sizes, OFFSET), dtype=OFFSET)
+            self._spool.write(ends.data)
+            self._end = int(ends[-1])
+
+    def offsets(self) -> NDArray[np.int64]:
+        """``int64``, one more than values, mapped; valid after :meth:`close`. Raises :class:`StoreError` when the
+        temporary file does not hold what was appended."""
+        self._spool.check("image")
+        return self._spool.map().view(OFFSET)
+
+    def close(self) -> None:
+        """Closes the temporary file. Idempotent."""
+        drop(self._spool.file)
+
+
+def finished_column(column: Column, data: ColumnData) -> Column:
+    """``column`` with the size and digest of ``data``."""
+    if isinstance(data, Ragged):
+        digest = ragged_digest(_sha256(data.offsets), _sha256(data.data))
+        return dataclasses.replace(column, nbytes=len(data.data), digest=digest)
+    return dataclasses.replace(column, nbytes=data.nbytes, digest=fixed_digest(_bytes_of(data)))
+
+
+def duplicate_keys(keys: Ragged, hashes: NDArray[np.uint64]) -> tuple[int, int] | None:
+    """Two records that have the same key, or None.
+
+    Args:
+        keys: All keys.
+        hashes: ``uint64`` hash of each key. Only keys with equal hashes are compared, so that memory is bounded: the
+            hashes are sorted in buckets (by their top bits) of about 4 million at a time.
+    """
+    buckets = 1
+    while len(hashes) // buckets > _KEYS_AT_ONCE:
+        buckets *= 2
+    for bucket in range(buckets):
+        chosen = hashes
+        if buckets > 1:
+            chosen = hashes[hashes >> np.uint64(65 - buckets.bit_length()) == bucket]
+        chosen = np.sort(chosen)
+        repeated = chosen[1:][chosen[1:] == chosen[:-1]]
+        if not len(repeated):
+            continue
+        seen: dict[bytes, int] = {}
+        for record in np.flatnonzero(np.isin(hashes, repeated)).tolist():
+            first = seen.setdefault(bytes(keys[record]), record)
+            if first != record:
+                return first, record
+    return None
+
+
+def refuse_duplicates(keys: Ragged, hashes: NDArray[np.uint64]) -> None:
+    """Raises :class:`StoreError` that names two records with the same key, if there are such."""
+    pair = duplicate_keys(keys, hashes)
+    if pair is not None:
+        key = printable(bytes(keys[pair[0]]).decode("utf-8", "surrogateescape"))
+        raise StoreError(f"records {pair[0]} and {pair[1]} have the same key {key!r}; keys must be unique")
+
+
+def file_digest(path: Path) -> tuple[int, str]:
+    """Size and SHA-256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest
+
+
+def plain_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryview]:
+    """Values of the ragged column ``name`` (or images) as ``bytes`` or flat byte views, so that ``len`` is their size.
+
+    Raises :class:`StoreError` for anything else."""
+    try:
+        return [value if type(value) is bytes else _flat(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"values of {name!r} must be bytes or contiguous memoryviews: {error}") from None
+
+
+def _flat(value: Buffer) -> bytes | memoryview:
+    view = memoryview(value)
+    return view.cast("B") if view.nbytes else b""  # a view with a zero in its shape cannot be cast
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview | bytes:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
+
+
+def _sha256(array: NDArray[Any]) -> bytes:
+    return hashlib.sha256(_bytes_of(array)).digest()
+
+
+class _Spool:
+    """An unlinked file that knows its size and SHA-256."""
+
+    def __init__(self, directory: Path) -> None:
+        with beyond_standard_streams():
+            self.file = cast("IO[bytes]", tempfile.TemporaryFile(dir=directory))  # noqa: SIM115 - closed by the owner
+        self.nbytes = 0
+        self.sha = hashlib.sha256()
+
+    def write(self, data: Buffer) -> None:
+        self.file.write(data)
+        self.sha.update(data)
+        self.nbytes += memoryview(data).nbytes
+
+    def map(self) -> NDArray[np.uint8]:
+        self.file.flush()
+        if not self.nbytes:
+            return np.empty(0, np.uint8)
+        try:
+            mapped = mmap.mmap(self.file.fileno(), self.nbytes, access=mmap.ACCESS_READ)
+        except ValueError as error:  # it is shorter than what was written to it
+            raise StoreError(f"a temporary file of the columns was changed by somebody else: {error}") from None
+        return np.frombuffer(mapped, np.uint8)
+
+    def check(self, name: str) -> None:
+        """Compares what lies in the file with what was written. Raises :class:`StoreError` that names the column."""
+        if hashlib.sha256(self.map().data).digest() != self.sha.digest():
+            raise StoreError(
+                f"the temporary file of column {name!r} does not hold what was written to it: somebody else wrote to "
+                "it, or the disk is faulty; nothing is published, pack again"
+            )

@@ -1,0 +1,357 @@
+"""The work directory of a store that is being written: beside the destination, hidden, owned, and told from all else.
+
+The store ``out.lmdb`` is written in ``.out.lmdb.packstore/``::
+
+    owner         who writes it, as JSON; locked (flock) as long as that process lives
+    run-00001/    what one run has made: the staged store, a journal of its records, its receipt
+
+A run that is killed leaves the directory behind, without a lock. The next one with the same destination goes on from
+it, and ``packstore clean`` removes it. Nothing else is ever taken for packstore's own: a directory counts only when its
+``owner`` names the destination beside it, and only names that packstore gives are removed from it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from packstore.core.errors import DestinationError, printable
+from packstore.core.files import beyond_standard_streams, remove_empty, remove_known, writing
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_log = logging.getLogger(__name__)
+
+OWNER = "owner"
+STORE, JOURNAL, RECEIPT = "store", "journal", "receipt"
+ASIDE = f"{STORE}-old"
+"""In a run's directory: the store that is being replaced, where the system cannot exchange two names in one step."""
+_MAGIC = "packstore work directory"
+_RUN = re.compile(r"run-(\d{5})")
+_NAME = re.compile(r"\.(.+)\.packstore", re.DOTALL)
+_LONGEST = 200
+_OWNER_BYTES = 4096
+_NAMING_SECONDS = 1.0
+# What flock(2) says where the file system knows no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who writes, or wrote, in a work directory.
+
+    Attributes:
+        destination: Name of the store that is to be, in the directory that also holds the work directory.
+        pid: The process.
+        host: Its machine.
+        started: When, in seconds since the epoch.
+    """
+
+    destination: str
+    pid: int
+    host: str
+    started: float
+
+
+def work_path(destination: Path) -> Path:
+    """Where the work directory of a destination is, or would be."""
+    name = os.fsencode(destination.name)
+    if len(name) > _LONGEST:  # file names end at 255 bytes
+        name = name[: _LONGEST - 17] + b"-" + xxhash.xxh3_64_hexdigest(name).encode("ascii")
+    return destination.parent / f".{os.fsdecode(name)}.packstore"
+
+
+class WorkDirectory:
+    """The work directory of one destination, held by this process until :meth:`remove` or :meth:`release`.
+
+    Attributes:
+        path: Where it is.
+    """
+
+    def __init__(self, destination: Path) -> None:
+        """Makes it, or takes over what a run that is no more has left.
+
+        Raises:
+            DestinationError: Another process writes to the destination (the message has its pid and host), something
+                foreign has the directory's name, or it cannot be made.
+        """
+        self.path = work_path(destination)
+        self._destination = destination
+        self._descriptor = -1
+        with writing(destination):
+            while not self._acquire():
+                continue
+
+    def runs(self) -> list[Path]:
+        """What earlier runs have left, oldest first."""
+        return runs_of(self.path)
+
+    def new_run(self) -> Path:
+        """Makes the directory of another run."""
+        runs = self.runs()
+        last = int(runs[-1].name[-5:]) if runs else 0
+        path = self.path / f"run-{last + 1:05d}"
+        path.mkdir()
+        return path
+
+    def undo_swap(self) -> bool:
+        """Gives back a store that a killed run had moved aside to replace it, and not replaced: whether one was."""
+        undone = False
+        for run in self.runs():
+            aside = run / ASIDE
+            if os.path.lexists(aside):
+                if os.path.lexists(self._destination):
+                    remove_known(aside)  # it is replaced
+                else:
+                    aside.rename(self._destination)
+                    undone = True
+        return undone
+
+    def remove(self) -> None:
+        """Removes it with all runs, and lets go of it. Idempotent."""
+        if self._descriptor < 0:
+            return
+        try:
+            self.undo_swap()
+            _remove(self.path)
+        except OSError as error:  # called when all that matters is done, or while another error is on its way
+            _log.warning("cannot remove the work directory %s: %s", printable(str(self.path)), error)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Lets go of it; what is in it stays. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _acquire(self) -> bool:
+        """Whether the directory is ours now; False when it vanished between two steps. Raises like ``__init__``."""
+        try:
+            self.path.mkdir()
+        except FileExistsError:
+            try:
+                self._refuse_foreign()
+            except FileNotFoundError:
+                return False
+        with beyond_standard_streams():
+            try:
+                descriptor = os.open(self.path / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            except FileNotFoundError:
+                return False
+        try:
+            locked = _lock(descriptor)
+            there = os.fstat(descriptor)
+            try:
+                current = (self.path / OWNER).lstat()
+            except FileNotFoundError:
+                current = None
+            if locked is False or (locked is None and self._lives(descriptor)):
+                raise self._taken(self._named_owner())
+            if current is None or (current.st_dev, current.st_ino) != (there.st_dev, there.st_ino):
+                return False  # another process removed it while we waited
+            self._write_owner(descriptor)
+            self._descriptor, descriptor = descriptor, -1
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        return True
+
+    def _refuse_foreign(self) -> None:
+        """Raises :class:`DestinationError` for what is not ours, :class:`FileNotFoundError` where nothing is left."""
+        shown = printable(str(self.path))
+        if not stat.S_ISDIR(self.path.lstat().st_mode):
+            raise DestinationError(f"{shown} is in the way and is no work directory of packstore; move it away")
+        owner = read_owner(self.path)
+        if owner is not None and owner.destination != self._destination.name:
+            raise DestinationError(f"{shown} is the work directory of {printable(owner.destination)!r}; move it away")
+        if owner is None and not _is_blank(self.path):
+            raise DestinationError(f"{shown} is in the way and holds what packstore did not write; move it away")
+
+    def _lives(self, descriptor: int) -> bool:
+        """Where there are no locks: whether the owner may still be at work."""
+        owner = read_owner(self.path)
+        if owner is None:
+            return False
+        if owner.host != socket.gethostname():
+            return True
+        return owner.pid != os.getpid() and _runs_here(owner.pid)
+
+    def _named_owner(self) -> Owner | None:
+        """Who holds the lock. It may have taken it just now, and be about to write who it is."""
+        until = time.monotonic() + _NAMING_SECONDS
+        while (owner := read_owner(self.path)) is None and time.monotonic() < until:
+            time.sleep(0.005)
+        return owner
+
+    def _taken(self, owner: Owner | None) -> DestinationError:
+        who = "another process"
+        if owner is not None:
+            who = f"process {owner.pid} on {printable(owner.host)}"
+        return DestinationError(
+            f"{printable(str(self._destination))} is being written by {who}; wait for it or choose another name"
+        )
+
+    def _write_owner(self, descriptor: int) -> None:
+        text = json.dumps(
+            {
+                "what": _MAGIC,
+                "destination": self._destination.name,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "started": time.time(),
+            }
+        )
+        # Always of one length and in one call: at no moment is there an owner that says nothing.
+        os.pwrite(descriptor, text.encode("ascii").ljust(_OWNER_BYTES), 0)
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether nothing is in a work directory yet but, at most, an owner that says nothing: killed as it was made, or
+    the power went before its content was on the disk."""
+    for entry in path.iterdir():
+        if entry.name != OWNER or not stat.S_ISREG(entry.lstat().st_mode) or entry.read_bytes().strip(b"\0"):
+            return False
+    return True
+
+
+def read_owner(path: Path) -> Owner | None:
+    """The owner of the work directory at ``path``; None when there is none that packstore can have written."""
+    try:
+        descriptor = os.open(path / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        found = json.loads(os.read(descriptor, _OWNER_BYTES))
+        if found["what"] != _MAGIC:
+            return None
+        os.fsencode(str(found["destination"]))
+        time.localtime(float(found["started"]))
+        return Owner(str(found["destination"]), int(found["pid"]), str(found["host"]), float(found["started"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A work directory that no process holds any more.
+
+    Attributes:
+        path: Where it is.
+        owner: Who wrote it.
+        nbytes: What it takes on disk.
+    """
+
+    path: Path
+    owner: Owner
+    nbytes: int
+
+
+def find_leftovers(directory: Path) -> Iterator[Leftover]:
+    """The leftovers in ``directory`` (not below): only what packstore can prove to be its own, and nobody uses.
+
+    Raises :class:`OSError` when the directory cannot be listed.
+    """
+    for path in sorted(directory.iterdir()):
+        name = _NAME.fullmatch(path.name)
+        if name is None or path.is_symlink() or not path.is_dir():
+            continue
+        owner = read_owner(path)
+        if owner is None or work_path(directory / owner.destination) != path or is_held(path, owner):
+            continue
+        nbytes = sum(p.lstat().st_blocks * 512 for p in path.rglob("*") if p.is_file())
+        yield Leftover(path, owner, nbytes)
+
+
+def is_held(path: Path, owner: Owner) -> bool:
+    """Whether the process that owns the work directory is at work in it."""
+    try:
+        descriptor = os.open(path / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except PermissionError:
+        return True  # not ours to say
+    except OSError:
+        return False
+    try:
+        locked = _lock(descriptor)
+        if locked is None:
+            return owner.host != socket.gethostname() or _runs_here(owner.pid)
+        return not locked
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftover(leftover: Leftover) -> None:
+    """Removes a leftover, unless somebody has begun to use it.
+
+    Raises :class:`DestinationError` when it is in use, or holds what packstore did not put there (which stays).
+    """
+    destination = leftover.path.parent / leftover.owner.destination
+    with writing(leftover.path):
+        WorkDirectory(destination).remove()
+    if leftover.path.exists():
+        raise DestinationError(f"{printable(str(leftover.path))} also holds what packstore did not write; that is left")
+
+
+def runs_of(path: Path) -> list[Path]:
+    """The directories of runs in a work directory, oldest first."""
+    return sorted(p for p in path.iterdir() if _RUN.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
+
+
+def remove_run(path: Path) -> None:
+    """Removes the directory of one run, but nothing in it that packstore did not put there."""
+    (path / f"{RECEIPT}.new").unlink(missing_ok=True)
+    (path / JOURNAL).unlink(missing_ok=True)
+    remove_known(path / STORE)
+    # Last: it says that the conversion is complete, where it is, should this be killed half-way.
+    (path / RECEIPT).unlink(missing_ok=True)
+    remove_empty(path)
+
+
+def _remove(path: Path) -> None:
+    for run in runs_of(path):
+        remove_run(run)
+    if {entry.name for entry in path.iterdir()} <= {OWNER}:
+        # The owner last: until then the directory is known for what it is.
+        (path / OWNER).unlink(missing_ok=True)
+        remove_empty(path)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Takes the lock of an open owner file: whether that worked, or None where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return None
+    return True
+
+
+def _runs_here(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

@@ -1,0 +1,1 @@
+"""HDF5: write, read, check and scavenge."""

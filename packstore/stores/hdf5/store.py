@@ -1,0 +1,300 @@
+"""HDF5: plain contiguous datasets and the manifest as an attribute, read through a map of the file.
+
+Layout: ``/image`` of shape ``(N, *shape)``, or ``/image/bytes`` (uint8) and ``/image/offsets`` (int64, N + 1) when
+ragged; the same for every other column; the root attribute ``manifest`` is the JSON as a fixed-length string. bfloat16
+columns are uint16 bit patterns with the attribute ``dtype = "bfloat16"``. The file is written for HDF5 1.8 and later:
+its dense attribute storage takes manifests over 64 KiB, which the oldest layout refuses.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
+from packstore.core.errors import StoreError, printable
+from packstore.core.files import beyond_standard_streams, drop, open_file, reading
+from packstore.core.manifest import Column, Manifest
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.stores.base import Problem, Writer, parse_manifest, unreadable
+from packstore.stores.builder.spools import OFFSET, OffsetSpool
+from packstore.stores.hdf5.file import Damage, Foreign, Hdf5File, Message
+from packstore.stores.mapped import MappedReader, check_column, check_offsets
+
+PAYLOAD = 4096
+"""Where the images begin in the file: the first aligned place after the headers of the root and ``/image``."""
+_ALIGNMENT = 4096
+_COPY_BYTES = 1 << 20
+Members = Mapping[str, int | None]
+"""Names in a group, with the address of each object."""
+
+
+class Hdf5Writer(Writer):
+    """Streams images to their final place, then puts the HDF5 structures around them.
+
+    HDF5 must know a contiguous dataset's size when it makes it, and the number of records is not known before the end.
+    So images go straight to offset 4096 of the file. :meth:`seal` lets h5py make the whole file anew without images
+    (*skeleton*: the dataset is allocated but never filled, so it is a hole), makes sure that h5py put the images where
+    they lie, and copies everything but the hole. Images are written once.
+    """
+
+    def __init__(self, path: Path, image: Column) -> None:
+        super().__init__(path, image)
+        self._file: IO[bytes] | None = open_file(path, "xb")
+        self._file.seek(PAYLOAD)
+        self._nbytes = 0
+        self._ends = OffsetSpool(path.parent) if image.kind == "ragged" else None
+
+    def append(self, images: Sequence[Buffer]) -> None:
+        assert self._file is not None
+        sizes = [len(image) for image in images]
+        self._file.writelines(images)
+        if self._ends is not None:
+            self._ends.append(sizes)
+        self._nbytes += sum(sizes)
+
+    def suspend(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
+        self.suspend()
+        with beyond_standard_streams():
+            skeleton = cast("IO[bytes]", tempfile.TemporaryFile(dir=self.path.parent))  # noqa: SIM115 - dropped below
+        try:
+            offset = self._write_skeleton(skeleton, manifest, columns)
+            end = skeleton.seek(0, os.SEEK_END)
+            self._file = open_file(self.path, "r+b")
+            if self._nbytes == 0:
+                offset = 0
+            elif offset != PAYLOAD:
+                _move(self._file, PAYLOAD, offset, self._nbytes)  # an h5py that allocates differently
+            _copy(skeleton, self._file, 0, offset)
+            _copy(skeleton, self._file, offset + self._nbytes, end)
+            self._file.truncate(end)
+            self.suspend()
+        finally:
+            drop(skeleton)
+        self.abort()
+
+    def abort(self) -> None:
+        if self._file is not None:
+            drop(self._file)
+            self._file = None
+        if self._ends is not None:
+            self._ends.close()
+
+    def _write_skeleton(self, file: Any, manifest: Manifest, columns: Mapping[str, ColumnData]) -> int:
+        """Writes the store without its images; returns where these belong."""
+        import h5py  # for writing only: reading does without
+
+        with h5py.File(
+            file, "w", libver=("v108", "v108"), alignment_threshold=_ALIGNMENT, alignment_interval=_ALIGNMENT
+        ) as h5:
+            if self._ends is None:
+                image = _dataset(h5, "image", self.image.dtype, (manifest.records, *self.image.shape))
+            else:
+                group = h5.create_group("image", track_order=False)
+                image = _dataset(group, "bytes", "uint8", (self._nbytes,))
+                _fill(group, "offsets", "int64", self._ends.offsets())
+            for name, data in columns.items():
+                if isinstance(data, Ragged):
+                    group = h5.create_group(name, track_order=False)
+                    _fill(group, "bytes", "uint8", data.data)
+                    _fill(group, "offsets", "int64", data.offsets)
+                else:
+                    _fill(h5, name, manifest.column(name).dtype, data)
+            h5.attrs.create("manifest", np.bytes_(manifest.to_json().encode("ascii")))
+            return int(image.id.get_offset() or 0)
+
+
+class Hdf5Reader(MappedReader):
+    """Reads an HDF5 store over a map of its own, without the library: see :mod:`packstore.stores.hdf5.file`."""
+
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
+        """``descriptor`` is of the file where that is open already; it may be closed afterwards."""
+        shown = printable(str(path))
+        hdf5, mapped = _open(path, descriptor)
+        data: dict[str, ColumnData] = {}
+        with _as_store_errors(path):
+            root = hdf5.messages(hdf5.root)
+            manifest = _manifest_of(hdf5, root, path)
+            members = hdf5.members(root)
+            for column in manifest.columns:
+                data[column.name] = _column(hdf5, members, column, manifest.records, mapped, shown)
+                check_column(column, manifest.records, data[column.name], shown)
+        super().__init__(path, manifest, data)
+
+    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        for column in self.manifest.columns:
+            yield from check_offsets(column.name, self.column(column.name))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the HDF5 file at ``path``. Raises :class:`StoreError`."""
+    file, _ = _open(path)
+    with _as_store_errors(path):
+        return _manifest_of(file, file.messages(file.root), path)
+
+
+def _open(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[np.uint8]]:
+    """The file's structure, and its bytes: a map that arrays hold by themselves. Raises :class:`StoreError`."""
+    try:
+        with reading(path, descriptor) as opened:
+            mapped = np.frombuffer(mmap.mmap(opened, 0, access=mmap.ACCESS_READ), np.uint8)
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"{printable(str(path))} cannot be opened: {reason}") from error
+    with _as_store_errors(path):
+        return Hdf5File(mapped.data), mapped
+
+
+@contextmanager
+def _as_store_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Damage as damage:
+        raise unreadable(path, "HDF5", damage) from None
+    except Foreign as foreign:
+        raise StoreError(
+            f"{printable(str(path))} is HDF5 that packstore did not write: {printable(str(foreign))}"
+        ) from None
+
+
+def _manifest_of(file: Hdf5File, root: list[Message], path: Path) -> Manifest:
+    shown = printable(str(path))
+    text = file.attribute(root, "manifest")
+    if text is None:
+        raise StoreError(f"{shown} is an HDF5 file without a packstore manifest")
+    manifest = parse_manifest(text, path)
+    if manifest.format != "hdf5" or manifest.shards:
+        raise StoreError(f"{shown} is HDF5 with the manifest of another store ({manifest.format})")
+    return manifest
+
+
+def _column(
+    file: Hdf5File, members: Members, column: Column, records: int, mapped: NDArray[np.uint8], shown: str
+) -> ColumnData:
+    if column.kind == "fixed":
+        wanted = NUMPY_DTYPE[column.dtype], (records, *column.shape)
+        return _array(file, members, column.name, *wanted, mapped, shown)
+    group = _address(members, column.name, shown)
+    inside = {f"{column.name}/{name}": place for name, place in file.members(file.messages(group)).items()}
+    data = _array(file, inside, f"{column.name}/bytes", np.dtype("u1"), (column.nbytes,), mapped, shown)
+    offsets = _array(file, inside, f"{column.name}/offsets", OFFSET, (records + 1,), mapped, shown)
+    return Ragged(offsets, data)
+
+
+def _address(members: Members, name: str, shown: str) -> int:
+    address = members.get(name)
+    if address is None:
+        raise StoreError(f"{shown} has no dataset {name!r} of its own")
+    return address
+
+
+def _array(
+    file: Hdf5File,
+    members: Members,
+    name: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    mapped: NDArray[np.uint8],
+    shown: str,
+) -> NDArray[Any]:
+    """The dataset ``name`` as an array over the map. Raises :class:`StoreError` unless it is what is expected and
+    lies plainly in this file."""
+    address = _address(members, name, shown)
+    try:
+        found = file.dataset(address)
+    except Foreign as foreign:
+        raise StoreError(
+            f"{shown}: dataset {name!r} is not plain and contiguous ({foreign}); packstore did not write it"
+        ) from None
+    if (found.dtype, found.shape) != (dtype.str, shape):
+        raise StoreError(f"{shown}: dataset {name!r} is {found.dtype} {found.shape}, not {dtype.str} {shape}")
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    if found.address is None or found.nbytes != size or found.address + size > len(mapped):
+        end = (found.address or 0) + found.nbytes
+        raise StoreError(f"{shown} is truncated: dataset {name!r} of {size} bytes ends at {end} of {len(mapped)} bytes")
+    array: NDArray[Any] = mapped[found.address : found.address + size].view(dtype).reshape(shape)
+    return array
+
+
+def dataset_places(file: Any, manifest: Manifest) -> dict[str, int]:
+    """Where the datasets of a store with this manifest begin, in bytes: laid out in ``file``, which is left with holes.
+
+    By dataset: ``label``, ``key/bytes``, ``key/offsets``. Those without a byte lie at 0."""
+    import h5py
+
+    places: dict[str, int] = {}
+    with h5py.File(
+        file, "w", libver=("v108", "v108"), alignment_threshold=_ALIGNMENT, alignment_interval=_ALIGNMENT
+    ) as h5:
+        for column in manifest.columns:
+            if column.kind == "fixed":
+                datasets = [_dataset(h5, column.name, column.dtype, (manifest.records, *column.shape))]
+            else:
+                group = h5.create_group(column.name, track_order=False)
+                datasets = [_dataset(group, "bytes", "uint8", (column.nbytes,))]
+                datasets.append(_dataset(group, "offsets", "int64", (manifest.records + 1,)))
+            for dataset in datasets:
+                places[dataset.name.lstrip("/")] = int(dataset.id.get_offset() or 0)
+    return places
+
+
+def _dataset(group: Any, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A contiguous dataset, allocated at once and never filled."""
+    import h5py
+
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)  # the same input gives the same bytes
+    kind = h5py.h5t.py_create(NUMPY_DTYPE[dtype])
+    dataset = h5py.Dataset(
+        h5py.h5d.create(group.id, name.encode("ascii"), kind, h5py.h5s.create_simple(shape), properties)
+    )
+    if dtype == "bfloat16":
+        dataset.attrs.create("dtype", np.bytes_(b"bfloat16"))
+    return dataset
+
+
+def _fill(group: Any, name: str, dtype: str, data: NDArray[Any]) -> None:
+    dataset = _dataset(group, name, dtype, data.shape)
+    if data.size:
+        dataset.write_direct(np.ascontiguousarray(data))
+
+
+def _copy(source: IO[bytes], target: IO[bytes], start: int, stop: int) -> None:
+    source.seek(start)
+    target.seek(start)
+    while start < stop:
+        data = source.read(min(_COPY_BYTES, stop - start))
+        target.write(data)
+        start += len(data)
+
+
+def _move(file: IO[bytes], source: int, target: int, size: int) -> None:
+    """Moves ``size`` bytes within a file, from the end that does not overwrite what is still to be moved."""
+    positions = range(0, size, _COPY_BYTES)
+    for position in reversed(positions) if target > source else positions:
+        file.seek(source + position)
+        data = file.read(min(_COPY_BYTES, size - position))
+        file.seek(target + position)
+        file.write(data)
+
+
+__all__ = ["Hdf5Reader", "Hdf5Writer", "read_manifest"]

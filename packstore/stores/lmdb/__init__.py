@@ -1,0 +1,1 @@
+"""LMDB: write, read, check and scavenge."""

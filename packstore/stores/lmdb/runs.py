@@ -1,0 +1,187 @@
+"""LMDB's tree read many pages at once, as arrays: for the file in which nothing is wrong, as nearly all are.
+
+It demands all that :meth:`packstore.stores.lmdb.pages.Pages.walk` looks at, and more: nodes at even places, as LMDB
+puts them, and keys of branch pages that are the first ones of the pages below, so that they lead to each record. It
+raises :class:`Disorder` where something is not so; what it is, the walk tells, page by page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.stores.lmdb.pages import BIG, BRANCH, HEADER, KEY_SIZE, LEAF, MAX_KEY_SIZE, NODE, OVERFLOW_PAGE, Pages
+
+_CHUNK = 1 << 14
+"""Leaf pages at once: what is kept of them is a few MB, whatever the size of the file."""
+
+_MOST_OTHERS = 1 << 12
+"""Keys that are not those of records: a few for each column."""
+
+Numbers = NDArray[np.int64]
+
+
+class Disorder(Exception):  # noqa: N818 - no error of its own: the walk finds out what is wrong
+    """Something is not as LMDB leaves it."""
+
+
+class Run(NamedTuple):
+    """Entries that follow each other.
+
+    Attributes:
+        records: ``int64``, the numbers of the records, which come first; each key is ten digits.
+        starts: ``int64``, where in the file their values begin.
+        sizes: ``int64``, bytes of their values.
+        others: The keys behind them.
+    """
+
+    records: Numbers
+    starts: Numbers
+    sizes: Numbers
+    others: list[bytes]
+
+
+class _Words:
+    """The file as numbers of two and of eight bytes, by their positions in bytes."""
+
+    def __init__(self, pages: Pages) -> None:
+        self.bytes = pages.map
+        self._two = self.bytes[: len(self.bytes) // 2 * 2].view("<u2")
+
+    def two(self, positions: Numbers) -> Numbers:
+        found: Numbers = self._two[positions >> 1].astype(np.int64)
+        return found
+
+    def eight(self, positions: Numbers) -> Numbers:
+        """At any positions, also odd ones; a number of 64 bits comes out negative."""
+        found: Numbers = self.bytes[positions[:, None] + np.arange(8)].view("<i8").reshape(-1)
+        return found
+
+
+def runs(pages: Pages, *, overflow: bool) -> Iterator[Run]:
+    """All entries, in order.
+
+    Args:
+        pages: Of the file.
+        overflow: Also look at the header of each value that has pages of its own.
+
+    Raises:
+        Disorder: Anything is not as it should be.
+    """
+    tree = pages.tree
+    words = _Words(pages)
+    level_pages = every = np.array([tree.root], np.int64)
+    named = np.array([-1])  # for each page the node that leads to it and has its first key; -1: none needs one
+    for _ in range(tree.depth - 1):
+        nodes, _, _, page, within = _nodes(pages, words, level_pages, BRANCH)
+        # The first node of a page has no key of its own: what leads to the page stands for it.
+        named = np.where(within == 0, named[page], nodes)
+        level_pages = words.two(nodes) | words.two(nodes + 2) << 16 | words.two(nodes + 4) << 32
+        # At each level, before a tree that names pages many times grows without end.
+        every = np.sort(np.concatenate([every, level_pages]))
+        _demand(every[1:] != every[:-1])
+    entries = others = 0
+    for first in range(0, len(level_pages), _CHUNK):
+        some = slice(first, first + _CHUNK)
+        run = _leaves(pages, words, level_pages[some], named[some], overflow)
+        entries += len(run.records) + len(run.others)
+        others += len(run.others)
+        _demand(np.array(entries <= pages.entries and others <= _MOST_OTHERS))
+        yield run
+    _demand(np.array(entries == pages.entries))
+
+
+def _demand(good: NDArray[np.bool_]) -> None:
+    if not good.all():
+        raise Disorder
+
+
+class _Nodes(NamedTuple):
+    """All nodes of some pages, ``int64`` each.
+
+    Attributes:
+        places: Where they begin in the file.
+        keys: Sizes of their keys.
+        ends: Where their pages end.
+        page: Which of the pages they are in.
+        within: Their number in that page.
+    """
+
+    places: Numbers
+    keys: Numbers
+    ends: Numbers
+    page: Numbers
+    within: Numbers
+
+
+def _nodes(pages: Pages, words: _Words, numbers: Numbers, flags: int) -> _Nodes:
+    tree = pages.tree
+    _demand((numbers >= 2) & (numbers <= tree.last_page))
+    start = numbers * tree.page_size
+    lower, upper = words.two(start + 12), words.two(start + 14)
+    _demand((words.eight(start) == numbers) & (words.two(start + 10) == flags))
+    _demand((lower > HEADER.size) & (lower % 2 == 0) & (lower <= upper) & (upper <= tree.page_size))
+    counts = (lower - HEADER.size) >> 1
+    # Each has a node of its own: no more than there is room for, however many times one is pointed to.
+    _demand(HEADER.size + counts * (2 + NODE.size) <= tree.page_size)
+    page = np.repeat(np.arange(len(numbers)), counts)
+    within = np.arange(len(page)) - np.repeat(np.cumsum(counts) - counts, counts)
+    pointers = words.two(start[page] + HEADER.size + 2 * within)
+    _demand((upper[page] <= pointers) & (pointers <= tree.page_size - NODE.size) & (pointers % 2 == 0))
+    nodes = start[page] + pointers
+    _demand(np.diff(np.sort(nodes)) != 0)
+    keys = words.two(nodes + 6)
+    ends = start[page] + tree.page_size
+    _demand((keys <= MAX_KEY_SIZE) & (nodes + NODE.size + keys <= ends))
+    return _Nodes(nodes, keys, ends, page, within)
+
+
+def _leaves(pages: Pages, words: _Words, numbers: Numbers, named: Numbers, overflow: bool) -> Run:
+    nodes, keys, ends, _, within = _nodes(pages, words, numbers, LEAF)
+    _same_keys(words, named[named >= 0], nodes[within == 0][named >= 0])
+    sizes = words.two(nodes) | words.two(nodes + 2) << 16
+    big = words.two(nodes + 4)
+    values = nodes + NODE.size + keys
+    _demand((big == 0) | (big == BIG))
+    _demand(values + np.where(big, 8, sizes) <= ends)
+    apart = np.flatnonzero(big)
+    values[apart] = _values(pages, words, values[apart], sizes[apart], overflow)
+    ten = np.flatnonzero(keys == KEY_SIZE)
+    digits = words.bytes[(nodes[ten] + NODE.size)[:, None] + np.arange(KEY_SIZE)] - np.uint8(ord("0"))
+    numeric = (digits <= 9).all(1)
+    records = digits[numeric].astype(np.int64) @ 10 ** np.arange(KEY_SIZE - 1, -1, -1)
+    count = len(records)
+    _demand(ten[numeric] == np.arange(count))  # records first
+    _demand(np.array(len(nodes) - count <= _MOST_OTHERS))
+    others = [
+        words.bytes[node + NODE.size : node + NODE.size + key].tobytes()
+        for node, key in zip(nodes[count:].tolist(), keys[count:].tolist(), strict=True)
+    ]
+    return Run(records, values[:count], sizes[:count], others)
+
+
+def _same_keys(words: _Words, branches: Numbers, leaves: Numbers) -> None:
+    """Demands that the keys of two nodes each are the same."""
+    keys = words.two(branches + 6)
+    _demand(keys == words.two(leaves + 6))
+    first, second, ten = branches + NODE.size, leaves + NODE.size, keys == KEY_SIZE
+    digits = np.arange(KEY_SIZE)
+    _demand(words.bytes[first[ten][:, None] + digits] == words.bytes[second[ten][:, None] + digits])
+    for one, other, size in zip(first[~ten].tolist(), second[~ten].tolist(), keys[~ten].tolist(), strict=True):
+        _demand(words.bytes[one : one + size] == words.bytes[other : other + size])
+
+
+def _values(pages: Pages, words: _Words, places: Numbers, sizes: Numbers, overflow: bool) -> Numbers:
+    """Where values begin that have pages of their own, whose numbers stand at ``places``."""
+    tree = pages.tree
+    first = words.eight(places)
+    count = (HEADER.size - 1 + sizes) // tree.page_size + 1
+    _demand((first >= 2) & (first <= tree.last_page) & (first + count - 1 <= tree.last_page))
+    if overflow:
+        start = first * tree.page_size
+        _demand((words.eight(start) == first) & (words.two(start + 10) == OVERFLOW_PAGE))
+        _demand((words.two(start + 12) | words.two(start + 14) << 16) >= count)
+    return first * tree.page_size + HEADER.size

@@ -1,0 +1,207 @@
+"""What is left in an LMDB: every page is looked at, since those that should lead to it may be broken.
+
+A leaf page holds whole entries: the key (ten digits for a record, letters for a column) and the value, or the number of
+the page where a long value begins. An older copy of a page may still lie in the file, so a record can have several
+places. A long value whose entry is lost is found by its checksum.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from array import array
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64
+
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
+from packstore.core.manifest import Column
+from packstore.stores.check import column_digest
+from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
+from packstore.stores.manifest_recovery import Found, best_manifest, find_manifest
+from packstore.stores.scavenge import Wreck, as_column
+
+_HEADER, _NODE = struct.Struct("<QHHHH"), struct.Struct("<HHHH")
+_HEADER_SIZE, _DIGITS, _BIG = 16, 10, 1
+_LEAF, _OVERFLOW, _META = 2, 4, 8
+_PAGE = 4096
+_PAGES_AT_ONCE = 1 << 14
+_NPY = b"\x93NUMPY"
+_MAX_KEY = 511
+_MAX_TRIED = 1000
+
+
+def of_pages(data: memoryview, hint: Found | None) -> Wreck:
+    """What lies in a ``data.mdb``, of which ``data`` are the bytes."""
+    scan = _Scan(data)
+    texts = scan.named.get("manifest", ())
+    named = hint or best_manifest(bytes(text) for text in reversed(texts))
+    found = named if named is not None and named.proven else find_manifest(data) or named
+    records = scan.records if found is None else found.manifest.records
+    return Wreck(found, scan.columns(found, records), records, scan.images, scan.orphans)
+
+
+class _Scan:
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._size = _page_size(data)
+        self.named: dict[str, list[memoryview]] = {}
+        self._arrays: list[int] = []
+        self._runs: dict[int, int] = {}  # first page of each long value, and its pages
+        numbers, starts, lengths = array("q"), array("q"), array("q")
+        for page in self._candidates():
+            for number, start, length in self._entries(page):
+                numbers.append(number)
+                starts.append(start)
+                lengths.append(length)
+        found = np.array([numbers, starts, lengths], np.int64)
+        self._places = found[:, np.argsort(found[0], kind="stable")]
+        self.records = int(self._places[0, -1]) + 1 if len(numbers) else 0
+
+    def images(self, record: int) -> list[Buffer]:
+        """What the entries of a record hold, the one that lies last in the file last."""
+        first, last = np.searchsorted(self._places[0], [record, record + 1])
+        return [self._data[start : start + size] for start, size in self._places[1:, first:last].T.tolist()]
+
+    def orphans(self, sums: set[int]) -> Iterator[tuple[int, Buffer]]:
+        """Long values that no entry leads to and that have one of these checksums."""
+        known = set((self._places[1] // self._size).tolist())
+        for page, count in self._runs.items():
+            if page in known or not sums:
+                continue
+            start, end = page * self._size + _HEADER_SIZE, (page + count) * self._size
+            # How long it is is lost with its entry: it ends somewhere in its last page.
+            least = max(start, end - self._size)
+            running = xxh3_64(self._data[start:least])
+            for stop in range(least, min(end, len(self._data)) + 1):
+                if running.intdigest() in sums:
+                    yield running.intdigest(), self._data[start:stop]
+                    break
+                running.update(self._data[stop : stop + 1])
+
+    def columns(self, found: Found | None, records: int) -> dict[str, ColumnData]:
+        """The columns that are there: the copy that has the manifest's digest, or else the last."""
+        columns: dict[str, ColumnData] = {}
+        wanted = self._described(records) if found is None else found.manifest.columns[1:]
+        for column in wanted:
+            chosen: ColumnData | None = None
+            for data in self._copies(column, records):
+                chosen = data
+                if column.digest is not None and column_digest([data]) == column.digest:
+                    break
+            else:
+                # Its entry, or the pointer to that, is damaged: then only the digest tells which array is the one.
+                for data in islice(self._copies(column, records, adrift=True), _MAX_TRIED if column.digest else 0):
+                    if column_digest([data]) == column.digest:
+                        chosen = data
+                        break
+            if chosen is not None:
+                columns[column.name] = chosen
+        return columns
+
+    def _candidates(self) -> Iterator[int]:
+        """Pages that say they are leaves, and those that should say what they are and do not."""
+        total = len(self._data) // self._size
+        raw: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8, total * self._size).reshape(total, self._size)
+        for first in range(0, total, _PAGES_AT_ONCE):
+            heads = np.ascontiguousarray(raw[first : first + _PAGES_AT_ONCE, :_HEADER_SIZE])
+            number = heads.view("<u8")[:, 0]
+            flags = heads.view("<u2")[:, 5]
+            right = number == np.arange(first, first + len(heads))
+            for page in np.flatnonzero(right & (flags == _OVERFLOW)).tolist():
+                count = int(heads[page, 12:16].view("<u4")[0])
+                self._runs[first + page] = min(max(count, 1), total - first - page)
+            leaf = (flags == _LEAF) | (right & ~np.isin(flags, (1, _OVERFLOW, _META)))
+            yield from (first + np.flatnonzero(leaf)).tolist()
+
+    def _entries(self, page: int) -> Iterator[tuple[int, int, int]]:
+        """(record, start, size) of each entry of a leaf page that can be one; named ones go to ``named``."""
+        start = page * self._size
+        end = start + self._size
+        self._arrays += [start + match.start() for match in re.finditer(re.escape(_NPY), self._data[start:end])]
+        lower = _HEADER.unpack_from(self._data, start)[3]
+        if not _HEADER_SIZE < lower <= self._size or lower % 2:
+            lower = self._size  # as far as there is something that looks like an entry
+        for (pointer,) in struct.iter_unpack("<H", self._data[start + _HEADER_SIZE : start + lower]):
+            node = start + pointer
+            if not _HEADER_SIZE < pointer <= self._size - _NODE.size:
+                continue
+            low, high, flags, key_size = _NODE.unpack_from(self._data, node)
+            value, size = node + _NODE.size + key_size, low | high << 16
+            if key_size > _MAX_KEY or value > end or flags not in (0, _BIG):
+                continue
+            key = bytes(self._data[node + _NODE.size : value])
+            if flags == _BIG:
+                if value + 8 > end:
+                    continue
+                value = int.from_bytes(self._data[value : value + 8], "little") * self._size + _HEADER_SIZE
+                if value < 2 * self._size or value + size > len(self._data):
+                    continue
+            elif value + size > end:
+                continue
+            if len(key) == _DIGITS and key.isdigit():
+                yield int(key), value, size
+            elif key[:1].isalpha() and key.isascii():
+                self.named.setdefault(key.decode("ascii"), []).append(self._data[value : value + size])
+
+    def _copies(self, column: Column, records: int, *, adrift: bool = False) -> Iterator[ColumnData]:
+        names = [column.name] if column.kind == "fixed" else [f"{column.name}/bytes", f"{column.name}/offsets"]
+        expected = [column.nbytes, 8 * (records + 1)] if column.kind == "ragged" else [column.nbytes]
+        # The last bytes of a value are the array's, whatever has become of the header before them.
+        pieces = [
+            [
+                value[len(value) - size :]
+                for value in (self._adrift(size) if adrift else self._values(name, size))
+                if len(value) > size
+            ]
+            for name, size in zip(names, expected, strict=True)
+        ]
+        for first in pieces[0]:
+            for second in pieces[1] if len(pieces) > 1 else [first]:
+                yield as_column(column, records, [first, second])
+
+    def _values(self, name: str, size: int) -> Iterator[memoryview]:
+        """What may be the array ``name``: long values without an entry, then those with one."""
+        for page in self._runs:
+            start = page * self._size + _HEADER_SIZE
+            if self._data[start : start + len(_NPY)] == _NPY:
+                header = 10 + int.from_bytes(self._data[start + 8 : start + 10], "little")
+                if start + header + size <= len(self._data):
+                    yield self._data[start : start + header + size]
+        yield from self.named.get(name, ())
+
+    def _adrift(self, size: int) -> Iterator[memoryview]:
+        """What may be an array of ``size`` bytes, anywhere in a leaf page."""
+        for start in self._arrays:
+            header = 10 + int.from_bytes(self._data[start + 8 : start + 10], "little")
+            stop = start + header + size
+            if stop <= (start // self._size + 1) * self._size:
+                yield self._data[start:stop]
+
+    def _described(self, records: int) -> list[Column]:
+        """Without a manifest: the columns by what their own headers say."""
+        columns = []
+        names = {dtype.str: name for name, dtype in NUMPY_DTYPE.items() if name != "bfloat16"}
+        for name, values in self.named.items():
+            if name.endswith("/offsets") or name == "manifest":
+                continue
+            try:
+                shape, _, dtype, _ = read_header(bytes(values[-1][:HEADER_BYTES]))
+            except ValueError:
+                continue
+            if name.endswith("/bytes") and len(shape) == 1:
+                columns.append(Column(name.removesuffix("/bytes"), "ragged", "uint8", nbytes=shape[0]))
+            elif dtype.str in names and shape[:1] == (records,):
+                nbytes = dtype.itemsize * math.prod(shape)
+                columns.append(Column(name, "fixed", names[dtype.str], shape[1:], nbytes=nbytes))
+        return columns
+
+
+def _page_size(data: memoryview) -> int:
+    """The page size as the first header page has it, or the usual one."""
+    found = int.from_bytes(data[40:44], "little")
+    return found if 512 <= found <= 65536 and not found & (found - 1) else _PAGE

@@ -1,0 +1,1 @@
+"""``.pth``: write, read, check and scavenge, without torch."""

@@ -1,0 +1,253 @@
+"""``.pth``: one zip in torch's own layout: a plain dict of CPU tensors and strings.
+
+``torch.load(path, mmap=True, weights_only=True)`` opens it.
+
+The dict: ``image`` is a tensor ``(N, *shape)``, or ``{"bytes": uint8, "offsets": int64}`` when ragged; so is every
+other column; ``manifest`` is the JSON. uint64 columns (``checksum``) are int64 tensors with the same bits, because
+torch's uint64 is not complete; bfloat16 is ``torch.bfloat16``.
+
+torch.save would need all images in memory. The layout is small and stable (``torch/serialization.py``): stored zip
+entries ``archive/data.pkl`` (the dict, with tensors as ``_rebuild_tensor_v2`` calls on persistent ids),
+``archive/data/0`` … (raw storages), ``archive/byteorder`` and ``archive/version``. So images are streamed as the first
+entry, and the rest follows when their number is known. torch is needed neither to write nor to read.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
+from packstore.core.errors import StoreError, printable
+from packstore.core.files import drop, open_file, reading
+from packstore.core.manifest import Column, Manifest
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.stores.base import Problem, Writer, parse_manifest, unreadable
+from packstore.stores.builder.spools import OffsetSpool
+from packstore.stores.mapped import MappedReader, check_column, check_offsets
+from packstore.stores.pth.pickle_reader import Call, Foreign, Malformed, SavedTensor, unpickle
+from packstore.stores.pth.pickle_writer import STORAGE, Tensor, pickle_dict
+from packstore.stores.pth.zip import Archive, BadArchive, check_zip
+
+_PREFIX = "archive"
+_ALIGNMENT = 64  # torch.save's own
+_LOCAL_HEADER = 30
+_ZIP64_EXTRA = 20
+_JOIN_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 22
+
+
+class PthWriter(Writer):
+    """Streams images into the entry ``archive/data/0``."""
+
+    def __init__(self, path: Path, image: Column) -> None:
+        super().__init__(path, image)
+        self._nbytes = 0
+        self._ends = OffsetSpool(path.parent) if image.kind == "ragged" else None
+        self._file: IO[bytes] | None = open_file(path, "xb")
+        self._zip: zipfile.ZipFile | None = zipfile.ZipFile(self._file, "w", allowZip64=True)
+        self._entry: IO[bytes] | None = _open_entry(self._zip, "data/0")
+
+    def append(self, images: Sequence[Buffer]) -> None:
+        assert self._entry is not None
+        sizes = [len(image) for image in images]
+        total = sum(sizes)
+        if total < _JOIN_BYTES * len(images):  # small images: one call for all of them
+            self._entry.write(b"".join(images))
+        else:
+            for image in images:
+                self._entry.write(image)
+        self._nbytes += total
+        if self._ends is not None:
+            self._ends.append(sizes)
+
+    def suspend(self) -> None:
+        if self._entry is not None:
+            self._entry.close()
+            self._entry = None
+        if self._zip is not None:
+            self._zip.close()
+            self._zip = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
+        self.suspend()
+        storages: list[NDArray[Any]] = []
+
+        def tensor(dtype: str, array: NDArray[Any]) -> Tensor:
+            storages.append(array)
+            return Tensor(str(len(storages)), dtype, array.shape)
+
+        def ragged(data: Ragged) -> dict[str, Tensor]:
+            return {"bytes": tensor("uint8", data.data), "offsets": tensor("int64", data.offsets)}
+
+        content: dict[str, Any] = {}
+        if self._ends is not None:
+            offsets = tensor("int64", self._ends.offsets())
+            content["image"] = {"bytes": Tensor("0", "uint8", (self._nbytes,)), "offsets": offsets}
+        else:
+            content["image"] = Tensor("0", self.image.dtype, (manifest.records, *self.image.shape))
+        for name, data in columns.items():
+            content[name] = ragged(data) if isinstance(data, Ragged) else tensor(manifest.column(name).dtype, data)
+        content["manifest"] = manifest.to_json()
+        self._file = open_file(self.path, "r+b")
+        self._zip = zipfile.ZipFile(self._file, "a", allowZip64=True)
+        for i, array in enumerate(storages, 1):
+            self._entry = _open_entry(self._zip, f"data/{i}")
+            flat = array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
+            for start in range(0, flat.size, _CHUNK_BYTES):
+                self._entry.write(flat[start : start + _CHUNK_BYTES].data)
+            self._entry.close()
+        for name, raw in (("data.pkl", pickle_dict(content)), ("byteorder", b"little"), ("version", b"3\n")):
+            self._entry = _open_entry(self._zip, name)
+            self._entry.write(raw)
+            self._entry.close()
+        self.suspend()
+        self.abort()
+
+    def abort(self) -> None:
+        if self._entry is not None:
+            entry: Any = self._entry
+            io.IOBase.close(entry)  # its own close would write sizes
+            self._entry = None
+        if self._zip is not None:
+            self._zip.fp = None  # or it writes its directory when it is collected
+            self._zip = None
+        if self._file is not None:
+            drop(self._file)
+            self._file = None
+        if self._ends is not None:
+            self._ends.close()
+
+
+class PthReader(MappedReader):
+    """Reads a ``.pth`` over one map of the file, without torch: nothing in it is executed or copied."""
+
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
+        """``descriptor`` is of the file where that is open already; it may be closed afterwards."""
+        archive, content = _load(path, descriptor)
+        manifest = _manifest_of(content, path)
+        shown = printable(str(path))
+        try:
+            data = {c.name: _column(archive, content.get(c.name), c, shown) for c in manifest.columns}
+        except BadArchive as error:
+            raise unreadable(path, "a .pth", error) from None
+        for column in manifest.columns:
+            check_column(column, manifest.records, data[column.name], shown)
+        super().__init__(path, manifest, data)
+
+    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        for column in self.manifest.columns:
+            yield from check_offsets(column.name, self.column(column.name))
+        if not quick:
+            yield from check_zip(self.path, progress)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the ``.pth`` file at ``path``. Raises :class:`StoreError`."""
+    return _manifest_of(_load(path)[1], path)
+
+
+def _load(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str, Any]]:
+    try:
+        with reading(path, descriptor) as opened:
+            archive = Archive(opened)
+        content = unpickle(archive.pickle())
+    except OSError as error:
+        raise StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from error
+    except Foreign as error:
+        raise StoreError(f"{printable(str(path))} cannot be opened as a .pth of packstore: {error}") from None
+    except (BadArchive, Malformed) as error:
+        raise unreadable(path, "a .pth", error) from None
+    if not isinstance(content, dict) or not isinstance(content.get("manifest"), str):
+        raise StoreError(f"{printable(str(path))} is a .pth without a packstore manifest")
+    return archive, content
+
+
+def _manifest_of(content: dict[str, Any], path: Path) -> Manifest:
+    manifest = parse_manifest(content["manifest"], path)
+    if manifest.format != "pth" or manifest.shards:
+        raise StoreError(f"{printable(str(path))} is a .pth with the manifest of another store ({manifest.format})")
+    return manifest
+
+
+def _column(archive: Archive, value: Any, column: Column, shown: str) -> ColumnData:
+    if column.kind == "fixed":
+        return _array(archive, value, column.dtype, f"{shown}: column {column.name!r}")
+    if not isinstance(value, dict):
+        raise StoreError(f"{shown}: column {column.name!r} is {_kind(value)}, not a dict of bytes and offsets")
+    data = _array(archive, value.get("bytes"), "uint8", f"{shown}: column '{column.name}/bytes'")
+    offsets = _array(archive, value.get("offsets"), "int64", f"{shown}: column '{column.name}/offsets'")
+    if data.ndim != 1 or offsets.ndim != 1 or not len(offsets):
+        raise StoreError(f"{shown}: column {column.name!r} has bytes {data.shape} and offsets {offsets.shape}")
+    return Ragged(offsets, data)
+
+
+def _array(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArray[Any]:
+    """A tensor over the map. Raises :class:`StoreError` unless it is a plain one that lies there as it is."""
+    if not isinstance(tensor, SavedTensor):
+        raise StoreError(f"{where} is {_kind(tensor)}, not a plain tensor")
+    wanted, size, stored = NUMPY_DTYPE[dtype], math.prod(tensor.shape), tensor.storage
+    if stored.kind != STORAGE[dtype].name or not _contiguous(tensor):
+        raise StoreError(f"{where} is a tensor over a {stored.kind}, not a contiguous one over {STORAGE[dtype].name}")
+    raw = archive.entry(f"data/{stored.key}")
+    start, stop = tensor.offset * wanted.itemsize, (tensor.offset + size) * wanted.itemsize
+    if min(tensor.shape, default=0) < 0 or not 0 <= start <= stop <= len(raw):
+        raise StoreError(f"{where} has shape {tensor.shape} from {tensor.offset} on, in {len(raw)} bytes")
+    array: NDArray[Any] = raw[start:stop].view(wanted).reshape(tensor.shape) if size else np.empty(tensor.shape, wanted)
+    if not array.flags.aligned:
+        raise StoreError(f"{where} does not begin at a multiple of {wanted.itemsize} bytes; pack it again")
+    array.flags.writeable = False
+    return array
+
+
+def _contiguous(tensor: SavedTensor) -> bool:
+    """As torch's own: the stride of a dimension of size 1 does not matter, nor any where there are no elements."""
+    if len(tensor.shape) != len(tensor.stride):
+        return False
+    if 0 in tensor.shape:
+        return True
+    expected = [math.prod(tensor.shape[i + 1 :]) for i in range(len(tensor.shape))]
+    return all(n == 1 or s == e for n, s, e in zip(tensor.shape, tensor.stride, expected, strict=True))
+
+
+def _kind(value: Any) -> str:
+    """What a value of the pickle is, for a message."""
+    if isinstance(value, Call):
+        return f"made by {printable(value.name)[:100]}"
+    return "a tensor" if isinstance(value, SavedTensor) else type(value).__name__
+
+
+def _padding(data: int) -> int:
+    """What the field that torch pads with holds, when the data would begin at ``data`` without the field."""
+    return -(data + 4) % _ALIGNMENT
+
+
+def _images_start() -> int:
+    data = _LOCAL_HEADER + len(f"{_PREFIX}/data/0") + _ZIP64_EXTRA
+    return data + 4 + _padding(data)
+
+
+IMAGES_START = _images_start()
+"""Where the images begin in the file."""
+
+
+def _open_entry(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    """A stored entry whose data begin at a multiple of 64 bytes."""
+    info = zipfile.ZipInfo(f"{_PREFIX}/{name}", (1980, 1, 1, 0, 0, 0))
+    assert archive.fp is not None
+    start = archive.start_dir if hasattr(archive, "start_dir") else archive.fp.tell()
+    data = start + _LOCAL_HEADER + len(info.filename) + _ZIP64_EXTRA
+    padding = _padding(data)
+    # "FB" is the field that torch pads with.
+    info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
+    return archive.open(info, "w", force_zip64=True)

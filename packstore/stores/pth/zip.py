@@ -1,0 +1,173 @@
+"""The zip around a ``.pth``: where its entries lie in the file, found without unpacking anything."""
+
+from __future__ import annotations
+
+import errno
+import io
+import itertools
+import mmap
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import printable
+from packstore.core.manifest import MAX_JSON_BYTES
+from packstore.core.progress import Progress, ProgressCallback
+from packstore.stores.base import Problem
+from packstore.stores.pth.layout import check_layout
+
+_LOCAL = struct.Struct("<4s4xH16xHH")  # signature, compression, sizes of the name and of the extra field
+_ENCRYPTED = 1
+_MAX_DIRECTORY = 1 << 20
+"""Bytes of the zip's directory, of which an entry takes about 100; bounds the memory."""
+_MAX_ENTRIES = 10_000
+_MAX_PICKLE = MAX_JSON_BYTES + (4 << 20)
+"""Bytes of the pickle, which is little more than the manifest; bounds the memory."""
+_CHUNK_BYTES = 1 << 22
+# Whatever zipfile raises for a directory that is damaged: it checks little of what it reads.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, OverflowError, RuntimeError,
+    struct.error,
+)  # fmt: skip
+
+
+class BadArchive(Exception):  # noqa: N818 - the reader turns it into a StoreError
+    """What is wrong with the zip."""
+
+
+class Archive:
+    """The entries of a ``.pth`` file over one map of it.
+
+    Attributes:
+        map: The whole file, ``uint8``; arrays over it hold the map by themselves.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Reads the zip's directory only. Raises :class:`BadArchive`, or :class:`OSError`."""
+        # By the map, not by the descriptor: its position is shared with every process that was forked from this one.
+        try:
+            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise BadArchive("it is empty") from None
+        with _Limited(_Mapped(mapped)) as file:
+            try:
+                with zipfile.ZipFile(file) as archive:
+                    entries, end = archive.infolist(), archive.start_dir
+            except zipfile.BadZipFile:
+                raise BadArchive("not a zip archive that ends properly") from None
+            except _ZIP_ERRORS as error:
+                raise BadArchive(f"its zip directory is broken: {error}") from None
+        self.map: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
+        self._entries = {entry.filename: entry for entry in entries}
+        if len(self._entries) != len(entries):
+            raise BadArchive("two of its zip entries have the same name")
+        _check_places(entries, end)
+        pickles = [name for name in self._entries if name.count("/") == 1 and name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise BadArchive("it is a zip without torch's data.pkl")
+        self._prefix = pickles[0].removesuffix("data.pkl")
+
+    def pickle(self) -> bytes:
+        """The pickle. Raises :class:`BadArchive`."""
+        if f"{self._prefix}byteorder" in self._entries and self.entry("byteorder").tobytes() != b"little":
+            raise BadArchive("its numbers are not little-endian")
+        data = self.entry("data.pkl")
+        if len(data) > _MAX_PICKLE:
+            raise BadArchive(f"its pickle has {len(data)} bytes, more than {_MAX_PICKLE}")
+        return data.tobytes()
+
+    def entry(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of an entry over the map. Raises :class:`BadArchive`."""
+        info = self._entries.get(self._prefix + name)
+        if info is None:
+            raise BadArchive(f"it has no zip entry {name!r:.100}")
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
+            raise BadArchive(f"its zip entry {name!r} is compressed or encrypted, which torch never does")
+        header, total = info.header_offset, len(self.map)
+        if not 0 <= header <= total - _LOCAL.size:
+            raise BadArchive(f"its zip entry {name!r} lies outside of the file")
+        signature, method, name_size, extra_size = _LOCAL.unpack_from(self.map.data, header)
+        start = header + _LOCAL.size + name_size + extra_size
+        local = self.map[header + _LOCAL.size : header + _LOCAL.size + name_size].tobytes()
+        if method != zipfile.ZIP_STORED or local != info.orig_filename.encode("utf-8", "surrogateescape"):
+            raise BadArchive(f"its zip entry {name!r} is not the one that the zip's directory says")
+        if signature != b"PK\x03\x04" or info.file_size != info.compress_size or start + info.file_size > total:
+            raise BadArchive(f"its zip entry {name!r} has no valid header or reaches past the end of the file")
+        return self.map[start : start + info.file_size]
+
+
+def _check_places(entries: list[zipfile.ZipInfo], end: int) -> None:
+    """Raises :class:`BadArchive` for entries over each other or over the directory, which begins at ``end``."""
+    if len(entries) > _MAX_ENTRIES:
+        raise BadArchive(f"it has {len(entries)} zip entries")
+    places = sorted((entry.header_offset, entry.compress_size) for entry in entries)
+    for (start, size), (following, _) in itertools.pairwise((*places, (end, 0))):
+        if start < 0 or start + _LOCAL.size + size > following:
+            raise BadArchive(f"its zip entries lie over each other (at byte {start})")
+
+
+def check_zip(path: Path, progress: ProgressCallback) -> Iterator[Problem]:
+    """Reads every entry against its CRC-32, which torch never does, and then what lies between the entries."""
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            done_bytes = 0
+            for done, info in enumerate(entries):
+                try:
+                    with archive.open(info) as entry:
+                        size = 0
+                        while data := entry.read(_CHUNK_BYTES):
+                            size += len(data)
+                            progress(Progress("structure", done, len(entries), done_bytes + size))
+                    if size != info.file_size:
+                        yield Problem(f"entry {printable(info.filename)!r} has {size} of {info.file_size} bytes")
+                    done_bytes += size
+                except _ZIP_ERRORS as error:
+                    yield Problem(f"entry {printable(info.filename)!r}: {error}")
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            yield from check_layout(np.frombuffer(mapped, np.uint8), entries)
+    except _ZIP_ERRORS as error:
+        yield Problem(f"the zip structure is broken: {error}")
+
+
+class _Mapped(io.RawIOBase):
+    """A map as a file with a position of its own."""
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._view = memoryview(mapped)
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._view)}[whence]
+        if base + offset < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))  # as a file says it
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._view[self._position : self._position + len(buffer)]
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+class _Limited(io.BufferedReader):
+    """A file for :class:`zipfile.ZipFile` that does not read a directory of gigabytes into memory."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is not None and size > _MAX_DIRECTORY:
+            raise zipfile.BadZipFile(f"its directory has {size} bytes")
+        return super().read(size)

@@ -1,0 +1,121 @@
+"""What an augmentation is, and the two places where it may run: on a batch, or while images are decoded."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from packstore.training.random_draws import Array, Draws
+
+Size = tuple[int, int]
+"""``(height, width)``."""
+
+Step = Callable[..., Any]
+"""One entry of a user's list: an :class:`Operation`, or anything that is called with a batch and returns one."""
+
+
+class Operation(ABC):
+    """A batch operation whose random numbers are a pure function of (seed, epoch, record, its place in the list).
+
+    Subclasses are immutable, travel by pickle, and keep nothing between calls, so threads may share one.
+    """
+
+    @abstractmethod
+    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        """``images`` augmented; they themselves are left as they are, and may be what is returned.
+
+        Args:
+            images: ``(B, C, H, W)``, uint8 or floating point, on any device, in any memory format.
+            draws: Of the batch's records, in the same order and on the same device.
+
+        Returns:
+            A batch of the same dtype, on the same device.
+        """
+
+    def size_after(self, size: Size | None) -> Size | None:
+        """``(height, width)`` of what comes out where ``size`` goes in; None when that differs between images.
+
+        ``size`` None stands for images of any and different sizes.
+        """
+        return size
+
+    @property
+    def output_size(self) -> Size | None:
+        """``(height, width)`` of what comes out whatever goes in; None when that depends on what goes in."""
+        return self.size_after(None)
+
+
+class Geometry(Operation):
+    """An operation that says where pixels come from, so that it can run while an image is decoded."""
+
+    mirrors: ClassVar[bool] = False
+    """Whether it mirrors images; all others say which pixels there are."""
+
+    @abstractmethod
+    def composes(self, before: Sequence[Geometry]) -> bool:
+        """Whether frames can hold this operation after those."""
+
+    @abstractmethod
+    def plan(self, frames: Frames, draws: Draws) -> Frames:
+        """``frames`` after this operation; ``draws`` of their records, both numpy or both on one device.
+
+        Raises:
+            UsageError: Some frame is too small (names the record), or this does not compose with what came before.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Frames:
+    """Where the pixels of B images come from: a box of the source, resized, then a window of that, then mirrored.
+
+    All arrays are of the same kind, numpy (while decoding) or torch.
+
+    Attributes:
+        box: int64 ``(B, 4)``: top, left, height, width in the source image, within it.
+        size: int64 ``(B, 2)``: height and width to which the box is resized (antialiased, bilinear). Where that is
+            the box's own size, nothing is resized.
+        window: int64 ``(B, 4)``: top, left, height, width in the resized box. It may reach out of it: zeros there.
+        flip: bool ``(B,)``: mirrored left to right, after all the others; None when no image is.
+    """
+
+    box: Array
+    size: Array
+    window: Array
+    flip: Array | None = None
+
+    @classmethod
+    def full(cls, sizes: Array) -> Frames:
+        """All of images of ``sizes``, int64 ``(B, 2)``: height, width."""
+        sizes = np.asarray(sizes, np.int64) if not isinstance(sizes, Tensor) else sizes
+        whole = join([sizes * 0, sizes])
+        return cls(whole, sizes, whole)
+
+    def __len__(self) -> int:
+        return len(self.box)
+
+    def replace(self, **changes: Array) -> Frames:
+        """These frames with some arrays exchanged."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def resized(self) -> bool:
+        """Whether any box is resized. Waits for the device where the arrays are on one."""
+        return bool((self.size != self.box[:, 2:]).any())
+
+
+def join(columns: Sequence[Array]) -> Array:
+    """int64 columns ``(B,)`` or ``(B, k)`` side by side as ``(B, n)``."""
+    columns = [c if c.ndim == 2 else c[:, None] for c in columns]
+    return np.concatenate(columns, 1) if isinstance(columns[0], np.ndarray) else torch.cat(list(columns), 1)
+
+
+def is_channels_last(images: Tensor) -> bool:
+    """Whether ``images`` ``(B, C, H, W)`` lie as ``(B, H, W, C)``."""
+    return not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,377 @@
+"""Crops and resizes. Each runs on a batch, or is planned and runs while images are decoded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from packstore.core.errors import UsageError
+from packstore.training.augment.base import Frames, Geometry, Size, join
+from packstore.training.augment.crop import Padded, crop, padded_bytes
+from packstore.training.augment.resample import crop_and_resize, resize
+from packstore.training.random_draws import Array, Draws, to_float64, to_int64
+
+PaddingMode = Literal["constant", "reflect", "edge", "symmetric"]
+
+
+def as_size(size: Any, what: str) -> Size:
+    """``(height, width)`` of ``S``, for a square, or ``(height, width)``. Raises :class:`UsageError` for others."""
+    pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
+    if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
+        raise UsageError(f"{what}: size should be a positive integer or (height, width), got {size!r}")
+    return pair
+
+
+@dataclass(frozen=True)
+class Resize(Geometry):
+    """Resizes images, antialiased and bilinear, as torchvision's ``Resize``.
+
+    Args:
+        size: ``(height, width)``; or the length of the shorter side, which keeps the aspect ratio.
+
+    Raises:
+        UsageError: A size that is not positive.
+    """
+
+    size: int | Size
+
+    def __post_init__(self) -> None:
+        pair = as_size(self.size, "Resize")
+        if not isinstance(self.size, int):
+            object.__setattr__(self, "size", pair)
+
+    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        size = self.size_after((images.shape[-2], images.shape[-1]))
+        assert size is not None
+        return resize(images, size)
+
+    def size_after(self, size: Size | None) -> Size | None:
+        if not isinstance(self.size, int):
+            return self.size
+        if size is None:
+            return None
+        height, width = size
+        if width <= height:
+            return max(1, int(self.size * height / width)), self.size
+        return self.size, max(1, int(self.size * width / height))
+
+    def composes(self, before: Sequence[Geometry]) -> bool:
+        return not before
+
+    def plan(self, frames: Frames, draws: Draws) -> Frames:
+        box = whole_pixels(frames, "Resize")
+        height, width = box[:, 2], box[:, 3]
+        if isinstance(self.size, int):
+            # The same float64 arithmetic as in size_after, so the same rounding.
+            tall = to_int64(self.size * to_float64(height) / to_float64(width))
+            wide = to_int64(self.size * to_float64(width) / to_float64(height))
+            upright = width <= height
+            shorter = height * 0 + self.size
+            size = join([where(upright, tall, shorter), where(upright, shorter, wide)]).clip(1)
+        else:
+            size = join([height * 0 + self.size[0], height * 0 + self.size[1]])
+        return Frames(box, size, join([size * 0, size]))
+
+
+@dataclass(frozen=True)
+class CenterCrop(Geometry):
+    """Cuts out the centre, as torchvision's ``CenterCrop``: where an image is smaller, it is centred on zeros.
+
+    Args:
+        size: ``S`` for a square, or ``(height, width)``.
+
+    Raises:
+        UsageError: A size that is not positive.
+    """
+
+    size: int | Size
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", as_size(self.size, "CenterCrop"))
+
+    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        (rows, columns), (height, width) = self._pair, images.shape[-2:]
+        top, left = centre(height, rows), centre(width, columns)
+        if rows > height or columns > width:
+            edges = (-left, columns - width + left, -top, rows - height + top)
+            images = torch.nn.functional.pad(images, [max(0, n) for n in edges])
+            top, left = max(0, top), max(0, left)
+        return images[..., top : top + rows, left : left + columns]
+
+    def size_after(self, size: Size | None) -> Size | None:
+        return self._pair
+
+    def composes(self, before: Sequence[Geometry]) -> bool:
+        return crop_composes(self._pair, before)
+
+    def plan(self, frames: Frames, draws: Draws) -> Frames:
+        window = frames.window
+        rows, columns = self._pair
+        top = window[:, 0] + centre(window[:, 2], rows)
+        left = window[:, 1] + centre(window[:, 3], columns)
+        return cut(frames, top, left, self._pair, draws)
+
+    @property
+    def _pair(self) -> Size:
+        assert not isinstance(self.size, int)
+        return self.size
+
+
+@dataclass(frozen=True)
+class RandomCrop(Geometry):
+    """Cuts out a part at a uniformly random place, as torchvision's ``RandomCrop``.
+
+    With padding it runs on batches only.
+
+    Args:
+        size: ``S`` for a square, or ``(height, width)``.
+        padding: Pixels that are added on each side before.
+        padding_mode: What with: ``"constant"`` (``fill``), ``"edge"`` (the outermost pixel), ``"reflect"`` (mirrored
+            without the outermost pixel) or ``"symmetric"`` (mirrored with it).
+        fill: Value of added pixels, in the images' own units.
+
+    Raises:
+        UsageError: A size or padding that cannot be, an unknown mode. When called: images that are smaller than the
+            crop, or than the padding that is to mirror them.
+    """
+
+    size: int | Size
+    padding: int = 0
+    padding_mode: PaddingMode = "constant"
+    fill: float = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", as_size(self.size, "RandomCrop"))
+        if not isinstance(self.padding, int) or self.padding < 0:
+            raise UsageError(f"RandomCrop: padding should be an integer of at least 0, got {self.padding!r}")
+        if self.padding_mode not in get_args(PaddingMode):
+            modes = ", ".join(get_args(PaddingMode))
+            raise UsageError(f"RandomCrop: padding_mode should be one of {modes}, got {self.padding_mode!r}")
+
+    def __call__(self, images: Tensor, draws: Draws, flip: Tensor | None = None) -> Tensor:
+        """As :meth:`Operation.__call__`; with ``flip``, bool ``(B,)``, those images are mirrored after it."""
+        height, width = images.shape[-2:]
+        top, left = self._places((height, width), draws)
+        return crop(images, top, left, self._pair, self.padding, self.padding_mode, self.fill, flip)
+
+    def padded(self, count: int, like: Tensor, mirrored: bool = False) -> Padded:
+        """Memory that :meth:`cut` cuts from, for ``count`` images like those of ``like`` ``(B, C, H, W)``, on the CPU.
+
+        Raises:
+            UsageError: As when called."""
+        self._check(like.shape[-2:])
+        return Padded.empty(count, like, self.padding, self.padding_mode, self.fill, mirrored)
+
+    def padded_bytes(self, count: int, shape: tuple[int, int, int], itemsize: int, mirrored: bool = False) -> int:
+        """Bytes of that memory for images of ``shape`` (C, H, W)."""
+        return padded_bytes(count, shape, itemsize, self.padding, self.padding_mode, mirrored)
+
+    def cut(self, images: Padded, numbers: Tensor, draws: Draws, flip: Tensor | None = None) -> Tensor:
+        """The same as a call with the images at ``numbers``, int64 ``(B,)``, of what :meth:`padded` made."""
+        top, left = self._places(images.size, draws)
+        return images.cut(numbers, top, left, self._pair, flip)
+
+    def _places(self, size: Size, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Top and left of the crops, int64 ``(B,)``, of images of ``size``."""
+        self._check(size)
+        (rows, columns), padding = self._pair, self.padding
+        top = draws.integers(size[0] + 2 * padding - rows + 1, 0) - padding
+        return top, draws.integers(size[1] + 2 * padding - columns + 1, 1) - padding
+
+    def _check(self, size: Sequence[int]) -> None:
+        (rows, columns), (height, width) = self._pair, size
+        padded = height + 2 * self.padding, width + 2 * self.padding
+        if rows > padded[0] or columns > padded[1]:
+            raise UsageError(
+                f"RandomCrop: images of {height}x{width} with padding {self.padding} are smaller than the crop of "
+                f"{rows}x{columns}; use a smaller one, or more padding"
+            )
+        reach = {"reflect": min(height, width) - 1, "symmetric": min(height, width)}.get(self.padding_mode)
+        if reach is not None and self.padding > reach:
+            raise UsageError(
+                f"RandomCrop: padding {self.padding} with padding_mode {self.padding_mode!r} needs larger images than "
+                f"{height}x{width}; for these at most {reach}"
+            )
+
+    def size_after(self, size: Size | None) -> Size | None:
+        return self._pair
+
+    def composes(self, before: Sequence[Geometry]) -> bool:
+        return self.padding == 0 and crop_composes(self._pair, before)
+
+    def plan(self, frames: Frames, draws: Draws) -> Frames:
+        if self.padding:
+            raise UsageError("RandomCrop with padding runs on batches, not while decoding")
+        window = frames.window
+        rows, columns = self._pair
+        small = (window[:, 2] < rows) | (window[:, 3] < columns)
+        if isinstance(small, np.ndarray) and small.any():
+            at = int(small.argmax())
+            height, width = window[at, 2:].tolist()
+            raise UsageError(
+                f"RandomCrop: record {int(draws.records[at])} is {height}x{width} there, smaller than the crop of "
+                f"{rows}x{columns}; put a Resize before it"
+            )
+        top = window[:, 0] + draws.integers(window[:, 2] - rows + 1, 0)
+        left = window[:, 1] + draws.integers(window[:, 3] - columns + 1, 1)
+        return cut(frames, top, left, self._pair, draws)
+
+    @property
+    def _pair(self) -> Size:
+        assert not isinstance(self.size, int)
+        return self.size
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop(Geometry):
+    """A box of random area and aspect ratio at a random place, resized, as torchvision's ``RandomResizedCrop``.
+
+    Args:
+        size: ``S`` for a square, or ``(height, width)``.
+        scale: Smallest and largest area of the box, as shares of the image's.
+        ratio: Smallest and largest aspect ratio of the box, width / height; its logarithm is uniform.
+
+    Raises:
+        UsageError: A size that is not positive, a range that is not ascending and positive.
+    """
+
+    size: int | Size
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", as_size(self.size, "RandomResizedCrop"))
+        for name in ("scale", "ratio"):
+            pair = tuple(float(n) for n in getattr(self, name))
+            if len(pair) != 2 or not 0 < pair[0] <= pair[1] < math.inf:
+                raise UsageError(f"RandomResizedCrop: {name} should be (low, high), 0 < low <= high, got {pair}")
+            object.__setattr__(self, name, pair)
+
+    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        whole = torch.stack([draws.records * 0 + n for n in images.shape[-2:]], 1)
+        return crop_and_resize(images, self.plan(Frames.full(whole), draws).box, self._pair)
+
+    def size_after(self, size: Size | None) -> Size | None:
+        return self._pair
+
+    def composes(self, before: Sequence[Geometry]) -> bool:
+        return not before
+
+    def plan(self, frames: Frames, draws: Draws) -> Frames:
+        """As :meth:`Geometry.plan`; the arithmetic is that of torchvision's ``get_params``, in float64.
+
+        It tries ten boxes and takes the first that fits; else it takes the centre, as much of it as ``ratio`` allows.
+        """
+        box = whole_pixels(frames, "RandomResizedCrop")
+        height, width = box[:, 2], box[:, 3]
+        area = to_float64(height * width)
+        low, high = self.scale
+        areas = area * (draws.uniform(0, _ATTEMPTS) * (high - low) + low)
+        ratios = log_uniform(draws.uniform(_ATTEMPTS, _ATTEMPTS), *self.ratio)
+        widths = to_int64(((areas * ratios) ** 0.5).round())
+        heights = to_int64(((areas / ratios) ** 0.5).round())
+        fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+        rows, columns = self._centre(height, width)
+        top, left = (height - rows) // 2, (width - columns) // 2
+        fit = fits.any(0)
+        first = fits.argmax(0) if isinstance(fits, np.ndarray) else fits.byte().argmax(0)
+        rows = where(fit, pick(heights, first), rows)
+        columns = where(fit, pick(widths, first), columns)
+        top = where(fit, draws.integers(height - rows + 1, 2 * _ATTEMPTS), top)
+        left = where(fit, draws.integers(width - columns + 1, 2 * _ATTEMPTS + 1), left)
+        size = join([height * 0 + self._pair[0], width * 0 + self._pair[1]])
+        found = join([box[:, 0] + top, box[:, 1] + left, rows, columns])
+        return Frames(found, size, join([size * 0, size]))
+
+    def _centre(self, height: Array, width: Array) -> tuple[Array, Array]:
+        low, high = self.ratio
+        ratio = to_float64(width) / to_float64(height)
+        rows = where(ratio < low, to_int64((to_float64(width) / low).round()), height)
+        columns = where(ratio > high, to_int64((to_float64(height) * high).round()), width)
+        return rows.clip(1), columns.clip(1)
+
+    @property
+    def _pair(self) -> Size:
+        assert not isinstance(self.size, int)
+        return self.size
+
+
+_ATTEMPTS = 10
+
+
+def log_uniform(uniform: Array, low: float, high: float) -> Array:
+    """``exp`` of what is uniform between ``log(low)`` and ``log(high)``, from what is uniform in [0, 1); float64.
+
+    By additions and multiplications alone, which are the same to the last bit in numpy and torch, on CPU and GPU; exp
+    is not. The relative error is below 1e-14.
+    """
+    middle, half = math.sqrt(low * high), math.log(high / low) / 2
+    halvings = max(0, math.ceil(math.log2(half / 0.25))) if half > 0.25 else 0
+    exponent = (uniform * 2 - 1) * (half / 2**halvings)
+    result = exponent * 0 + 1
+    for n in range(11, 0, -1):  # Taylor's series by Horner's scheme; 0.25**12 / 12! is 1e-16
+        result = result * exponent * (1 / n) + 1
+    for _ in range(halvings):
+        result = result * result
+    return result * middle
+
+
+def where(condition: Array, yes: Array, no: Array) -> Array:
+    """``numpy.where`` or ``torch.where``."""
+    return np.where(condition, yes, no) if isinstance(condition, np.ndarray) else torch.where(condition, yes, no)
+
+
+def pick(values: Array, index: Array) -> Array:
+    """``values[index[b], b]`` for each ``b``."""
+    if isinstance(values, np.ndarray):
+        return np.take_along_axis(values, index[None], 0)[0]
+    return values.gather(0, index[None])[0]
+
+
+def centre(length: Any, cut_length: int) -> Any:
+    """First pixel of the centre ``cut_length`` of ``length``, integers or arrays of them.
+
+    torchvision takes ``round((length - cut_length) / 2)``, halves to even; where the image is shorter it puts the
+    rounded-down half of what is missing before it.
+    """
+    spare = length - cut_length
+    half = spare >> 1
+    # Below zero, floor(spare / 2) would round away from zero; one more where it is odd.
+    return half + ((spare & 1) & (half & 1 | (spare < 0) * 1))
+
+
+def cut(frames: Frames, top: Array, left: Array, size: Size, draws: Draws) -> Frames:
+    """``frames`` with the window of ``size`` at ``top`` and ``left`` of the resized box."""
+    if frames.flip is not None:
+        raise UsageError("a crop after a flip runs on batches, not while decoding")
+    return frames.replace(window=join([top, left, top * 0 + size[0], top * 0 + size[1]]))
+
+
+def crop_composes(size: Size, before: Sequence[Geometry]) -> bool:
+    """Whether a window of ``size`` can follow ``before``.
+
+    Not after a mirroring; and not beyond a crop before it, whose outside is zeros while the frame has pixels there.
+    """
+    crops = [op.output_size for op in before if isinstance(op, CenterCrop | RandomCrop)]
+    inside = all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)
+    return inside and not any(op.mirrors for op in before)
+
+
+def whole_pixels(frames: Frames, name: str) -> Array:
+    """The box of source pixels that ``frames`` show, for an operation that resizes them.
+
+    Raises :class:`UsageError` where they are resized already or reach outside: resizing twice is not one resizing.
+    """
+    if frames.flip is not None:
+        raise UsageError(f"{name} after a flip runs on batches, not while decoding")
+    box, window = frames.box, frames.window
+    outside = (window[:, :2] < 0) | (window[:, :2] + window[:, 2:] > frames.size)
+    if isinstance(box, np.ndarray) and (frames.resized or outside.any()):
+        raise UsageError(f"{name} of what is resized or padded already runs on batches, not while decoding")
+    return join([box[:, :2] + window[:, :2], window[:, 2:]])

@@ -1,0 +1,138 @@
+"""A user's list of augmentations: what of it runs where, and running it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from packstore.core.errors import UsageError
+from packstore.training.augment.base import Frames, Geometry, Operation, Size, Step
+from packstore.training.augment.crop import Padded
+from packstore.training.augment.geometry import RandomCrop
+from packstore.training.augment.pixels import RandomHorizontalFlip
+from packstore.training.augment.resample import resize
+from packstore.training.random_draws import Draws
+
+
+def plan_ops(ops: Sequence[Geometry], sizes: NDArray[np.int64], draws: Draws) -> Frames:
+    """The frames that ``ops``, the first ones of a list, make of images.
+
+    Args:
+        ops: As :func:`split_ops` gives them first.
+        sizes: int64 ``(B, 2)``: heights and widths of the images.
+        draws: Of their records; the streams are set here.
+
+    Raises:
+        UsageError: As :meth:`Geometry.plan`.
+    """
+    frames = Frames.full(sizes)
+    for stream, op in enumerate(ops):
+        frames = op.plan(frames, draws.replace(stream=stream))
+    return frames
+
+
+def apply_ops(ops: Sequence[Step], images: Tensor, draws: Draws, first: int = 0) -> Tensor:
+    """``images`` ``(B, C, H, W)`` after ``ops``, of which the first stands at place ``first`` of the user's list."""
+    place = 0
+    while place < len(ops):
+        op, here = ops[place], draws.replace(stream=first + place)
+        place += 1
+        if not isinstance(op, Operation):
+            images = op(images)
+        elif isinstance(op, RandomCrop):
+            flip = _flip_after(ops, place, draws, first)
+            images = op(images, here, flip)
+            place += flip is not None
+        else:
+            images = op(images, here)
+    return images
+
+
+def cut_ops(ops: Sequence[Step], images: Padded, numbers: Tensor, draws: Draws, first: int = 0) -> Tensor:
+    """:func:`apply_ops` of the images at ``numbers``, int64 ``(B,)``, of all that ``ops[0].padded(...)`` holds."""
+    crop = ops[0]
+    assert isinstance(crop, RandomCrop)
+    flip = _flip_after(ops, 1, draws, first)
+    done = 1 + (flip is not None)
+    batch = crop.cut(images, numbers, draws.replace(stream=first), flip)
+    return apply_ops(ops[done:], batch, draws, first + done)
+
+
+def _flip_after(ops: Sequence[Step], place: int, draws: Draws, first: int) -> Any:
+    """Which images the operation at ``place`` mirrors, where that is what it does: with a crop before it in one go,
+    which reads and writes each pixel once."""
+    if place == len(ops) or not isinstance(flip := ops[place], RandomHorizontalFlip):
+        return None
+    return flip.flags(draws.replace(stream=first + place))
+
+
+def split_ops(ops: Sequence[Step], flip: bool = False) -> tuple[tuple[Geometry, ...], tuple[Step, ...]]:
+    """A user's list, split into what runs while images are decoded and what runs on batches.
+
+    The first part is the longest start of the list that is exactly one resize, then one window, then one mirroring: a
+    resize only as the first operation, then crops without padding that do not grow beyond a crop before them.
+
+    Args:
+        ops: The user's list.
+        flip: Whether random flips that follow run while decoding too. The result is the same either way.
+
+    Raises:
+        UsageError: Something in the list is neither an operation nor callable.
+    """
+    for place, op in enumerate(ops):
+        if not callable(op):
+            raise UsageError(f"augment[{place}] is not callable: {op!r}; put an operation or a function there")
+    planned: list[Geometry] = []
+    for op in ops:
+        if not isinstance(op, Geometry) or not op.composes(planned) or (op.mirrors and not flip):
+            break
+        planned.append(op)
+    return tuple(planned), tuple(ops[len(planned) :])
+
+
+def output_size(ops: Sequence[Step], size: Size | None = None) -> Size | None:
+    """``(height, width)`` of the batches that leave ``ops``; None where that differs between images or is not known.
+
+    Args:
+        ops: The user's list, or a part of it.
+        size: That of all images, where they have one.
+    """
+    for op in ops:
+        # Of a stranger's function it is not known; what comes after it may fix the size again.
+        size = op.size_after(size) if isinstance(op, Operation) else None
+    return size
+
+
+def render(pixels: NDArray[np.uint8], frames: Frames, index: int, out: NDArray[np.uint8]) -> None:
+    """Image ``index`` of ``frames`` from the pixels of its box: resized, cut, mirrored, written to ``out``.
+
+    Args:
+        pixels: uint8 ``(h, w, 3)`` with the height and width of the box, in any strides but negative ones.
+        frames: numpy frames.
+        index: Which of them.
+        out: uint8 ``(H, W, 3)`` with the height and width of the window; every byte is written.
+    """
+    height, width = frames.size[index].tolist()
+    if pixels.shape[:2] != (height, width):
+        # torch warns of arrays that are not writable, although it only reads this one.
+        source = torch.from_numpy(pixels if pixels.flags.writeable else np.array(pixels))
+        pixels = resize(source.permute(2, 0, 1)[None], (height, width))[0].permute(1, 2, 0).numpy()
+    top, left, rows, columns = frames.window[index].tolist()
+    y0, y1 = max(0, -top), min(rows, height - top)
+    x0, x1 = max(0, -left), min(columns, width - left)
+    if (y0, y1, x0, x1) != (0, rows, 0, columns):
+        out[:] = 0
+    if y0 < y1 and x0 < x1:
+        out[y0:y1, x0:x1] = pixels[top + y0 : top + y1, left + x0 : left + x1]
+    if frames.flip is not None and frames.flip[index]:
+        # torch mirrors pixels of three bytes 15 times as fast as numpy. In pieces below 32,768 elements, because larger
+        # ones it would share out to other threads, of which there is one for each image already.
+        step = max(1, 32767 // max(1, columns * 3))
+        for start in range(0, rows, step):
+            piece = torch.from_numpy(out[start : start + step])
+            piece.copy_(piece.flip(1))

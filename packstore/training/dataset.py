@@ -1,0 +1,386 @@
+"""``PackedDataset``: a store as a map-style torch dataset, the drop-in for ``ImageFolder`` and ``CIFAR10``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from operator import index as as_index
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.core.columns import Ragged
+from packstore.core.errors import DecodeError, StoreError, UsageError, printable
+from packstore.core.manifest import ENCODED, FLOAT_ENCODINGS, Manifest
+from packstore.images.decoders import get_decoder
+from packstore.images.sniff import MAX_PIXELS
+from packstore.stores import Checksums, open_store
+from packstore.stores.base import Reader
+
+Output = Literal["tensor", "pil", "numpy", "bytes"]
+_OUTPUTS = ("tensor", "pil", "numpy", "bytes")
+
+
+class PackedDataset(torch.utils.data.Dataset[Any]):
+    """The records of a store, or of one of its splits, as a dataset.
+
+    ``ds[i]`` is a tuple with one value a column, by default ``(image, label)``; with a single column (the default for
+    a store without labels is just the image) it is that value itself. ``ds[a:b]`` and ``ds[[3, 1, 2]]`` are batches:
+    images stacked to one tensor where their shapes agree and a list otherwise, numbers as a tensor, keys as a list.
+
+    =============  ==============================================================================================
+    output         an image is
+    =============  ==============================================================================================
+    ``"tensor"``   uint8 ``(3, H, W)`` RGB from image files and uint8 stores; float32 ``(3, H, W)``, normalised, from
+                   floating point stores. Always writable memory of its own.
+    ``"numpy"``    uint8 ``(H, W, 3)`` RGB, or floating point ``(3, H, W)`` in the store's dtype (bfloat16 as float32)
+    ``"pil"``      ``PIL.Image`` in mode RGB (not from floating point stores), for torchvision's transforms
+    ``"bytes"``    the record as it is stored: an image file's bytes, or raw pixels
+    =============  ==============================================================================================
+
+    ``label`` is an ``int``, ``key`` a ``str``. The object travels to other processes (fork, spawn, pickle) as path and
+    options, and each process opens the store for itself.
+
+    Args:
+        path: A store of any format.
+        split: The split to use. A store that has several needs one to be named; a store with one split or none does
+            not.
+        device: Where tensors are put, any torch device.
+        columns: Names of the columns of an item, in order; None for ``("image", "label")``, or ``("image",)`` where
+            the store has no labels.
+        output: Form of the images, see above.
+        transform: Called with each image.
+        target_transform: Called with each label.
+        decoder: ``"auto"`` or the name of one, see :func:`packstore.images.decoders.get_decoder`.
+        dtype: Floating point type of image tensors instead of the default. Pixels of a uint8 or encoded store are
+            scaled to 0 … 1 then, as torchvision's ``ToTensor`` does.
+        max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded, which
+            bounds the memory: up to 20 bytes a pixel in each thread or process that decodes.
+        checksums: What is checked of what is read, which costs a pass over its bytes. ``"never"``: only the manifest,
+            at opening; a changed byte in an image or label passes. ``"always"``: the image, label and key of each
+            record that is accessed, against the record's checksums; ``targets`` and ``keys`` against the digests of
+            their columns. (``packstore verify`` checks all of a store, once.)
+
+    Raises:
+        StoreError: ``path`` is not a store.
+        UsageError: An unknown split, column, output or decoder; several splits and none named.
+        DecodeError: (on access) a record cannot be decoded; names the record and its key.
+        CorruptRecordError: (on access, with ``checksums="always"``) a record is damaged; names it and its key.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        split: str | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        columns: Sequence[str] | None = None,
+        output: Output = "tensor",
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        decoder: str = "auto",
+        dtype: torch.dtype | None = None,
+        checksums: Checksums = "never",
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        # Absolute: a worker process may have another working directory.
+        self.path = Path(path).absolute()
+        self.device = torch.device(device)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise UsageError("device='cuda', but torch finds no CUDA device here; use device='cpu'")
+        self.output = output
+        self.transform = transform
+        self.target_transform = target_transform
+        self.dtype = dtype
+        self.decoder_name = decoder
+        self.decoder = get_decoder(decoder, max_pixels=max_pixels)
+        self.checksums: Checksums = checksums
+        self._reader: Reader | None = self._open()
+        self._pid = os.getpid()
+        self.manifest: Manifest = self._reader.manifest
+        self.split = _choose_split(self.manifest, split)
+        chosen = self._reader.split(self.split)
+        self._start, self._length = chosen.start, len(chosen)
+        self.columns = _choose_columns(self.manifest, columns)
+        _check_output(self.manifest, output, dtype)
+        self._loaded: dict[str, Any] = {}
+        self._read_image = self._image_method()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int | slice | Sequence[int] | NDArray[Any] | torch.Tensor) -> Any:
+        """Item ``index`` (negative from the end), or a batch for a slice or a list of indices.
+
+        Raises :class:`IndexError` outside the dataset, and :class:`TypeError` for what is no index; masks are none.
+        """
+        if type(index) is int:
+            return self._item(self._record(index))
+        if isinstance(index, slice):
+            return self._batch(list(range(self._start, self._start + self._length)[index]))
+        if isinstance(index, Iterable) and not (hasattr(index, "ndim") and index.ndim == 0):
+            return self._batch([self._record(_whole(i)) for i in index])
+        return self._item(self._record(_whole(index)))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The items at ``indices``: torch's ``DataLoader`` fetches a batch by this, and collates it itself."""
+        records = [self._record(_whole(i)) for i in indices]
+        whole = self._whole_images()
+        if whole is None or not records:
+            return [self._item(r) for r in records]
+        images = self._finish_images(whole, records).unbind()
+        return [self._item(r, image) for r, image in zip(records, images, strict=True)]
+
+    @property
+    def reader(self) -> Reader:
+        """The open store; opened anew in each process, because C libraries do not survive a fork."""
+        reader = self._reader  # a copy: another thread may close the dataset meanwhile
+        if reader is None or self._pid != os.getpid():
+            reader = self._open()
+            if reader.manifest != self.manifest:
+                raise StoreError(f"{self.path} has been replaced by another store; open it again as a new dataset")
+            self._loaded = {}
+            self._reader = reader
+            self._pid = os.getpid()
+        return reader
+
+    @property
+    def classes(self) -> list[str]:
+        """Class names by number; empty when the store has no labels, or labels without names."""
+        return list(self.manifest.classes or ())
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Class number by name."""
+        return {name: i for i, name in enumerate(self.classes)}
+
+    @property
+    def targets(self) -> list[int]:
+        """Labels of all items, before ``target_transform``. Raises :class:`UsageError` without a label column."""
+        if not self.manifest.has_column("label"):
+            raise UsageError(f"{self.path} has no labels; columns: {_names(self.manifest)}")
+        self.reader.check_column("label")
+        labels = self.reader.fixed("label")[self._start : self._start + self._length]
+        return cast("list[int]", labels.tolist())
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Keys of all items, read as they are asked for."""
+        self.reader.check_column("key")
+        return _Keys(self.reader.ragged("key"), self._start, self._length)
+
+    def close(self) -> None:
+        """Lets go of the store; the next access opens it again. What another thread is reading, it finishes."""
+        self._reader = None
+        self._loaded = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None, "_loaded": {}, "_read_image": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._read_image = self._image_method()
+
+    def __repr__(self) -> str:
+        m = self.manifest
+        shape = f" {'x'.join(map(str, m.image.shape))}" if m.image.shape else ""
+        lines = [
+            f"PackedDataset {str(self.path)!r}",
+            f"    records: {len(self)}" + (f" (split {self.split!r})" if self.split else ""),
+            *([f"    classes: {len(self.classes)}"] if m.classes is not None else []),
+            f"    encoding: {m.encoding}{shape} in {m.format}",
+            f"    item: {', '.join(self.columns)} (image as {self.output}, {self.device})",
+        ]
+        return "\n".join(lines)
+
+    def _open(self) -> Reader:
+        reader = open_store(self.path, self.checksums)
+        try:
+            reader.check_files()  # now, and not hours later
+        except StoreError as error:
+            reader.close()
+            raise StoreError(
+                f"{error}; packstore verify lists what is wrong, packstore salvage saves the rest"
+            ) from error
+        return reader
+
+    def _record(self, index: int) -> int:
+        if index < 0:
+            index += self._length
+        if not 0 <= index < self._length:
+            raise IndexError(f"index out of range: the dataset has {self._length} items")
+        return self._start + index
+
+    def _item(self, record: int, image: Any = None) -> Any:
+        values = [self._value(name, record, image) for name in self.columns]
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def _value(self, name: str, record: int, image: Any) -> Any:
+        if name == "image":
+            image = self._read_image(record) if image is None else image
+            return image if self.transform is None else self.transform(image)
+        if name == "key":
+            return self.reader.key(record)
+        column = self._column(name)
+        if self.checksums == "always":
+            self.reader.check_fields(record)
+        value: Any = column[record]
+        if isinstance(column, Ragged):
+            return bytes(value)
+        value = int(value) if column.ndim == 1 and column.dtype.kind in "iu" else torch.from_numpy(np.array(value))
+        return self.target_transform(value) if name == "label" and self.target_transform is not None else value
+
+    def _column(self, name: str) -> Any:
+        reader = self.reader  # first, since it empties the cache in a new process
+        column = self._loaded.get(name)
+        if column is None:
+            column = self._loaded[name] = reader.column(name)
+        return column
+
+    def _batch(self, records: list[int]) -> Any:
+        whole = self._whole_images() if self.transform is None else None
+        values: list[Any] = []
+        for name in self.columns:
+            if name == "image" and whole is not None:
+                values.append(self._finish_images(whole, records))
+            else:
+                values.append(self._stack([self._value(name, r, None) for r in records]))
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def _stack(self, values: list[Any]) -> Any:
+        if not values:
+            return values
+        first = values[0]
+        if isinstance(first, int):
+            # Checksums use all 64 bits, which int64 holds as the same bits, as the .pth layout does.
+            return torch.from_numpy(
+                np.array(values, np.uint64 if max(values) >= 2**63 else np.int64).view(np.int64)
+            ).to(self.device)
+        same = all(getattr(v, "shape", None) == getattr(first, "shape", ()) for v in values)
+        if isinstance(first, torch.Tensor) and same:
+            return torch.stack(values)
+        return np.stack(values) if isinstance(first, np.ndarray) and same else values
+
+    # Images -----------------------------------------------------------------------------------------------------
+
+    def _whole_images(self) -> torch.Tensor | None:
+        """All images of the store as one mapped tensor ``(N, …)``, where output and format allow; else None."""
+        if self.output != "tensor" or "image" not in self.columns or self.manifest.image.kind != "fixed":
+            return None
+        if self.manifest.format == "lmdb" or self.manifest.shards:
+            return None  # LMDB keeps records apart, and shards would have to be concatenated: a copy of everything
+        reader = self.reader
+        if reader.checks_records:
+            return None  # each is checked on its own
+        if "image" not in self._loaded:
+            array = reader.fixed("image")
+            self._loaded["image"] = torch.from_numpy(array) if array.flags.writeable else None
+        return cast("torch.Tensor | None", self._loaded["image"])
+
+    def _finish_images(self, whole: torch.Tensor, records: list[int]) -> torch.Tensor:
+        return self._finish(whole[torch.tensor(records, dtype=torch.int64, device="cpu")])
+
+    def _finish(self, pixels: torch.Tensor) -> torch.Tensor:
+        """From stored pixels, one image or a batch in memory of its own, to what the user gets."""
+        encoding = self.manifest.encoding
+        if encoding in FLOAT_ENCODINGS:
+            if encoding == "bfloat16":
+                pixels = pixels.view(torch.bfloat16)
+            return pixels.to(device=self.device, dtype=self.dtype or torch.float32)
+        pixels = pixels.to(self.device).movedim(-1, -3)
+        if self.dtype is None or self.dtype == torch.uint8:
+            return pixels
+        return pixels.to(torch.float32).div_(255).to(self.dtype)
+
+    def _image_method(self) -> Callable[[int], Any]:
+        if self.output == "bytes":
+            return lambda record: bytes(self.reader.read(record))
+        if self.output == "tensor":
+            return lambda record: self._finish(torch.from_numpy(self._pixels(record)))
+        if self.output == "pil":
+            return self._pil
+        return self._numpy
+
+    def _pixels(self, record: int) -> NDArray[Any]:
+        """One image as an array that shares no memory with the store, in the store's layout."""
+        reader = self.reader
+        if self.manifest.encoding not in ENCODED:
+            return np.array(reader.array(record))
+        try:
+            return self.decoder.decode(reader.view(record))
+        except DecodeError as error:
+            raise DecodeError(f"record {record} ({printable(reader.key(record))}) of {self.path}: {error}") from None
+
+    def _numpy(self, record: int) -> NDArray[Any]:
+        pixels = self._pixels(record)
+        if self.manifest.encoding == "bfloat16":
+            # The upper half of a float32 is a bfloat16.
+            return (pixels.astype(np.uint32) << 16).view(np.float32)
+        return pixels
+
+    def _pil(self, record: int) -> Any:
+        from PIL import Image
+
+        return Image.fromarray(self._pixels(record))
+
+
+class _Keys(Sequence[str]):
+    def __init__(self, keys: Ragged, start: int, length: int) -> None:
+        self._keys, self._start, self._length = keys, start, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(self._length)[index]]
+        record = range(self._start, self._start + self._length)[index]
+        return bytes(self._keys[record]).decode("utf-8", "surrogateescape")
+
+
+def _whole(index: Any) -> int:
+    if isinstance(index, (bool, np.bool_)) or getattr(index, "dtype", None) == torch.bool:
+        raise TypeError("a mask is no list of indices; use mask.nonzero() or numpy.flatnonzero(mask)")
+    return as_index(index)
+
+
+def _names(manifest: Manifest) -> str:
+    return ", ".join(c.name for c in manifest.columns)
+
+
+def _choose_split(manifest: Manifest, split: str | None) -> str | None:
+    names = [s.name for s in manifest.splits]
+    if split is None:
+        if len(names) > 1:
+            raise UsageError(f"the store has several splits; name one with split=: {', '.join(names)}")
+        return names[0] if names else None
+    if split not in names:
+        raise UsageError(f"no split {split!r}; splits: {', '.join(names) or 'none'}")
+    return split
+
+
+def _choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[str, ...]:
+    if columns is None:
+        return ("image", "label") if manifest.has_column("label") else ("image",)
+    if isinstance(columns, str) or not columns:
+        raise UsageError(f"columns should be a sequence of names such as ('image', 'label'), got {columns!r}")
+    for name in columns:
+        if not manifest.has_column(name):
+            raise UsageError(f"no column {name!r}; columns: {_names(manifest)}")
+    return tuple(columns)
+
+
+def _check_output(manifest: Manifest, output: str, dtype: torch.dtype | None) -> None:
+    if output not in _OUTPUTS:
+        raise UsageError(f"no output {output!r}; outputs: {', '.join(_OUTPUTS)}")
+    if output == "pil" and manifest.encoding in FLOAT_ENCODINGS:
+        raise UsageError(f"a {manifest.encoding} store holds normalised images, which PIL cannot hold; use 'tensor'")
+    if dtype is not None and output != "tensor":
+        raise UsageError(f"dtype= is for tensors; the output is {output!r}")
+    if dtype is not None and not dtype.is_floating_point and dtype != torch.uint8:
+        raise UsageError(f"dtype should be a floating point type or torch.uint8, got {dtype}")
+    if dtype == torch.uint8 and manifest.encoding in FLOAT_ENCODINGS:
+        raise UsageError(f"a {manifest.encoding} store holds normalised images: they do not fit torch.uint8")

@@ -1,0 +1,346 @@
+"""From records to rows of a batch buffer: read, decode, crop and resize, in worker threads.
+
+Everything here runs under the GIL except the decoding and resizing itself, so it is kept short: what can be computed
+for a whole batch at once is, before slices of it go to the threads. The less there is of it, the less threads also wait
+for each other, and the less often what Python touches goes from one core's cache to another's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError, printable
+from packstore.core.manifest import ENCODED, Manifest
+from packstore.images.decoders import Decoder
+from packstore.images.seekable import Crops, Cuts, Index, Worker, make_worker, native_problem, plan_cuts, read_index
+from packstore.images.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
+from packstore.stores.base import Reader, shaped
+from packstore.training.augment import Frames, Geometry, output_size, plan_ops
+from packstore.training.loader.rows import Rows, SizeError, as_numpy
+from packstore.training.loader.stats import Stats
+from packstore.training.random_draws import Draws
+
+_HEAD = 2048  # where nearly every frame header is
+_MOST_SEGMENTS = 1 << 11  # of images that are cut up beforehand: in each batch under way they take 16 bytes each
+
+# Waiting for each page of a record in turn, a cold store is read at a third of the speed; asking for records beforehand
+# halves that of a warm one. So it is done for a while where pages were waited for.
+_COLD_BATCHES = 4
+try:
+    import resource
+
+    _THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)  # Linux
+except ImportError:  # Windows
+    _THREAD = None
+
+_TORCH_DTYPE = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+Header = Index | ImageInfo | None
+
+
+@dataclass(eq=False)
+class Prepared:
+    """Records that were looked at, and what is to be written into which row of a batch buffer.
+
+    Planning has a price that hardly depends on how many images there are, so it is done for a whole batch.
+
+    Attributes:
+        out: The rows, ``(B, *shape)``.
+        records: Record numbers, ``(B,)``.
+        seed: For random operations.
+        epoch: Likewise.
+        numbers: ``records`` as a list.
+        views: Their bytes.
+        sizes: Height and width of each image, ``(B, 2)``, as its header says.
+        headers: What else it says.
+        rows: Where pixels go, and how.
+        failed: Rows whose records cannot be read.
+        cuts: Of crop-seekable images, what their boxes need.
+        cut_of: Which of these a row has.
+        crops: The same for compiled code, where there is any.
+    """
+
+    out: torch.Tensor
+    records: NDArray[np.int64]
+    seed: int
+    epoch: int
+    numbers: Sequence[int] = ()
+    views: list[Any] = field(default_factory=list)
+    sizes: NDArray[np.int64] = field(init=False)
+    headers: Sequence[Header] = field(init=False)
+    rows: Rows = field(init=False)
+    failed: list[int] = field(default_factory=list)
+    cuts: Cuts | None = None
+    cut_of: dict[int, int] = field(default_factory=dict)
+    crops: Crops | None = None
+
+
+class Assembler:
+    """Writes records into rows of batch buffers; used from many threads.
+
+    Attributes:
+        shape: Shape of a row: ``(H, W, 3)`` uint8, or ``(3, H, W)`` of a floating point store.
+        dtype: Its dtype.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        decoder: Decoder,
+        operations: Sequence[Geometry],
+        stats: Stats,
+        dct_scaling: bool = False,
+    ) -> None:
+        """
+        Args:
+            reader: The open store.
+            decoder: For stores of image files.
+            operations: The first operations of the user's list, to be run here.
+            stats: Where the time goes.
+            dct_scaling: See :class:`packstore.training.loader.options.LoaderOptions`.
+
+        Raises:
+            UsageError: The images have no common size, and the operations give them none.
+        """
+        manifest = reader.manifest
+        self._reader = reader
+        self._decoder = decoder
+        self._operations = operations
+        self._stats = stats
+        self._dct_scaling = dct_scaling
+        self._encoded = manifest.encoding in ENCODED
+        self._compiled = decoder.may_use_turbojpeg and not dct_scaling and native_problem() is None
+        self._thread = threading.local()
+        self._shapes = None if self._encoded or manifest.image.kind == "fixed" else reader.fixed("shape")
+        self.shape, self.dtype = self._row(manifest)
+        self._cold = _COLD_BATCHES  # batches for which the system is asked to fetch all records beforehand
+        self._whole: NDArray[Any] | None = None
+        apart = manifest.format == "lmdb" or bool(manifest.shards) or reader.checks_records
+        if not operations and manifest.image.kind == "fixed" and not apart:
+            self._whole = reader.fixed("image")
+
+    def _row(self, manifest: Manifest) -> tuple[tuple[int, ...], torch.dtype]:
+        image = manifest.image
+        if image.layout == "CHW":
+            return image.shape, _TORCH_DTYPE[image.dtype]
+        size = image.shape[:2] if image.kind == "fixed" else None
+        height_width = output_size(self._operations, (size[0], size[1]) if size else None)
+        if height_width is None and any(not operation.mirrors for operation in self._operations):
+            raise UsageError(
+                "the first operations do not bring the images to one size: end them with RandomResizedCrop, CenterCrop "
+                "or RandomCrop"
+            )
+        if height_width is None:
+            # Nothing brings them to one size; they may have one all the same, which every image is held to.
+            view = self._reader.view(0)
+            if self._shapes is not None:
+                height_width = self._pixels(0, view, None).shape[:2]
+            else:
+                first = self._sizes([0], [view])[0][0].tolist()
+                reason = too_many_pixels(first[1], first[0], self._decoder.max_pixels)
+                if reason is not None:
+                    raise DecodeError(f"record 0 ({self._key(0)}) of {self._reader.path}: {reason}")
+                height_width = first[0], first[1]
+        return (*height_width, 3), torch.uint8
+
+    def prepare(
+        self, out: torch.Tensor, records: NDArray[np.int64], seed: int, epoch: int, errors: dict[int, Exception] | None
+    ) -> Prepared:
+        """Looks at ``records`` and plans what is to be done with them. Decodes nothing.
+
+        Args:
+            out: Rows of a batch buffer, ``(B, *shape)``.
+            records: Record numbers, ``(B,)``.
+            seed: For random operations.
+            epoch: Likewise.
+            errors: Where failed records are noted with their errors; None to raise the first.
+
+        Raises:
+            CorruptRecordError: A record is damaged; names the record and its key.
+        """
+        if self._whole is not None:
+            return Prepared(out, records, seed, epoch)
+        start = perf_counter()
+        prepared = Prepared(out, records, seed, epoch, records.tolist())
+        fetch = self._cold > 0
+        self._cold -= fetch
+        for row, record in enumerate(prepared.numbers):
+            try:
+                view = self._reader.view(record)
+                if fetch:
+                    self._reader.will_need(record, view)
+                prepared.views.append(view)
+            except PackstoreError as error:
+                prepared.failed.append(self._note(errors, row, record, error))
+                prepared.views.append(b"")
+        read = perf_counter()
+        prepared.sizes, prepared.headers = self._sizes(prepared.numbers, prepared.views)
+        frames = self._plan(prepared.sizes, records, seed, epoch) if self._operations else None
+        prepared.rows = Rows(out, frames)
+        if frames is not None:
+            self._plan_cuts(prepared, frames)
+        self._stats.add("read", read - start)
+        self._stats.add("decode", perf_counter() - read)
+        return prepared
+
+    def fill(self, prepared: Prepared, first: int, stop: int, errors: dict[int, Exception] | None) -> list[int]:
+        """Writes rows ``first`` … ``stop - 1`` of what was prepared.
+
+        Returns:
+            The rows that failed, apart from those that did when they were prepared.
+
+        Raises:
+            DecodeError: A record cannot be decoded; names the record and its key.
+        """
+        start = perf_counter()
+        if self._whole is not None:
+            out = as_numpy(prepared.out[first:stop])
+            np.take(self._whole, prepared.records[first:stop], axis=0, out=out, mode="clip")
+            self._stats.add("read", perf_counter() - start)
+            return []
+        faults = _major_faults()
+        worker = self._worker() if prepared.crops is not None else None
+        failed: list[int] = []
+        for row in range(first, stop):
+            if row in prepared.failed:
+                continue
+            try:
+                self._write(prepared, row, worker)
+            except SizeError:
+                raise
+            except PackstoreError as error:
+                failed.append(self._note(errors, row, prepared.numbers[row], error))
+        if _major_faults() - faults > stop - first:
+            self._cold = _COLD_BATCHES
+        self._stats.add("decode", perf_counter() - start)
+        return failed
+
+    def _write(self, prepared: Prepared, row: int, worker: Worker | None) -> None:
+        rows, view, header = prepared.rows, prepared.views[row], prepared.headers[row]
+        if worker is not None and rows.resizes[row] and row in prepared.cut_of:
+            turned = worker.crop(prepared.crops, prepared.cut_of[row])  # type: ignore[arg-type] # there is a worker
+            if turned is not None:
+                rows.place_turned(row, turned)
+                return
+        if self._operations and self._crops(header):
+            rows.place_box(row, self._crop(prepared, row))
+            return
+        pixels = self._pixels(prepared.numbers[row], view, header)
+        if not self._operations:
+            if pixels.shape != self.shape:
+                raise SizeError.between(pixels.shape, self.shape)
+            rows.array[row] = pixels
+        elif pixels.shape[:2] == tuple(prepared.sizes[row].tolist()):
+            rows.place(row, pixels)
+        else:
+            # Its header says another size than it has: planned again, by what it has.
+            found = np.array([pixels.shape[:2]], np.int64)
+            alone = self._plan(found, prepared.records[row : row + 1], prepared.seed, prepared.epoch)
+            Rows(prepared.out[row : row + 1], alone).place(0, pixels)
+
+    def _note(self, errors: dict[int, Exception] | None, row: int, record: int, error: PackstoreError) -> int:
+        if isinstance(error, CorruptRecordError):  # it names the record itself
+            if errors is None:
+                raise error
+            errors[record] = error
+            return row
+        named = DecodeError(f"record {record} ({self._key(record)}) of {self._reader.path}: {error}")
+        if errors is None:
+            raise named from error
+        errors[record] = named
+        return row
+
+    def _key(self, record: int) -> str:
+        try:
+            return printable(self._reader.key(record))
+        except PackstoreError:
+            return "its key is damaged, too"
+
+    def _crops(self, header: Header) -> bool:
+        """Whether a part of the image may be all that is decoded."""
+        return isinstance(header, Index) or (
+            isinstance(header, ImageInfo)
+            and (self._decoder.decodes_parts(header) or (self._dct_scaling and header.kind == "jpeg"))
+        )
+
+    def _crop(self, prepared: Prepared, row: int) -> NDArray[np.uint8]:
+        header, number = prepared.headers[row], prepared.cut_of.get(row)
+        return self._decoder.decode_crop(
+            prepared.views[row],
+            prepared.rows.boxes[row],
+            index=header if isinstance(header, Index) else None,
+            info=header if isinstance(header, ImageInfo) else None,
+            target=prepared.rows.sizes[row] if self._dct_scaling else None,
+            cut=None if number is None or prepared.cuts is None else prepared.cuts[number],
+        )
+
+    def _sizes(self, records: Sequence[int], views: Sequence[Any]) -> tuple[NDArray[np.int64], Sequence[Header]]:
+        """Height and width of each image, and of image files the seek index or else the header. Where a header cannot
+        be read, 1 x 1 and None: decoding will tell."""
+        headers: list[Header] = [None] * len(records)
+        if self._shapes is not None:
+            # A store may say anything: decoding tells, as with headers.
+            return np.maximum(self._shapes[np.asarray(records), :2].astype(np.int64), 1), headers
+        if not self._encoded:
+            height, width, _ = self._reader.manifest.image.shape
+            return np.tile(np.array([height, width], np.int64), (len(records), 1)), headers
+        sizes = [(1, 1)] * len(records)
+        for row, view in enumerate(views):
+            index = headers[row] = read_index(view)
+            if index is not None:
+                sizes[row] = index.height, index.width
+                continue
+            try:
+                info = headers[row] = sniff(bytes(view[:_HEAD]))
+            except HeaderError:
+                try:
+                    info = headers[row] = sniff(view)
+                except HeaderError:
+                    continue
+            sizes[row] = info.height, info.width
+        return np.array(sizes, np.int64), headers
+
+    def _plan(self, sizes: NDArray[np.int64], records: NDArray[np.int64], seed: int, epoch: int) -> Frames:
+        return plan_ops(self._operations, sizes, Draws(seed, epoch, records))
+
+    def _plan_cuts(self, prepared: Prepared, frames: Frames) -> None:
+        indexes = {
+            row: header
+            for row, header in enumerate(prepared.headers)
+            if isinstance(header, Index) and header.across * header.rows <= _MOST_SEGMENTS
+        }
+        if not indexes:
+            return
+        rows = [*indexes]
+        prepared.cut_of = {row: number for number, row in enumerate(rows)}
+        prepared.cuts = plan_cuts([*indexes.values()], frames.box[rows])
+        if self._compiled:
+            files, flips = [prepared.views[row] for row in rows], None if frames.flip is None else frames.flip[rows]
+            prepared.crops = Crops(files, prepared.cuts, frames.box[rows], flips, self._decoder.max_pixels)
+
+    def _worker(self) -> Worker | None:
+        worker: Worker | None = getattr(self._thread, "worker", None)
+        if worker is None:
+            worker = self._thread.worker = make_worker()
+        return worker
+
+    def _pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
+        if self._encoded:
+            return self._decoder.decode(view, info=header if isinstance(header, ImageInfo) else None)
+        image = self._reader.manifest.image
+        shape = image.shape if self._shapes is None else tuple(self._shapes[record].tolist())
+        return shaped(view, image, shape, "it")
+
+
+def _major_faults() -> int:
+    """Pages that this thread has waited for the disk for."""
+    return resource.getrusage(_THREAD).ru_majflt if _THREAD is not None else 0

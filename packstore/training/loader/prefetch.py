@@ -1,0 +1,137 @@
+"""``prefetch``: copies of any loader's batches to the device, ahead of the model and beside it."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from packstore.core.errors import UsageError
+from packstore.core.manifest import Normalization
+from packstore.training.loader.finish import Normalizer, as_normalization
+from packstore.training.ring import Shipment, Transport, transport_to
+
+Rebuild = Callable[[Iterator[torch.Tensor]], Any]
+
+
+class prefetch:  # noqa: N801 - used like a function
+    """Iterates over another loader's batches on a device: the next one is copied while the model works on this one.
+
+    The copy and the normalisation run on a stream of their own; the consumer's stream waits for them, the host does
+    not. For that the batches should be in pinned memory (``DataLoader(pin_memory=True)``). On the CPU it only
+    normalises. Every batch is given once, the first and the last too.
+
+    Args:
+        iterable: Any loader, of batches that are tensors in tuples, lists and dicts; other values pass as they are.
+        device: Where the tensors go.
+        normalize: ``imagenet``, ``cifar10``, ``cifar100`` or a :class:`packstore.core.manifest.Normalization`: applied
+            to tensors ``(B, 3, H, W)``, to uint8 as ``(x / 255 - mean) / std``, to floating point as ``(x - mean) /
+            std``.
+        dtype: Floating point type of these tensors; None for float32 where uint8 is normalised, else as they come.
+        ahead: Batches that are on their way at a time.
+
+    Raises:
+        UsageError: An unknown normalisation; a dtype that is not floating point.
+    """
+
+    def __init__(
+        self,
+        iterable: Iterable[Any],
+        device: str | torch.device,
+        normalize: str | Normalization | None = None,
+        dtype: torch.dtype | None = None,
+        ahead: int = 2,
+    ) -> None:
+        if dtype is not None and not dtype.is_floating_point:
+            raise UsageError(f"dtype should be a floating point type, got {dtype}")
+        if ahead < 1:
+            raise UsageError(f"ahead should be at least 1 batch, got {ahead}")
+        self.iterable = iterable
+        self.device = torch.device(device)
+        self._ahead = ahead
+        self._normalization = as_normalization(normalize)
+        self._dtype = dtype
+        wanted = dtype or (torch.float32 if self._normalization is not None else None)
+        self._normalizer = None if wanted is None else Normalizer(self._normalization, wanted)
+        self._transport: Transport | None = None
+        self._factors: list[torch.Tensor] = []
+        self._factors_of: tuple[torch.dtype, torch.device] | None = None
+
+    def __repr__(self) -> str:
+        return f"prefetch of a {type(self.iterable).__name__} to {self.device}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process and its device."""
+        return self.__dict__ | {"_transport": None, "_factors": [], "_factors_of": None}
+
+    def __len__(self) -> int:
+        return len(self.iterable)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._transport is None:  # one for all epochs: a device has not many streams, and each keeps memory
+            self._transport = transport_to(self.device)
+        transport = self._transport
+        waiting: deque[tuple[Shipment, Rebuild]] = deque()
+        for batch in self.iterable:
+            tensors: list[torch.Tensor] = []
+            rebuild = _take_apart(batch, tensors)
+            waiting.append((transport.send(tuple(tensors), self._finish), rebuild))
+            if len(waiting) > self._ahead:
+                yield _received(*waiting.popleft())
+        while waiting:
+            yield _received(*waiting.popleft())
+
+    def _finish(self, there: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        return [self._image(t) if _is_image(t) else t for t in there]
+
+    def _image(self, images: torch.Tensor) -> torch.Tensor:
+        if images.dtype == torch.uint8:
+            return images if self._normalizer is None else self._normalizer(images)
+        if not images.is_floating_point():
+            return images
+        if self._normalization is not None:
+            if (images.dtype, images.device) != self._factors_of:
+                self._factors_of = images.dtype, images.device
+                self._factors = [  # made once, since the host waits for them
+                    torch.tensor(values, dtype=images.dtype, device=images.device).view(1, 3, 1, 1)
+                    for values in (self._normalization.mean, self._normalization.std)
+                ]
+            mean, std = self._factors
+            images = (images - mean) / std
+        return images if self._dtype is None else images.to(self._dtype)
+
+
+def _is_image(tensor: torch.Tensor) -> bool:
+    return tensor.ndim == 4 and tensor.shape[1] == 3
+
+
+def _received(shipment: Shipment, rebuild: Rebuild) -> Any:
+    return rebuild(iter(shipment.receive()))
+
+
+def _updated(mapping: Any, values: dict[Any, Any]) -> Any:
+    mapping.update(values)
+    return mapping
+
+
+def _take_apart(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
+    """Puts all tensors of ``batch`` into ``tensors``; what it gives puts others in their places, and holds none."""
+    if isinstance(batch, torch.Tensor):
+        tensors.append(batch)
+        return lambda there: next(there)
+    if isinstance(batch, dict):
+        parts = {name: _take_apart(value, tensors) for name, value in batch.items()}
+        if type(batch) is dict:
+            return lambda there: {name: part(there) for name, part in parts.items()}
+        like = copy.copy(batch)  # of its own kind, such as a defaultdict; with places instead of values
+        like.update(dict.fromkeys(like))
+        return lambda there: _updated(copy.copy(like), {name: part(there) for name, part in parts.items()})
+    if isinstance(batch, (tuple, list)):
+        items, kind = [_take_apart(value, tensors) for value in batch], type(batch)
+        if hasattr(batch, "_fields"):
+            return lambda there: kind(*(item(there) for item in items))
+        return lambda there: kind([item(there) for item in items])
+    return lambda there: batch

@@ -1,0 +1,134 @@
+"""The rows of a batch buffer, and where the pixels of each come from: cut, resized and mirrored on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.dlpack import from_dlpack
+
+from packstore.core.errors import UsageError
+from packstore.training.augment import Frames, render
+from packstore.training.loader.alone import is_alone
+
+# The kernel behind interpolate(antialias=True), with an output to write into and without interpolate's checks, which
+# under the GIL cost more than this call.
+_resize: Any = torch._C._nn._upsample_bilinear2d_aa
+SERIAL_ELEMENTS = 32768
+"""torch shares work out to its threads from this many elements on, see :mod:`packstore.training.loader.alone`. Where a
+thread does not work alone, pieces are kept smaller."""
+
+
+class SizeError(UsageError):
+    """Images of differing sizes that no operation brings to one."""
+
+    @classmethod
+    def between(cls, found: Sequence[int], expected: Sequence[int]) -> SizeError:
+        """Of two shapes that begin with height and width."""
+        return cls(
+            f"images differ in size ({found[0]}x{found[1]}, {expected[0]}x{expected[1]}), so they make no batch: "
+            "add an operation that gives them one, for example augment=[RandomResizedCrop(224)]"
+        )
+
+
+class Rows:
+    """Some rows of a batch buffer.
+
+    Every torch operation, views and the end of a tensor too, gives the GIL away and has to get it back, for which
+    threads wait in turn. So views are made with numpy, or of all rows at once.
+
+    Attributes:
+        array: Their memory as numpy has it (bfloat16 as bits), ``(B, ...)``.
+        boxes: Top, left, height and width in its source image, of each row.
+        sizes: Height and width to which that is resized.
+        resizes: Whether resizing, and perhaps mirroring, is all that is to be done with it.
+    """
+
+    def __init__(self, out: torch.Tensor, frames: Frames | None) -> None:
+        """
+        Args:
+            out: ``(B, *shape)``; with frames, uint8 ``(B, h, w, 3)``.
+            frames: numpy frames, where there are any.
+        """
+        self.array = as_numpy(out)
+        self.boxes: list[tuple[int, int, int, int]] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.resizes: list[bool] = []
+        self._frames = frames
+        if frames is None:
+            return
+        self.boxes = list(map(tuple, frames.box.tolist()))
+        self.sizes = list(map(tuple, frames.size.tolist()))
+        self._flips: list[bool] = [False] * len(self.boxes) if frames.flip is None else frames.flip.tolist()
+        self._windows = list(map(tuple, frames.window[:, 2:].tolist()))
+        whole = np.concatenate([frames.size * 0, frames.size], 1)
+        self.resizes = ((frames.size != frames.box[:, 2:]).any(1) & (frames.window == whole).all(1)).tolist()
+        self._planes = out.permute(0, 3, 1, 2).split(1)  # type: ignore[no-untyped-call]
+
+    def place(self, row: int, pixels: NDArray[Any]) -> None:
+        """Cuts a whole image, uint8 ``(H, W, 3)``, and writes it."""
+        top, left, height, width = self.boxes[row]
+        self.place_box(row, pixels[top : top + height, left : left + width])
+
+    def place_box(self, row: int, pixels: NDArray[Any]) -> None:
+        """Writes the pixels of the row's box, uint8 ``(h, w, 3)``; they may be scaled down already.
+
+        Raises:
+            SizeError: What becomes of the image has another size than the rows have.
+        """
+        if not self.resizes[row]:
+            found, expected = self._windows[row], self.array.shape[1:]
+            if found != expected[:2]:
+                raise SizeError.between(found, expected)
+            render(np.ascontiguousarray(pixels), self._frames, row, self.array[row])  # type: ignore[arg-type]
+            return
+        size, flip, out = self.sizes[row], self._flips[row], self._planes[row]
+        if is_alone():
+            # To mirror before resizing or after gives the same bytes. Here it is no more than the copy that resizing
+            # makes of what is not contiguous.
+            source = _planes(pixels)
+            _resize(torch.flip(source, (3,)) if flip else source, size, False, None, None, out=out)
+            return
+        # To mirror before resizing or after gives the same bytes; so the smaller of the two is mirrored.
+        flip_first = flip and pixels.size < out.numel()
+        # torch would copy what is not contiguous with all its threads; numpy does it on this one.
+        crop = np.array(pixels, order="C") if flip_first else np.ascontiguousarray(pixels)
+        if flip_first:
+            _mirror(crop)
+        _resize(_planes(crop), size, False, None, None, out=out)
+        if flip and not flip_first:
+            _mirror(self.array[row])
+
+    def place_turned(self, row: int, pixels: NDArray[np.uint8]) -> None:
+        """Resizes the pixels of the row's box, uint8 ``(h, w, 3)``, contiguous, which are mirrored already if they are
+        to be."""
+        _resize(_planes(pixels), self.sizes[row], False, None, None, out=self._planes[row])
+
+
+def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor's memory as numpy has it (bfloat16 as bits)."""
+    array: NDArray[Any] = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
+def _mirror(row: NDArray[Any]) -> None:
+    """Mirrors ``row``, uint8 ``(H, W, 3)``, left to right in place."""
+    lines = max(1, SERIAL_ELEMENTS // (row.shape[1] * row.shape[2]))
+    for first in range(0, row.shape[0], lines):
+        part = torch.from_numpy(row[first : first + lines])
+        part.copy_(torch.flip(part, (1,)))
+
+
+def _planes(pixels: NDArray[Any]) -> torch.Tensor:
+    """uint8 ``(h, w, 3)`` as a tensor ``(1, 3, h, w)``, channels last, over the same memory; not to be written to where
+    ``pixels`` is not."""
+    planes = pixels.transpose(2, 0, 1)[None]
+    if pixels.flags.writeable:
+        return torch.from_numpy(planes)
+    try:
+        return from_dlpack(planes)  # from_numpy would warn
+    except BufferError:  # numpy before 2.1
+        return torch.from_numpy(planes.copy())

@@ -1,0 +1,151 @@
+"""Random numbers without a generator: each a pure function of (seed, epoch, record, stream, draw).
+
+A record's crop in epoch 7 is then the same whichever thread, rank or device works it out, alone or in a batch, before
+or after a resume: there is no state that could be in another place. Everything is int64 arithmetic that never
+overflows (a 32-bit value times a constant below 2**31), so numpy and torch, CPU and CUDA, give the same bits.
+
+The 32-bit mixing function is two rounds of xorshift and multiply with the constants ``[16 21f0aaad 15 735a2d97 15]``,
+the least biased of that shape with both factors below 2**31 (github.com/skeeto/hash-prospector, "Best two-round
+functions": mean avalanche bias 0.107 of an ideal 0). Keys are made by splitmix64 (Steele, Lea and Flood, "Fast
+splittable pseudorandom number generators", 2014).
+
+Here ``Array`` is a numpy array or a torch tensor; torch itself is not imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from packstore.core.errors import UsageError
+
+Array = Any
+"""A numpy array or a torch tensor on any device; what a function gives is of the kind that it was given."""
+
+MASK = 0xFFFFFFFF
+_MASK64 = 0xFFFFFFFFFFFFFFFF
+_GOLDEN = 0x9E3779B9  # 2**32 divided by the golden ratio: multiples of it spread evenly
+_HIGH = 0x2C1B3C6D  # what the upper halves of record numbers are multiplied with
+
+
+def mix(value: Any) -> Any:
+    """A 32-bit value, or an int64 array of them, mixed to another one; a bijection of [0, 2**32).
+
+    Works on Python integers, numpy arrays and torch tensors alike.
+    """
+    value = value ^ (value >> 16)
+    value = (value * 0x21F0AAAD) & MASK
+    value = value ^ (value >> 15)
+    value = (value * 0x735A2D97) & MASK
+    return value ^ (value >> 15)
+
+
+def key(*words: int) -> int:
+    """A 64-bit key that depends on every one of ``words`` (any integers, taken modulo 2**64) and on their order."""
+    state = 0
+    for word in words:
+        state = ((state ^ (word & _MASK64)) + 0x9E3779B97F4A7C15) & _MASK64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
+        state ^= state >> 31
+    return state
+
+
+def to_float64(value: Array) -> Array:
+    """``value`` as float64."""
+    return value.astype(np.float64) if isinstance(value, np.ndarray) else value.double()
+
+
+def to_int64(value: Array) -> Array:
+    """``value`` as int64, cut off toward zero."""
+    return value.astype(np.int64) if isinstance(value, np.ndarray) else value.long()
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """The random numbers of some records in one epoch: as many as wanted, each addressed by its number.
+
+    Args:
+        seed: Any integer, taken modulo 2**64.
+        epoch: Number of the epoch.
+        records: Record numbers, a one-dimensional int64 numpy array or torch tensor. All results lie where it lies.
+        stream: Who draws: augmentations use their position in the user's list, so that they are independent.
+    """
+
+    seed: int
+    epoch: int
+    records: Array
+    stream: int = 0
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: slice) -> Draws:
+        """The draws of some of the records."""
+        return dataclasses.replace(self, records=self.records[index])
+
+    def replace(self, *, epoch: int | None = None, stream: int | None = None) -> Draws:
+        """The draws of the same records in another epoch, or for another stream."""
+        return Draws(
+            self.seed,
+            self.epoch if epoch is None else epoch,
+            self.records,
+            self.stream if stream is None else stream,
+        )
+
+    def bits(self, draw: int, count: int | None = None) -> Array:
+        """32 random bits a record, as int64 ``(B,)`` in [0, 2**32).
+
+        Args:
+            draw: Number of the draw, not negative.
+            count: Give draws ``draw`` … ``draw + count - 1`` at once, as ``(count, B)``.
+        """
+        if count is None:
+            return mix(self._base ^ mix((self._draw_key + draw * _GOLDEN) & MASK))
+        base = self._base
+        if isinstance(base, np.ndarray):
+            steps: Array = np.arange(draw, draw + count, dtype=np.int64)
+        else:
+            steps = base.new_ones(count).cumsum(0) + (draw - 1)  # arange on its device, without importing torch
+        return mix(base[None] ^ mix((self._draw_key + steps * _GOLDEN) & MASK)[:, None])
+
+    def uniform(self, draw: int, count: int | None = None) -> Array:
+        """Uniform numbers, float64 in [0, 1) with a resolution of 2**-32; shapes as of :meth:`bits`."""
+        return to_float64(self.bits(draw, count)) * 2.0**-32
+
+    def integers(self, high: Any, draw: int, count: int | None = None) -> Array:
+        """Uniform integers, int64 in [0, ``high``); shapes as of :meth:`bits`.
+
+        By multiplication and shift (Lemire, "Fast random integer generation in an interval", 2019), without his
+        rejection: a value's probability is off by at most 2**-32.
+
+        Args:
+            high: An integer, or an array of them, a record each; 1 … 2**31.
+            draw: As for :meth:`bits`.
+            count: As for :meth:`bits`.
+
+        Raises:
+            UsageError: ``high`` is an integer outside that range (arrays are not looked at: that would wait for the
+                device).
+        """
+        if isinstance(high, int) and not 0 < high <= 2**31:
+            raise UsageError(f"the number of choices should be 1 … 2**31, got {high}")
+        return (self.bits(draw, count) * high) >> 32
+
+    @cached_property
+    def _key(self) -> int:
+        return key(self.seed, self.epoch, self.stream)
+
+    @property
+    def _draw_key(self) -> int:
+        return self._key >> 32
+
+    @cached_property
+    def _base(self) -> Array:
+        """Each record's 32 bits, from which every draw mixes its own."""
+        records = self.records
+        return mix((records & MASK) ^ (self._key & MASK)) ^ (((records >> 32) * _HIGH) & MASK)

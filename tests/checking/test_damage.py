@@ -1,0 +1,337 @@
+"""Damage of any kind, anywhere in a small store, is noticed, and named where it lies in a record."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import packstore
+from packstore.core.errors import CorruptRecordError, StoreError
+from packstore.stores import create_store, open_store
+from packstore.stores.pth.layout import layout
+from packstore.testing.stores import append, make_records
+from tests.conftest import ROOT
+
+SUFFIXES = ("lmdb", "h5", "pth")
+
+
+def load_tool(name: str) -> ModuleType:
+    loader = SourceFileLoader(f"tools_{name}", str(ROOT / "tools" / name))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    import sys
+
+    sys.modules[loader.name] = module  # dataclasses look their module up
+    loader.exec_module(module)
+    return module
+
+
+flips: Any = load_tool("flip")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six images of a few pixels, of two sizes, in two splits and two classes."""
+    root = tmp_path_factory.mktemp("tiny") / "photos"
+    rng = np.random.default_rng(5)
+    for number, name in enumerate(
+        ("train/ant/a", "train/ant/b", "train/bee/c", "train/bee/d", "val/ant/e", "val/bee/f")
+    ):
+        path = root / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (2 + number % 2, 3, 3), np.uint8)).save(path)
+    return root
+
+
+ENCODINGS: dict[str, dict[str, Any]] = {
+    "original": {"encoding": "original"},
+    "jpeg": {"encoding": "jpeg"},
+    "uint8": {"encoding": "uint8", "size": 3},
+    "uint8-ragged": {"encoding": "uint8"},
+    "float16": {"encoding": "float16", "size": 2},
+}
+
+
+def pack(source: Path, out: Path, encoding: str, shard_size: int | None = None) -> Any:
+    packstore.convert(source, out, shard_size=shard_size, **ENCODINGS[encoding])
+    return flips.Store(out)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_byte_of_the_records_and_many_others(source: Path, tmp_path: Path, suffix: str, encoding: str) -> None:
+    store = pack(source, tmp_path / f"a.{suffix}", encoding)
+    tally, rng = flips.Tally(), random.Random(0)
+    stride = 211 if suffix == "lmdb" else 17
+    within = [p for p in range(sum(store.sizes)) if store.record_at(*store.at(p)) is not None]
+    assert len(within) >= 6 * 12  # images of some bytes, at least
+    within = within[:: 1 + len(within) // 500]  # JPEG has large headers
+    inside = len(within)
+    positions = [*within, *range(0, sum(store.sizes), stride)]
+    for position in positions:
+        flips.flip(store, position, rng.randrange(1, 256), tally)
+    assert tally.counts["missed"] == tally.counts["unnamed"] == 0, tally.shown
+    # Every flip in a record is named, but for those in offsets' ends, which keep the store from opening.
+    assert tally.counts["named"] >= inside * 0.9
+    idle = [int(line.split()[3]) for line in tally.shown if line.startswith("idle")]
+    if suffix == "pth":
+        assert not idle, tally.shown
+    if suffix == "h5":  # zeros in front of a large dataset, which begins at a multiple of 4096
+        content = store.path.read_bytes()
+        assert not any(content[offset] for offset in idle), tally.shown
+    assert packstore.verify(store.path).ok, "the flips were not undone"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_bytes_of_a_sharded_store(source: Path, tmp_path: Path, suffix: str) -> None:
+    store = pack(source, tmp_path / f"a.{suffix}", "uint8", 60)
+    assert len(list(store.path.glob("shard-*"))) > 2
+    tally, rng = flips.Tally(), random.Random(0)
+    total = sum(store.sizes)
+    assert store.files[0].name == "manifest.json"
+    for position in (*rng.sample(range(total), 120), store.sizes[0] - 1):  # also the line's end in it
+        flips.flip(store, position, rng.randrange(1, 256), tally)
+    assert tally.counts["missed"] == tally.counts["unnamed"] == 0, tally.shown
+    assert tally.counts["idle"] == 0, tally.shown
+
+
+@pytest.mark.parametrize("shard_size", [None, 60])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_truncations(source: Path, tmp_path: Path, suffix: str, shard_size: int | None) -> None:
+    store = pack(source, tmp_path / f"a.{suffix}", "uint8", shard_size)
+    tally, rng = flips.Tally(), random.Random(0)
+    for file, size in zip(store.files, store.sizes, strict=True):
+        if size > 1:
+            for keep in {0, 1, size - 2, size - 1, *(rng.randrange(size) for _ in range(5 if shard_size else 20))}:
+                flips.truncate(store, file, keep, tally)
+    assert tally.counts["missed"] == 0, tally.shown
+    assert tally.counts["refused"] + tally.counts["found"] == sum(tally.counts.values()) > 20
+
+
+def test_the_tally_sees_what_is_missed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = pack(source, tmp_path / "a.h5", "uint8")
+    position = next(p for p in range(store.sizes[0]) if store.record_at(*store.at(p)) is not None)
+    whole = packstore.verify(store.path)
+    monkeypatch.setattr(packstore, "verify", lambda *args, **options: whole)
+    tally = flips.Tally()
+    flips.flip(store, position, 1, tally)
+    assert tally.counts == {"missed": 1}
+
+
+def damaged_column(path: Path, name: str, record: int, occurrence: int = 0) -> None:
+    """Changes a byte of the value that a record has in a fixed column, wherever in the file the column lies."""
+    file = path / "data.mdb" if path.is_dir() else path
+    with open_store(path) as reader:
+        raw, width = reader.fixed(name).tobytes(), reader.manifest.column(name).record_nbytes
+    content = bytearray(file.read_bytes())
+    place = content.find(raw)
+    assert place >= 0
+    while place >= 0:  # LMDB may keep an old copy
+        content[place + record * width] ^= 1
+        place = content.find(raw, place + 1)
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ("label", "its label is damaged: row checksum"),
+        ("checksum", "its stored checksum is damaged"),
+        ("row_checksum", "its stored row checksum is damaged"),
+    ],
+)
+def test_what_is_damaged_is_said(source: Path, tmp_path: Path, suffix: str, column: str, words: str) -> None:
+    out = tmp_path / f"a.{suffix}"
+    packstore.convert(source, out, encoding="original")
+    damaged_column(out, column, 4)
+    found = [p for p in packstore.verify(out).problems if p.record is not None]
+    assert [(p.record, p.key) for p in found] == [(4, "val/ant/e.png")]
+    assert found[0].what.startswith(words)
+
+
+def test_a_damaged_checksum_and_a_damaged_image_are_told_apart(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.h5"
+    packstore.convert(source, out, encoding="original")
+    with open_store(out) as reader:
+        image = bytes(reader.read(1))
+    damaged_column(out, "checksum", 4)
+    content = bytearray(out.read_bytes())
+    content[content.find(image) + 9] ^= 1
+    out.write_bytes(content)
+    told = {p.record: p.what for p in packstore.verify(out).problems}
+    # With both there is no proof which it was in either.
+    assert told.keys() == {1, 4}
+    assert all(what.startswith("its stored checksum or its image is damaged: checksum ") for what in told.values())
+
+
+def test_a_store_without_row_checksums(tmp_path: Path) -> None:
+    """Older stores have none: a damaged label is then found by its column's digest, without a record."""
+    records = make_records("uint8", 7)
+    with create_store(tmp_path / "a.h5", format="hdf5", encoding=records.encoding, columns=records.columns) as builder:
+        append(builder, records)
+        builder.commit(origin=packstore.Manifest.from_json(manifest_text(tmp_path)).origin)
+    assert packstore.verify(tmp_path / "a.h5").ok
+    damaged_column(tmp_path / "a.h5", "label", 3)
+    problems = packstore.verify(tmp_path / "a.h5").problems
+    assert [(p.record, p.what.split(":")[0]) for p in problems] == [(None, "column 'label' is damaged")]
+    with open_store(tmp_path / "a.h5", "always") as reader, pytest.raises(StoreError, match="column 'label'"):
+        reader.read(0)
+
+
+def manifest_text(tmp_path: Path) -> str:
+    Image.new("RGB", (3, 3)).save(tmp_path / "one.png")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one.png").rename(tmp_path / "one" / "one.png")
+    return packstore.convert(tmp_path / "one", tmp_path / "one.lmdb").manifest.to_json()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_shards_swapped_missing_duplicated_and_extra(source: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"a.{suffix}"
+    packstore.convert(source, out, encoding="uint8", size=3, shard_size=60)
+    shards = sorted(out.glob("shard-*"))
+    spare = tmp_path / "spare"
+
+    def problems(quick: bool) -> str:
+        return " | ".join(f"{p.shard}: {p.what}" for p in packstore.verify(out, quick=quick).problems)
+
+    def copy(one: Path, other: Path) -> None:
+        shutil.copytree(one, other) if one.is_dir() else shutil.copy(one, other)
+
+    def remove(one: Path) -> None:
+        shutil.rmtree(one) if one.is_dir() else one.unlink()
+
+    for quick in (False, True):
+        shards[1].rename(spare)
+        assert f"{shards[1].name}: " in problems(quick)  # missing
+        report = packstore.verify(out, quick=quick)
+        assert [p.shard for p in report.problems if p.lost] == [shards[1].name]
+        assert f" of {report.manifest.records} records" in report.checks[2]  # of the others, and not of all
+        copy(shards[0], shards[1])
+        assert f"{shards[1].name}: " in problems(quick)  # another one twice
+        remove(shards[1])
+        shards[0].rename(shards[1])
+        spare.rename(shards[0])
+        assert f"{shards[0].name}: " in problems(quick)  # swapped
+        assert f"{shards[1].name}: " in problems(quick)
+        shards[0].rename(spare)
+        shards[1].rename(shards[0])
+        spare.rename(shards[1])
+        copy(shards[1], out / f"shard-00077.{shards[1].suffix[1:]}")
+        assert "shard-00077" in problems(quick)  # left over
+        remove(out / f"shard-00077.{shards[1].suffix[1:]}")
+        assert problems(quick) == ""
+
+
+def test_layout_is_what_zipfile_writes(source: Path, tmp_path: Path) -> None:
+    import zipfile
+
+    packstore.convert(source, tmp_path / "a.pth", encoding="original")
+    data = (tmp_path / "a.pth").read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.pth") as archive:
+        entries = archive.infolist()
+    covered = sum(entry.file_size for entry in entries)
+    for what, start, expected in layout(entries):
+        assert data[start : start + len(expected)] == expected, what
+        covered += len(expected)
+    assert covered == len(data)
+
+
+# --- checksums="always" -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=SUFFIXES)
+def broken(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Path:
+    """A store whose record 1 has a damaged image, and record 3 a damaged label."""
+    out = tmp_path / f"a.{request.param}"
+    packstore.convert(source, out, encoding="uint8", size=3)
+    file = out / "data.mdb" if out.is_dir() else out
+    with open_store(out) as reader:
+        image = bytes(reader.read(1))
+    damaged_column(out, "label", 3)
+    content = bytearray(file.read_bytes())
+    place = content.find(image)
+    while place >= 0:
+        content[place + 2] ^= 4
+        place = content.find(image, place + 1)
+    file.write_bytes(content)
+    return out
+
+
+@pytest.mark.parametrize("output", ["tensor", "numpy", "bytes", "pil"])
+def test_damaged_records_raise_when_asked_for(broken: Path, output: Any) -> None:
+    plain = packstore.PackedDataset(broken, "train", output=output)
+    checked = packstore.PackedDataset(broken, "train", output=output, checksums="always")
+    for record in (1, 3):
+        plain[record]
+        for access in (record, [0, record], slice(record, record + 1)):
+            with pytest.raises(CorruptRecordError) as caught:
+                checked[access]
+            assert caught.value.record == record
+            assert caught.value.key == ("train/ant/b.png", "train/bee/d.png")[record // 2]
+            assert caught.value.found != caught.value.expected
+            for part in (str(record), caught.value.key, caught.value.found, caught.value.expected):
+                assert part in str(caught.value)
+    checked[0], checked[2], checked[[0, 2]]
+    with pytest.raises(CorruptRecordError):
+        checked.__getitems__([0, 1])
+
+
+def test_labels_and_keys_are_checked_without_images(broken: Path) -> None:
+    labels = packstore.PackedDataset(broken, "train", columns=("label",), checksums="always")
+    assert labels[1] == 0  # the damaged image is not read
+    with pytest.raises(CorruptRecordError):
+        labels[3]
+    with pytest.raises(StoreError, match="column 'label'"):
+        labels.targets  # noqa: B018
+    assert len(list(labels.keys)) == 4
+    with pytest.raises(packstore.UsageError, match="checksums should be"):
+        packstore.PackedDataset(broken, "train", checksums="sometimes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_the_loader_checks_and_skips(broken: Path, resident: bool) -> None:
+    def loader(checksums: Any, **options: Any) -> packstore.PackedLoader:
+        dataset = packstore.PackedDataset(broken, "train", checksums=checksums)
+        return packstore.PackedLoader(dataset, 4, resident=resident, **options)
+
+    assert sum(len(labels) for _, labels in loader("never")) == 4
+    with pytest.raises(CorruptRecordError) as caught:
+        list(loader("always"))
+    assert caught.value.record == 1
+    if not resident:
+        assert sum(len(labels) for _, labels in loader("always", on_error="skip")) == 2
+
+
+def test_checks_travel_to_other_processes(broken: Path) -> None:
+    import pickle
+
+    dataset = pickle.loads(pickle.dumps(packstore.PackedDataset(broken, "train", checksums="always")))
+    with pytest.raises(CorruptRecordError) as caught:
+        dataset[1]
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.record) == (str(caught.value), 1)
+
+
+# --- quick ------------------------------------------------------------------------------------------------------------
+
+
+def test_quick_reads_no_image_and_says_so(broken: Path) -> None:
+    report = packstore.verify(broken, quick=True)
+    assert [p.record for p in report.problems] == [3]
+    assert report.quick
+    assert report.checked_bytes == 0
+    assert "no image was read" in " ".join(report.checks)
+    with pytest.raises(packstore.UsageError, match="leave one out"):
+        packstore.verify(broken, quick=True, decode=True)

@@ -1,0 +1,285 @@
+"""``repair`` makes a damaged store what it was, byte for byte, and lets nothing else in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import packstore
+from packstore import ConvertOptions, RepairOptions, VerifyOptions
+from packstore.cli import cli
+from packstore.core.errors import DestinationError, StoreError, UsageError
+from packstore.stores import open_store
+from tests.cli.test_cli import run
+from tests.makers.datasets import write_image
+
+SUFFIXES = ("lmdb", "h5", "pth")
+ENCODINGS: dict[str, dict[str, Any]] = {
+    "original": {"encoding": "original"},
+    "jpeg": {"encoding": "jpeg", "resize": 9},
+    "uint8": {"encoding": "uint8", "size": 8},
+    "uint8-ragged": {"encoding": "uint8"},
+    "float16": {"encoding": "float16", "size": 6},
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("source") / "photos"
+    for number, name in enumerate(
+        ("train/ant/a", "train/ant/b", "train/bee/c", "train/bee/d", "val/ant/e", "val/bee/f")
+    ):
+        write_image(root / f"{name}.png", 10 + number % 3, 11, number)
+    return root
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    if path.is_file():
+        return {"": path.read_bytes()}
+    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(repr(sorted(contents(path).items())).encode()).hexdigest()
+
+
+def change(path: Path, value: bytes, offset: int) -> None:
+    """Changes a byte of a value, wherever in the files of a store it lies."""
+    places = 0
+    for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
+        content = bytearray(file.read_bytes())
+        place = content.find(value)
+        while place >= 0:
+            content[place + offset] ^= 0x21
+            places += 1
+            place = content.find(value, place + 1)
+        file.write_bytes(content)
+    assert places
+
+
+def damage(path: Path, images: list[int], columns: list[str], record: int = 3) -> None:
+    with open_store(path) as reader:
+        values = [(bytes(reader.read(i)), len(reader.read(i)) // 2) for i in images]
+        for name in columns:
+            if name == "key":
+                key = reader.key(record).encode()
+                values.append((key, len(key) - 1))
+            else:
+                start = 0
+                for shard in reader.manifest.shards:
+                    if start <= record < start + shard.records:
+                        break
+                    start += shard.records
+                else:
+                    shard = None  # type: ignore[assignment]
+                stop = len(reader) if shard is None else start + shard.records
+                part = reader.fixed(name)[start if shard else 0 : stop]
+                values.append(
+                    (
+                        part.tobytes(),
+                        (record - (start if shard else 0)) * part.dtype.itemsize * (3 if name == "shape" else 1),
+                    )
+                )
+    for value, offset in values:
+        change(path, value, offset)
+
+
+@pytest.mark.parametrize("shard_size", [None, 700])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_repaired_store_is_the_original(
+    source: Path, tmp_path: Path, suffix: str, encoding: str, shard_size: int | None
+) -> None:
+    good, bad = tmp_path / f"good.{suffix}", tmp_path / f"bad.{suffix}"
+    packstore.convert(source, good, shard_size=shard_size, **ENCODINGS[encoding])
+    shutil.copytree(good, bad) if good.is_dir() else shutil.copy(good, bad)
+    damage(bad, [0, 4], ["key"])
+    damage(bad, [], ["row_checksum"], 1)
+    before = digest(bad)
+    report = packstore.repair_store(bad, source, tmp_path / "fixed")
+    assert contents(tmp_path / "fixed") == contents(good)
+    assert report.identical
+    assert {p.record for p in report.replaced} >= {0, 3, 4}
+    assert report.copied == 6 - len(report.replaced)
+    assert not report.lost
+    assert digest(bad) == before, "the damaged store was written to"
+    # From another store, too, even one in another format.
+    again = packstore.repair_store(bad, good, tmp_path / "again")
+    assert again.identical
+    assert contents(tmp_path / "again") == contents(good)
+
+
+@pytest.mark.parametrize("column", ["label", "key", "shape", "checksum", "row_checksum"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_each_column(source: Path, tmp_path: Path, suffix: str, column: str) -> None:
+    good, bad = tmp_path / f"good.{suffix}", tmp_path / f"bad.{suffix}"
+    packstore.convert(source, good, encoding="uint8")
+    shutil.copytree(good, bad) if good.is_dir() else shutil.copy(good, bad)
+    damage(bad, [], [column])
+    report = packstore.repair_store(bad, source, tmp_path / "fixed")
+    assert report.problem_count >= 1
+    assert contents(tmp_path / "fixed") == contents(good)
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_any_damage_that_opens_is_repaired_or_refused(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+    """Round trip: what is written is the original or nothing, whatever bytes are changed."""
+    suffix = data.draw(st.sampled_from(SUFFIXES))
+    root = tmp_path_factory.mktemp("any")
+    for number in range(4):
+        write_image(root / "photos" / "ant" / f"{number}.png", 5, 6, number)
+    good, bad = root / f"good.{suffix}", root / f"bad.{suffix}"
+    packstore.convert(root / "photos", good, encoding=data.draw(st.sampled_from(["original", "uint8"])))
+    shutil.copytree(good, bad) if good.is_dir() else shutil.copy(good, bad)
+    file = bad / "data.mdb" if bad.is_dir() else bad
+    content = bytearray(file.read_bytes())
+    rng = random.Random(data.draw(st.integers(0, 2**32)))
+    for _ in range(data.draw(st.integers(1, 6))):
+        content[rng.randrange(len(content))] ^= rng.randrange(1, 256)
+    file.write_bytes(content)
+    try:
+        report = packstore.repair_store(bad, root / "photos", root / "fixed")
+    except StoreError:
+        assert not (root / "fixed").exists()
+        return
+    if report.destination is None:
+        assert not (root / "fixed").exists()
+        assert report.lost or packstore.verify(bad).ok
+    else:
+        assert contents(root / "fixed") == contents(good)
+
+
+def test_a_changed_source_does_not_slip_in(source: Path, tmp_path: Path) -> None:
+    copy, store = tmp_path / "photos", tmp_path / "a.lmdb"
+    shutil.copytree(source, copy)
+    packstore.convert(copy, store)
+    damage(store, [0, 1], [])
+    write_image(copy / "train" / "ant" / "b.png", 11, 11, 77)
+    report = packstore.repair_store(store, copy, tmp_path / "fixed.lmdb")
+    assert [(p.record, p.key) for p in report.lost] == [(1, "train/ant/b.png")]
+    assert "it is another image" in report.lost[0].what
+    assert report.destination is None
+    assert not (tmp_path / "fixed.lmdb").exists()
+    partial = packstore.repair_store(store, copy, tmp_path / "fixed.lmdb", partial=True)
+    assert partial.destination is not None
+    assert not partial.identical
+    assert packstore.verify(tmp_path / "fixed.lmdb").ok
+    with packstore.open(tmp_path / "fixed.lmdb") as reader:
+        assert len(reader) == 5
+        assert [(s.key, s.reason[:23]) for s in reader.manifest.skipped] == [
+            ("train/ant/b.png", "the source's image has ")
+        ]
+        assert [len(s) for s in reader.manifest.splits] == [3, 2]
+
+
+def test_a_label_that_has_changed_in_the_source_is_refused(source: Path, tmp_path: Path) -> None:
+    copy, store = tmp_path / "photos", tmp_path / "a.h5"
+    shutil.copytree(source, copy)
+    packstore.convert(copy, store)
+    damage(store, [], ["label"])
+    (copy / "train" / "bee" / "d.png").rename(copy / "train" / "ant" / "d.png")
+    report = packstore.repair_store(store, copy, tmp_path / "fixed.h5")
+    assert [p.record for p in report.lost] == [3]
+    assert "no sample with its key" in report.lost[0].what
+
+
+def test_a_damaged_donor_is_refused(source: Path, tmp_path: Path) -> None:
+    store, donor = tmp_path / "a.h5", tmp_path / "b.pth"
+    packstore.convert(source, store)
+    packstore.convert(source, donor, encoding="original")
+    damage(store, [2], [])
+    damage(donor, [2], [])
+    report = packstore.repair_store(store, donor, tmp_path / "fixed.h5")
+    assert [p.record for p in report.lost] == [2]
+    assert "is damaged" in report.lost[0].what
+
+
+def test_what_cannot_be_repaired(source: Path, tmp_path: Path) -> None:
+    store = tmp_path / "a.h5"
+    packstore.convert(source, store)
+    report = packstore.repair_store(store, source, tmp_path / "fixed.h5")
+    assert (report.problem_count, report.destination) == (0, None)
+    assert not (tmp_path / "fixed.h5").exists()
+    with pytest.raises(DestinationError, match="the same or lie in each other"):
+        packstore.repair_store(store, source, store)
+    with pytest.raises(DestinationError, match="the same or lie in each other"):
+        packstore.repair_store(store, source, source / "fixed.h5")
+    (tmp_path / "taken.h5").write_bytes(b"mine")
+    with pytest.raises(DestinationError, match="exists already"):
+        packstore.repair_store(store, source, tmp_path / "taken.h5")
+    for name, format in (("fixed.lmdb", "LMDB"), ("fixed.PTH", ".pth")):
+        with pytest.raises(DestinationError, match=f"has the suffix of {format}, and what is written is HDF5"):
+            packstore.repair_store(store, source, tmp_path / name)
+        with pytest.raises(DestinationError, match=f"has the suffix of {format}, and what is written is HDF5"):
+            packstore.salvage_store(store, tmp_path / name)
+    with pytest.raises(DestinationError, match=r"exists already; choose another name$"):
+        packstore.salvage_store(store, tmp_path / "taken.h5")
+    content = bytearray(store.read_bytes())
+    content[20] ^= 1
+    store.write_bytes(content)
+    with pytest.raises(StoreError, match="packstore salvage"):
+        packstore.repair_store(store, source, tmp_path / "fixed.h5")
+    packstore.convert(source, tmp_path / "u.h5", encoding="uint8", size=6)
+    packstore.convert(source, tmp_path / "f.h5", encoding="float16", size=6)
+    damage(tmp_path / "u.h5", [0], [])
+    with pytest.raises(UsageError, match="cannot be compared"):
+        packstore.repair_store(tmp_path / "u.h5", tmp_path / "f.h5", tmp_path / "fixed.h5")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "f.h5", "taken.h5", "u.h5"]
+
+
+def test_images_of_too_many_pixels_are_refused(source: Path, tmp_path: Path) -> None:
+    store = tmp_path / "a.h5"
+    packstore.convert(source, store, encoding="uint8", size=8)
+    whole = digest(store)
+    damage(store, [0], [])  # of 10 x 11 pixels
+    report = packstore.repair_store(store, source, tmp_path / "fixed.h5", max_pixels=109)
+    assert "more than the limit of 109" in report.lost[0].what
+    assert report.destination is None
+    packstore.repair_store(store, source, tmp_path / "fixed.h5", max_pixels=110)
+    assert digest(tmp_path / "fixed.h5") == whole
+
+
+def test_the_command(source: Path, tmp_path: Path) -> None:
+    store, fixed = tmp_path / "a.pth", tmp_path / "fixed.pth"
+    packstore.convert(source, store, encoding="original")
+    good = store.read_bytes()
+    damage(store, [5], ["label"])
+    done = run("repair", store, "--from", source, "--out", fixed)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "replaced  record 3 (train/bee/d.png): label and key\nreplaced  record 5 (val/bee/f.png): image\n"
+        in done.stdout
+    )
+    assert done.stdout.endswith("6 records, 4 copied, 2 replaced, 0 lost; it is what it was, to the digest\n")
+    assert fixed.read_bytes() == good
+    whole = run("repair", fixed, "--from", source, "--out", tmp_path / "more.pth")
+    assert (whole.returncode, "nothing to repair" in whole.stdout) == (0, True)
+    (tmp_path / "less" / "train" / "ant").mkdir(parents=True)
+    shutil.copy(source / "train" / "ant" / "a.png", tmp_path / "less" / "train" / "ant" / "a.png")
+    lost = run("repair", store, "--from", tmp_path / "less", "--out", tmp_path / "more.pth", "--json")
+    plain = json.loads(lost.stdout)
+    assert (lost.returncode, plain["destination"], [p["record"] for p in plain["lost"]]) == (1, None, [3, 5])
+    partial = run("repair", store, "--from", tmp_path / "less", "--out", tmp_path / "more.pth", "--partial")
+    assert partial.returncode == 3, partial.stderr
+    assert "lost      record 5 (val/bee/f.png): the source has no sample" in partial.stdout
+    assert "Examples:" in (cli.commands["repair"].help or "")
+
+
+@pytest.mark.parametrize("number", [0, -1, 2.0, "3", True])
+@pytest.mark.parametrize("name", ["workers", "max_pixels"])
+def test_numbers_that_are_none(name: str, number: Any) -> None:
+    for options in (RepairOptions, VerifyOptions, ConvertOptions):
+        with pytest.raises(UsageError, match=f"{name.replace('_', ' ')} should be a whole number of at least 1"):
+            options(**{name: number})
+        assert options(workers=None).workers is None
+        with pytest.raises(UsageError, match="max pixels"):
+            options(max_pixels=None)

@@ -1,0 +1,241 @@
+"""``verify`` finds what is wrong, names it, and finds nothing where nothing is wrong."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import packstore
+from packstore.core.errors import PackstoreError, StoreError, UsageError
+from packstore.core.progress import Progress
+from tests.makers.datasets import make_cifar10, make_folder, write_image
+
+SUFFIXES = ("lmdb", "h5", "pth")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("images") / "photos")
+
+
+def payload_file(store: Path) -> Path:
+    return store / "data.mdb" if store.is_dir() else store
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x10]))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("record", [0, 13, 23])
+def test_a_flipped_byte_in_a_record_is_found_and_named(folder: Path, tmp_path: Path, suffix: str, record: int) -> None:
+    out = tmp_path / f"a.{suffix}"
+    packstore.convert(folder, out, encoding="original")
+    with packstore.open(out) as store:
+        data, key = bytes(store.read(record)), store.key(record)
+    place = payload_file(out).read_bytes().find(data)
+    assert place >= 0
+    flip(payload_file(out), place + len(data) // 2)
+    report = packstore.verify(out)
+    assert not report.ok
+    assert [(p.record, p.key) for p in report.problems if p.record is not None] == [(record, key)]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("column", ["label", "key", "checksum"])
+def test_a_flipped_byte_in_a_column_is_found(folder: Path, tmp_path: Path, suffix: str, column: str) -> None:
+    out = tmp_path / f"a.{suffix}"
+    packstore.convert(folder, out, encoding="original")
+    with packstore.open(out) as store:
+        values = store.column(column)
+        data = values.data.tobytes() if column == "key" else values.tobytes()  # type: ignore[union-attr]
+    content = payload_file(out).read_bytes()
+    places = [m.start() for m in re.finditer(re.escape(data), content)]  # LMDB leaves old copies in free pages
+    assert places
+    for place in places:
+        flip(payload_file(out), place + 8)
+    report = packstore.verify(out)
+    assert any(column in p.what or p.record is not None for p in report.problems)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("encoding", ["original", "uint8"])
+def test_every_flipped_byte_of_a_store_is_found_or_harmless(tmp_path: Path, suffix: str, encoding: str) -> None:
+    """Flips bytes all over a small store: a flip is reported, or refused at opening, or changes no value at all
+    (padding and container fields that nothing reads)."""
+    for i in range(3):
+        write_image(tmp_path / "photos" / "ant" / f"{i}.png", 6, 5, i)
+    out = tmp_path / f"a.{suffix}"
+    packstore.convert(tmp_path / "photos", out, encoding=encoding, size=None if encoding == "original" else 5)
+    with packstore.open(out) as store:
+        truth = [bytes(store.read(i)) for i in range(3)], [store.key(i) for i in range(3)], store.manifest
+    good = payload_file(out).read_bytes()
+    found = 0
+    for offset in range(0, len(good), max(1, len(good) // 300)):
+        copy = tmp_path / f"copy{offset}.{suffix}"
+        shutil.copytree(out, copy) if out.is_dir() else shutil.copy(out, copy)
+        flip(payload_file(copy), offset)
+        try:
+            ok = packstore.verify(copy).ok
+        except PackstoreError:
+            ok = False
+        if ok:
+            with packstore.open(copy) as store:
+                seen = [bytes(store.read(i)) for i in range(3)], [store.key(i) for i in range(3)], store.manifest
+            assert seen == truth, f"the flip at {offset} changed values and verify did not see it"
+        found += not ok
+        shutil.rmtree(copy) if copy.is_dir() else copy.unlink()
+    assert found > 0
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("keep", [0.3, 0.9])
+def test_a_truncated_store_does_not_pass(folder: Path, tmp_path: Path, suffix: str, keep: float) -> None:
+    out = tmp_path / f"a.{suffix}"
+    packstore.convert(folder, out, encoding="original")
+    file = payload_file(out)
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * keep)])
+    try:
+        report = packstore.verify(out)
+    except StoreError:
+        return
+    assert not report.ok
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_shards_missing_swapped_damaged(folder: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"a.{suffix}"
+    packstore.convert(folder, out, encoding="original", shard_size=20_000)
+    assert packstore.verify(out).ok
+    shards = sorted(p for p in out.iterdir() if p.name.startswith("shard-"))
+    spare = tmp_path / "spare"
+
+    shards[1].rename(spare)
+    assert any(shards[1].name in f"{p.shard} {p.what}" for p in packstore.verify(out).problems)
+
+    shards[2].rename(shards[1])
+    spare.rename(shards[2])
+    assert not packstore.verify(out).ok
+    shards[1].rename(spare)
+    shards[2].rename(shards[1])
+    spare.rename(shards[2])
+    assert packstore.verify(out).ok
+
+    flip(payload_file(shards[1]), payload_file(shards[1]).stat().st_size // 2)
+    assert not packstore.verify(out).ok
+
+
+def change_pixels(root: Path) -> str:
+    write_image(root / "train" / "bee" / "001.png", 47, 59, 99)
+    return "train/bee/001.png"
+
+
+def change_class(root: Path) -> str:
+    (root / "train" / "bee" / "001.png").rename(root / "train" / "cat" / "xyz.png")
+    return "train/cat/xyz.png"
+
+
+def add_file(root: Path) -> str:
+    write_image(root / "val" / "ant" / "new.png", 20, 20, 1)
+    return "val/ant/new.png"
+
+
+def remove_file(root: Path) -> str:
+    (root / "val" / "ant" / "001.png").unlink()
+    return "val/ant/001.png"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("encoding", ["original", "jpeg", "uint8", "float16"])
+@pytest.mark.parametrize("change", [change_pixels, change_class, add_file, remove_file])
+def test_against_names_what_differs_from_the_source(
+    folder: Path, tmp_path: Path, suffix: str, encoding: str, change: object
+) -> None:
+    root, out = tmp_path / "photos", tmp_path / f"a.{suffix}"
+    shutil.copytree(folder, root)
+    packstore.convert(root, out, encoding=encoding, size=20 if encoding == "float16" else None)
+    assert packstore.verify(out, against=root).ok
+    key = change(root)  # type: ignore[operator]
+    report = packstore.verify(out, against=root)
+    assert 1 <= report.problem_count <= 2
+    assert any(p.key == key or key in p.what for p in report.problems)
+    assert packstore.verify(out).ok
+
+
+def test_against_a_source_with_other_classes_or_labels(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "a.lmdb")
+    root = tmp_path / "photos"
+    shutil.copytree(folder, root)
+    write_image(root / "val" / "aardvark" / "0.png", 9, 9, 1)
+    report = packstore.verify(tmp_path / "a.lmdb", against=root)
+    assert any("classes" in p.what for p in report.problems)
+
+
+def test_against_one_split(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "val.lmdb", split="val")
+    assert packstore.verify(tmp_path / "val.lmdb", against=folder).ok
+
+
+def test_against_labels(tmp_path: Path) -> None:
+    write_image(tmp_path / "photos" / "a.png", 9, 9, 1)
+    write_image(tmp_path / "photos" / "b.png", 9, 9, 2)
+    csv, other = tmp_path / "labels.csv", tmp_path / "other.csv"
+    csv.write_text("file,label\na.png,0\nb.png,1\n")
+    other.write_text("file,label\na.png,0\nb.png,2\n")
+    packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb", labels=csv)
+    assert packstore.verify(tmp_path / "a.lmdb", against=tmp_path / "photos", labels=csv).ok
+    report = packstore.verify(tmp_path / "a.lmdb", against=tmp_path / "photos", labels=other)
+    assert [(p.record, p.key) for p in report.problems] == [(1, "b.png")]
+    assert not packstore.verify(tmp_path / "a.lmdb", against=tmp_path / "photos").ok
+
+
+def test_against_something_that_cannot_be_compared(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(make_cifar10(tmp_path), tmp_path / "f.pth")
+    packstore.convert(tmp_path / "f.pth", tmp_path / "f.h5")
+    packstore.convert(tmp_path / "cifar-10-batches-py", tmp_path / "u.h5")
+    assert packstore.verify(tmp_path / "f.h5", against=tmp_path / "u.h5").ok
+    with pytest.raises(UsageError, match="cannot be compared"):
+        packstore.verify(tmp_path / "u.h5", against=tmp_path / "f.h5")
+
+
+def test_decode_finds_what_checksums_cannot(tmp_path: Path) -> None:
+    write_image(tmp_path / "photos" / "a.png", 40, 40, 1)
+    flip(tmp_path / "photos" / "a.png", 1000)
+    packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb")
+    assert packstore.verify(tmp_path / "a.lmdb").ok
+    report = packstore.verify(tmp_path / "a.lmdb", decode=True)
+    assert [(p.record, p.key) for p in report.problems] == [(0, "a.png")]
+
+
+def test_progress_and_checks_are_reported(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "a.h5")
+    seen: list[Progress] = []
+    report = packstore.verify(tmp_path / "a.h5", decode=True, against=folder, progress=seen.append)
+    for stage in ("verify", "decode", "compare"):
+        last = [p for p in seen if p.stage == stage][-1]
+        assert last.done == last.total == 24
+    assert len(report.checks) == 5
+    assert report.checked_bytes == report.manifest.image.nbytes
+
+
+def test_tolerance_does_not_hide_another_image(tmp_path: Path) -> None:
+    """A lossy store must not pass for another image that is merely similar in colour."""
+    grey = np.full((64, 64, 3), 128, np.uint8)
+    grey[20:30, 20:30] = 90
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(grey).save(tmp_path / "photos" / "a.png")
+    packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb", encoding="jpeg", quality=95)
+    assert packstore.verify(tmp_path / "a.lmdb", against=tmp_path / "photos").ok
+    grey[20:30, 20:30] = 128
+    Image.fromarray(grey).save(tmp_path / "photos" / "a.png")
+    assert not packstore.verify(tmp_path / "a.lmdb", against=tmp_path / "photos").ok

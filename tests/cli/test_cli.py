@@ -1,0 +1,471 @@
+"""The command line as a user meets it: whole processes, what they print and how they exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+import packstore
+from packstore.cli import cli
+from packstore.cli.common import ByteSize, human_bytes
+from packstore.stores import is_store
+from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
+
+COMMAND = [sys.executable, "-m", "packstore"]
+
+
+def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("images") / "photos")
+
+
+def test_every_command_has_help_with_examples() -> None:
+    for name, command in cli.commands.items():
+        text = command.help or ""
+        assert "Examples:" in text, name
+        assert f"packstore {name}" in text, name
+        assert command.short_help
+        for parameter in command.params:
+            assert not isinstance(parameter, click.Option) or parameter.help, (name, parameter.name)
+
+
+@pytest.mark.parametrize("command", [[], ["convert"], ["verify"], ["info"], ["demo"]])
+def test_help_loads_nothing_heavy(command: list[str]) -> None:
+    code = (
+        "import sys\nfrom packstore.cli import cli\n"
+        f"try: cli.main({[*command, '--help']!r}, standalone_mode=False)\nexcept SystemExit: pass\n"
+        "heavy = {'logging', 'torch', 'h5py', 'lmdb', 'PIL', 'cv2', 'simplejpeg', 'turbojpeg', 'numpy'}\n"
+        "heavy &= set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Examples:" in done.stdout
+
+
+def test_convert_verify_info(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.lmdb"
+    done = run("convert", folder, out)
+    assert done.returncode == 0, done.stderr
+    assert "24 records" in done.stdout
+    assert "train 12, val 12" in done.stdout
+    assert done.stderr == ""
+    done = run("verify", out, "--decode", "--against", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "whole" in done.stdout
+    done = run("info", out)
+    assert done.returncode == 0
+    for part in ("LMDB", "original", "ant, bee, cat", "train", "photos", packstore.__version__):
+        assert part in done.stdout
+    facts = json.loads(run("info", out, "--json").stdout)
+    assert facts["records"] == 24
+    assert facts["class_counts"] == {"ant": 8, "bee": 8, "cat": 8}
+    assert json.loads(run("verify", out, "--json").stdout)["ok"] is True
+
+
+def test_quiet_says_nothing(folder: Path, tmp_path: Path) -> None:
+    done = run("convert", "-q", folder, tmp_path / "a.h5")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run("verify", "-q", tmp_path / "a.h5")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_dry_run_tells_the_plan_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
+    done = run("convert", folder, tmp_path / "a.lmdb", "--dry-run", "--encoding", "float16", "--size", "32x48")
+    assert done.returncode == 0, done.stderr
+    for part in ("24", "train", "val", "3 (ant, bee, cat)", "3 x 32 x 48 (CHW)", "estimate", "nothing was written"):
+        assert part in done.stdout
+    assert list(tmp_path.iterdir()) == []
+    pixels = run("convert", folder, tmp_path / "a.h5", "--dry-run", "--encoding", "uint8", "--size", "32x48")
+    assert "uint8, 32 x 48 x 3 (HWC)" in pixels.stdout
+    seekable = run("convert", folder, tmp_path / "a.lmdb", "--dry-run", "--encoding", "seekable", "--quality", 77)
+    assert "at quality 77" in seekable.stdout
+
+
+def test_skipped_files_are_listed_and_the_exit_code_is_3(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos", splits=())
+    (tmp_path / "photos" / "bee" / "\x1b[31mred\n.jpg").write_bytes(b"")
+    (tmp_path / "photos" / "bee" / "Thumbs.db").write_bytes(b"x")
+    done = run("convert", tmp_path / "photos", tmp_path / "a.lmdb", "--on-error", "skip")
+    assert done.returncode == 3
+    assert r"bee/\x1b[31mred\n.jpg: is empty" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "ignored" in done.stdout
+    assert "skipped" in run("info", tmp_path / "a.lmdb").stdout
+    done = run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos")
+    assert done.returncode == 0, done.stdout
+    assert "skipped" in done.stdout
+
+
+def one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
+    assert done.returncode == code, (done.stdout, done.stderr)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert re.fullmatch(r"packstore: error: .+\n", done.stderr), done.stderr
+    return done.stderr
+
+
+def test_errors_are_one_line_with_the_right_exit_code(folder: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    out = tmp_path / "a.lmdb"
+    assert "nowhere" in one_line(run("convert", tmp_path / "nowhere", out), 2)
+    assert ".tar" in one_line(run("convert", folder, tmp_path / "a.tar"), 2)
+    assert "no images" in one_line(run("convert", empty, out), 1)
+    assert "inside the source" in one_line(run("convert", folder, folder / "a.lmdb"), 1)
+    assert "--size" in one_line(run("convert", folder, tmp_path / "a.pth"), 2)
+    for command in ("verify", "info", "bench"):
+        assert "a.lmdb" in one_line(run(command, out), 2)
+    assert "a.lmdb" in one_line(run("verify", out, "--json"), 2)
+    assert "nowhere" in one_line(run("verify", out, "--against", tmp_path / "nowhere"), 2)
+    assert "empty" in one_line(run("info", empty), 1)
+    (tmp_path / "hole" / "ant").mkdir(parents=True)
+    (tmp_path / "hole" / "bee").mkdir()
+    write_image(tmp_path / "hole" / "ant" / "a.png", 5, 5, 1)
+    assert "bee" in one_line(run("convert", tmp_path / "hole", out), 1)
+    assert run("convert", folder, out).returncode == 0
+    assert "--overwrite" in one_line(run("convert", folder, out), 1)
+    assert run("convert", folder, out, "--overwrite").returncode == 0
+    for bad in (["convert"], ["convert", folder], ["verify"], ["nothing"], ["convert", folder, out, "--size", "big"]):
+        done = run(*bad)
+        assert done.returncode == 2
+        assert "Usage:" in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    for place in (["--debug", "info", tmp_path / "no"], ["info", tmp_path / "no", "--debug"]):
+        done = run(*place)
+        assert done.returncode == 2
+        assert "Traceback" in done.stderr
+
+
+def test_verify_exits_1_and_names_the_damage(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.h5"
+    packstore.convert(folder, out)
+    with packstore.open(out) as store:
+        data, key = bytes(store.read(7)), store.key(7)
+    content = bytearray(out.read_bytes())
+    content[content.find(data) + 20] ^= 1
+    out.write_bytes(content)
+    done = run("verify", out)
+    assert done.returncode == 1
+    assert f"record 7 ({key})" in done.stdout
+    assert "NOT whole" in done.stdout
+    facts = json.loads(run("verify", out, "--json").stdout)
+    assert facts["problems"][0]["record"] == 7
+
+
+def test_cifar_to_pth_from_the_shell(tmp_path: Path) -> None:
+    make_cifar10(tmp_path)
+    done = run("convert", "cifar-10-batches-py", "cifar.pth", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "float16" in done.stdout
+    assert "train 100, test 20" in done.stdout
+
+
+def test_demo_makes_a_folder_that_packs(tmp_path: Path) -> None:
+    assert run("demo", cwd=tmp_path).returncode == 0
+    assert run("convert", "packstore-demo", "demo.lmdb", cwd=tmp_path).returncode == 0
+    done = run("verify", "demo.lmdb", "--decode", "--against", "packstore-demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "packstore-demo" in one_line(run("demo", cwd=tmp_path), 1)
+
+
+def large_folder(root: Path, files: int) -> Path:
+    write_image(root / "ant" / "0.png", 300, 300, 1)
+    for i in range(1, files):
+        os.link(root / "ant" / "0.png", root / "ant" / f"{i}.png")
+    return root
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("shards", [[], ["--shard-size", "1MB"]])
+def test_an_interrupted_conversion_leaves_nothing_that_opens(
+    tmp_path: Path, number: signal.Signals, code: int, shards: list[str]
+) -> None:
+    root = large_folder(tmp_path / "photos", 1500)
+    command = [*COMMAND, "convert", str(root), str(tmp_path / "a.h5"), "--encoding", "uint8", "--size", "256", *shards]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # Something lies in the destination's directory as soon as writing has begun.
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) == 1 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process.poll() is None, "the conversion ended before it could be interrupted"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    said, kept, _ = errors.partition("; what is packed so far is kept in ")
+    assert said.rstrip("\n") in ("packstore: interrupted", "packstore: terminated")
+    # A work directory stays where a receipt was written (after two seconds), and when the signal came in the moment in
+    # which it was made: the next run takes it up, and nothing in it opens.
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == [".a.h5.packstore", "photos"] if kept else names in (["photos"], [".a.h5.packstore", "photos"])
+    assert not any(is_store(path) for path in tmp_path.iterdir())
+
+
+def test_the_bar_shows_images_bytes_and_time_left_in_a_terminal(tmp_path: Path) -> None:
+    root = large_folder(tmp_path / "photos", 300)
+    master, slave = pty.openpty()
+    command = [*COMMAND, "convert", str(root), str(tmp_path / "a.h5"), "--encoding", "jpeg"]
+    process = subprocess.Popen(command, stderr=slave, stdout=subprocess.DEVNULL)
+    os.close(slave)
+    shown = b""
+    while True:
+        ready, _, _ = select.select([master], [], [], 60)
+        try:
+            chunk = os.read(master, 65536) if ready else b""
+        except OSError:  # Linux says EIO when the other side has closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(master)
+    assert process.wait(timeout=60) == 0
+    text = shown.decode()
+    assert "pack" in text
+    assert "/300" in text
+    assert "images/s" in text
+    assert "MB/s" in text
+
+
+def test_output_into_a_closed_pipe_is_no_drama(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "a.lmdb")
+    shell = f"{sys.executable} -m packstore info {tmp_path / 'a.lmdb'} --json | head -n 1"
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1GiB", 2**30), ("500MB", 500 * 10**6), ("1.5k", 1500), ("4096", 4096), ("2 TiB", 2**41), ("10b", 10)],
+)
+def test_sizes_as_people_write_them(text: str, expected: int) -> None:
+    assert ByteSize().convert(text, None, None) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234567, "1.23 MB"), (999_600, "1 MB"), (10**13, "10 TB")],
+)
+def test_sizes_as_people_read_them(number: int, expected: str) -> None:
+    assert human_bytes(number) == expected
+
+
+def test_a_bad_file_is_named_with_its_path_and_a_way_on(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos", splits=())
+    (tmp_path / "photos" / "bee" / "bad.jpg").write_bytes(b"no image")
+    message = one_line(run("convert", tmp_path / "photos", tmp_path / "a.lmdb"), 1)
+    assert f"{tmp_path}/photos/bee/bad.jpg: " in message
+    assert "--on-error skip" in message
+
+
+def test_what_is_no_store_is_not_sent_to_salvage(tmp_path: Path) -> None:
+    for name, hinted in (("notes.md", False), ("cut.h5", True)):
+        (tmp_path / name).write_bytes(b"not a store")
+        done = run("verify", tmp_path / name)
+        assert done.returncode == 1
+        assert ("packstore salvage" in done.stderr) == hinted, done.stderr
+
+
+def test_a_size_without_a_unit_is_a_slip(folder: Path, tmp_path: Path) -> None:
+    done = run("convert", folder, tmp_path / "a.lmdb", "--shard-size", 12)
+    assert done.returncode == 2
+    assert "12MB or 12GB" in done.stderr
+    assert not (tmp_path / "a.lmdb").exists()
+
+
+def test_the_summary_says_that_there_are_no_labels(folder: Path, tmp_path: Path) -> None:
+    done = run("convert", folder / "train" / "ant", tmp_path / "a.lmdb")
+    assert "labels   none" in done.stdout, done.stdout + done.stderr
+    assert "labels" not in run("convert", folder, tmp_path / "b.lmdb").stdout
+
+
+def test_quiet_verify_prints_problems_only(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos", splits=())
+    packstore.convert(tmp_path / "photos", tmp_path / "a.h5")
+    with packstore.open(tmp_path / "a.h5") as store:
+        data = bytes(store.read(2))
+    content = bytearray((tmp_path / "a.h5").read_bytes())
+    content[content.find(data) + 20] ^= 1
+    (tmp_path / "a.h5").write_bytes(content)
+    lines = run("verify", "-q", tmp_path / "a.h5").stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("problem  record 2 ")
+    assert "NOT whole" in lines[1]
+
+
+def test_json_also_of_what_does_not_open(tmp_path: Path) -> None:
+    done = run("verify", tmp_path, "--json")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["ok"] is False
+    assert str(tmp_path) in report["problems"][0]["what"]
+
+
+def test_labels_without_a_source_are_a_mistake(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "a.h5")
+    assert run("verify", tmp_path / "a.h5", "--labels", tmp_path / "labels.csv").returncode == 2
+
+
+def test_labels_that_verify_has_not_been_told_of(tmp_path: Path) -> None:
+    write_image(tmp_path / "photos" / "a.png", 9, 9, 1)
+    csv = tmp_path / "labels.csv"
+    csv.write_text("file,label\na.png,0\n")
+    packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb", labels=csv)
+    done = run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos")
+    assert done.returncode == 1
+    assert "--labels CSV" in done.stdout
+    assert "repair" not in done.stdout  # nothing is damaged
+    assert run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos", "--labels", csv).returncode == 0
+
+
+def test_a_whole_store_that_is_not_of_the_source(tmp_path: Path) -> None:
+    for i in range(2):
+        write_image(tmp_path / "photos" / "a" / f"{i}.png", 9, 9, i)
+    packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb")
+    write_image(tmp_path / "photos" / "a" / "new.png", 9, 9, 5)
+    done = run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos")
+    assert done.returncode == 1
+    assert "the source has a/new.png" in done.stdout
+    assert "undamaged" in done.stdout
+    assert "NOT whole" not in done.stdout
+    assert "repair" not in done.stdout
+    report = json.loads(run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos", "--json").stdout)
+    assert (report["problem_count"], report["differences"]) == (1, 1)
+
+
+def test_of_another_dataset_a_few_differences_are_enough(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for i in range(9):
+            write_image(tmp_path / name / "x" / f"{i}.png", 9, 9, i + 20 * (name == "b"))
+    packstore.convert(tmp_path / "a", tmp_path / "a.lmdb")
+    done = run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "b")
+    assert done.returncode == 1
+    assert done.stdout.count("problem  record") == 5
+    assert "problem  … and 4 more" in done.stdout
+    assert "every record differs" in done.stdout
+    # Not so of one that holds all of its records, and more.
+    for i in range(9, 30):
+        write_image(tmp_path / "a" / "x" / f"{i}.png", 9, 9, i)
+    done = run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "a")
+    assert done.stdout.count("problem  the source has") == 21
+    assert "every record differs" not in done.stdout
+
+
+def test_commands_that_are_shown_can_be_pasted(tmp_path: Path) -> None:
+    """Also where a path has a space: the shell gets from the printed line what it needs."""
+    done = run("demo", "my demo", cwd=tmp_path)
+    command = shlex.split(done.stdout.partition("now try: packstore ")[2])
+    assert command == ["convert", "my demo", "demo.lmdb"]
+    packed = run(*command[:2], "my store.h5", cwd=tmp_path)
+    assert shlex.split(packed.stdout.partition("prove it with: packstore ")[2]) == ["verify", "my store.h5"]
+
+
+def test_what_arguments_name_and_is_not_there_is_wrong_usage(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.lmdb"
+    assert "no split 'nope'" in one_line(run("convert", folder, out, "--split", "nope"), 2)
+    assert "no such file" in one_line(run("convert", folder, out, "--labels", tmp_path / "no.csv"), 2)
+    repaired = run("repair", out, "--from", folder, "--out", tmp_path / "b.lmdb")
+    assert "does not exist" in one_line(repaired, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_that_are_numbers_are_told(folder: Path, tmp_path: Path) -> None:
+    files = sorted((folder / "train" / "ant").iterdir())
+    (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{f.name},{i}\n" for i, f in enumerate(files)))
+    done = run("convert", folder / "train" / "ant", tmp_path / "a.lmdb", "--labels", tmp_path / "labels.csv")
+    assert "labels   numbers, without names of classes" in done.stdout
+    (tmp_path / "labels.csv").write_text("file;label\n")
+    done = run("convert", folder / "train" / "ant", tmp_path / "b.lmdb", "--labels", tmp_path / "labels.csv")
+    assert "expected file,label or file,label,split, with commas" in done.stderr
+
+
+def test_clean_of_what_never_was(tmp_path: Path) -> None:
+    for place in (tmp_path / "missing", tmp_path / "missing.lmdb"):
+        done = run("clean", place)
+        assert done.returncode == 2
+        assert place.name in done.stderr
+    assert run("clean", tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
+@pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
+def test_closed_standard_streams_do_no_harm(tmp_path: Path, closed: str, suffix: str) -> None:
+    """A C library that prints to a closed standard error must not print into the store."""
+    from PIL import Image
+
+    (tmp_path / "photos").mkdir()
+    for i in range(6):
+        path = tmp_path / "photos" / f"{i}.tif"
+        Image.fromarray(pixels(30, 30, i)).save(path, compression="tiff_deflate")
+        data = bytearray(path.read_bytes())
+        if i % 2:
+            data[len(data) // 2] ^= 0xFF
+        path.write_bytes(data)
+    out = tmp_path / f"a.{suffix}"
+    command = (
+        f"{sys.executable} -m packstore convert {tmp_path}/photos {out} --encoding uint8 --size 16 --on-error skip"
+    )
+    done = subprocess.run(f"{command} {closed}", shell=True, check=False)
+    assert done.returncode in (0, 3)
+    assert packstore.verify(out).ok
+
+
+def test_a_store_may_lie_about_its_labels(tmp_path: Path) -> None:
+    from packstore.core.manifest import Column, Origin
+    from packstore.stores import create_store
+
+    columns = (
+        Column("image", "ragged", "uint8"),
+        Column("label", "fixed", "int64", classes=("a", "b")),
+        Column("key", "ragged", "uint8"),
+        Column("checksum", "fixed", "uint64"),
+    )
+    with create_store(tmp_path / "a.h5", format="hdf5", encoding="original", columns=columns) as builder:
+        builder.append([b"x"] * 4, {"label": [0, 0, 1, 1], "key": ["1", "2", "3", "4"]}, "")
+        builder.commit(origin=Origin("flat", "\x1b[31mevil\x1b[0m"))
+    import h5py
+
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file["label"][0], file["label"][2] = -5, 2**40
+    done = run("info", tmp_path / "a.h5")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert not packstore.verify(tmp_path / "a.h5").ok
+    assert json.loads(run("info", tmp_path / "a.h5", "--json").stdout)["class_counts"] == {"a": 1, "b": 1}
+
+
+def test_what_the_library_logs_is_a_line_of_its_own() -> None:
+    code = (
+        "import logging\nfrom packstore.cli.common import progress_bar\nwith progress_bar(False): pass\n"
+        "logging.getLogger('packstore.packing.resume').warning('starting %s', 'a\\x1bfresh')\n"
+        "logging.getLogger('packstore.packing.resume').info('not shown')\n"
+        "from packstore.cli.common import _Bars\nfrom packstore.core.progress import Progress\n"
+        "import os; os.get_terminal_size = lambda _: os.terminal_size((80, 24))\n"
+        "bars = _Bars(); bars(Progress('scan', 1, 2, 0))\n"
+        "logging.getLogger('packstore.packing.resume').warning('again')\nbars.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, rest = done.stderr.split("\n", 1)
+    assert first == "packstore: starting a\\x1bfresh"
+    assert "\npackstore: again\n" in rest  # where the bar stood
+    assert "not shown" not in done.stderr

@@ -1,0 +1,232 @@
+"""``packstore doctor``: it reports whatever state an installation is in, and crashes in none of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packstore.diagnose.doctor import LIBRARIES, _gpu, _library, machine
+from packstore.diagnose.doctor.jpeg import decoder_facts, rate_facts
+
+COMMAND = [sys.executable, "-m", "packstore", "doctor"]
+
+
+def doctor(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    done = doctor("--json", tmp_path_factory.mktemp("disk"))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_all_of_it_is_looked_at(report: dict[str, Any]) -> None:
+    sections = report["sections"]
+    assert list(sections) == ["versions", "JPEG", "GPU", "processor", "memory", "limits", "disk"]
+    assert {library.name for library in LIBRARIES} <= set(sections["versions"])
+    assert sections["versions"]["torch"]["value"]
+    assert sections["JPEG"]["decoder"]["value"] in {"turbojpeg", "simplejpeg", "jpeg4py", "opencv", "pillow"}
+    assert sections["disk"]["speed"]["value"]["write"] > 0
+    assert sections["disk"]["speed"]["value"]["read"] > 0
+    for section in sections.values():
+        for fact in section.values():
+            assert set(fact) == {"value", "text", "problem"}
+            assert fact["text"]
+    problems = [f for section in sections.values() for f in section.values() if f["problem"]]
+    assert len(problems) == report["problem_count"]
+
+
+def test_libraries_that_are_broken_in_any_way_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "h5py.py").write_text("raise RuntimeError('two\\nlines')")
+    (tmp_path / "lmdb.py").write_text("import os; os.abort()")
+    (tmp_path / "jpeg4py.py").write_text("raise SystemExit(0)")
+    (tmp_path / "cv2.py").write_text("import a_module_that_is_not_there")
+    (tmp_path / "xxhash.py").write_text("__version__ = 7; print('noise', end='')")
+    done = doctor("--no-disk", "--json", tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    versions = json.loads(done.stdout)["sections"]["versions"]
+    assert "RuntimeError: two lines" in versions["h5py"]["problem"]
+    assert "signal 6" in versions["lmdb"]["problem"]
+    assert "SystemExit" in versions["jpeg4py"]["problem"]
+    assert "a_module_that_is_not_there" in versions["OpenCV"]["problem"]
+    assert versions["xxhash"]["problem"] is None
+    assert all(versions[name]["value"] is None for name in ("h5py", "lmdb", "jpeg4py", "OpenCV"))
+    assert versions["numpy"]["value"]
+
+
+def test_people_see_a_problem_under_its_fact(tmp_path: Path) -> None:
+    (tmp_path / "h5py.py").write_text("raise ImportError('\\x1b[31mred')")
+    done = doctor("--no-disk", tmp_path / "not" / "there.lmdb", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    place = next(i for i, line in enumerate(lines) if line.strip().startswith("h5py"))
+    assert lines[place].endswith("broken")
+    assert lines[place + 1].strip().startswith("!")
+    assert "\x1b" not in done.stdout
+    assert "to look at, marked with !" in lines[-1]
+
+
+def test_a_needed_library_that_is_missing_is_a_problem_and_an_optional_one_is_not() -> None:
+    answer = {"error": "No module", "missing": True}
+    by_name = {library.name: library for library in LIBRARIES}
+    assert "pip install h5py" in str(_library(by_name["h5py"], answer).problem)
+    assert _library(by_name["OpenCV"], answer).problem is None
+    fact = _library(by_name["torch"], {"version": "3.0", "details": ["CPU build"]})
+    assert (fact.value, fact.text, fact.problem) == ("3.0", "3.0, CPU build", None)
+
+
+def decoder(rate: float) -> dict[str, Any]:
+    return {"available": True, "version": "v", "images_per_second": rate}
+
+
+def test_a_faster_decoder_is_named() -> None:
+    gone = {"available": False, "reason": "no library"}
+    facts = rate_facts({"turbojpeg": decoder(100), "simplejpeg": decoder(120), "pillow": decoder(60)}, "turbojpeg")
+    assert "simplejpeg is 1.20 times as fast" in str(facts[0].problem)
+    facts = rate_facts({"turbojpeg": decoder(100), "simplejpeg": decoder(110), "opencv": gone}, "turbojpeg")
+    assert facts[0].problem is None
+    assert facts[2].text == "not available: no library"
+    facts = rate_facts({"turbojpeg": gone, "simplejpeg": gone, "pillow": decoder(60)}, "pillow")
+    assert "pip install simplejpeg" in str(facts[0].problem)
+
+
+@pytest.mark.parametrize(
+    ("used", "regions", "text"),
+    [
+        (
+            "simplejpeg",
+            "libjpeg-turbo 3.1.3 (x.so)",
+            "only the crop's region is decoded, by libjpeg-turbo 3.1.3 (x.so)",
+        ),
+        ("turbojpeg", None, "libturbojpeg is there in version 3 or newer"),
+        ("pillow", None, "decoded whole"),
+    ],
+)
+def test_what_is_decoded_of_a_crop(used: str, regions: str | None, text: str) -> None:
+    found: dict[str, Any] = {"decoders": {name: decoder(100) for name in ("turbojpeg", "simplejpeg", "pillow")}}
+    found |= {"used": used, "regions": regions, "not_compiled": None}
+    facts = {fact.name: fact for fact in decoder_facts(found)}
+    assert text in facts["crops"].text
+    assert facts["crops"].value == regions
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"), [(None, "by compiled code"), ("no compiler", "in Python, .*: no compiler")]
+)
+def test_whether_seekable_crops_are_compiled(reason: str | None, text: str) -> None:
+    found = {"decoders": {"pillow": decoder(100)}, "used": "pillow", "regions": None, "not_compiled": reason}
+    facts = {fact.name: fact for fact in decoder_facts(found)}
+    assert re.match(text, facts["seekable crops"].text)
+    assert facts["seekable crops"].value is (reason is None)
+
+
+def test_gpu_facts() -> None:
+    works: dict[str, Any] = {"version": "2"}
+    nothing: dict[str, Any] = {"built": None, "driver": None, "devices": [], "reason": None, "pinned": {}}
+    assert _gpu(nothing, works)[0].text == "none: torch is a CPU build"
+    assert "CUDA build of torch" in str(_gpu({**nothing, "driver": "550.1"}, works)[0].problem)
+    unusable = {**nothing, "built": "12.8", "driver": "400.1", "reason": "too old"}
+    assert "cannot use: too old" in str(_gpu(unusable, works)[0].problem)
+    device = {"name": "H200", "free": 10**9, "total": 2 * 10**9}
+    good = {**nothing, "built": "12.8", "devices": [device], "pinned": {"pinned": 5e10, "pageable": 1e10}}
+    assert [f.problem for f in _gpu(good, works)] == [None, None, None]
+    assert _gpu(good, works)[2].text == "50.0 GB/s to the GPU, 10.0 GB/s from plain memory"
+    assert "cannot be had" in str(_gpu({**good, "pinned": {"error": "RuntimeError: no"}}, works)[2].problem)
+    assert _gpu({"error": "no torch"}, {"error": "no torch"})[0].problem is None
+
+
+@pytest.mark.parametrize(
+    ("files", "cores", "memory"),
+    [
+        ({}, None, None),
+        ({"cpu.max": "max 100000\n", "memory.max": "max\n"}, None, None),
+        ({"cpu.max": "150000 100000\n", "memory.max": "1000000\n"}, 1.5, 1000000),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None, None),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5, None),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712"}, None, None),
+        ({"cpu.max": "", "memory.max": "many"}, None, None),
+    ],
+)
+def test_limits_of_containers(files: dict[str, str], cores: float | None, memory: int | None, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert machine.cpu_quota(tmp_path) == cores
+    assert machine.memory_limit(tmp_path) == memory
+
+
+def test_a_quota_below_the_cores_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cpu_quota", lambda: 2.5)
+    monkeypatch.setattr(machine, "default_workers", lambda: 8)
+    quota = next(fact for fact in machine.processor_facts() if fact.name == "quota of the container")
+    assert "threads=2" in str(quota.problem)
+
+
+def test_few_open_files_and_a_limited_address_space_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {resource.RLIMIT_NOFILE: (256, 4096), resource.RLIMIT_AS: (10**9, 10**9)}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits.get(which, (-1, -1)))
+    facts = {fact.name: fact for fact in machine.limit_facts()}
+    assert "ulimit -n 4096" in str(facts["open files"].problem)
+    assert "ulimit -v unlimited" in str(facts["address space (LMDB's map)"].problem)
+
+
+def test_the_folder_of_a_store_is_the_one_it_lies_in(tmp_path: Path) -> None:
+    (tmp_path / "s.lmdb").mkdir()
+    (tmp_path / "s.lmdb" / "data.mdb").touch()
+    (tmp_path / "f.h5").touch()
+    for path in (tmp_path / "s.lmdb", tmp_path / "f.h5", tmp_path, tmp_path / "a" / "b"):
+        assert machine.folder_of(path) == tmp_path
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+    there = machine.path_fact(tmp_path, machine.folder_of(tmp_path))
+    assert (there.text, there.problem) == (str(tmp_path), None)
+    new = machine.path_fact(tmp_path / "new.h5", tmp_path)
+    assert (new.text, new.problem) == (f"{tmp_path}/new.h5, which does not exist yet", None)
+    lost = tmp_path / "a" / "b.h5"
+    assert f"the disk of {tmp_path} is meant" in str(machine.path_fact(lost, machine.folder_of(lost)).problem)
+
+
+def test_measuring_the_disk_leaves_nothing(tmp_path: Path) -> None:
+    written, read = machine.disk_speed(tmp_path, 8 << 20)
+    assert written > 0
+    assert read > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(machine.tempfile, "TemporaryFile", refuse)
+    speed = machine.disk_facts(tmp_path, measure=True)[-1]
+    assert speed.text == "not measured: no file can be written there (Permission denied)"
+    assert machine.disk_facts(tmp_path, measure=False)[-1].name == "free"
+
+
+def test_the_probes_need_no_library_themselves() -> None:
+    """One that is broken would take all of them along."""
+    code = (
+        "import sys, packstore.diagnose.doctor.probes\n"
+        "print({'torch', 'numpy', 'PIL', 'turbojpeg', 'simplejpeg', 'h5py', 'lmdb'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

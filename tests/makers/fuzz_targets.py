@@ -1,0 +1,301 @@
+"""The parsers that are ours, as targets of :mod:`tests.makers.fuzzing`, and where their seeds lie.
+
+Another parser is one more :class:`Target` in :data:`TARGETS` and a folder of seeds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gzip
+import hashlib
+import io
+import json
+import random
+import shutil
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packstore.core.columns import Ragged
+from packstore.core.errors import PackstoreError
+from packstore.core.manifest import Manifest
+from packstore.images.jpeg import is_whole, without_metadata
+from packstore.images.seekable.index import check_index, read_index
+from packstore.images.seekable.native import Crops, make_worker
+from packstore.images.seekable.splice import plan_cuts, splice
+from packstore.images.sniff import HeaderError, check_header, sniff
+from packstore.sources.cifar import open_cifar
+from packstore.sources.cifar_files import LAYOUTS
+from packstore.sources.labels import LabelsFile
+from packstore.sources.pickles import BatchError, array_of, load_mapping, names_of
+from packstore.stores import open_store
+from packstore.stores.base import Reader
+from packstore.stores.hdf5.file import lookup3
+from packstore.stores.mapped import check_offsets
+from packstore.stores.pth.pickle_reader import Malformed, unpickle
+from tests.makers.fuzzing import Target
+
+CORPUS = Path(__file__).parents[1] / "corpus"
+_MAX_RECORDS = 2000
+_ODD = (0, -1, 1, 2, 2**31, 2**62, 2**64, 10**10, 10**11, -(2**63), 1.5, 1e308, float("inf"), float("nan"), None, True,
+        "", "x", "../x", "/etc/passwd", "\0", "\ud800", "a" * 5000, [], {}, [[[]]], [0], {"a": 1})  # fmt: skip
+
+
+def seeds(name: str) -> list[bytes]:
+    """The corpus of a target, in a fixed order."""
+    return [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
+
+
+@functools.cache
+def _scratch() -> Path:
+    """A folder for parsers that want a file, in memory where there is such a place."""
+    memory = Path("/dev/shm")
+    path = Path(tempfile.mkdtemp(prefix="packstore-fuzz-", dir=memory if memory.is_dir() else None))
+    atexit.register(clear_scratch)
+    return path
+
+
+def clear_scratch() -> None:
+    """Removes that folder; a process that multiprocessing started does not come to it by itself."""
+    if _scratch.cache_info().currsize:
+        shutil.rmtree(_scratch(), ignore_errors=True)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def _sniff(data: bytes) -> None:
+    sniff(memoryview(data))
+    check_header(data)
+
+
+def _jpeg(data: bytes) -> None:
+    is_whole(memoryview(data))
+    without_metadata(memoryview(data))
+
+
+def _seek_index(data: bytes) -> None:
+    index = read_index(data)
+    check_index(data)
+    if index is not None:
+        boxes = np.array([(0, 0, 1, 1), (0, 0, index.height, index.width), (index.height // 2, index.width // 2, 1, 1)])
+        cuts = plan_cuts([index] * 3, boxes)
+        for cut in cuts:
+            if cut.height:
+                splice(data, index, cut)
+        worker = make_worker()
+        if worker is not None:
+            crops = Crops([data] * 3, cuts, boxes, np.array([True, False, False]), 1 << 22)
+            for n in range(3):
+                worker.crop(crops, n)
+
+
+def _repair_seek_index(data: bytes, rng: random.Random) -> bytes:
+    """Its CRC-32 anew, where it is all in one segment."""
+    at = data.find(b"\xff\xeb")
+    if at < 0 or at + 35 > len(data) or data[at + 16] != 1:
+        return data
+    start, stop = at + 17, at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    tables, scan = struct.unpack_from(">II", data, start + 4)
+    crc = zlib.crc32(data[tables:scan], zlib.crc32(data[start + 4 : stop]))
+    return data[:start] + crc.to_bytes(4, "big") + data[start + 4 :]
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+
+def _pickle(data: bytes) -> None:
+    for value in load_mapping(io.BytesIO(data)).values():
+        for read in (array_of, names_of):
+            try:
+                read(value)
+            except BatchError:
+                continue
+
+
+def _cifar_directory(layout: int) -> Callable[[bytes], None]:
+    """A CIFAR directory of which one batch is the input."""
+
+    def run(data: bytes) -> None:
+        chosen = LAYOUTS[layout]
+        folder = _scratch() / chosen.directory
+        if not folder.exists():
+            folder.mkdir()
+            for name in chosen.meta:
+                (folder / name).write_text("".join(f"name{i}\n" for i in range(100)))
+            for _, name in chosen.batches:
+                (folder / name).touch()
+        (folder / chosen.batches[-1][1]).write_bytes(data)
+        source = open_cifar(folder, chosen.kind)
+        assert source is not None
+        source.survey()
+        for entry in source.entries():
+            source.read(entry)
+
+    return run
+
+
+def _cifar_archive(data: bytes) -> None:
+    """``data`` is a gzip file, or a tar file that is yet to be compressed."""
+    path = _scratch() / "cifar-10-binary.tar.gz"
+    path.write_bytes(data if data[:2] == b"\x1f\x8b" else gzip.compress(data, 1))
+    source = open_cifar(path, None)
+    if source is not None:
+        try:
+            source.survey()
+            for entry in source.entries():
+                source.read(entry)
+        finally:
+            source.close()
+
+
+def _labels(data: bytes) -> None:
+    path = _scratch() / "labels.csv"
+    path.write_bytes(data)
+    LabelsFile(path).contents()
+
+
+# --- stores -----------------------------------------------------------------------------------------------------------
+
+
+def _manifest(data: bytes) -> None:
+    manifest = Manifest.from_json(data)
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert manifest.dataset_digest
+
+
+def _repair_manifest(data: bytes, rng: random.Random) -> bytes:
+    """Changes some values of the JSON where it still is JSON, and writes its digest anew."""
+    try:
+        plain = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    if not isinstance(plain, dict):
+        return data
+    for _ in range(rng.randrange(3)):
+        place: Any = plain
+        while isinstance(place, (dict, list)) and place:
+            key = rng.choice(list(place)) if isinstance(place, dict) else rng.randrange(len(place))
+            if not isinstance(place[key], (dict, list)) or not place[key] or rng.random() < 0.2:
+                place[key] = rng.choice(_ODD) if rng.random() < 0.8 else rng.choice(list(plain.values()))
+                break
+            place = place[key]
+    return signed(plain)
+
+
+def signed(plain: dict[str, Any]) -> bytes:
+    """The manifest ``plain`` as its JSON, with the digest that goes with it, whatever it says."""
+    plain.pop("digest", None)
+    try:
+        text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+        return json.dumps(plain | {"digest": hashlib.sha256(text.encode()).hexdigest()}).encode()
+    except (ValueError, RecursionError):
+        return b"{}"
+
+
+def use(reader: Reader) -> None:
+    """Everything that can be read, as far as it is not too much."""
+    reader.manifest.to_json()
+    for problem in reader.check_structure(quick=True):
+        assert problem.what
+    for name in [c.name for c in reader.manifest.columns]:
+        try:
+            column = reader.column(name)
+            for i in range(min(len(column), 20)):
+                bytes(column[i]) if isinstance(column, Ragged) else column[i]
+        except PackstoreError:
+            continue
+    for i in range(min(len(reader), _MAX_RECORDS)):
+        try:
+            bytes(reader.read(i))
+            reader.key(i)
+            if reader.manifest.image.layout is not None:
+                reader.array(i)
+        except PackstoreError:
+            continue
+
+
+def _store(name: str) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        path = _scratch() / name
+        file = path
+        if name.endswith(".lmdb"):
+            path.mkdir(exist_ok=True)
+            file = path / "data.mdb"
+        file.write_bytes(data)
+        with open_store(path) as reader:
+            use(reader)
+
+    return run
+
+
+def _repair_hdf5(data: bytes, rng: random.Random) -> bytes:
+    """The checksums of superblock, object headers and heaps anew, as far as their lengths can be told."""
+    out = bytearray(data)
+
+    def seal(start: int, end: int) -> None:
+        if start < end and end + 4 <= len(out):
+            out[end : end + 4] = lookup3(bytes(out[start:end])).to_bytes(4, "little")
+
+    seal(0, 44)
+    at = -1
+    while (at := out.find(b"OHDR", at + 1)) >= 0 and at + 8 < len(out):
+        flags = out[at + 5]
+        start = at + 6 + (16 if flags & 32 else 0) + (4 if flags & 16 else 0)
+        width = 1 << (flags & 3)
+        end = start + width + int.from_bytes(out[start : start + width], "little")
+        seal(at, end)
+        for message in range(start, min(end, len(out) - 20)):
+            # A continuation: type 16, 16 bytes.
+            if out[message : message + 3] == b"\x10\x10\0":
+                begin, size = struct.unpack_from("<QQ", out, message + 4)
+                if size >= 4 and begin + size <= len(out):
+                    seal(begin, begin + size - 4)
+                    seal(at, end)
+    for name, size in ((b"FRHP", 142), (b"BTHD", 34)):
+        at = -1
+        while (at := out.find(name, at + 1)) >= 0:
+            seal(at, at + size)
+    return bytes(out)
+
+
+def _offsets(data: bytes) -> None:
+    """Offsets of a ragged column over 100 bytes of data."""
+    numbers = np.frombuffer(data[: len(data) // 8 * 8], "<i8")
+    if len(numbers):
+        ragged = Ragged(numbers, np.zeros(100, np.uint8))
+        bad = {problem.record for problem in check_offsets("x", ragged)}
+        for i in range(len(ragged)):
+            try:
+                assert len(ragged[i]) == numbers[i + 1] - numbers[i]
+            except PackstoreError:
+                assert i in bad
+
+
+TARGETS = (
+    Target("sniff", _sniff, (HeaderError,), ("sniff.py",)),
+    Target("jpeg", _jpeg, (), ("decoders/jpeg.py",)),
+    Target(
+        "seek_index",
+        _seek_index,
+        (PackstoreError,),
+        ("seekable/index.py", "seekable/splice.py", "seekable/native.py"),
+        _repair_seek_index,
+    ),
+    Target("cifar_pickle", _pickle, (BatchError,), ("pickles.py", "pickle_machine.py")),
+    Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("cifar.py", "cifar_files.py")),
+    Target("cifar_archive", _cifar_archive, (PackstoreError,), ("cifar.py", "cifar_files.py", "gzipped.py")),
+    Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
+    Target("manifest", _manifest, (PackstoreError,), ("manifest.py",), _repair_manifest),
+    Target("offsets", _offsets, (), ("mapped.py",)),
+    Target("torch_pickle", unpickle, (Malformed,), ("torch_unpickle.py",)),
+    Target("pth", _store("s.pth"), (PackstoreError,), ("pth_zip.py", "torch_unpickle.py", "pth_store.py")),
+    Target("lmdb", _store("s.lmdb"), (PackstoreError,), ("lmdb_pages.py", "lmdb_runs.py", "lmdb_store.py")),
+    Target("hdf5", _store("s.h5"), (PackstoreError,), ("hdf5_file.py", "hdf5_heap.py", "hdf5_store.py"), _repair_hdf5),
+)

@@ -1,0 +1,431 @@
+"""Whole conversions: what goes in comes out, and what goes wrong leaves nothing behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import packstore
+from packstore.core.errors import DestinationError, PackstoreError, SampleError, SourceError, UsageError
+from packstore.core.manifest import FLOAT_ENCODINGS, Manifest
+from packstore.core.progress import Progress
+from packstore.packing.plan import ConvertOptions, make_plan
+from tests.makers.datasets import CLASSES, make_cifar10, make_folder, pixels, write_image
+
+SUFFIXES = (".lmdb", ".h5", ".pth")
+ENCODINGS = ("original", "jpeg", "uint8", "float16", "bfloat16", "float32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("images") / "photos")
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_cifar10(tmp_path_factory.mktemp("cifar"))
+
+
+def left_in(directory: Path) -> list[str]:
+    return sorted(p.name for p in directory.iterdir())
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_encoding_in_every_format_verifies_against_its_source(
+    folder: Path, tmp_path: Path, suffix: str, encoding: str
+) -> None:
+    size = 24 if encoding in FLOAT_ENCODINGS else None
+    report = packstore.convert(folder, tmp_path / f"out{suffix}", encoding=encoding, size=size)
+    assert report.manifest.records == 24
+    assert [s.name for s in report.manifest.splits] == ["train", "val"]
+    verified = packstore.verify(tmp_path / f"out{suffix}", decode=True, against=folder)
+    assert verified.problems == ()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_original_keeps_every_file_byte_for_byte(folder: Path, tmp_path: Path, suffix: str) -> None:
+    packstore.convert(folder, tmp_path / f"out{suffix}", encoding="original")
+    with packstore.open(tmp_path / f"out{suffix}") as store:
+        assert len(store) == 24
+        for i in range(len(store)):
+            assert bytes(store.read(i)) == (folder / store.key(i)).read_bytes()
+
+
+def test_records_come_split_by_split_and_class_by_class_as_in_imagefolder(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "out.h5")
+    with packstore.open(tmp_path / "out.h5") as store:
+        keys = [store.key(i) for i in range(len(store))]
+        labels = store.fixed("label").tolist()
+    expected = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    assert keys == expected
+    assert labels == [CLASSES.index(key.split("/")[1]) for key in keys]
+
+
+def test_one_split_alone_keeps_the_class_numbers_of_all(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "photos"
+    shutil.copytree(folder, copy)
+    shutil.rmtree(copy / "val" / "ant")
+    report = packstore.convert(copy, tmp_path / "val.lmdb", split="val")
+    assert report.manifest.classes == CLASSES
+    with packstore.open(tmp_path / "val.lmdb") as store:
+        assert set(store.fixed("label").tolist()) == {1, 2}
+
+
+@pytest.mark.parametrize("first", SUFFIXES)
+@pytest.mark.parametrize("second", SUFFIXES)
+@pytest.mark.parametrize("encoding", ["original", "uint8", "bfloat16"])
+def test_stores_convert_into_each_other_without_loss(
+    folder: Path, tmp_path: Path, first: str, second: str, encoding: str
+) -> None:
+    size = 16 if encoding != "original" else None
+    a, b = tmp_path / f"a{first}", tmp_path / f"b{second}"
+    one = packstore.convert(folder, a, encoding=encoding, size=size).manifest
+    two = packstore.convert(a, b, encoding=encoding).manifest
+    assert two.dataset_digest == one.dataset_digest
+    assert two.origin.kind == "store"
+    assert two.origin.digest == one.dataset_digest
+    assert packstore.verify(b, against=a).ok
+    assert packstore.verify(b, against=folder).ok
+
+
+@pytest.mark.parametrize(
+    ("source", "suffix", "expected"),
+    [
+        ("folder", ".lmdb", "original"),
+        ("folder", ".h5", "original"),
+        ("cifar", ".lmdb", "uint8"),
+        ("cifar", ".h5", "uint8"),
+        ("cifar", ".pth", "float16"),
+    ],
+)
+def test_default_encodings(
+    request: pytest.FixtureRequest, tmp_path: Path, source: str, suffix: str, expected: str
+) -> None:
+    manifest = packstore.convert(request.getfixturevalue(source), tmp_path / f"out{suffix}").manifest
+    assert manifest.encoding == expected
+
+
+def test_a_float_store_stays_as_it_is_when_it_becomes_pth(cifar: Path, tmp_path: Path) -> None:
+    packstore.convert(cifar, tmp_path / "a.lmdb", encoding="float32")
+    assert packstore.convert(tmp_path / "a.lmdb", tmp_path / "b.pth").manifest.encoding == "float32"
+
+
+def test_cifar_is_normalised_with_its_own_figures_and_images_with_those_of_imagenet(
+    cifar: Path, folder: Path, tmp_path: Path
+) -> None:
+    own = packstore.convert(cifar, tmp_path / "a.pth").manifest.normalization
+    other = packstore.convert(folder, tmp_path / "b.pth", size=16).manifest.normalization
+    assert own is not None
+    assert own.mean == (0.4914, 0.4822, 0.4465)
+    assert other is not None
+    assert other.mean == (0.485, 0.456, 0.406)
+
+
+def test_original_of_cifar_is_its_pixels(cifar: Path, tmp_path: Path) -> None:
+    manifest = packstore.convert(cifar, tmp_path / "a.lmdb", encoding="original").manifest
+    assert manifest.encoding == "uint8"
+    assert manifest.image.shape == (32, 32, 3)
+
+
+def test_auto_normalisation_is_that_of_the_training_split(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "photos", size=(20, 30), suffixes=(".png",))
+    train = np.stack([np.asarray(Image.open(p)) for p in sorted((root / "train").rglob("*.png"))]) / 255
+    manifest = packstore.convert(root, tmp_path / "a.pth", normalize="auto").manifest
+    assert manifest.normalization is not None
+    np.testing.assert_allclose(manifest.normalization.mean, train.mean((0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(manifest.normalization.std, train.std((0, 1, 2)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_shards(folder: Path, tmp_path: Path, suffix: str) -> None:
+    whole = packstore.convert(folder, tmp_path / f"whole{suffix}", encoding="original").manifest
+    report = packstore.convert(folder, tmp_path / f"out{suffix}", encoding="original", shard_size=20_000)
+    assert len(report.manifest.shards) > 2
+    assert report.manifest.dataset_digest == whole.dataset_digest
+    assert (tmp_path / f"out{suffix}" / "manifest.json").is_file()
+    assert packstore.verify(tmp_path / f"out{suffix}", against=folder).ok
+
+
+def test_memory_in_flight_does_not_change_the_result(folder: Path, tmp_path: Path) -> None:
+    manifests = [
+        packstore.convert(folder, tmp_path / f"{workers}.h5", encoding="uint8", size=20, workers=workers).manifest
+        for workers in (1, 2, 7)
+    ]
+    assert len({m.dataset_digest for m in manifests}) == 1
+
+
+def test_progress_counts_up_to_every_record(folder: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    packstore.convert(folder, tmp_path / "a.lmdb", progress=seen.append)
+    packed = [p for p in seen if p.stage == "pack"]
+    assert [p.done for p in packed] == sorted(p.done for p in packed)
+    assert packed[-1].done == packed[-1].total == 24
+    assert packed[-1].done_bytes == sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+
+
+# What goes wrong --------------------------------------------------------------------------------------------------
+
+
+BAD_FILES = {
+    "empty": b"",
+    "text": b"this is not an image at all, whatever its name says",
+    "truncated": None,
+}
+
+
+@pytest.fixture(params=sorted(BAD_FILES))
+def bad_folder(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
+    root = tmp_path / "photos"
+    shutil.copytree(folder, root)
+    victim = root / "train" / "bee" / "000.jpg"
+    content = BAD_FILES[request.param]
+    victim.write_bytes(victim.read_bytes()[:-300] if content is None else content)
+    return root
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("shard_size", [None, 20_000])
+def test_a_bad_file_stops_the_conversion_and_leaves_nothing(
+    bad_folder: Path, tmp_path: Path, suffix: str, shard_size: int | None
+) -> None:
+    with pytest.raises(SampleError) as caught:
+        packstore.convert(bad_folder, tmp_path / f"out{suffix}", encoding="original", shard_size=shard_size)
+    assert caught.value.key == "train/bee/000.jpg"
+    assert left_in(tmp_path) == ["photos"]
+
+
+def test_skip_leaves_a_bad_file_out_and_says_so(bad_folder: Path, tmp_path: Path) -> None:
+    report = packstore.convert(bad_folder, tmp_path / "out.lmdb", on_error="skip")
+    assert [s.key for s in report.skipped] == ["train/bee/000.jpg"]
+    assert report.manifest.records == 23
+    assert report.manifest.skipped == report.skipped
+    assert packstore.verify(tmp_path / "out.lmdb", decode=True, against=bad_folder).ok
+
+
+def test_damage_inside_a_file_is_found_by_check_decode_only(folder: Path, tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    shutil.copytree(folder, root)
+    victim = root / "val" / "cat" / "001.png"
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    victim.write_bytes(data)
+    assert packstore.convert(root, tmp_path / "header.lmdb").manifest.records == 24
+    with pytest.raises(SampleError, match=r"val/cat/001\.png"):
+        packstore.convert(root, tmp_path / "decode.lmdb", check="decode")
+    assert not (tmp_path / "decode.lmdb").exists()
+
+
+def test_all_skipped_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "photos" / "ant").mkdir(parents=True)
+    (tmp_path / "photos" / "ant" / "a.jpg").write_bytes(b"no")
+    with pytest.raises(SourceError, match="all 1 images"):
+        packstore.convert(tmp_path / "photos", tmp_path / "out.lmdb", on_error="skip")
+    assert left_in(tmp_path) == ["photos"]
+
+
+def test_sizes_that_differ_are_named_and_a_size_is_proposed(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\d+x\d+ \(.*--size"):
+        packstore.convert(folder, tmp_path / "out.pth")
+    assert left_in(tmp_path) == []
+
+
+def test_a_size_that_differs_late_is_found_too(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "photos", splits=(), per_class=40, size=(12, 12), suffixes=(".png",))
+    # The samples that the plan looks at are every fifth; this one is between them.
+    write_image(root / "ant" / "003.png", 13, 12, 1)
+    with pytest.raises(UsageError, match="13x12"):
+        packstore.convert(root, tmp_path / "out.pth")
+    assert left_in(tmp_path) == ["photos"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_an_existing_destination_is_kept_without_overwrite(folder: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"out{suffix}"
+    first = packstore.convert(folder, out, encoding="original", split="val").manifest
+    with pytest.raises(DestinationError, match="--overwrite"):
+        packstore.convert(folder, out, encoding="original")
+    with packstore.open(out) as store:
+        assert store.manifest == first
+    packstore.convert(folder, out, encoding="original", overwrite=True)
+    with packstore.open(out) as store:
+        assert len(store) == 24
+    assert left_in(tmp_path) == [out.name]
+
+
+def test_a_failed_overwrite_keeps_the_old_store(bad_folder: Path, folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "out.lmdb")
+    with pytest.raises(SampleError):
+        packstore.convert(bad_folder, tmp_path / "out.lmdb", overwrite=True)
+    assert packstore.verify(tmp_path / "out.lmdb", against=folder).ok
+    assert left_in(tmp_path) == ["out.lmdb", "photos"]
+
+
+@pytest.mark.parametrize("make", [lambda p: p.write_text("mine"), lambda p: p.mkdir()])
+def test_overwrite_never_touches_what_is_not_a_store(folder: Path, tmp_path: Path, make: object) -> None:
+    out = tmp_path / "out.lmdb"
+    make(out)  # type: ignore[operator]
+    with pytest.raises(DestinationError, match="not a packstore store"):
+        packstore.convert(folder, out, overwrite=True)
+    assert out.exists()
+
+
+@pytest.mark.parametrize("name", ["out.lmdb", "train/out.lmdb"])
+def test_a_destination_inside_the_source_is_refused(folder: Path, name: str) -> None:
+    with pytest.raises(DestinationError, match="inside the source"):
+        packstore.convert(folder, folder / name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoding": "jpg"}, "unknown encoding"),
+        ({"format": "zip"}, "unknown format"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"workers": 0}, "workers"),
+        ({"shard_size": 0}, "shard size"),
+        ({"normalize": "imagenet"}, "floating point"),
+        ({"encoding": "float16", "size": 8, "normalize": "mean"}, "normali"),
+        ({"check": "maybe"}, "check"),
+        ({"encoding": "uint8", "size": 8, "fit": "stretch"}, "fit"),
+        ({"decoder": "magic", "encoding": "uint8"}, "decoder"),
+        ({"split": "holdout"}, "train"),
+        ({"source_kind": "cifar11"}, "cifar10"),
+        ({"labels": Path("nowhere.csv")}, "nowhere.csv"),
+        ({"colour": True}, "unknown option 'colour'; options: source_kind"),
+        ({"shard_size": "1MB"}, "whole number"),
+        ({"encoding": "png"}, "unknown encoding"),
+        ({"quality": 80}, "for the encodings jpeg and seekable"),
+        ({"encoding": "uint8", "fit": "pad"}, "give a size"),
+        ({"decoder": "pillow"}, "nothing is decoded"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_written(
+    folder: Path, tmp_path: Path, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(PackstoreError, match=message):
+        packstore.convert(folder, tmp_path / "out.lmdb", **options)
+    assert left_in(tmp_path) == []
+
+
+def test_wrong_options_come_before_an_existing_destination(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.lmdb").mkdir()
+    with pytest.raises(UsageError):
+        packstore.convert(folder, tmp_path / "out.lmdb", encoding="float16", normalize="garbage")
+
+
+def test_unknown_suffix_and_missing_parent(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\.tar.*\.lmdb"):
+        packstore.convert(folder, tmp_path / "out.tar")
+    assert packstore.convert(folder, tmp_path / "out.tar", format="lmdb").manifest.format == "lmdb"
+    with pytest.raises(DestinationError, match="does not exist"):
+        packstore.convert(folder, tmp_path / "no" / "out.lmdb")
+
+
+def test_no_space_is_said_before_anything_is_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = shutil._ntuple_diskusage(10**6, 10**6 - 1000, 1000)
+    monkeypatch.setattr("packstore.packing.plan.shutil.disk_usage", lambda path: full)
+    with pytest.raises(DestinationError, match="free"):
+        packstore.convert(folder, tmp_path / "out.lmdb")
+    assert left_in(tmp_path) == []
+
+
+def test_a_source_that_shrinks_meanwhile_is_noticed(folder: Path, tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    shutil.copytree(folder, root)
+    removed = False
+
+    def remove_one(report: Progress) -> None:
+        nonlocal removed
+        if report.stage == "pack" and not removed:
+            removed = True
+            (root / "val" / "cat" / "003.png").unlink()
+
+    with pytest.raises(SourceError):
+        packstore.convert(root, tmp_path / "out.lmdb", progress=remove_one)
+    assert removed
+    assert left_in(tmp_path) == ["photos"]
+
+
+def _convert_as_somebody_else(folder: Path, destination: Path, result: Any) -> None:
+    if os.geteuid() == 0:  # root may write everywhere
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    try:
+        packstore.convert(folder, destination)
+    except PackstoreError as error:
+        result.put((type(error).__name__, str(error)))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_no_permission(suffix: str) -> None:
+    import packstore.stores.hdf5.store
+    import packstore.stores.lmdb.store
+    import packstore.stores.pth.store  # noqa: F401 - loaded before the child gives up the right to read them
+
+    place = Path(tempfile.mkdtemp())
+    try:
+        place.chmod(0o755)
+        folder = make_folder(place / "photos", splits=(), size=(9, 9))
+        (place / "locked").mkdir(mode=0o555)
+        context = multiprocessing.get_context("fork")
+        result = context.Queue()
+        child = context.Process(
+            target=_convert_as_somebody_else, args=(folder, place / "locked" / f"out{suffix}", result)
+        )
+        child.start()
+        name, message = result.get(timeout=60)
+        child.join(60)
+        assert name == "DestinationError"
+        assert "ermission denied" in message
+        assert f"locked/out{suffix}" in message
+    finally:
+        (place / "locked").chmod(0o755)
+        shutil.rmtree(place)
+
+
+@pytest.mark.parametrize(("suffix", "encoding"), [(s, e) for s in SUFFIXES for e in ("original", "jpeg", "uint8")])
+def test_the_estimate_is_near_the_truth(folder: Path, tmp_path: Path, suffix: str, encoding: str) -> None:
+    out = tmp_path / f"out{suffix}"
+    plan = make_plan(folder, out, ConvertOptions(encoding=encoding))
+    plan.source.close()
+    real = packstore.convert(folder, out, encoding=encoding).disk_bytes
+    assert 0.7 * real <= plan.estimate_bytes <= 1.5 * real + 40_000
+    assert plan.survey.records == 24
+
+
+def test_ragged_pixels_keep_their_shapes(tmp_path: Path) -> None:
+    for i, (height, width) in enumerate([(5, 9), (1, 1), (40, 3)]):
+        write_image(tmp_path / "photos" / "ant" / f"{i}.png", height, width, i)
+    packstore.convert(tmp_path / "photos", tmp_path / "out.h5", encoding="uint8")
+    with packstore.open(tmp_path / "out.h5") as store:
+        assert store.fixed("shape").tolist() == [[5, 9, 3], [1, 1, 3], [40, 3, 3]]
+        np.testing.assert_array_equal(store.array(2), pixels(40, 3, 2))
+
+
+def test_manifests_say_how_the_store_was_made(folder: Path, tmp_path: Path) -> None:
+    manifest = packstore.convert(folder, tmp_path / "a.lmdb", encoding="jpeg", resize=20, quality=70).manifest
+    assert manifest.options["resize"] == 20
+    assert manifest.options["quality"] == 70
+    assert manifest.origin.name == "photos"
+    assert manifest.versions["packstore"] == packstore.__version__
+    assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+def test_images_that_become_jpeg_are_counted(folder: Path, tmp_path: Path) -> None:
+    """To be seekable is to be a JPEG, so of other files pixels change; of JPEG files none."""
+    report = packstore.convert(folder, tmp_path / "seek.lmdb", encoding="seekable")
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    assert 0 < report.lossy == sum(not p.read_bytes().startswith(b"\xff\xd8") for p in files) < len(files)
+    assert packstore.convert(folder, tmp_path / "jpeg.lmdb", encoding="jpeg").lossy == 0

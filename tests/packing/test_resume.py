@@ -1,0 +1,460 @@
+"""A conversion that was cut short goes on from where it was, or starts afresh and says why; the store is the same."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packstore
+from packstore.core.errors import DestinationError
+from packstore.core.progress import Progress
+from packstore.packing import conversion
+from packstore.stores.builder import journal as receipts
+from packstore.stores.builder import publish
+from packstore.stores.builder import work_directory as work
+from packstore.stores.builder.journal import read_receipt
+from packstore.stores.builder.work_directory import RECEIPT, STORE, find_leftovers, runs_of, work_path
+from tests.makers.datasets import make_folder, write_image
+
+SUFFIXES = (".lmdb", ".h5", ".pth")
+
+
+class CutError(BaseException):
+    """What ends a run: not an Exception, as an interrupt is none."""
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receipt after each batch, and three images a batch."""
+    monkeypatch.setattr(receipts, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(conversion, "PASS_RECORDS", 3)
+    monkeypatch.setattr(conversion, "DECODE_RECORDS", 3)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "photos")  # 24 images, 12 of them in train
+
+
+def content(path: Path) -> dict[str, bytes]:
+    """All files of a store."""
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+def cut_short(source: Path, destination: Path, after: int, **options: Any) -> Path:
+    """Runs a conversion until ``after`` images are packed; returns the directory of that run."""
+
+    def progress(report: Progress) -> None:
+        if report.stage == "pack" and report.done >= after:
+            raise CutError
+
+    with pytest.raises(CutError) as caught:
+        packstore.convert(source, destination, progress=progress, **options)
+    assert "goes on from there" in caught.value.__notes__[0]
+    assert not destination.exists()
+    return runs_of(work_path(destination))[-1]
+
+
+@pytest.fixture
+def reference(folder: Path, tmp_path: Path) -> Any:
+    def convert(suffix: str, **options: Any) -> dict[str, bytes]:
+        path = tmp_path / f"reference{suffix}"
+        if path.exists():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        packstore.convert(folder, path, **options)
+        return content(path)
+
+    return convert
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"encoding": "original"},
+        {"encoding": "original", "shard_size": 2000},
+        {"encoding": "uint8"},
+        {"encoding": "jpeg", "shard_size": 2000},
+        {"encoding": "float16", "size": 16},
+    ],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+@pytest.mark.parametrize("after", [3, 17, 24])
+def test_it_goes_on_and_ends_with_the_same_bytes(
+    folder: Path, tmp_path: Path, reference: Any, suffix: str, options: dict[str, Any], after: int
+) -> None:
+    expected = reference(suffix, **options)
+    out = tmp_path / f"out{suffix}"
+    cut_short(folder, out, after, **options)
+    report = packstore.convert(folder, out, **options)
+    assert content(out) == expected
+    # LMDB has what the last transaction of 4 MiB has; all this is less.
+    unsharded_lmdb = suffix == ".lmdb" and "shard_size" not in options
+    assert (report.taken_over == 0) if unsharded_lmdb else (0 < report.taken_over <= after + 3)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["photos", f"reference{suffix}", out.name])
+
+
+def test_lmdb_goes_on_from_its_last_transaction(
+    folder: Path, tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from packstore.stores.lmdb import store as lmdb_store
+
+    monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 1)
+    expected = reference(".lmdb")
+    cut_short(folder, tmp_path / "out.lmdb", 12)
+    report = packstore.convert(folder, tmp_path / "out.lmdb")
+    assert report.taken_over >= 12
+    assert content(tmp_path / "out.lmdb") == expected
+
+
+def test_cut_short_again_and_again(folder: Path, tmp_path: Path, reference: Any) -> None:
+    expected, out = reference(".h5"), tmp_path / "out.h5"
+    for after in (6, 3, 12, 9, 18):
+        run = cut_short(folder, out, after)
+        # The run that got furthest is kept, whichever that was.
+        found = [read_receipt(r) for r in runs_of(run.parent)]
+        assert max(r.records for r in found if r is not None) >= max(6, after)
+    assert packstore.convert(folder, out).taken_over >= 18
+    assert content(out) == expected
+
+
+def test_shards_are_taken_over_as_they_are(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.pth"
+    run = cut_short(folder, out, 20, encoding="original", shard_size=2000)
+    receipt = read_receipt(run)
+    assert receipt is not None
+    assert len(receipt.shards) > 2
+    inodes = [(run / STORE / shard.name).stat().st_ino for shard in receipt.shards]
+    report = packstore.convert(folder, out, encoding="original", shard_size=2000)
+    assert [(out / shard.name).stat().st_ino for shard in report.manifest.shards[: len(inodes)]] == inodes
+
+
+def warning(caplog: pytest.LogCaptureFixture) -> str:
+    return " ".join(r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        ({"encoding": "jpeg", "quality": 80}, {"encoding": "jpeg", "quality": 90}, "options: quality was 80, is 90"),
+        (
+            {"encoding": "uint8", "size": 16},
+            {"encoding": "uint8", "size": 24},
+            "options: size was 16, is 24",
+        ),
+        ({}, {"encoding": "jpeg"}, "encoding was original, is jpeg"),
+        ({}, {"shard_size": 2000}, "shard size was None, is 2000"),
+        ({}, {"split": "val"}, "samples of the source: train was 12, is None"),
+        ({"check": "none"}, {"check": "decode"}, "check was none, is decode"),
+        ({}, {"restart": True}, "--restart was given"),
+    ],
+)
+def test_other_options_start_afresh_and_say_why(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, first: Any, second: Any, reason: str
+) -> None:
+    out = tmp_path / "out.h5"
+    cut_short(folder, out, 6, **first)
+    report = packstore.convert(folder, out, **second)
+    assert report.taken_over == 0
+    assert "starting afresh" in warning(caplog)
+    assert re.search(reason, warning(caplog))
+    assert not work_path(out).exists()
+
+
+@pytest.mark.parametrize("second", [{"workers": 1}, {"on_error": "skip"}, {"overwrite": True}])
+def test_what_does_not_change_the_store_goes_on(folder: Path, tmp_path: Path, second: Any) -> None:
+    cut_short(folder, tmp_path / "out.h5", 6)
+    assert packstore.convert(folder, tmp_path / "out.h5", **second).taken_over >= 6
+
+
+def change(folder: Path, what: str) -> None:
+    first = folder / "train" / "ant" / sorted(p.name for p in (folder / "train" / "ant").iterdir())[0]
+    if what == "touched":
+        os.utime(first, ns=(1, 1))
+    elif what == "grown":
+        first.write_bytes(first.read_bytes() + b"\0")
+    elif what == "added":
+        write_image(folder / "train" / "ant" / "aaa.png", 9, 9, 99)
+    elif what == "removed":
+        first.unlink()
+    else:
+        first.rename(first.with_name(f"zzz{first.suffix}"))
+
+
+@pytest.mark.parametrize("what", ["touched", "grown", "added", "removed", "renamed"])
+def test_a_changed_source_starts_afresh_and_says_why(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, reference: Any
+) -> None:
+    out = tmp_path / "out.pth"
+    cut_short(folder, out, 6, encoding="original")
+    change(folder, what)
+    report = packstore.convert(folder, out, encoding="original")
+    assert report.taken_over == 0
+    assert "source" in warning(caplog)
+    assert content(out) == reference(".pth", encoding="original")
+
+
+def test_files_of_one_size_and_age_that_were_exchanged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As bitmaps out of an archive are: neither their sizes nor their times of modification tell them apart."""
+    folder = make_folder(tmp_path / "data", size=(20, 20), suffixes=(".bmp",))
+    for path in folder.rglob("*.bmp"):
+        os.utime(path, ns=(1, 1))
+    for out in (tmp_path / "out.h5", tmp_path / "out.lmdb"):
+        cut_short(folder, out, 6)
+        one, other = folder / "train" / "ant" / "000.bmp", folder / "train" / "bee" / "000.bmp"
+        aside = one.rename(tmp_path / "aside")
+        other.rename(one)
+        aside.rename(other)
+        assert packstore.convert(folder, out).taken_over == 0
+        assert "changed" in warning(caplog)
+        with packstore.open(out) as reader:
+            assert bytes(reader.read(0)) == one.read_bytes()
+
+
+def test_a_change_behind_what_was_packed_does_not_matter(folder: Path, tmp_path: Path, reference: Any) -> None:
+    cut_short(folder, tmp_path / "out.h5", 6)
+    last = sorted(p for p in (folder / "val").rglob("*") if p.is_file())[-1]
+    os.utime(last, ns=(1, 1))
+    assert packstore.convert(folder, tmp_path / "out.h5").taken_over >= 6
+    assert content(tmp_path / "out.h5") == reference(".h5")
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x40
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["journal", "receipt", "owner"])
+def test_damaged_notes_are_not_believed(folder: Path, tmp_path: Path, name: str, reference: Any) -> None:
+    out = tmp_path / "out.h5"
+    run = cut_short(folder, out, 12)
+    path = run.parent / name if name == "owner" else run / name
+    if name == "owner":
+        path.write_bytes(b"")  # killed between making it and writing to it
+        shutil.rmtree(run)
+    else:
+        flip(path, path.stat().st_size // 2)
+    assert packstore.convert(folder, out).taken_over == 0
+    assert content(out) == reference(".h5")
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".pth"])
+def test_a_damaged_record_ends_what_is_taken_over(
+    folder: Path, tmp_path: Path, suffix: str, reference: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / f"out{suffix}"
+    expected = reference(suffix, encoding="original")
+    run = cut_short(folder, out, 12, encoding="original")
+    image = sorted(p for p in (folder / "train").rglob("*") if p.is_file())[4].read_bytes()
+    flip(run / STORE, (run / STORE).read_bytes().index(image) + 100)
+    caplog.set_level(logging.INFO)
+    assert packstore.convert(folder, out, encoding="original").taken_over == 4
+    assert "going on from record 4" in caplog.text
+    assert content(out) == expected
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_damaged_shard_ends_what_is_taken_over(folder: Path, tmp_path: Path, suffix: str, reference: Any) -> None:
+    out, options = tmp_path / f"out{suffix}", {"encoding": "original", "shard_size": 2000}
+    expected = reference(suffix, **options)
+    run = cut_short(folder, out, 20, **options)
+    receipt = read_receipt(run)
+    assert receipt is not None
+    path = run / STORE / receipt.shards[1].name
+    flip(path / "data.mdb" if path.is_dir() else path, -1)
+    assert packstore.convert(folder, out, **options).taken_over == receipt.shards[0].records
+    assert content(out) == expected
+
+
+def test_skipped_samples_stay_skipped(folder: Path, tmp_path: Path) -> None:
+    names = sorted(p for p in (folder / "train").rglob("*") if p.is_file())
+    names[1].write_bytes(b"no image")
+    names[7].write_bytes(b"")
+    expected = packstore.convert(folder, tmp_path / "reference.h5", on_error="skip")
+    cut_short(folder, tmp_path / "out.h5", 12, on_error="skip")
+    report = packstore.convert(folder, tmp_path / "out.h5", on_error="skip")
+    assert report.taken_over >= 10
+    assert report.skipped == expected.skipped
+    assert len(report.skipped) == 2
+    assert content(tmp_path / "out.h5") == content(tmp_path / "reference.h5")
+
+
+def test_with_skipped_samples_and_another_policy_it_starts_afresh(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sorted(p for p in (folder / "train").rglob("*") if p.is_file())[1].write_bytes(b"no image")
+    cut_short(folder, tmp_path / "out.h5", 12, on_error="skip")
+    with pytest.raises(packstore.SampleError):
+        packstore.convert(folder, tmp_path / "out.h5")
+    assert "skipped 1 bad sample" in warning(caplog)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_killed_between_the_name_and_the_cleaning_up(
+    folder: Path, tmp_path: Path, suffix: str, overwrite: bool, monkeypatch: pytest.MonkeyPatch, reference: Any
+) -> None:
+    out = tmp_path / f"out{suffix}"
+    if overwrite:
+        packstore.convert(folder, out, encoding="jpeg")
+
+    def killed(self: work.WorkDirectory) -> None:
+        self.release()
+        raise CutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work.WorkDirectory, "remove", killed)
+        with pytest.raises(CutError):
+            packstore.convert(folder, out, encoding="original", overwrite=overwrite)
+    assert (runs_of(work_path(out))[-1] / RECEIPT).exists()
+    before = out.stat().st_ino
+    with pytest.raises(DestinationError, match="made otherwise"):
+        packstore.convert(folder, out, encoding="uint8")
+    report = packstore.convert(folder, out, encoding="original", overwrite=overwrite)
+    assert report.taken_over == 24
+    assert out.stat().st_ino == before
+    assert not work_path(out).exists()
+    assert content(out) == reference(suffix, encoding="original")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_complete_is_only_what_the_source_still_gives(
+    folder: Path, tmp_path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch, reference: Any
+) -> None:
+    out = tmp_path / "out.h5"
+
+    def killed(self: work.WorkDirectory) -> None:
+        self.release()
+        raise CutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work.WorkDirectory, "remove", killed)
+        with pytest.raises(CutError):
+            packstore.convert(folder, out)
+    change(folder, "touched")  # of the same size
+    if overwrite:
+        assert packstore.convert(folder, out, overwrite=True).taken_over == 0
+        assert content(out) == reference(".h5")
+    else:
+        with pytest.raises(DestinationError, match="files of the source have changed since"):
+            packstore.convert(folder, out)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_damaged_store_is_not_taken_for_the_one_that_replaces_it(
+    folder: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch, reference: Any
+) -> None:
+    """The run that was to replace it was killed with its receipt written and its own, equal store not yet in place."""
+    out = tmp_path / f"out{suffix}"
+    packstore.convert(folder, out, encoding="original")
+    data = out / "data.mdb" if out.is_dir() else out
+    record = packstore.open(out).read(5)
+    flip(data, data.read_bytes().index(bytes(record)) + len(record) // 2)
+
+    def killed(self: publish.Staging) -> None:
+        raise CutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish.Staging, "publish", killed)
+        patch.setattr(publish.Staging, "discard", publish.Staging.keep)
+        with pytest.raises(CutError):
+            packstore.convert(folder, out, encoding="original", overwrite=True)
+    assert read_receipt(runs_of(work_path(out))[-1]).sealed is not None  # type: ignore[union-attr]
+    packstore.convert(folder, out, encoding="original", overwrite=True)
+    assert content(out) == reference(suffix, encoding="original")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("by", ["clean", "convert"])
+def test_a_store_that_was_set_aside_comes_back(
+    folder: Path, tmp_path: Path, suffix: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where two names cannot be exchanged in one step, the old store is nowhere else for a moment."""
+    out = tmp_path / f"out{suffix}"
+    packstore.convert(folder, out, encoding="jpeg")
+    before = content(out)
+    left = cut_short(folder, tmp_path / f"other{suffix}", 12, encoding="original")
+    run = left.parent.rename(work_path(out)) / left.name
+    owner = (run.parent / "owner").read_text("ascii")
+    (run.parent / "owner").write_text(owner.replace(f"other{suffix}", out.name).ljust(len(owner)), "ascii")
+    out.rename(run / work.ASIDE)
+    if by == "clean":
+        (found,) = find_leftovers(tmp_path)
+        work.remove_leftover(found)
+        assert content(out) == before
+    else:
+        with pytest.raises(DestinationError, match="exists already"):
+            packstore.convert(folder, out, encoding="original")
+        assert content(out) == before
+    assert not (run / work.ASIDE).exists()
+
+
+def test_a_short_run_that_fails_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipts, "EVERY_SECONDS", 3600.0)
+
+    def progress(report: Progress) -> None:
+        if report.done >= 12:
+            raise CutError
+
+    with pytest.raises(CutError) as caught:
+        packstore.convert(folder, tmp_path / "out.h5", progress=progress)
+    assert not hasattr(caught.value, "__notes__")
+    assert [p.name for p in tmp_path.iterdir()] == ["photos"]
+
+
+def test_leftovers_are_found_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    run = cut_short(folder, tmp_path / "out.lmdb", 12)
+    (tmp_path / ".mine.packstore").mkdir()
+    (tmp_path / ".other.lmdb.packstore").mkdir()
+    shutil.copy(run.parent / "owner", tmp_path / ".other.lmdb.packstore" / "owner")  # the owner of another name
+    (tmp_path / ".link.h5.packstore").symlink_to(run.parent)
+    (found,) = find_leftovers(tmp_path)
+    assert found.path == run.parent
+    assert found.owner.pid == os.getpid()
+    (run / "notes.txt").write_text("mine")
+    with pytest.raises(DestinationError, match="also holds what packstore did not write"):
+        work.remove_leftover(found)
+    assert (run / "notes.txt").read_text() == "mine"
+    (run / "notes.txt").unlink()
+    work.remove_leftover(found)
+    assert not run.parent.exists()
+    assert (tmp_path / ".other.lmdb.packstore" / "owner").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("destination", r'"\ud800"'), ("pid", "1e999"), ("started", "1e999"), ("started", "NaN"), ("started", "1e300")],
+)
+def test_an_owner_that_packstore_cannot_have_written(folder: Path, tmp_path: Path, field: str, value: str) -> None:
+    """Somebody else's directory under such a name hinders neither the cleaning up of others nor the packing."""
+    fields = {"what": '"packstore work directory"', "destination": '"a.h5"', "pid": "1", "host": '"x"', "started": "1"}
+    (tmp_path / ".a.h5.packstore").mkdir()
+    text = ", ".join(f'"{name}": {each}' for name, each in (fields | {field: value}).items())
+    (tmp_path / ".a.h5.packstore" / "owner").write_text(f"{{{text}}}")
+    cut_short(folder, tmp_path / "out.h5", 6)
+    assert [found.path.name for found in find_leftovers(tmp_path)] == [".out.h5.packstore"]
+    command = [sys.executable, "-m", "packstore", "clean", "--yes", str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert not (tmp_path / ".out.h5.packstore").exists()
+    with pytest.raises(packstore.DestinationError, match="is in the way and holds what packstore did not write"):
+        packstore.convert(folder, tmp_path / "a.h5")
+
+
+def test_two_at_once_on_one_destination(folder: Path, tmp_path: Path) -> None:
+    def progress(report: Progress) -> None:
+        if report.stage == "pack" and report.done >= 6:
+            with pytest.raises(DestinationError, match=f"is being written by process {os.getpid()} on "):
+                packstore.convert(folder, tmp_path / "out.h5")
+            assert list(find_leftovers(tmp_path)) == []
+
+    assert packstore.convert(folder, tmp_path / "out.h5", progress=progress).manifest.records == 24

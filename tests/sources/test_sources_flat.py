@@ -1,0 +1,304 @@
+"""Flat folders: without labels, and with a labels file in all the ways in which it can be wrong."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packstore.core.errors import SampleError, SourceError
+from packstore.core.progress import Progress
+from packstore.sources import Source, labels, open_source
+from packstore.sources.base import paged
+from tests.conftest import SharedData
+
+FILES = ("b.jpg", "a.jpg", "sub/c.png", "sub/deep/d.JPEG")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    for number, name in enumerate(FILES):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x" * (number + 1))
+    return root
+
+
+def labelled(folder: Path, text: str | bytes) -> Source:
+    path = folder.parent / "labels.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return open_source(folder, labels=path)
+
+
+def failure(folder: Path, text: str | bytes) -> str:
+    with pytest.raises(SourceError) as caught:
+        labelled(folder, text).survey()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def listed(source: Source, split: str | None = None) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [entry[:3] for entry in source.entries(split)]
+
+
+def test_images_without_labels(tmp_path: Path) -> None:
+    for name in ("b.jpg", "a.PNG", ".hidden.jpg", "Thumbs.db", "notes.txt"):
+        (tmp_path / name).write_bytes(b"image")
+    source = open_source(tmp_path)
+    survey = source.survey()
+    assert source.kind == "flat"
+    assert listed(source) == [("a.PNG", "", ()), ("b.jpg", "", ())]
+    assert source.read(next(source.entries())) == b"image"
+    assert (dict(survey.splits), survey.columns, survey.encoding) == ({"": 2}, (), "original")
+    assert (survey.size_bytes, survey.paged_bytes, survey.key_bytes) == (10, 2 * paged(5), 10)
+    assert dict(survey.ignored) == {"hidden": 1, "system files": 1, "not images (.txt)": 1}
+    with pytest.raises(SourceError, match="has no split 'train'; splits: it has none"):
+        source.survey("train")
+    with pytest.raises(SourceError, match="has no split"):
+        source.entries("train")
+
+
+def test_folders_without_images_do_not_make_an_image_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"image")
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "a.xml").write_bytes(b"<a/>")
+    source = open_source(tmp_path)
+    assert source.kind == "flat"
+    assert dict(source.survey().ignored) == {"not images (.xml)": 1}
+
+
+def test_images_in_subfolders_are_counted_when_flat_is_forced(folder: Path) -> None:
+    assert open_source(folder).kind == "imagefolder"
+    source = open_source(folder, kind="flat")
+    assert [key for key, _, _ in listed(source)] == ["a.jpg", "b.jpg"]
+    assert dict(source.survey().ignored) == {"images in subfolders": 2}
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="holds no images"):
+        open_source(tmp_path, kind="flat").survey()
+    (tmp_path / "a.avif").write_bytes(b"image")
+    with pytest.raises(
+        SourceError, match=r"no images \(passed over: 1 not images \(\.avif\)\): give a folder of images"
+    ):
+        open_source(tmp_path, kind="flat").survey()
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").write_bytes(b"image")
+    with pytest.raises(SourceError, match="its images lie in subfolders: use --source imagefolder"):
+        open_source(tmp_path, kind="flat").survey()
+
+
+def test_names_become_sorted_classes_in_the_files_order(folder: Path) -> None:
+    source = labelled(folder, "file,label\nsub/c.png,dog\nb.jpg,cat\n\nsub/deep/d.JPEG,dog\n")
+    assert source.kind == "flat"
+    assert listed(source) == [("sub/c.png", "", (1,)), ("b.jpg", "", (0,)), ("sub/deep/d.JPEG", "", (1,))]
+    survey = source.survey()
+    assert [(c.name, c.classes) for c in survey.columns] == [("label", ("cat", "dog"))]
+    assert dict(survey.splits) == {"": 3}
+    assert survey.size_bytes == 1 + 3 + 4
+    assert survey.key_bytes == len("sub/c.png" + "b.jpg" + "sub/deep/d.JPEG")
+    assert dict(survey.ignored) == {"images that the labels file does not name": 1}
+    assert [source.read(entry) for entry in source.entries()] == [b"xxx", b"x", b"xxxx"]
+    assert [entry.size_bytes for entry in source.entries()] == [3, 1, 4]
+
+
+def test_integers_are_class_numbers_as_they_stand(folder: Path) -> None:
+    source = labelled(folder, "label,file\n7,a.jpg\n007,b.jpg\n+0,sub/c.png\n")
+    assert source.survey().columns[0].classes is None
+    assert [e[2] for e in listed(source)] == [(7,), (7,), (0,)]
+
+
+def test_the_largest_class_number(folder: Path) -> None:
+    source = labelled(folder, f"file,label\na.jpg,9223372036854775807\nb.jpg,{'0' * 30}7\n")
+    assert source.survey().columns[0].classes is None
+    assert [e[2] for e in listed(source)] == [(2**63 - 1,), (7,)]
+    mixed = labelled(folder, "file,label\na.jpg,99999999999999999999\nb.jpg,cat\n")
+    assert mixed.survey().columns[0].classes == ("99999999999999999999", "cat")
+
+
+def test_a_mixture_of_names_and_integers_is_names(folder: Path) -> None:
+    source = labelled(folder, "file,label\na.jpg,10\nb.jpg,9\nsub/c.png,none\nsub/deep/d.JPEG,-1\n")
+    assert source.survey().columns[0].classes == ("-1", "10", "9", "none")
+    assert [e[2] for e in listed(source)] == [(1,), (2,), (3,), (0,)]
+
+
+def test_splits_come_in_their_order(folder: Path) -> None:
+    text = "file,label,split\na.jpg,x,zoo\nb.jpg,y,Test\nsub/c.png,x,train\nsub/deep/d.JPEG,z,test\n"
+    source = labelled(folder, text)
+    assert list(source.survey().splits.items()) == [("train", 1), ("test", 2), ("zoo", 1)]
+    assert listed(source) == [
+        ("sub/c.png", "train", (0,)),
+        ("b.jpg", "test", (1,)),
+        ("sub/deep/d.JPEG", "test", (2,)),
+        ("a.jpg", "zoo", (0,)),
+    ]
+    one = source.survey("TEST")
+    assert (dict(one.splits), one.columns[0].classes) == ({"test": 2}, ("x", "y", "z"))
+    assert dict(one.ignored) == {}
+    assert [key for key, _, _ in listed(source, "test")] == ["b.jpg", "sub/deep/d.JPEG"]
+    with pytest.raises(SourceError, match="has no split 'val'; splits: train, test, zoo"):
+        source.entries("val")
+
+
+def test_dialects(folder: Path) -> None:
+    (folder / 'odd, "name"\nhere.jpg').write_bytes(b"o")
+    source = labelled(folder, '\ufeffFile, Label \r\n"odd, ""name""\nhere.jpg",big dog \r\n./sub//c.png,"cat"\r\n')
+    assert listed(source) == [('odd, "name"\nhere.jpg', "", (0,)), ("sub/c.png", "", (1,))]
+    assert source.survey().columns[0].classes == ("big dog", "cat")
+
+
+def test_names_that_are_not_utf8(folder: Path) -> None:
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.jpg")).write_bytes(b"f")
+    source = labelled(folder, b"file,label\n\xff.jpg,\xe9\n")
+    assert listed(source) == [("\udcff.jpg", "", (0,))]
+    assert source.read(next(source.entries())) == b"f"
+    assert source.survey().key_bytes == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "expected"),
+    [
+        ("", 1, "no column file"),
+        ("a.jpg,cat\n", 1, "no column file: a.jpg,cat; expected file,label"),
+        ("file,class\na.jpg,cat\n", 1, "no column label: file,class"),
+        ("file,label,file\na.jpg,cat,b.jpg\n", 1, "a column twice"),
+        ("file,label\na.jpg,cat\nb.jpg\n", 3, "1 fields, the header has 2"),
+        ("file,label\na.jpg,cat,dog\n", 2, "3 fields, the header has 2"),
+        ("file,label\na.jpg, \n", 2, "the label is empty"),
+        ("file,label,split\na.jpg,cat,\n", 2, "the split is empty"),
+        ("file,label\n,cat\n", 2, "the file is empty"),
+        ("file,label\na.jpg,0\n\nb.jpg,-3\n", 4, "label -3 is out of range"),
+        ("file,label\na.jpg,0\nb.jpg,9223372036854775808\n", 3, "label 9223372036854775808 is out of range"),
+        ("file,label\na.jpg,0\nb.jpg,-99999999999999999999\n", 3, "label -99999999999999999999 is out of range"),
+        ("file,label\na.jpg," + "9" * 5000 + "\n", 2, "999… is out of range, expected 0 to 9223372036854775807"),
+        ("file,label\nmissing.jpg,0\n", 2, "missing.jpg in"),
+        ("file,label\nsub,0\n", 2, "sub is a folder"),
+        ("file,label\na.jpg/b.jpg,0\n", 2, "Not a directory"),
+        ("file,label\n/etc/passwd,0\n", 2, "/etc/passwd is absolute"),
+        ("file,label\n../labels.csv,0\n", 2, "may lead out of the folder"),
+        ("file,label\nsub/../a.jpg,0\n", 2, "may lead out of the folder"),
+        ("file,label\n.,0\n", 2, "may lead out of the folder"),
+        ("file,label\n./,0\n", 2, "may lead out of the folder"),
+        ("file,label\na\0.jpg,0\n", 2, "a NUL byte"),
+        ("file,label\na.jpg,0\nb.jpg,1\nsub/c.png,2\n./a.jpg,3\n", 5, "a.jpg is named again, first on line 2"),
+        ('file,label\n"a.jpg,cat\n', 2, "not CSV"),
+        ('file,label\n"a.jpg"x,cat\n', 2, "not CSV"),
+        (f"file,label\n{'n' * 200_000},cat\n", 2, "not CSV: field larger"),
+        ("file,label\n" + "n" * 300 + ",cat\n", 2, "File name too long"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(folder: Path, text: str, line: int, expected: str) -> None:
+    message = failure(folder, text)
+    assert f"labels.csv, line {line}: " in message
+    assert expected in message
+
+
+def test_a_labels_file_that_names_nothing(folder: Path) -> None:
+    assert "names no files" in failure(folder, "file,label\n")
+    with pytest.raises(SourceError, match=r"none\.csv: no such file"):
+        open_source(folder, labels=folder / "none.csv").survey()
+    with pytest.raises(SourceError, match="cannot be read: Is a directory"):
+        open_source(folder, labels=folder).survey()
+
+
+def test_too_many_splits(folder: Path) -> None:
+    rows = "".join(f"{number}.jpg,0,split{number}\n" for number in range(200))
+    assert "more than 100 splits" in failure(folder, "file,label,split\n" + rows)
+
+
+def test_files_that_share_a_hash_are_not_duplicates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labels, "file_hash", lambda file: 1)
+    text = "file,label\na.jpg,0\nb.jpg,0\n"
+    assert labelled(folder, text).survey().records == 2
+    assert "b.jpg is named again, first on line 3" in failure(folder, text + "b.jpg,0\n")
+
+
+def test_the_labels_file_in_the_folder_is_not_passed_over(folder: Path) -> None:
+    (folder / "labels.csv").write_text("file,label\na.jpg,1\n")
+    (folder / "other.csv").write_text("")
+    ignored = open_source(folder, kind="flat", labels=folder / "labels.csv").survey().ignored
+    assert dict(ignored) == {"images that the labels file does not name": 3, "not images (.csv)": 1}
+
+
+def test_a_pipe_is_never_opened(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.jpg")
+    source = labelled(folder, "file,label\npipe.jpg,1\n")
+    assert source.survey().size_bytes == 0
+    with pytest.raises(SampleError, match="is not a file"):
+        source.read(next(source.entries()))
+    bare = open_source(folder, kind="flat")
+    with pytest.raises(SampleError, match=r"pipe\.jpg: is not a file"):
+        bare.read(list(bare.entries())[-1])
+
+
+def test_a_labels_file_that_is_a_pipe(folder: Path) -> None:
+    os.mkfifo(folder.parent / "labels.csv")
+    with pytest.raises(SourceError, match=r"labels\.csv is not a file but a pipe; labels are read several times"):
+        open_source(folder, labels=folder.parent / "labels.csv").survey()
+
+
+def test_a_labels_file_of_numbers_that_turns_into_names(folder: Path) -> None:
+    source = labelled(folder, "file,label\na.jpg,1\n")
+    source.survey()
+    labelled(folder, "file,label\na.jpg,dog\n")
+    with pytest.raises(SourceError, match="line 2: label dog is new: the file changed"):
+        list(source.entries())
+
+
+def test_a_labels_file_that_changes_meanwhile(folder: Path) -> None:
+    source = labelled(folder, "file,label\na.jpg,cat\n")
+    source.survey()
+    labelled(folder, "file,label\na.jpg,dog\n")
+    with pytest.raises(SourceError, match="line 2: label dog is new: the file changed"):
+        list(source.entries())
+
+
+def test_progress(folder: Path) -> None:
+    seen: list[Progress] = []
+    labelled(folder, "file,label\na.jpg,cat\nb.jpg,cat\n").survey(progress=seen.append)
+    assert (seen[-1].stage, seen[-1].done, seen[-1].done_bytes) == ("scan", 2, 3)
+
+
+WORD = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=6)
+
+
+@given(rows=st.lists(st.tuples(WORD, WORD, st.sampled_from(["train", "test", "x"])), min_size=1, max_size=12))
+def test_what_the_csv_module_writes_is_read(
+    rows: list[tuple[str, str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows = [row for row in rows if row[0].strip() and row[0] not in (".", "..") and row[1].strip()]
+    rows = list({row[0]: row for row in rows}.values())
+    if not rows:
+        return
+    root = tmp_path_factory.mktemp("flat")
+    for file, _, _ in rows:
+        (root / file).write_bytes(b"image")
+    path = root.parent / f"{root.name}.csv"
+    with path.open("w", newline="", encoding="utf-8") as out:
+        csv.writer(out).writerows([("file", "label", "split"), *rows])
+    source = open_source(root, labels=path)
+    survey = source.survey()
+    found = listed(source)
+    assert [key for key, _, _ in found] == [r[0] for split in survey.splits for r in rows if r[2] == split]
+    by_key = {file: (label.strip(), split) for file, label, split in rows}
+    classes = survey.columns[0].classes
+    for key, split, (number,) in found:
+        assert (classes[number] if classes is not None else number, split) == (
+            by_key[key] if classes is not None else (int(by_key[key][0]), by_key[key][1])
+        )
+
+
+def test_a_labels_file_for_a_real_image_folder(shared_data: SharedData, tmp_path: Path) -> None:
+    root = shared_data / "imagenet-600"
+    folder_source = open_source(root)
+    classes = folder_source.survey().columns[0].classes
+    assert classes is not None
+    lines = [f"{e.key},{classes[e.labels[0]]},{e.split}" for e in folder_source.entries()]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label,split", *lines]))
+    source = open_source(root, labels=tmp_path / "labels.csv")
+    assert list(source.entries()) == list(folder_source.entries())
+    assert source.survey() == folder_source.survey()

@@ -1,0 +1,488 @@
+"""Image folders: order and labels of torchvision's ImageFolder, splits, links, and what else lies in folders."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packstore.core.errors import SampleError, SourceError, UsageError
+from packstore.core.progress import Progress
+from packstore.sources import KINDS, Source, open_source
+from packstore.sources.base import SPLIT_ORDER, paged
+from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
+from tests.conftest import SharedData
+from tests.makers.images import all_images
+
+
+def fill(root: Path, files: Iterable[str | bytes], data: bytes = b"image") -> Path:
+    """Writes ``files`` (relative paths) below ``root``."""
+    for name in files:
+        path = os.path.join(os.fsencode(root), os.fsencode(name))  # noqa: PTH118 - names that are not UTF-8
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        with open(path, "wb") as file:  # noqa: PTH123
+            file.write(data)
+    root.mkdir(exist_ok=True)
+    return root
+
+
+def torchvision_samples(root: str) -> tuple[list[str], list[tuple[str, int]]]:
+    """Classes and (path, label) as torchvision 0.24 ``datasets/folder.py`` finds them, with our suffixes, and without
+    hidden and system files."""
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not passed(entry.name))
+    samples = []
+    for label, name in enumerate(classes):
+        for directory, _, files in sorted(os.walk(f"{root}/{name}", followlinks=True)):
+            if any(passed(part) for part in directory[len(root) + 1 :].split("/")):
+                continue
+            samples += [
+                (f"{directory}/{file}"[len(root) + 1 :], label)
+                for file in sorted(files)
+                if file.lower().endswith(IMAGE_SUFFIXES) and not passed(file)
+            ]
+    return classes, samples
+
+
+def passed(name: str) -> bool:
+    return name.startswith(".") or name.lower() in SYSTEM_NAMES
+
+
+def samples(source: Source, split: str | None = None) -> list[tuple[str, int]]:
+    return [(entry.key, entry.labels[0]) for entry in source.entries(split)]
+
+
+def failure(path: Path, split: str | None = None, kind: str | None = "imagefolder") -> str:
+    """The message of the SourceError of a survey; entries may not fail otherwise than it."""
+    with pytest.raises(SourceError) as caught:
+        open_source(path, kind=kind).survey(split)
+    return str(caught.value)
+
+
+def test_order_and_labels_are_those_of_torchvision(tmp_path: Path) -> None:
+    files = [
+        *("dog/b.jpg", "dog/a.JPG", "dog/B.jpeg", "dog/10.png", "dog/9.png", "Cat/x.webp", "ant/deep/er/1.gif"),
+        # "a-b" sorts before "a/x" as a path, though after "a" as a directory: no depth-first order gives that
+        *("dog/a/x/1.jpg", "dog/a-b/1.jpg", "dog/a/1.jpg", "dog/a b/1.jpg", "dog/a0/1.jpg", "dog/a/x-y/1.jpg"),
+        *("Äffin/é.jpg", "ant/日本.png", "ant/with\nnewline.jpg", "ant/" + "n" * 200 + ".jpg", "dog/picture.jpg/1.jpg"),
+    ]
+    source = open_source(fill(tmp_path / "root", files))
+    classes, expected = torchvision_samples(str(tmp_path / "root"))
+    survey = source.survey()
+    assert source.kind == "imagefolder"
+    assert samples(source) == expected
+    assert sorted(key for key, _ in expected) == sorted(files)
+    assert survey.columns[0].classes == tuple(classes) == ("Cat", "ant", "dog", "Äffin")
+    assert (survey.columns[0].name, survey.columns[0].dtype, survey.columns[0].shape) == ("label", "int64", ())
+    assert dict(survey.splits) == {"": len(files)}
+    assert (survey.encoding, survey.shape, survey.store) == ("original", None, None)
+
+
+NAME = st.one_of(
+    st.sampled_from(["a", "b", "a-b", "a b", "A", "train", "é", "x.jpg", ".h", "Thumbs.db", "ab", "a.", "\udc80"]),
+    st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1, max_size=4).filter(
+        lambda name: name not in (".", "..")
+    ),
+)
+FILE = st.tuples(
+    st.lists(NAME, min_size=1, max_size=4), NAME, st.sampled_from([".jpg", ".JPEG", ".png", ".txt", "", ".Gif"])
+)
+
+
+@given(tree=st.lists(FILE, min_size=1, max_size=14))
+def test_any_tree_gives_what_torchvision_finds(
+    tree: list[tuple[list[str], str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("tree")
+    for folders, name, suffix in tree:
+        path = root.joinpath(*folders)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / (name + suffix)).write_bytes(b"12345")
+        except OSError:
+            continue  # a name that is a folder and a file
+    classes, expected = torchvision_samples(str(root))
+    others = [name for name in classes if name.lower() not in SPLIT_ORDER]
+    if not any(key.startswith(f"{name}/") for key, _ in expected for name in others):
+        return  # splits, or a folder of classes without any image beside one
+    source = open_source(root, kind="imagefolder")
+    assert samples(source) == expected
+    empty = set(range(len(classes))) - {label for _, label in expected}
+    if empty:
+        assert f"{len(empty)} of {len(classes)} class folders hold no images" in failure(root)
+        return
+    survey = source.survey()
+    assert survey.columns[0].classes == tuple(classes)
+    assert survey.records == len(expected)
+    assert (survey.size_bytes, survey.paged_bytes) == (5 * len(expected), paged(5) * len(expected))
+    assert survey.key_bytes == sum(len(os.fsencode(key)) for key, _ in expected)
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", [b"cl\xff/\xe9.jpg"], b"abc")
+    source = open_source(root)
+    (entry,) = source.entries()
+    assert entry.key == "cl\udcff/\udce9.jpg"
+    assert source.read(entry) == b"abc"
+    survey = source.survey()
+    assert survey.columns[0].classes == ("cl\udcff",)
+    assert survey.key_bytes == 9
+
+
+def test_sizes(tmp_path: Path) -> None:
+    fill(tmp_path / "root/a", ["1.jpg", "2.jpg"], b"x" * 100)
+    fill(tmp_path / "root/b", ["1.jpg"], b"x" * 5000)
+    survey = open_source(tmp_path / "root").survey()
+    assert survey.size_bytes == 5200
+    assert survey.paged_bytes == 2 * paged(100) + paged(5000)
+    assert survey.key_bytes == 3 * len("a/1.jpg")
+    assert [entry.size_bytes for entry in open_source(tmp_path / "root").entries()] == [100, 100, 5000]
+
+
+def test_splits_share_one_class_list(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["val/b/1.jpg", "train/a/1.jpg", "train/c/1.jpg", "Test/d/1.jpg", "val/c/2.jpg"])
+    source = open_source(root)
+    survey = source.survey()
+    assert list(survey.splits.items()) == [("train", 2), ("val", 2), ("test", 1)]
+    assert survey.columns[0].classes == ("a", "b", "c", "d")
+    assert [(e.key, e.split, e.labels) for e in source.entries()] == [
+        ("train/a/1.jpg", "train", (0,)),
+        ("train/c/1.jpg", "train", (2,)),
+        ("val/b/1.jpg", "val", (1,)),
+        ("val/c/2.jpg", "val", (2,)),
+        ("Test/d/1.jpg", "test", (3,)),
+    ]
+    one = source.survey("test")
+    assert dict(one.splits) == {"test": 1}
+    assert one.columns[0].classes == ("a", "b", "c", "d")
+    assert samples(source, "TEST") == [("Test/d/1.jpg", 3)]
+    assert source.read(next(source.entries("test"))) == b"image"
+
+
+def test_a_folder_called_train_among_classes_is_a_class(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["train/1.jpg", "plane/1.jpg", "car/1.jpg"])
+    survey = open_source(root).survey()
+    assert survey.columns[0].classes == ("car", "plane", "train")
+    assert list(survey.splits) == [""]
+
+
+def test_every_split_name_is_known_and_ordered(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", [f"{name}/c/1.jpg" for name in reversed(SPLIT_ORDER)])
+    assert list(open_source(root).survey().splits) == list(SPLIT_ORDER)
+
+
+def test_splits_of_bare_images_have_no_labels(tmp_path: Path) -> None:
+    source = open_source(fill(tmp_path / "root", ["train/2.jpg", "train/1.jpg", "test/1.jpg"]))
+    survey = source.survey()
+    assert survey.columns == ()
+    assert dict(survey.splits) == {"train": 2, "test": 1}
+    assert [(e.key, e.split, e.labels) for e in source.entries()] == [
+        ("train/1.jpg", "train", ()),
+        ("train/2.jpg", "train", ()),
+        ("test/1.jpg", "test", ()),
+    ]
+
+
+def test_a_split_without_class_folders_beside_others_needs_a_choice(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["train/a/1.jpg", "test/1.jpg", "test/2.jpg"])
+    text = failure(root)
+    assert "test lie in no class folders" in text
+    assert "--split" in text
+    assert "--labels" in text
+    source = open_source(root)
+    with pytest.raises(SourceError, match="no class folders"):
+        source.entries()
+    assert source.survey("train").columns[0].classes == ("a",)
+    assert source.survey("test").columns == ()
+    assert [e.labels for e in source.entries("test")] == [(), ()]
+
+
+def test_folders_without_images_beside_splits_are_passed_over(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["train/a/1.jpg", "Val/a/2.jpg", "ILSVRC_devkit/data/map.txt", "annotations/1.xml"])
+    for kind in (None, "imagefolder"):
+        survey = open_source(root, kind=kind).survey()
+        assert dict(survey.splits) == {"train": 1, "val": 1}
+        assert survey.columns[0].classes == ("a",)
+        assert dict(survey.ignored) == {"folders without images": 2}
+        assert samples(open_source(root, kind=kind), "val") == [("Val/a/2.jpg", 0)]
+
+
+def test_splits_are_not_classes_beside_other_folders_with_images(tmp_path: Path) -> None:
+    root = fill(
+        tmp_path / "root", ["train/a/1.jpg", "test/a/2.jpg", "test/b/3.jpg", "unlabel\x1bed/x/4.jpg", "doc/x.md"]
+    )
+    text = failure(root, kind=None)
+    assert "splits (test, train) and beside them other folders with images (unlabel\\x1bed)" in text
+    assert "--split test" in text
+    assert "--source imagefolder" in text
+    with pytest.raises(SourceError, match="other folders with images"):
+        open_source(root).entries()
+    one = open_source(root).survey("test")
+    assert (dict(one.splits), one.columns[0].classes) == ({"test": 2}, ("a", "b"))
+    assert dict(one.ignored) == {"folders beside the splits": 1, "folders without images": 1}
+    assert samples(open_source(root), "train") == [("train/a/1.jpg", 0)]
+    assert failure(root, "val", kind=None).endswith("has no split 'val'; splits: train, test")
+    assert "1 of 4 class folders hold no images: 'doc'" in failure(root)
+    (root / "doc" / "5.jpg").write_bytes(b"image")
+    forced = open_source(root, kind="imagefolder")
+    assert forced.survey().columns[0].classes == ("doc", "test", "train", "unlabel\x1bed")
+    assert samples(forced) == torchvision_samples(str(root))[1]
+
+
+def test_pure_splits_stay_splits_when_forced(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["train/a/1.jpg", "val/a/1.jpg"])
+    assert list(open_source(root, kind="imagefolder").survey().splits) == ["train", "val"]
+
+
+def test_unknown_splits_are_named_with_those_there_are(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["train/a/1.jpg", "val/a/1.jpg"])
+    assert failure(root, "test").endswith("has no split 'test'; splits: train, val")
+    assert "splits: it has none" in failure(fill(tmp_path / "plain", ["a/1.jpg"]), "train")
+    with pytest.raises(SourceError, match="splits: train, val"):
+        open_source(root).entries("")
+
+
+def test_two_folders_of_one_split(tmp_path: Path) -> None:
+    assert "are the same split" in failure(fill(tmp_path / "root", ["train/a/1.jpg", "Train/a/2.jpg"]))
+
+
+def test_an_empty_split_is_an_error_unless_another_is_asked_for(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["train/a/1.jpg"])
+    (root / "val").mkdir()
+    (root / "val" / "notes.txt").write_text("none yet")
+    assert "val holds no images (passed over: 1 not images (.txt)): remove this split" in failure(root)
+    assert open_source(root).survey("train").records == 1
+
+
+def test_classes_without_images(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["a/1.jpg", "b/notes.txt", "c/1.jpg"])
+    text = failure(root)
+    assert "1 of 3 class folders hold no images: 'b'" in text
+    assert "passed over in all folders: 1 not images (.txt)" in text
+
+
+def test_a_class_may_be_empty_in_one_split_only(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "train/c/notes.txt"])
+    (root / "val" / "b").mkdir()
+    assert "'c'" in failure(root)
+    assert "'c'" in failure(root, "val")
+    (root / "val" / "c" / "deep").mkdir(parents=True)
+    fill(root, ["val/c/deep/1.jpg"])
+    assert dict(open_source(root).survey().splits) == {"train": 2, "val": 2}
+    assert dict(open_source(root).survey("train").splits) == {"train": 2}
+
+
+def test_an_empty_source(tmp_path: Path) -> None:
+    assert "holds no images" in failure(tmp_path, kind=None)
+    fill(tmp_path, ["readme.txt", "a.csv"])
+    text = failure(tmp_path)
+    assert "holds no images (passed over: 1 not images (" in text
+    assert text.endswith("give a folder of images (.jpg, .png …), CIFAR, or a packstore store")
+
+
+def test_images_without_class_folders_are_no_image_folder(tmp_path: Path) -> None:
+    assert "no class folders: pack it with --source flat" in failure(fill(tmp_path / "root", ["1.jpg"]))
+
+
+def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:
+    files = ["a/1.jpg", "a/.2.jpg", "a/Thumbs.db", "a/x.txt", "a/y.TXT", "a/noext", "loose.jpg", "labels.csv"]
+    files += [".git/x.jpg", "__MACOSX/a/1.jpg", "a/@eaDir/1.jpg", "a/.ipynb_checkpoints/1.jpg", "a/desktop.ini"]
+    survey = open_source(fill(tmp_path / "root", files)).survey()
+    assert survey.records == 1
+    assert survey.columns[0].classes == ("a",)
+    assert dict(survey.ignored) == {
+        "hidden": 3,
+        "system files": 4,
+        "not images (.txt)": 2,
+        "not images (no extension)": 1,
+        "not images (.csv)": 1,
+        "images beside the class folders": 1,
+    }
+
+
+def test_what_is_passed_over_beside_splits(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["train/a/1.jpg", "train/loose.jpg", "loose.jpg"])
+    ignored = open_source(root).survey().ignored
+    assert dict(ignored) == {"images beside the split folders": 1, "images beside the class folders": 1}
+
+
+def test_reasons_do_not_grow_without_bound(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["a/1.jpg", *(f"a/part.{number:05}" for number in range(300))])
+    ignored = open_source(root).survey().ignored
+    assert sum(ignored.values()) == 300
+    assert len(ignored) < 50
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    fill(tmp_path / "elsewhere", ["1.jpg", "sub/2.jpg"])
+    root = fill(tmp_path / "root", ["a/0.jpg"])
+    (root / "b").symlink_to(tmp_path / "elsewhere")
+    (root / "a" / "link.jpg").symlink_to(tmp_path / "elsewhere" / "1.jpg")
+    (root / "a" / "again").symlink_to(tmp_path / "elsewhere")  # a second way to the same folder is no cycle
+    source = open_source(root)
+    assert samples(source) == torchvision_samples(str(root))[1]
+    assert len(samples(source)) == 6
+    assert all(source.read(entry) == b"image" for entry in source.entries())
+    (tmp_path / "rootlink").symlink_to(root)
+    assert samples(open_source(tmp_path / "rootlink")) == samples(source)
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "../../..", "../../../..", "/"])
+def test_a_cycle_of_links_is_an_error(tmp_path: Path, target: str) -> None:
+    root = fill(tmp_path / "up" / "root", ["a/sub/0.jpg", "b/1.jpg"])
+    (root / "a" / "sub" / "loop").symlink_to(target)
+    text = failure(root)
+    assert str(root / "a" / "sub" / "loop") in text
+    assert "cycle" in text
+    with pytest.raises(SourceError, match="cycle"):
+        list(open_source(root, kind="imagefolder").entries())
+    with pytest.raises(SourceError, match="cycle"):
+        open_source(root).survey()
+
+
+def test_a_split_that_is_a_cycle(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["train/a/0.jpg"])
+    (root / "val").symlink_to(root)
+    assert "cycle" in failure(root)
+
+
+def test_a_broken_link_and_a_link_to_itself_fail_when_read(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["a/0.jpg"])
+    (root / "a" / "1.jpg").symlink_to("nowhere")
+    (root / "a" / "2.jpg").symlink_to("2.jpg")
+    source = open_source(root)
+    assert source.survey().records == 3
+    good, broken, itself = source.entries()
+    assert source.read(good) == b"image"
+    for entry, why in ((broken, "No such file"), (itself, "symbolic links")):
+        with pytest.raises(SampleError, match=why) as caught:
+            source.read(entry)
+        assert caught.value.key == entry.key
+
+
+def test_pipes_sockets_and_devices_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = fill(tmp_path / "root", ["a/0.jpg"])
+    os.mkfifo(root / "a" / "1.jpg")
+    monkeypatch.chdir(root / "a")  # a socket's path has a limit of about 100 bytes
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("2.jpg")
+        (root / "a" / "3.jpg").symlink_to("/dev/zero")
+        source = open_source(root)
+        survey = source.survey()
+        entries = list(source.entries())
+        assert survey.records == len(entries) == 4
+        assert survey.size_bytes == sum(entry.size_bytes for entry in entries) == 5
+        for entry in entries[1:]:
+            with pytest.raises(SampleError, match="is not a file"):
+                source.read(entry)
+            with pytest.raises(SampleError):  # neither when it turned into one after the listing
+                source.read(entry._replace(ref=None))
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = fill(tmp_path / "root", ["a/0.jpg"], b"0123456789")
+    source = open_source(root)
+    (entry,) = source.entries()
+    whole = os.read
+    monkeypatch.setattr(os, "read", lambda descriptor, size: whole(descriptor, min(size, 3)))
+    assert source.read(entry) == b"0123456789"  # short reads are put together
+    parts = iter([b"0123", b""])
+    monkeypatch.setattr(os, "read", lambda descriptor, size: next(parts))
+    with pytest.raises(SampleError, match="ends after 4 bytes, though its size is 10"):
+        source.read(entry)
+
+
+def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = fill(tmp_path / "root", ["a/0.jpg", "b/0.jpg"])
+    source = open_source(root)
+    entry = next(source.entries())
+    real = os.open
+
+    def refuse(path: str, *args: int) -> int:
+        if str(path).endswith(("/a", "/0.jpg")):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, *args)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(SampleError, match=r"a/0\.jpg: cannot be opened: Permission denied"):
+        source.read(entry)
+    with pytest.raises(SourceError, match="root/a cannot be listed: Permission denied"):
+        source.survey()
+
+
+def test_nothing_stays_open(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", [f"{name}/{number}.jpg" for name in "abc" for number in range(3)])
+    source = open_source(root)
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
+    source.survey()
+    for entry in source.entries():
+        source.read(entry)
+    source.close()
+    assert (len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0) == before
+
+
+def test_relative_paths_survive_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "root", ["a/0.jpg"])
+    monkeypatch.chdir(tmp_path)
+    source = open_source("root")
+    monkeypatch.chdir("/")
+    assert [source.read(entry) for entry in source.entries()] == [b"image"]
+
+
+def test_progress_counts_up(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["train/a/0.jpg", "train/b/0.jpg", "val/a/0.jpg"])
+    seen: list[Progress] = []
+    open_source(root).survey(progress=seen.append)
+    assert [(p.stage, p.done, p.done_bytes) for p in seen] == [("scan", 1, 5), ("scan", 2, 10), ("scan", 3, 15)]
+
+
+def test_kinds_and_what_is_no_source(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'folder'; kinds: imagefolder, flat, cifar10, cifar100, store"):
+        open_source(tmp_path, kind="folder")
+    with pytest.raises(SourceError, match="missing: No such file"):
+        open_source(tmp_path / "missing")
+    (tmp_path / "link").symlink_to("nowhe\x1bre")
+    with pytest.raises(SourceError, match=r"link is a link to nowhere: nowhe\\x1bre does not exist"):
+        open_source(tmp_path / "link")
+    (tmp_path / "photo").write_bytes(all_images()["png-rgb"])
+    for kind in (None, "imagefolder", "flat"):
+        with pytest.raises(SourceError, match="photo is one image; give a folder of images"):
+            open_source(tmp_path / "photo", kind=kind)
+    with pytest.raises(SourceError, match="null byte"):
+        open_source("a\0b")
+    (tmp_path / "text.txt").write_text("hello world")
+    for kind in (None, "imagefolder", "flat"):
+        with pytest.raises(SourceError, match="is a file that begins with b'hello wo'"):
+            open_source(tmp_path / "text.txt", kind=kind)
+    with pytest.raises(SourceError, match=KINDS[0]):
+        open_source(tmp_path / "text.txt")
+    with pytest.raises(UsageError, match="labels"):
+        open_source(tmp_path, kind="imagefolder", labels=tmp_path / "text.txt")
+
+
+def test_real_folder(shared_data: SharedData) -> None:
+    root = shared_data / "imagenet-600"
+    source = open_source(root)
+    survey = source.survey()
+    assert dict(survey.splits) == {"train": 480, "val": 120}
+    for split in survey.splits:
+        classes, expected = torchvision_samples(str(root / split))
+        assert survey.columns[0].classes == tuple(classes)
+        assert samples(source, split) == [(f"{split}/{key}", label) for key, label in expected]
+    assert sum(len(source.read(entry)) for entry in source.entries()) == survey.size_bytes
+
+
+def test_a_change_of_a_file_from_the_epoch_is_noticed(tmp_path: Path) -> None:
+    """Its time of modification is 0, as archives made to be reproducible have it."""
+    root = fill(tmp_path / "root", ["a/0.jpg"])
+    os.utime(root / "a" / "0.jpg", ns=(0, 0))
+    source = open_source(root)
+    (entry,) = source.entries()
+    assert source.read(entry) == (root / "a" / "0.jpg").read_bytes()
+    (root / "a" / "0.jpg").write_bytes(b"longer than it was before")
+    with pytest.raises(SampleError, match="has changed since it was listed"):
+        source.read(entry)

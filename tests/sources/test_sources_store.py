@@ -1,0 +1,178 @@
+"""Stores as sources: records, labels, keys and splits come out as they went in, and damage is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packstore.core.errors import CorruptRecordError, SourceError, StoreError
+from packstore.core.manifest import Column, Origin
+from packstore.sources import open_source
+from packstore.sources.store import StoreSource
+from packstore.stores import create_store
+
+KEY, CHECKSUM = Column("key", "ragged", "uint8"), Column("checksum", "fixed", "uint64")
+LABEL = Column("label", "fixed", "int64", classes=("cat", "dog"))
+COARSE = Column("coarse_label", "fixed", "int64")
+WEIGHT = Column("weight", "fixed", "float32")
+FILES = Column("image", "ragged", "uint8")
+SUFFIX = {"lmdb": ".lmdb", "hdf5": ".h5", "pth": ".pth"}
+
+every_format = pytest.mark.parametrize("format", SUFFIX)
+
+
+def write(
+    path: Path,
+    format: str,
+    image: Column,
+    images: list[bytes],
+    *,
+    encoding: str = "original",
+    more: tuple[Column, ...] = (LABEL, COARSE, WEIGHT),
+    values: dict[str, Any] | None = None,
+    splits: tuple[str, ...] = ("train", "val"),
+    shard_size: int | None = None,
+) -> Path:
+    """A store with as many records a split as there are images."""
+    columns = (image, *more, KEY, CHECKSUM)
+    with create_store(path, format=format, encoding=encoding, columns=columns, shard_size=shard_size) as builder:
+        for split in splits or ("",):
+            count = len(images)
+            given: dict[str, Any] = {
+                "key": [f"{split}/\udcff{number}" for number in range(count)],
+                "label": np.arange(count) % 2,
+                "coarse_label": np.arange(count) * 10,
+                "weight": np.zeros(count),
+                **(values or {}),
+            }
+            builder.append(images, {c.name: given[c.name] for c in columns if c.name in given}, split)
+        builder.commit(origin=Origin("imagefolder", "folder"))
+    return path
+
+
+@every_format
+@pytest.mark.parametrize("shard_size", [None, 5])
+def test_files_with_labels_and_splits(tmp_path: Path, format: str, shard_size: int | None) -> None:
+    images = [b"one", b"", b"three" * 1000]
+    source = open_source(write(tmp_path / f"s{SUFFIX[format]}", format, FILES, images, shard_size=shard_size))
+    assert isinstance(source, StoreSource)
+    assert source.kind == "store"
+    survey = source.survey()
+    assert dict(survey.splits) == {"train": 3, "val": 3}
+    assert [(c.name, c.classes) for c in survey.columns] == [("label", ("cat", "dog")), ("coarse_label", None)]
+    assert (survey.encoding, survey.shape) == ("original", None)
+    assert survey.size_bytes == 2 * 5003
+    assert survey.store == source.reader.manifest
+    assert survey.key_bytes == 3 * len(b"train/\xff0") + 3 * len(b"val/\xff0")
+    entries = list(source.entries())
+    assert [(e.key, e.split, e.labels, e.ref) for e in entries] == [
+        (f"{split}/\udcff{number}", split, (number % 2, number * 10), record * 3 + number)
+        for record, split in enumerate(("train", "val"))
+        for number in range(3)
+    ]
+    assert [source.read(entry) for entry in entries] == images * 2
+    assert all(type(source.read(entry)) is bytes for entry in entries)
+    assert list(source.entries("val")) == entries[3:]
+    one = source.survey("val")
+    assert (dict(one.splits), one.size_bytes, one.key_bytes) == ({"val": 3}, 5003, 3 * len(b"val/\xff0"))
+    with pytest.raises(SourceError, match="has no split 'test'; splits: train, val"):
+        source.entries("test")
+    source.close()
+    source.close()
+
+
+@every_format
+def test_arrays_of_one_shape(tmp_path: Path, format: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), np.uint8)
+    image = Column("image", "fixed", "uint8", (5, 6, 3), layout="HWC")
+    path = write(tmp_path / "s", format, image, [p.tobytes() for p in pixels], encoding="uint8", splits=())
+    source = open_source(path, kind="store")
+    survey = source.survey()
+    assert (dict(survey.splits), survey.encoding, survey.shape) == ({"": 4}, "uint8", (5, 6, 3))
+    assert survey.size_bytes == 4 * 90
+    arrays = [source.read(entry) for entry in source.entries()]
+    np.testing.assert_array_equal(np.stack([np.asarray(a) for a in arrays]), pixels)
+    assert {entry.size_bytes for entry in source.entries()} == {90}
+    source.close()
+    np.testing.assert_array_equal(np.asarray(arrays[0]), pixels[0])  # an image outlives its source
+
+
+@every_format
+def test_arrays_of_different_shapes(tmp_path: Path, format: str) -> None:
+    rng = np.random.default_rng(0)
+    pixels = [rng.integers(0, 256, (height, 4, 3), np.uint8) for height in (1, 7, 3)]
+    path = write(
+        tmp_path / "s",
+        format,
+        Column("image", "ragged", "uint8", layout="HWC"),
+        [p.tobytes() for p in pixels],
+        encoding="uint8",
+        more=(Column("shape", "fixed", "int32", (3,)),),
+        values={"shape": [p.shape for p in pixels]},
+    )
+    source = open_source(path)
+    survey = source.survey()
+    assert (survey.shape, survey.columns) == (None, ())
+    entries = list(source.entries("val"))
+    assert [e.labels for e in entries] == [()] * 3
+    for entry, expected in zip(entries, pixels, strict=True):
+        np.testing.assert_array_equal(np.asarray(source.read(entry)), expected)
+
+
+@pytest.mark.parametrize("encoding", ["float16", "bfloat16", "float32"])
+def test_floats_keep_their_bits(tmp_path: Path, encoding: str) -> None:
+    image = Column("image", "fixed", encoding, (3, 2, 2), layout="CHW")
+    rows = [bytes(range(n, n + image.record_nbytes)) for n in (0, 50)]
+    source = open_source(write(tmp_path / "s.pth", "pth", image, rows, encoding=encoding))
+    arrays = [np.asarray(source.read(entry)) for entry in source.entries("train")]
+    assert [a.tobytes() for a in arrays] == rows
+    assert arrays[0].shape == (3, 2, 2)
+    assert arrays[0].dtype == {"float16": "<f2", "bfloat16": "<u2", "float32": "<f4"}[encoding]
+
+
+@every_format
+def test_a_damaged_record_is_told(tmp_path: Path, format: str) -> None:
+    images = [b"the quick brown fox" * 300, b"jumps over the lazy dog" * 300]
+    path = write(tmp_path / "s", format, FILES, images, splits=("train",))
+    data = path / "data.mdb" if path.is_dir() else path
+    blob = bytearray(data.read_bytes())
+    blob[blob.index(b"lazy dog")] ^= 1
+    data.write_bytes(blob)
+    source = open_source(path)
+    good, bad = source.entries()
+    assert source.read(good) == images[0]
+    with pytest.raises(CorruptRecordError, match=r"record 1 \(train/\\udcff1\) is damaged") as caught:
+        source.read(bad)
+    assert (caught.value.record, caught.value.key) == (1, "train/\udcff1")
+
+
+def test_many_records_come_in_order(tmp_path: Path) -> None:
+    count = 10_000
+    images = [b"%d" % number for number in range(count)]
+    source = open_source(write(tmp_path / "s.h5", "hdf5", FILES, images, splits=("train",)))
+    entries = list(source.entries())
+    assert [e.ref for e in entries] == list(range(count))
+    assert [e.labels for e in entries] == [(n % 2, n * 10) for n in range(count)]
+    assert source.read(entries[-1]) == b"9999"
+
+
+def test_what_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "data.mdb").write_bytes(b"not LMDB")
+    (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n and nothing more")
+    (tmp_path / "x.zip").write_bytes(b"PK\x03\x04 and nothing more")
+    for path in (tmp_path, tmp_path / "x.h5", tmp_path / "x.zip"):
+        with pytest.raises(StoreError):
+            open_source(path)
+    (tmp_path / "text").write_text("text")
+    with pytest.raises(StoreError):
+        open_source(tmp_path / "text", kind="store")
+
+
+def test_an_image_folder_with_a_file_called_manifest_json_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.jpg").write_bytes(b"image")
+    (tmp_path / "manifest.json").write_text("{}")
+    assert open_source(tmp_path).kind == "imagefolder"

@@ -1,0 +1,427 @@
+"""Many readers, one writer a name, and readers that keep what they have opened."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import ConcatDataset, DataLoader
+from xxhash import xxh3_64_intdigest
+
+import packstore
+from packstore import PackedDataset
+from packstore.core.errors import DestinationError
+from packstore.core.progress import Progress
+from packstore.stores import sharded
+from packstore.stores.builder import journal as receipts
+from packstore.stores.builder.work_directory import Owner, WorkDirectory, find_leftovers, read_owner, work_path
+from tests.makers.datasets import make_folder
+
+SUFFIXES = (".lmdb", ".h5", ".pth")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("images") / "photos")
+
+
+def digests(reader: Any) -> list[int]:
+    return [xxh3_64_intdigest(reader.read(i)) for i in range(len(reader))]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("shard_size", [None, 3000])
+def test_a_reader_keeps_what_it_has_opened_while_the_store_is_replaced(
+    folder: Path, tmp_path: Path, suffix: str, shard_size: int | None
+) -> None:
+    out = tmp_path / f"out{suffix}"
+    packstore.convert(folder, out, encoding="original", shard_size=shard_size)
+    with packstore.open(out) as old:
+        before = digests(old)
+        packstore.convert(folder, out, encoding="uint8", size=16, overwrite=True)
+        assert digests(old) == before
+        labels = old.fixed("label").tolist()
+    with packstore.open(out) as new:
+        assert new.fixed("label").tolist() == labels
+        assert new.manifest.encoding == "uint8"
+        assert digests(new) != before
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_shards_not_read_yet_are_kept_too(folder: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"out{suffix}"
+    packstore.convert(folder, out, encoding="original", shard_size=3000)
+    with packstore.open(out) as reader:
+        before = digests(reader)
+    with packstore.open(out) as old:
+        assert len(old.manifest.shards) > 2
+        old.read(0)
+        packstore.convert(folder, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
+        assert digests(old) == before
+        labels = old.fixed("label").tolist()
+    with packstore.open(out) as new:
+        assert new.fixed("label").tolist() == labels
+        assert digests(new) != before
+
+
+def test_a_shard_that_could_not_be_opened_is_never_taken_from_another_store(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.h5"
+    packstore.convert(folder, out, encoding="original", shard_size=3000)
+    missing = out / "shard-00001.h5"
+    aside = missing.rename(tmp_path / "aside")
+    with packstore.open(out) as old:
+        with pytest.raises(packstore.StoreError, match=r"shard-00001\.h5 of .* cannot be opened: No such file"):
+            digests(old)
+        aside.rename(missing)
+        packstore.convert(folder, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
+        with pytest.raises(packstore.StoreError, match="has been replaced by another store; open it again"):
+            digests(old)
+
+
+def test_a_store_that_is_replaced_while_it_is_opened(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.lmdb"
+    packstore.convert(folder, out, encoding="original", shard_size=3000)
+    hold = sharded._hold
+
+    def replaced(manifest: Any, path: Path) -> Any:
+        monkeypatch.setattr(sharded, "_hold", hold)
+        packstore.convert(folder, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
+        return hold(manifest, path)
+
+    monkeypatch.setattr(sharded, "_hold", replaced)
+    with packstore.open(out) as reader:
+        assert reader.manifest.encoding == "uint8"
+        assert len(digests(reader)) == len(reader)
+
+
+MANY = """
+import resource, sys, packstore
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, int(sys.argv[2])))
+with packstore.open(sys.argv[1]) as reader:
+    print(len({bytes(reader.read(i)) for i in range(len(reader))}), len(reader.manifest.shards))
+"""
+
+
+@pytest.mark.parametrize("hard", [1000, 80])
+def test_more_shards_than_files_may_be_open(folder: Path, tmp_path: Path, hard: int) -> None:
+    packstore.convert(folder, tmp_path / "out.lmdb", encoding="original", shard_size=1)
+    command = [sys.executable, "-c", MANY, str(tmp_path / "out.lmdb"), str(hard)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "24 24\n"
+
+
+READERS = """
+import resource, sys, packstore
+from packstore.core import files
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+files._USUAL_FILES = 32
+readers = [packstore.open(sys.argv[1]) for _ in range(8)]
+print(sum(len({bytes(reader.read(i)) for i in range(len(reader))}) for reader in readers), files._promised)
+for reader in readers[1:]:
+    reader.close()
+del reader, readers
+print(files._promised)
+"""
+
+
+def test_several_readers_of_many_shards_each(folder: Path, tmp_path: Path) -> None:
+    """As for the splits of one store: the limit of open files has to be enough for all of them together."""
+    packstore.convert(folder, tmp_path / "out.lmdb", encoding="original", shard_size=1)
+    command = [sys.executable, "-c", READERS, str(tmp_path / "out.lmdb")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"{8 * 24} {8 * 24 * 3}\n0\n", "")
+
+
+def test_a_dataset_that_was_pickled_before_its_store_was_replaced_says_so(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.lmdb"
+    packstore.convert(folder, out, encoding="uint8", size=8)
+    text = pickle.dumps(PackedDataset(out, "train"))
+    packstore.convert(folder, out, encoding="uint8", size=16, overwrite=True)
+    with pytest.raises(packstore.StoreError, match="has been replaced by another store"):
+        pickle.loads(text)[0]
+
+
+READ = """
+import sys, packstore, xxhash
+for path in sys.argv[1:]:
+    with packstore.open(path) as reader:
+        print(*(xxhash.xxh3_64_intdigest(reader.read(i)) for i in range(len(reader))))
+"""
+
+
+def test_many_processes_and_threads_read_the_same(folder: Path, tmp_path: Path) -> None:
+    paths, expected = [], []
+    for suffix, shard_size in itertools.product(SUFFIXES, (None, 3000)):
+        out = tmp_path / f"out-{shard_size}{suffix}"
+        packstore.convert(folder, out, encoding="original", shard_size=shard_size)
+        with packstore.open(out) as reader, ThreadPoolExecutor(8) as pool:
+            (found,) = {tuple(read) for read in pool.map(lambda _, reader=reader: digests(reader), range(16))}
+        paths.append(str(out))
+        expected.append(" ".join(map(str, found)))
+    assert len(set(expected)) == 1  # the same files, whatever the format
+    command = [sys.executable, "-B", "-c", READ, *paths]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    assert [process.communicate()[0].splitlines() for process in running] == [expected] * 6
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("shard_size", [None, 3000])
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_forked_processes_read_on(
+    folder: Path, tmp_path: Path, suffix: str, shard_size: int | None, opened: bool
+) -> None:
+    out = tmp_path / f"out{suffix}"
+    packstore.convert(folder, out, encoding="original", shard_size=shard_size)
+    with packstore.open(out) as fresh:
+        expected = digests(fresh)
+    with packstore.open(out) as reader:
+        if opened:
+            digests(reader)
+            # What is open stays so over a fork, too, though its name is another store's now.
+            packstore.convert(folder, out, encoding="uint8", size=16, overwrite=True)
+        children = []
+        for _ in range(3):
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    code = 0 if digests(reader) == expected else 2
+                finally:
+                    os._exit(code)
+            children.append(child)
+        assert digests(reader) == expected  # at the same time
+        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_workers_of_a_dataloader(folder: Path, tmp_path: Path, start: str) -> None:
+    """One loader for stores of all formats, whole and sharded: a spawned worker takes seconds to import torch."""
+    stores = []
+    for suffix, shard_size in itertools.product(SUFFIXES, (None, 3000)):
+        out = tmp_path / f"out-{shard_size}{suffix}"
+        packstore.convert(folder, out, encoding="uint8", size=16, shard_size=shard_size)
+        stores.append(PackedDataset(out, "train"))
+        stores[-1][0]  # open before the fork
+    ds: Any = ConcatDataset(stores)
+    context = multiprocessing.get_context(start)
+    loader: Any = DataLoader(ds, batch_size=5, num_workers=2, multiprocessing_context=context)
+    images = [image for batch, _ in loader for image in batch]
+    assert all((image == stores[0][i % len(stores[0])][0]).all() for i, image in enumerate(images))
+    assert len(images) == len(ds) == 6 * 12
+
+
+HOLD = """
+import sys, time, packstore
+from packstore.stores.builder import journal as receipts
+from packstore.packing import conversion
+receipts.EVERY_SECONDS, conversion.PASS_RECORDS = 0.0, 4
+def progress(report):
+    if report.stage == "pack" and report.done >= 8:
+        print("packing", flush=True)
+        sys.stdin.readline()
+packstore.convert(sys.argv[1], sys.argv[2], progress=progress)
+"""
+
+
+@pytest.fixture
+def holding(folder: Path, tmp_path: Path) -> Any:
+    """Another process that is in the middle of packing ``out.h5``."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder), str(tmp_path / "out.h5")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "packing\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_the_second_converter_is_refused_and_the_first_ends_well(holding: Any, folder: Path, tmp_path: Path) -> None:
+    who = f"is being written by process {holding.pid} on {socket.gethostname()}"
+    for path in (tmp_path / "out.h5", Path(os.path.relpath(tmp_path / "out.h5"))):
+        with pytest.raises(DestinationError, match=who):
+            packstore.convert(folder, path)
+    command = [sys.executable, "-m", "packstore", "convert", str(folder), str(tmp_path / "out.h5"), "--overwrite"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert who in done.stderr
+    assert list(find_leftovers(tmp_path)) == []  # it is nobody's to clean
+    holding.communicate("\n" * 100)
+    assert holding.returncode == 0
+    assert packstore.verify(tmp_path / "out.h5", against=folder).ok
+    assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
+
+
+def test_what_a_dead_process_has_left_is_taken_over(holding: Any, folder: Path, tmp_path: Path) -> None:
+    holding.send_signal(signal.SIGKILL)
+    holding.wait()
+    (leftover,) = find_leftovers(tmp_path)
+    assert leftover.owner.pid == holding.pid
+    assert packstore.convert(folder, tmp_path / "out.h5").taken_over >= 4
+    assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
+
+
+def tree(directory: Path) -> dict[str, Any]:
+    """Everything below, with mode, content of files, and time of change."""
+    return {
+        str(path): (path.lstat().st_mode, path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
+        for path in directory.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("content", [b"", bytes(4096)])
+def test_a_work_directory_that_says_nothing_yet_is_taken_over(folder: Path, tmp_path: Path, content: bytes) -> None:
+    """Killed as it was made, or the power went before the owner was on the disk."""
+    path = work_path(tmp_path / "out.h5")
+    path.mkdir()
+    (path / "owner").write_bytes(content)
+    assert packstore.convert(folder, tmp_path / "out.h5").manifest.records == 24
+    assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
+
+
+def test_who_has_just_begun_is_named_once_it_has_said_who_it_is(tmp_path: Path) -> None:
+    holder = WorkDirectory(tmp_path / "out.h5")  # its lock stays, also while its name is not there yet
+    owner = holder.path / "owner"
+    content = owner.read_bytes()
+    os.truncate(owner, 0)
+    writer = threading.Timer(0.2, lambda: owner.write_bytes(content))
+    writer.start()
+    try:
+        with pytest.raises(DestinationError, match=rf"is being written by process {os.getpid()} on "):
+            WorkDirectory(tmp_path / "out.h5")
+    finally:
+        writer.join()
+        holder.remove()
+
+
+def test_a_work_directory_that_goes_as_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its owner is done just then."""
+    path = tmp_path / ".out.h5.packstore"
+    path.mkdir()
+    looked: list[Path] = []
+
+    def gone(where: Path) -> Owner | None:
+        looked.append(where)
+        if len(looked) == 1:
+            where.rmdir()
+        return read_owner(where)
+
+    monkeypatch.setattr("packstore.stores.builder.work_directory.read_owner", gone)
+    holder = WorkDirectory(tmp_path / "out.h5")
+    assert looked == [path]
+    assert (path / "owner").exists()
+    holder.remove()
+
+
+def test_of_many_converters_at_once_one_wins(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.h5"
+    command = [sys.executable, "-B", "-m", "packstore", "convert", "-q", str(folder), str(out)]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(5)]
+    errors = [process.communicate()[1] for process in running]
+    assert sorted(process.returncode for process in running) == [0, 1, 1, 1, 1]
+    for process, error in zip(running, errors, strict=True):
+        assert error.count("\n") == process.returncode
+        assert process.returncode == 0 or "is being written by process" in error or "exists already" in error
+    assert packstore.verify(out, against=folder).ok
+    assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link", "of another name", "owner", "owner link", "owner pipe"])
+def test_what_is_foreign_is_not_touched(folder: Path, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "out.h5"
+    path = work_path(out)
+    if kind == "file":
+        path.write_text("mine")
+    elif kind == "directory":
+        path.mkdir()
+        (path / "mine").write_text("mine")
+    elif kind == "link":
+        (tmp_path / "elsewhere").mkdir()
+        path.symlink_to(tmp_path / "elsewhere")
+    elif kind.startswith("owner"):
+        path.mkdir()
+        (tmp_path / "elsewhere").write_text("")
+        if kind == "owner":
+            (path / "owner").write_text("mine")
+        elif kind == "owner link":
+            (path / "owner").symlink_to(tmp_path / "elsewhere")
+        else:
+            os.mkfifo(path / "owner")
+    else:
+        path.mkdir()
+        owner = {"what": "packstore work directory", "destination": "x.h5", "pid": 1, "host": "h", "started": 1.0}
+        (path / "owner").write_text(json.dumps(owner))
+        (path / "run-00001").mkdir()
+    before = tree(tmp_path)
+    with pytest.raises(DestinationError, match="move it away"):
+        packstore.convert(folder, out)
+    assert list(find_leftovers(tmp_path)) == []
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["n" * 252 + ".h5", "\u00e9" * 126 + ".h5", os.fsdecode(b"caf\xe9.h5"), "a\nb.h5", " .h5", "..h5"]
+)
+def test_names_of_all_kinds_go_on_and_are_cleaned(
+    folder: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "EVERY_SECONDS", 0.0)
+
+    class CutError(BaseException):
+        pass
+
+    def progress(report: Progress) -> None:
+        if report.stage == "pack" and report.done:
+            raise CutError
+
+    def cut() -> None:
+        with pytest.raises(CutError):
+            packstore.convert(folder, tmp_path / name, progress=progress)
+
+    cut()
+    command = [sys.executable, "-B", "-m", "packstore", "clean", "--yes", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+    cut()
+    cut()
+    (leftover,) = find_leftovers(tmp_path)
+    assert leftover.owner.destination == name
+    assert packstore.convert(folder, tmp_path / name).taken_over > 0
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    shutil.rmtree(tmp_path / name, ignore_errors=True)
+
+
+def test_threads_that_pack_to_different_names_do_not_meet(folder: Path, tmp_path: Path) -> None:
+    results: dict[str, Any] = {}
+
+    def pack(suffix: str) -> None:
+        results[suffix] = packstore.convert(folder, tmp_path / f"out{suffix}", encoding="original")
+
+    threads = [threading.Thread(target=pack, args=(suffix,)) for suffix in SUFFIXES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {r.manifest.dataset_digest for r in results.values()} == {results[".h5"].manifest.dataset_digest}
+    assert len(results) == 3

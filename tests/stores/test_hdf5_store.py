@@ -1,0 +1,168 @@
+"""HDF5: the contract, and what is its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.errors import StoreError
+from packstore.core.manifest import Manifest
+from packstore.stores import is_store, open_store
+from packstore.stores.hdf5 import store as hdf5_store
+from packstore.testing.stores import (
+    ORIGIN,
+    Records,
+    StoreSuite,
+    append,
+    assert_holds,
+    begin,
+    finished,
+    make_records,
+    write,
+)
+
+
+class TestHdf5(StoreSuite):
+    format = "hdf5"
+    suffix = ".h5"
+    PLAIN_READER = """
+import json, sys
+import h5py
+with h5py.File(sys.argv[1], "r") as file:
+    image = file["image"]
+    if isinstance(image, h5py.Group):
+        at, raw = image["offsets"][:], image["bytes"]
+        images = [raw[a:b].tobytes().hex() for a, b in zip(at[:-1], at[1:])]
+    else:
+        images = [image[i].tobytes().hex() for i in range(len(image))]
+    at, raw = file["key/offsets"][:], file["key/bytes"][:]
+    key = [raw[a:b].tobytes().hex() for a, b in zip(at[:-1], at[1:])]
+    print(json.dumps({"images": images, "label": file["label"][:].tolist(), "key": key,
+                      "checksum": file["checksum"][:].tolist(), "manifest": file.attrs["manifest"].decode()}))
+"""
+
+    def write_plain(self, path: Path, manifest: Manifest, records: Records, data: dict[str, Any]) -> None:
+        image = records.columns[0]
+        with h5py.File(path, "w", libver="v110") as file:
+            file.attrs["manifest"] = np.bytes_(manifest.to_json().encode())
+            for name, values in data.items():
+                if isinstance(values, tuple):
+                    file[f"{name}/bytes"] = np.frombuffer(values[0], np.uint8)
+                    file[f"{name}/offsets"] = values[1]
+                else:
+                    file[name] = values
+            raw = b"".join(records.images)
+            if image.kind == "fixed":
+                file["image"] = np.frombuffer(raw, NUMPY_DTYPE[image.dtype]).reshape(len(records), *image.shape)
+            else:
+                file["image/bytes"] = np.frombuffer(raw, np.uint8)
+                file["image/offsets"] = np.array([0, *np.cumsum([len(i) for i in records.images])], np.int64)
+
+    @pytest.mark.parametrize("size", [1, 4000, 4095, 4096, 4097, 100_000, 5_000_001])
+    def test_images_of_any_total_size(self, path: Path, size: int) -> None:
+        """From images that HDF5 puts among its headers to images at their aligned place."""
+        records = make_records("ragged", 3, sizes=[size - size // 2, 0, size // 2])
+        write(path, records)
+        assert_holds(open_store(path), records)
+        with h5py.File(path) as file:
+            dataset = file["image/bytes"]
+            assert dataset.chunks is None
+            assert dataset.id.get_offset() == 4096 or size < 4096
+            assert dataset[:].tobytes() == b"".join(records.images)
+
+    def test_only_empty_records(self, path: Path) -> None:
+        records = make_records("ragged", 2, sizes=[0, 0])
+        write(path, records)
+        assert_holds(open_store(path), records)
+
+    def test_an_h5py_that_puts_the_images_elsewhere(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hdf5_store, "_COPY_BYTES", 1000)
+        for payload in (512, 4096 * 3):
+            monkeypatch.setattr(hdf5_store, "PAYLOAD", payload)
+            target = path.with_name(f"{payload}.h5")
+            records = make_records()
+            with begin(target, records) as builder:
+                append(builder, records)
+                monkeypatch.setattr(hdf5_store, "_ALIGNMENT", 4096)
+                builder.commit(origin=ORIGIN)
+            with h5py.File(target) as file:
+                assert file["image/bytes"].id.get_offset() == 4096
+            assert_holds(open_store(target), records)
+
+    def test_bfloat16_says_so(self, path: Path) -> None:
+        write(path, make_records("bfloat16"))
+        with h5py.File(path) as file:
+            assert file["image"].dtype == np.uint16
+            assert file["image"].attrs["dtype"] == b"bfloat16"
+
+    def test_foreign_files(self, path: Path) -> None:
+        for libver, what in (
+            ("earliest", "packstore did not write: .*superblock"),
+            ("v110", "without a packstore man"),
+        ):
+            with h5py.File(path, "w", libver=libver) as file:
+                file["data"] = [1, 2, 3]
+            with pytest.raises(StoreError, match=what):
+                open_store(path)
+        assert not is_store(path)
+        path.write_bytes(b"\x89HDF\r\n\x1a\n\x02" + bytes(5000))
+        with pytest.raises(StoreError, match="cannot be opened as HDF5"):
+            open_store(path)
+
+    @pytest.mark.parametrize(
+        "what", ["chunked", "filtered", "external file", "external link", "soft link", "wrong dtype"]
+    )
+    def test_datasets_that_are_not_plain(self, path: Path, what: str) -> None:
+        records = make_records("uint8")
+        columns, data = finished(records)
+        manifest = Manifest("hdf5", "uint8", len(records), columns, ORIGIN)
+        self.write_plain(path, manifest, records, data)
+        label = data["label"]
+        with h5py.File(path, "r+") as file:
+            del file["label"]
+            if what == "chunked":
+                file.create_dataset("label", data=label, chunks=(2,))
+            elif what == "filtered":
+                file.create_dataset("label", data=label, compression="gzip")
+            elif what == "external file":
+                label.tofile(path.with_name("secret"))
+                file.create_dataset(
+                    "label", label.shape, label.dtype, external=[(str(path.with_name("secret")), 0, 56)]
+                )
+            elif what == "external link":
+                with h5py.File(path.with_name("other.h5"), "w") as other:
+                    other["label"] = label
+                file["label"] = h5py.ExternalLink(str(path.with_name("other.h5")), "/label")
+            elif what == "soft link":
+                file["other"] = label
+                file["label"] = h5py.SoftLink("/other")
+            else:
+                file["label"] = label.astype(np.int32)
+        with pytest.raises(StoreError, match="label"):
+            open_store(path)
+
+    def test_truncated_says_so(self, path: Path) -> None:
+        write(path, make_records())
+        path.write_bytes(path.read_bytes()[:5000])
+        with pytest.raises(StoreError) as caught:
+            open_store(path)
+        assert str(caught.value) == (
+            f"{path} is damaged or truncated: it cannot be opened as HDF5 (the file is shorter than its header says); "
+            "restore it from a copy or pack it again"
+        )
+
+    def test_offsets_that_go_backwards(self, path: Path) -> None:
+        records = make_records()
+        write(path, records)
+        with h5py.File(path, "r+") as file:
+            offsets = file["image/offsets"]
+            offsets[3] = 10**6
+        reader = open_store(path)
+        with pytest.raises(StoreError, match=r"record 3 .* offsets are damaged"):
+            reader.read(3)
+        assert {p.record for p in reader.check_structure(quick=True)} == {2, 3}

@@ -1,0 +1,411 @@
+"""LMDB: the contract, and what is its own."""
+
+from __future__ import annotations
+
+import gc
+import io
+import random
+import re
+import struct
+from pathlib import Path
+from typing import Any, cast
+
+import lmdb
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packstore.core.errors import DestinationError, StoreError
+from packstore.core.manifest import Column, Manifest
+from packstore.core.progress import no_progress
+from packstore.stores import Ragged, is_store, open_store
+from packstore.stores.base import Reader
+from packstore.stores.lmdb import store as lmdb_store
+from packstore.stores.lmdb.pages import Pages, Value, _first_record
+from packstore.testing.stores import (
+    ORIGIN,
+    Records,
+    StoreSuite,
+    assert_holds,
+    finished,
+    flip,
+    listing,
+    make_records,
+    write,
+)
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def change(path: Path, **entries: bytes | None) -> None:
+    """Puts or deletes entries with plain lmdb, no lock file left."""
+    gc.collect()
+    with lmdb.open(str(path), lock=False, map_size=1 << 30) as env, env.begin(write=True) as txn:
+        for name, value in entries.items():
+            key = name.removeprefix("_").encode()
+            assert txn.delete(key) if value is None else txn.put(key, value)
+
+
+def spanned(reader: Reader) -> list[memoryview]:
+    """The images that the reader's spans tell."""
+    return [
+        data[start : start + size]
+        for data, starts, sizes in reader.spans()
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
+    ]
+
+
+class TestLmdb(StoreSuite):
+    format = "lmdb"
+    suffix = ".lmdb"
+    PLAIN_READER = """
+import io, json, sys
+import lmdb, numpy
+with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as txn:
+    manifest = txn.get(b"manifest").decode()
+    count = json.loads(manifest)["records"]
+    array = lambda name: numpy.load(io.BytesIO(txn.get(name)), allow_pickle=False)
+    at, raw = array(b"key/offsets"), array(b"key/bytes")
+    print(json.dumps({"images": [txn.get(b"%010d" % i).hex() for i in range(count)], "label": array(b"label").tolist(),
+                      "key": [raw[a:b].tobytes().hex() for a, b in zip(at[:-1], at[1:])],
+                      "checksum": array(b"checksum").tolist(), "manifest": manifest}))
+"""
+
+    def data_file(self, path: Path) -> Path:
+        return path / "data.mdb"
+
+    def write_plain(self, path: Path, manifest: Manifest, records: Records, data: dict[str, Any]) -> None:
+        with lmdb.open(str(path), lock=False, map_size=1 << 24) as env, env.begin(write=True) as txn:
+            txn.put(b"manifest", manifest.to_json().encode())
+            for name, values in data.items():
+                if isinstance(values, tuple):
+                    txn.put(f"{name}/bytes".encode(), npy(np.frombuffer(values[0], np.uint8)))
+                    txn.put(f"{name}/offsets".encode(), npy(values[1]))
+                else:
+                    txn.put(name.encode(), npy(values))
+            for i in reversed(range(len(records))):
+                txn.put(b"%010d" % i, records.images[i])
+
+    def test_only_the_data_file(self, path: Path) -> None:
+        write(path, make_records())
+        open_store(path).read(0)
+        assert listing(path) == {"data.mdb"}
+
+    def test_it_is_compact_and_without_holes(self, path: Path, tmp_path: Path) -> None:
+        records = make_records("ragged", 3000, sizes=[2500 + i % 1500 for i in range(3000)])
+        manifest = write(path, records)
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        with lmdb.open(str(path), readonly=True, lock=False) as env:
+            env.copy(str(copy), compact=True)
+        size = (path / "data.mdb").stat().st_size
+        assert size <= (copy / "data.mdb").stat().st_size + 24 * 4096
+        assert (path / "data.mdb").stat().st_blocks * 512 >= size
+        assert manifest.records == 3000
+
+    @pytest.mark.parametrize("map_size", [1 << 16, 1 << 20])
+    def test_the_map_grows(self, tmp_path: Path, map_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever is put when the map is full is put again: nothing lost, nothing twice."""
+        monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 40_000)
+        records = make_records("ragged", 500, sizes=[(i * 37) % 6000 for i in range(500)])
+        columns, data = finished(records)
+        manifest = Manifest("lmdb", "original", len(records), columns, ORIGIN)
+        writer = lmdb_store.LmdbWriter(tmp_path / "x.lmdb", records.columns[0], map_size=map_size)
+        for start in range(0, 500, 50):
+            writer.append(records.images[start : start + 50])
+        spooled = {c.name: data[c.name] for c in columns[1:] if c.kind == "fixed"}
+        spooled["key"] = Ragged(data["key"][1], np.frombuffer(data["key"][0], np.uint8))
+        writer.seal(manifest, spooled)
+        with open_store(tmp_path / "x.lmdb") as reader:
+            assert_holds(reader, records)
+            assert list(reader.check_structure()) == []
+
+    def test_a_value_that_is_too_large(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lmdb_store, "_MAX_VALUE", 5000)
+        with pytest.raises(StoreError, match="record 4 has 9000 bytes; LMDB holds up to 5000"):
+            write(path, make_records())
+        assert listing(path.parent) == set()
+        with pytest.raises(StoreError, match=r"column 'checksum' has .* use a shard size"):
+            write(path, make_records("ragged", 700, sizes=[1] * 700))
+
+    def test_a_full_disk(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Full:
+            def __init__(self, env: Any) -> None:
+                self.env = env
+
+            def begin(self, write: bool) -> Any:
+                raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self.env, name)
+
+        real = lmdb.open
+        monkeypatch.setattr(lmdb_store.lmdb, "open", lambda *a, **k: Full(real(*a, **k)))
+        with pytest.raises(DestinationError, match="No space left"):
+            write(path, make_records())
+        assert listing(path.parent) == set()
+
+    def test_foreign(self, path: Path) -> None:
+        with lmdb.open(str(path), lock=False) as env, env.begin(write=True) as txn:
+            txn.put(b"a", b"b")
+        with pytest.raises(StoreError, match="is an LMDB without a packstore manifest"):
+            open_store(path)
+        assert not is_store(path)
+        gc.collect()
+        (path / "data.mdb").write_bytes(bytes(10000))
+        with pytest.raises(StoreError, match="cannot be opened as an LMDB"):
+            open_store(path)
+
+    def test_open_elsewhere_in_the_process(self, path: Path) -> None:
+        records = make_records()
+        write(path, records)
+        with lmdb.open(str(path), readonly=True, lock=False) as env, env.begin() as txn:
+            assert_holds(open_store(path), records)
+            assert txn.get(b"%010d" % 2) == records.images[2]
+
+    def test_an_empty_data_file(self, path: Path) -> None:
+        path.mkdir()
+        (path / "data.mdb").touch()
+        with pytest.raises(StoreError, match=r"out\.lmdb is damaged or truncated: .*data\.mdb is empty"):
+            open_store(path)
+
+    def test_image_is_no_column(self, path: Path) -> None:
+        write(path, make_records("uint8"))
+        with pytest.raises(StoreError, match="one by one"):
+            open_store(path).column("image")
+
+    @pytest.mark.parametrize(
+        ("entries", "problem"),
+        [
+            ({"_0000000003": None, "zzz": b""}, "its entry is missing"),
+            ({"_0000000006": None, "zzz": b""}, "its entry is missing"),
+            ({"_0000000000": None, "zzz": b""}, "its entry is missing"),
+            ({"_0000000003": None, "zzz": b""}, "entry b'zzz' is not the store's"),
+            ({"_0000000003": None, "_0000000007": b""}, "entry b'0000000007' is not the store's"),
+            ({"checksum": None, "zzz": b""}, "entry b'checksum' is missing"),
+            ({"_0000000002": b"short"}, "its entry has 5 bytes, expected 60"),
+        ],
+    )
+    def test_entries(self, path: Path, entries: dict[str, bytes | None], problem: str) -> None:
+        write(path, make_records("uint8"))
+        change(path, **entries)
+        reader = open_store(path)
+        assert problem in {p.what for p in reader.check_structure()}
+        assert problem in {p.what for p in reader.check_structure(quick=True)}
+
+    def test_a_missing_or_short_record_is_an_error(self, path: Path) -> None:
+        write(path, make_records("uint8"))
+        change(path, _0000000003=None, _0000000004=b"short", zzz=b"")
+        reader = open_store(path)
+        for index, message in ((3, "record 3 .* is missing"), (4, "record 4 .* has 5 bytes")):
+            with pytest.raises(StoreError, match=message):
+                reader.read(index)
+
+    def test_number_of_entries(self, path: Path) -> None:
+        write(path, make_records())
+        change(path, extra=b"")
+        with pytest.raises(StoreError, match="has 13 entries, its manifest says 12"):
+            open_store(path)
+
+    @pytest.mark.parametrize("value", [b"", b"nonsense", npy(np.zeros(7, np.int32)), npy(np.zeros(6, np.int64))])
+    def test_a_column_that_is_something_else(self, path: Path, value: bytes) -> None:
+        write(path, make_records())
+        change(path, label=value)
+        with pytest.raises(StoreError, match="column 'label'"):
+            open_store(path).column("label")
+
+    def test_damaged_sizes_of_named_values_never_reach_lmdb(self, path: Path) -> None:
+        """LMDB believes a size, and touches all of it: a flip in one ended the process."""
+        records = make_records()
+        write(path, records)
+        file = path / "data.mdb"
+        whole = file.read_bytes()
+        for key in (b"manifest", b"key/bytes"):
+            caught = 0
+            # All copies: earlier transactions leave old pages behind, where a flip does nothing.
+            for found in re.finditer(re.escape(len(key).to_bytes(2, "little") + key), whole):
+                for bit in range(48):  # size and flags come before the key's size
+                    position, mask = found.start() - 6 + bit // 8, 1 << bit % 8
+                    flip(file, position, mask)
+                    try:
+                        assert_holds(open_store(path), records)
+                    except StoreError:
+                        caught += 1
+                    flip(file, position, mask)
+            assert caught == 48
+
+    @pytest.mark.parametrize("sizes", [[40], [5000], [0, 3000, 9000]])
+    def test_records_of_a_damaged_tree_never_end_the_process(self, path: Path, sizes: list[int]) -> None:
+        """A flip anywhere: a StoreError, the right bytes or (in a value) wrong ones, which its checksum finds."""
+        count = 400
+        records = make_records("ragged", count, sizes=(sizes * count)[:count])
+        write(path, records)
+        file = path / "data.mdb"
+        whole = file.read_bytes()
+        rng = np.random.default_rng(0)
+        inner = [p for p in range(2, len(whole) // 4096) if whole[p * 4096 + 10] in (1, 2)]
+        positions = [p * 4096 + int(o) for p in inner for o in [*range(24), *rng.integers(24, 4096, 20)]]
+        refused = 0
+        for position in positions:
+            flip(file, position, 1 << position % 8)
+            try:
+                reader = open_store(path)
+            except StoreError:
+                refused += 1
+            else:
+                for i in range(0, count, 7):
+                    try:
+                        bytes(reader.view(i))
+                    except StoreError:
+                        refused += 1
+            flip(file, position, 1 << position % 8)
+        assert refused > len(inner)
+        assert_holds(open_store(path), records)
+
+    def test_records_missing_in_between(self, path: Path) -> None:
+        records = make_records("ragged", 3000, sizes=[100] * 3000)
+        write(path, records)
+        gone = {f"_{i:010d}": None for i in range(0, 3000, 7)}
+        change(path, **gone, **{f"x{i}": b"" for i in range(len(gone))})
+        reader = open_store(path)
+        for i in range(3000):
+            if i % 7:
+                assert reader.read(i) == records.images[i]
+            else:
+                with pytest.raises(StoreError, match="is missing"):
+                    reader.read(i)
+
+    @given(st.binary(max_size=12) | st.text("0123456789/:", max_size=12).map(str.encode))
+    def test_the_first_record_behind_a_key(self, key: bytes) -> None:
+        first = _first_record(key)
+        assert 0 <= first <= 10**10
+        if first < 10**10:
+            assert b"%010d" % first >= key
+        if first:
+            assert b"%010d" % (first - 1) < key
+
+    @pytest.mark.parametrize("count", [1, 2, 200, 20_000])
+    def test_our_way_through_the_pages_is_lmdbs(self, path: Path, count: int) -> None:
+        write(path, make_records("ragged", count, sizes=[i % 3 for i in range(count)]), batch=1000)
+        with lmdb.open(str(path), readonly=True, lock=False) as env, env.begin() as txn:
+            expected = list(txn.cursor())
+        with (path / "data.mdb").open("rb") as file:
+            pages = Pages(file.fileno())
+        assert list(pages.walk(overflow=True)) == [Value(key, len(value)) for key, value in expected]
+        for index, value in enumerate(v for k, v in expected if k.isdigit()):
+            assert pages.record(index) == value
+        assert pages.record(count) is None
+        assert pages.record(10**10 - 1) is None
+        for key, value in expected:
+            found = pages.find(key)
+            assert found is not None
+            assert found.tobytes() == value
+        for key in (b"", b"0", b"00000000000", b"0000000000x", b"a", b"labem", b"zzz"):
+            assert pages.find(key) is None
+
+    @pytest.mark.parametrize("sizes", [[3] * 300, [5000, 0, 40, 700] * 6], ids=["many", "long"])
+    def test_many_pages_at_once_find_what_the_walk_finds(self, path: Path, sizes: list[int]) -> None:
+        """Where the quick way says that all is in order, the walk from page to page has nothing to say either."""
+        write(path, make_records("ragged", len(sizes), sizes=sizes))
+        file = path / "data.mdb"
+        data = bytearray(file.read_bytes())
+        rng = random.Random(5)
+        # Headers and entries, where a byte means something; the rest of a page is values.
+        places = [page + i for page in range(0, len(data), 4096) for i in (*range(24), *range(4000, 4096, 3))]
+        in_order = 0
+        for place in rng.sample(places, min(len(places), 800)):
+            before, data[place] = data[place], data[place] ^ 1 << rng.randrange(8)
+            file.write_bytes(data)
+            data[place] = before
+            try:
+                reader = cast("lmdb_store.LmdbReader", open_store(path))
+            except StoreError:
+                continue
+            with reader:
+                for overflow in (False, True):
+                    if reader._entries_in_order(overflow=overflow):
+                        in_order += 1
+                        walk = reader._check_entries(not overflow, no_progress)
+                        assert list(walk) == [], (place, overflow)
+                # It may end early; what it says is where the reader finds the records, on its own way from the root.
+                for index, image in enumerate(spanned(reader)):
+                    assert image == reader.view(index)
+        file.write_bytes(data)
+        with open_store(path) as whole:
+            assert cast("lmdb_store.LmdbReader", whole)._entries_in_order(overflow=True)
+            assert spanned(whole) == [whole.view(index) for index in range(len(sizes))]
+        assert in_order > 20
+
+    @pytest.mark.parametrize(
+        ("at", "value", "what"),
+        [(10, 0, "header page 0 has flags"), (4096 + 10, 9, "header page 1 has flags"),
+         (4096 + 40, 1, "header page 1 says that pages have"), (4096 + 88, 1, "values of 1 bytes"),
+         (4096 + 92, 2, "header page 1 says that the tree has flags 0x2"), (92, 8, "flags 0x8")],
+    )  # fmt: skip
+    def test_header_pages_that_lmdb_itself_would_misread(self, path: Path, at: int, value: int, what: str) -> None:
+        write(path, make_records("ragged", 5, sizes=[3] * 5))
+        file = path / "data.mdb"
+        data = bytearray(file.read_bytes())
+        data[at] = value
+        file.write_bytes(data)
+        with open_store(path) as reader:
+            for quick in (False, True):
+                assert any(what in problem.what for problem in reader.check_structure(quick=quick))
+
+    def test_a_page_of_many_nodes_with_one_long_key(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What they would have as keys together is a hundred times the file."""
+        write(path, make_records("ragged", 400, sizes=[3] * 400))
+        file = path / "data.mdb"
+        data = bytearray(file.read_bytes())
+        with file.open("rb") as opened:
+            pages = Pages(opened.fileno())
+        leaf = next(p for p in range(2, len(data) // 4096) if data[p * 4096 + 10 : p * 4096 + 12] == b"\x02\0")
+        start, lower = leaf * 4096, 16 + 2 * 300
+        data[start + 12 : start + 16] = struct.pack("<HH", lower, lower)
+        data[start + 16 : start + lower] = struct.pack("<H", lower) * 300
+        data[start + lower : start + lower + 8] = struct.pack("<HHHH", 0, 0, 0, 3000)
+        file.write_bytes(data)
+        assert pages.entries > 300
+        with open_store(path) as reader:
+            assert list(reader.spans()) == [] or len(spanned(reader)) < 400
+            problems = list(reader.check_structure())
+        assert any(f"page {leaf} has a key of 3000 bytes" in problem.what for problem in problems)
+        assert max(len(problem.what) for problem in problems) < 300
+
+    def test_two_transactions_a_shard_and_suspended_writers(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 3000)
+        records = make_records("ragged", 60, sizes=[i * 41 for i in range(60)])
+        write(path, records, shard_size=20_000)
+        with open_store(path) as reader:
+            assert_holds(reader, records)
+            assert list(reader.check_structure()) == []
+
+    def test_columns_over_the_map_are_aligned(self, path: Path) -> None:
+        columns = (*make_records().columns, Column("weight", "fixed", "float32", (2,)))
+        records = make_records("ragged", 400, sizes=[1] * 400)
+        weights = np.arange(800, dtype=np.float32).reshape(400, 2)
+        records = Records("original", columns, records.images, {**records.values, "weight": weights}, records.splits)
+        write(path, records)
+        reader = open_store(path)
+        for name in ("label", "checksum", "weight"):
+            assert reader.fixed(name).flags.aligned
+        assert np.array_equal(reader.fixed("weight"), weights)
+
+
+def test_what_is_needed_soon_may_be_said_of_any_value(tmp_path: Path) -> None:
+    """Of records within a page and of pages of their own, of none, and of what is not of this map."""
+    records = make_records("ragged", 40, sizes=[0, 9, 5000, 200_000] * 10)
+    write(tmp_path / "a.lmdb", records)
+    write(tmp_path / "s.lmdb", records, shard_size=300_000)
+    for name in ("a.lmdb", "s.lmdb"):
+        with open_store(tmp_path / name) as reader:
+            for i in range(40):
+                view = reader.view(i)
+                reader.will_need(i, view)
+                assert bytes(view) == bytes(records.images[i])
+            reader.will_need(0, memoryview(b"elsewhere"))

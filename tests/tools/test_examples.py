@@ -1,0 +1,49 @@
+"""The examples under tools/ run, for a few steps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import packstore
+from tests.makers.datasets import make_cifar10, make_folder
+
+EXAMPLES = Path(__file__).parents[2] / "tools" / "examples"
+
+
+def run(name: str, *arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("encoding", ["uint8", "float16"])
+def test_cifar(tmp_path: Path, encoding: str) -> None:
+    packstore.convert(make_cifar10(tmp_path), tmp_path / "c.pth", encoding=encoding)
+    out = run("train_cifar.py", tmp_path / "c.pth", "--epochs", 2, "--batch-size", 25, "--steps", 2, "--device", "cpu")
+    assert [line.split(":")[0] for line in out.splitlines()] == ["epoch 0", "epoch 1"]
+    assert "of 20" in out
+
+
+def test_images_and_resume(tmp_path: Path) -> None:
+    packstore.convert(make_folder(tmp_path / "photos"), tmp_path / "a.lmdb")
+    options = (tmp_path / "a.lmdb", "--batch-size", 3, "--size", 32, "--device", "cpu")
+    checkpoint = ("--checkpoint", tmp_path / "state.pt")
+    assert run("train_images.py", *options, "--steps", 3, *checkpoint).startswith("step 3: loss")
+    # Four batches are an epoch; three are done.
+    assert run("train_images.py", *options, *checkpoint).startswith("epoch 0: 1 steps in this run")
+    assert (tmp_path / "state.pt").exists()
+
+
+def test_they_are_short() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        assert len(path.read_text().splitlines()) < 80, path.name

@@ -1,0 +1,702 @@
+"""Augmentations: torchvision's semantics written out image by image, and the same pixels wherever an operation runs."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (everybody's name for it)
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from packstore.core.errors import UsageError
+from packstore.training.augment import (
+    CenterCrop,
+    Cutout,
+    Frames,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    apply_ops,
+    output_size,
+    plan_ops,
+    render,
+    split_ops,
+)
+from packstore.training.augment import crop as kernels
+from packstore.training.augment.geometry import log_uniform
+from packstore.training.augment.resample import crop_and_resize_each, resize, resize_by_products
+from packstore.training.random_draws import Draws
+
+MODES = ("constant", "reflect", "edge", "symmetric")
+DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
+
+
+def batch(
+    count: int, height: int, width: int, dtype: torch.dtype = torch.uint8, layout: Any = None, seed: int = 0
+) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (count, 3, height, width), generator=generator).to(dtype)
+    return images.contiguous(memory_format=layout or torch.contiguous_format)
+
+
+def smooth(count: int, height: int, width: int) -> Tensor:
+    """Images with large structures, as photographs have them."""
+    coarse = batch(count, 5, 6).float()
+    return F.interpolate(coarse, (height, width), mode="bicubic").clamp(0, 255).round().to(torch.uint8)
+
+
+def draws(count: int, seed: int = 0, epoch: int = 0, stream: int = 0, first: int = 0) -> Draws:
+    return Draws(seed, epoch, torch.arange(first, first + count), stream)
+
+
+def numpy_pad(image: NDArray[Any], padding: int, mode: str, fill: float) -> NDArray[Any]:
+    edges = ((0, 0), (padding, padding), (padding, padding))
+    return np.pad(image, edges, "constant", constant_values=fill) if mode == "constant" else np.pad(image, edges, mode)  # type: ignore[call-overload,no-any-return]
+
+
+# Crops ------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def crops(draw: st.DrawFn) -> dict[str, Any]:
+    height, width = draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    mode = draw(st.sampled_from(MODES))
+    most = {"reflect": min(height, width) - 1, "symmetric": min(height, width)}.get(mode, 9)
+    padding = draw(st.integers(0, most))
+    return {
+        "images": batch(
+            draw(st.integers(0, 9)),
+            height,
+            width,
+            draw(st.sampled_from(DTYPES)),
+            draw(st.sampled_from(LAYOUTS)),
+            draw(st.integers(0, 99)),
+        ),
+        "size": (draw(st.integers(1, height + 2 * padding)), draw(st.integers(1, width + 2 * padding))),
+        "padding": padding,
+        "mode": mode,
+        "fill": draw(st.sampled_from([0, 7])),
+        "flip": draw(st.booleans()),
+        "seed": draw(st.integers(0, 99)),
+        "part": draw(st.integers(1, 4)),
+    }
+
+
+def crop_kept(
+    mirrored: bool,
+    images: Tensor,
+    top: Tensor,
+    left: Tensor,
+    size: Any,
+    padding: int,
+    mode: str,
+    fill: float,
+    flip: Tensor | None,
+) -> Tensor:
+    """Out of padded memory that holds the images in another order, and others."""
+    count = len(images)
+    padded = kernels.Padded.empty(count + 2, images, padding, mode, fill, mirrored)
+    shape = images.shape[1], *padded.size
+    assert padded.pixels.nbytes == kernels.padded_bytes(count + 2, shape, images.itemsize, padding, mode, mirrored)
+    padded.put(0, images[:2] + 1)
+    padded.put(2, images.flip(0).contiguous())  # in any memory format
+    return padded.cut(torch.arange(count + 1, 1, -1), top, left, size, flip)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [kernels.crop_rows, kernels.crop_pixels, kernels.crop, partial(crop_kept, False), partial(crop_kept, True)],
+)
+@given(case=crops())
+def test_crops_are_those_of_numpy(kernel: Callable[..., Tensor], case: dict[str, Any]) -> None:
+    images, (rows, columns), padding = case["images"], case["size"], case["padding"]
+    count, _, height, width = images.shape
+    generator = torch.Generator().manual_seed(case["seed"])
+    top = torch.randint(-padding, height + padding - rows + 1, (count,), generator=generator)
+    left = torch.randint(-padding, width + padding - columns + 1, (count,), generator=generator)
+    flip = torch.rand(count, generator=generator) < 0.5 if case["flip"] else None
+    before = images.clone()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_CHUNK_BYTES", case["part"] * images[:1].nbytes)
+        found = kernel(images, top, left, case["size"], padding, case["mode"], case["fill"], flip)
+    assert found.dtype == images.dtype
+    assert found.shape == (count, 3, rows, columns)
+    assert torch.equal(images, before)
+    for i in range(count):
+        padded = numpy_pad(images[i].double().numpy(), padding, case["mode"], case["fill"])
+        y, x = int(top[i]) + padding, int(left[i]) + padding
+        expected = padded[:, y : y + rows, x : x + columns]
+        if flip is not None and flip[i]:
+            expected = expected[:, :, ::-1]
+        assert np.array_equal(found[i].double().numpy(), expected)
+
+
+@pytest.mark.parametrize(("mode", "torchs"), [("constant", "constant"), ("reflect", "reflect"), ("edge", "replicate")])
+@pytest.mark.parametrize("padding", [1, 4, 8])
+def test_padding_is_that_of_torch(mode: Any, torchs: str, padding: int) -> None:
+    images = batch(6, 12, 9, torch.float32)
+    size = (12 + 2 * padding, 9 + 2 * padding)
+    fill = {"value": 3.0} if mode == "constant" else {}
+    found = RandomCrop(size, padding, mode, 3)(images, draws(6))
+    assert torch.equal(found, F.pad(images, [padding] * 4, mode=torchs, **fill))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_crops_keep_the_memory_format(layout: Any) -> None:
+    images = batch(4, 10, 10, layout=layout)
+    for kernel in (kernels.crop_rows, kernels.crop_pixels):
+        assert kernel(images, *[torch.zeros(4, dtype=torch.int64)] * 2, (8, 8), 1).is_contiguous(memory_format=layout)
+    for found in (
+        RandomCrop(8, 2)(images, draws(4)),
+        RandomHorizontalFlip()(images, draws(4)),
+        Cutout(3)(images, draws(4)),
+        RandomResizedCrop(6)(images, draws(4)),
+    ):
+        assert found.is_contiguous(memory_format=layout)
+
+
+def test_images_that_are_views() -> None:
+    whole = batch(8, 14, 13)
+    for view in (whole[1::2], whole[:, :, 2:12, 1:11], whole.flip(-1), whole.transpose(2, 3), whole[3:]):
+        for ops in ([RandomCrop(8, 2, "reflect")], [RandomHorizontalFlip()], [RandomResizedCrop(5)], [Cutout(4)]):
+            assert torch.equal(
+                apply_ops(ops, view, draws(len(view))), apply_ops(ops, view.contiguous(), draws(len(view)))
+            )
+
+
+def test_a_random_crop_reads_its_draws() -> None:
+    images, d = batch(40, 10, 12), draws(40, stream=3)
+    found = RandomCrop((8, 9), padding=2)(images, d)
+    top, left = d.integers(10 + 4 - 8 + 1, 0), d.integers(12 + 4 - 9 + 1, 1)
+    padded = F.pad(images, [2, 2, 2, 2])
+    for i in range(40):
+        assert torch.equal(found[i], padded[i, :, top[i] : top[i] + 8, left[i] : left[i] + 9])
+
+
+def test_crop_places_are_uniform() -> None:
+    count = 20_000
+    images = torch.arange(32, dtype=torch.uint8).expand(count, 3, 32, 32)  # each pixel says its column
+    columns = RandomCrop(24)(images, draws(count))[:, 0, 0, 0]
+    rows = RandomCrop(24)(images.transpose(2, 3), draws(count))[:, 0, 0, 0]
+    table = torch.bincount(rows.long() * 9 + columns, minlength=81)
+    assert table.numel() == 81
+    assert ((table - count / 81) ** 2 / (count / 81)).sum() < 80 + 5 * math.sqrt(160)
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"),
+    [
+        ((8, 6), (11, 9)),
+        ((8, 6), (9, 7)),
+        ((8, 6), (13, 11)),
+        ((8, 6), (12, 10)),
+        ((8, 6), (5, 9)),
+        (7, (4, 4)),
+        (6, (9, 5)),
+    ],
+)
+def test_a_center_crop_is_that_of_torchvision(size: Any, shape: tuple[int, int]) -> None:
+    images = batch(2, *shape)
+    rows, columns = (size, size) if isinstance(size, int) else size
+    height, width = shape
+    expected = images
+    if columns > width or rows > height:  # torchvision.transforms.functional.center_crop, v0.24
+        edges = [
+            (columns - width) // 2 if columns > width else 0,
+            (columns - width + 1) // 2 if columns > width else 0,
+            (rows - height) // 2 if rows > height else 0,
+            (rows - height + 1) // 2 if rows > height else 0,
+        ]
+        expected = F.pad(expected, edges)
+        height, width = expected.shape[-2:]
+    top, left = round((height - rows) / 2.0), round((width - columns) / 2.0)
+    expected = expected[..., top : top + rows, left : left + columns]
+    assert torch.equal(CenterCrop(size)(images, draws(2)), expected)
+
+
+# Flips and cutout -------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(0, 20),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.sampled_from(DTYPES),
+    st.sampled_from(LAYOUTS),
+    st.integers(1, 4),
+)
+def test_flips(count: int, height: int, width: int, dtype: torch.dtype, layout: Any, part: int) -> None:
+    images = batch(count, height, width, dtype, layout)
+    before, d = images.clone(), draws(count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_CHUNK_BYTES", part * images[:1].nbytes)
+        found = RandomHorizontalFlip()(images, d)
+    chosen = d.bits(0) < 2**31
+    expected = [image.flip(-1) if yes else image for image, yes in zip(images, chosen, strict=True)]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("p", [0, 0.1, 0.5, 1])
+def test_the_rate_of_flips(p: float) -> None:
+    rates = [float(RandomHorizontalFlip(p).flags(draws(20_000, epoch=e)).double().mean()) for e in range(3)]
+    assert all(abs(rate - p) <= 5 * math.sqrt(p * (1 - p) / 20_000) for rate in rates)
+    assert len(set(rates)) == (1 if p in (0, 1) else 3)
+
+
+def test_alternating_flips() -> None:
+    op = RandomHorizontalFlip(alternating=True)
+    epochs = [op.flags(draws(1000, epoch=e)) for e in range(5)]
+    assert 400 < epochs[0].sum() < 600
+    assert all(torch.equal(epochs[e], epochs[0] ^ bool(e % 2)) for e in range(5))
+    assert op.flags(Draws(0, 3, np.arange(1000))).tolist() == epochs[3].tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 4, 5, 50])
+def test_cutout(dtype: torch.dtype, size: int) -> None:
+    images, d = batch(200, 9, 7, dtype), draws(200, stream=1)
+    found = Cutout(size, fill=3)(images, d)
+    y, x = d.integers(9, 0).tolist(), d.integers(7, 1).tolist()
+    assert set(y) == set(range(9))
+    assert set(x) == set(range(7))
+    for i in range(200):
+        expected = images[i].clone()
+        top, left = y[i] - size // 2, x[i] - size // 2
+        expected[:, max(0, top) : max(0, top + size), max(0, left) : max(0, left + size)] = 3
+        assert torch.equal(found[i], expected)
+
+
+# Resizing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "shape", "expected"),
+    [
+        (8, (10, 17), (8, 13)),
+        (8, (17, 10), (13, 8)),
+        (8, (8, 30), (8, 30)),
+        (30, (7, 7), (30, 30)),
+        (1, (1, 9), (1, 9)),
+        ((3, 9), (10, 17), (3, 9)),
+    ],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_resize_is_that_of_torchvision(
+    size: Any, shape: tuple[int, int], expected: tuple[int, int], dtype: torch.dtype
+) -> None:
+    images = batch(3, *shape, dtype)
+    found = Resize(size)(images, draws(3))
+    assert found.dtype == dtype
+    assert found.shape[-2:] == expected == Resize(size).size_after(shape)
+    wide = images if dtype in (torch.uint8, torch.float64) else images.float()
+    if expected[1] > 1:
+        by_torch = F.interpolate(wide, expected, mode="bilinear", antialias=True)
+        assert torch.equal(found, by_torch.to(dtype))
+
+
+def pillow_resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """By Pillow's floating point kernel, plane by plane."""
+    planes = images.float().reshape(-1, *images.shape[-2:]).numpy()
+    resized = [np.asarray(Image.fromarray(p).resize(size[::-1], Image.Resampling.BILINEAR)) for p in planes]
+    return torch.from_numpy(np.stack(resized)).view(*images.shape[:2], *size).double()
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 500))
+def test_a_planned_resize_has_the_size_of_the_other(height: int, width: int, size: int) -> None:
+    frames = Resize(size).plan(Frames.full(np.array([[height, width]])), draws(1))
+    assert tuple(frames.size[0].tolist()) == Resize(size).size_after((height, width))
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    st.sampled_from([torch.uint8, torch.float32, torch.float16, torch.float64]),
+    st.sampled_from(LAYOUTS),
+    st.integers(0, 1000),
+    st.integers(1, 9),
+)
+def test_resizing_by_products_is_the_kernel_of_the_cpu(
+    height: int, width: int, size: tuple[int, int], dtype: torch.dtype, layout: Any, seed: int, part: int
+) -> None:
+    images = batch(5, height, width, dtype, layout, seed)
+    random = np.random.default_rng(seed)
+    spans = [(random.integers(0, n, 5), n) for n in (height, width)]
+    (top, rows), (left, columns) = ((start, random.integers(1, n - start + 1)) for start, n in spans)
+    box = torch.from_numpy(np.stack([top, left, rows, columns], 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("packstore.training.augment.resample._WEIGHTS", part * 400)
+        found = resize_by_products(images, box, size)
+    expected = crop_and_resize_each(images, box, size)
+    assert found.dtype == expected.dtype == dtype
+    assert found.shape == expected.shape == (5, 3, *size)
+    tolerance = {torch.uint8: 1.0, torch.float16: 0.25, torch.float32: 2e-3, torch.float64: 1e-9}[dtype]
+    assert float((found.double() - expected.double()).abs().max()) <= tolerance
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [(7, 30), (1, 1), (1, 7), (9, 1), (20, 1), (40, 25), (40, 2)])
+def test_resizing_all_of_an_image(dtype: torch.dtype, layout: Any, size: tuple[int, int]) -> None:
+    images = smooth(5, 20, 25).to(dtype).contiguous(memory_format=layout)
+    expected = pillow_resize(images, size)
+    by_products = resize_by_products(images, torch.tensor([[0, 0, 20, 25]]), size)
+    tolerance = {torch.uint8: 0.51, torch.bfloat16: 1.01, torch.float16: 0.25}.get(dtype, 2e-3)
+    assert float((by_products.double() - expected).abs().max()) <= tolerance
+    tolerance = max(tolerance, 1.01 * (dtype == torch.uint8))  # torch's kernel rounds twice, in fixed point
+    assert float((resize(images, size).double() - expected).abs().max()) <= tolerance
+    assert by_products.is_contiguous(memory_format=layout)
+    assert resize(images, size).is_contiguous(memory_format=layout)
+
+
+def torchvision_box(
+    height: int, width: int, scale: Any, ratio: Any, uniform: Sequence[float]
+) -> tuple[int, int] | None:
+    """torchvision's ``RandomResizedCrop.get_params`` (v0.24): height and width, or None to fall back."""
+    area = height * width
+    log_ratio = math.log(ratio[0]), math.log(ratio[1])
+    for attempt in range(10):
+        target_area = area * (scale[0] + (scale[1] - scale[0]) * uniform[attempt])
+        aspect = math.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * uniform[10 + attempt])
+        w = round(math.sqrt(target_area * aspect))
+        h = round(math.sqrt(target_area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return h, w
+    return None
+
+
+def torchvision_fallback(height: int, width: int, ratio: Any) -> tuple[int, int, int, int]:
+    in_ratio = float(width) / float(height)
+    if in_ratio < min(ratio):
+        w = width
+        h = round(w / min(ratio))
+    elif in_ratio > max(ratio):
+        h = height
+        w = round(h * max(ratio))
+    else:
+        w, h = width, height
+    w, h = max(1, w), max(1, h)  # ours alone: torchvision fails here for images of one pixel's width or height
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+RANGES = [
+    ((0.08, 1.0), (3 / 4, 4 / 3)),
+    ((0.5, 0.6), (1.0, 1.0)),
+    ((0.9, 1.0), (0.2, 9.0)),
+    ((0.001, 2.0), (0.01, 100.0)),
+    ((1.0, 1.0), (2.0, 3.0)),
+]
+
+
+@pytest.mark.parametrize(("scale", "ratio"), RANGES)
+def test_random_boxes_are_those_of_torchvision(scale: Any, ratio: Any) -> None:
+    sizes = np.random.default_rng(1).integers(1, 900, (3000, 2))
+    sizes[:1000] = np.exp(np.random.default_rng(2).uniform(0, 7, (1000, 2)))
+    d = Draws(4, 2, np.arange(3000), 0)
+    frames = RandomResizedCrop((32, 40), scale, ratio).plan(Frames.full(sizes), d)
+    assert (frames.size == [32, 40]).all()
+    assert (frames.window == [0, 0, 32, 40]).all()
+    assert (frames.box[:, :2] >= 0).all()
+    assert (frames.box[:, :2] + frames.box[:, 2:] <= sizes).all()
+    uniform = d.uniform(0, 20)
+    fallbacks = 0
+    for i, (height, width) in enumerate(sizes.tolist()):
+        top, left, h, w = frames.box[i].tolist()
+        expected = torchvision_box(height, width, scale, ratio, uniform[:, i].tolist())
+        if expected is None:
+            fallbacks += 1
+            assert (top, left, h, w) == torchvision_fallback(height, width, ratio)
+        else:
+            assert (h, w) == expected
+            one = d[i : i + 1]
+            assert (top, left) == (one.integers(height - h + 1, 20)[0], one.integers(width - w + 1, 21)[0])
+    assert 0 < fallbacks < 3000
+    # torch gives the same to the last bit.
+    theirs = RandomResizedCrop((32, 40), scale, ratio).plan(
+        Frames.full(torch.from_numpy(sizes)), Draws(4, 2, torch.arange(3000), 0)
+    )
+    assert np.array_equal(theirs.box.numpy(), frames.box)
+
+
+def test_random_boxes_have_the_distribution_of_torchvision() -> None:
+    count, height, width, scale, ratio = 20_000, 300, 400, (0.08, 1.0), (3 / 4, 4 / 3)
+    box = (
+        RandomResizedCrop(8)
+        .plan(Frames.full(np.tile([[height, width]], (count, 1))), Draws(3, 0, np.arange(count)))
+        .box
+    )
+    random = np.random.default_rng(5)
+    simulated = [torchvision_box(height, width, scale, ratio, random.random(20).tolist()) for _ in range(count)]
+    shapes = np.array([s for s in simulated if s is not None])
+    assert len(shapes) > 0.99 * count
+    for ours, theirs in [
+        (box[:, 2] * box[:, 3], shapes[:, 0] * shapes[:, 1]),
+        (np.log(box[:, 3] / box[:, 2]), np.log(shapes[:, 1] / shapes[:, 0])),
+    ]:
+        edges = np.quantile(theirs, np.linspace(0, 1, 21))[1:-1]
+        a, b = (np.bincount(np.searchsorted(edges, x), minlength=20) for x in (ours, theirs))
+        assert ((a - b) ** 2 / (a + b)).sum() < 19 + 5 * math.sqrt(38)
+    place = box[:, 0] / np.maximum(1, height - box[:, 2])
+    assert abs(place[box[:, 2] < 250].mean() - 0.5) < 5 * 0.3 / math.sqrt(count / 2)
+
+
+@pytest.mark.parametrize(("low", "high"), [(3 / 4, 4 / 3), (1, 1), (0.001, 1000), (2, 3)])
+def test_log_uniform(low: float, high: float) -> None:
+    uniform = np.linspace(0, 1, 1001)
+    expected = np.exp(np.log(low) + uniform * np.log(high / low))
+    found = log_uniform(uniform, low, high)
+    assert np.abs(found / expected - 1).max() < 1e-12
+    assert np.array_equal(log_uniform(torch.from_numpy(uniform), low, high).numpy(), found)
+
+
+# Here or there ----------------------------------------------------------------------------------------------------
+
+
+def decoded(ops: Sequence[Any], images: Sequence[NDArray[np.uint8]], d: Draws) -> list[NDArray[np.uint8]]:
+    """Images ``(H, W, 3)`` after ``ops`` by plan and render."""
+    frames = plan_ops(
+        ops, np.array([i.shape[:2] for i in images]).reshape(-1, 2), Draws(d.seed, d.epoch, d.records.numpy())
+    )
+    found = []
+    for i, image in enumerate(images):
+        top, left, height, width = frames.box[i].tolist()
+        out = np.full((*frames.window[i, 2:].tolist(), 3), 99, np.uint8)
+        region = image[top : top + height, left : left + width]
+        region.flags.writeable = False
+        render(region, frames, i, out)
+        found.append(out)
+    return found
+
+
+LISTS: list[list[Any]] = [
+    [],
+    [RandomHorizontalFlip()],
+    [Resize(20)],
+    [Resize((9, 30))],
+    [CenterCrop(16)],
+    [CenterCrop((50, 10))],
+    [RandomCrop((16, 9))],
+    [RandomResizedCrop(16)],
+    [Resize(40), CenterCrop(32), RandomHorizontalFlip()],
+    [Resize(20), CenterCrop(32), RandomHorizontalFlip(0.9)],
+    [RandomResizedCrop((30, 40)), RandomCrop(20), RandomHorizontalFlip(), RandomHorizontalFlip()],
+    [CenterCrop(40), RandomCrop(30), CenterCrop((30, 7)), RandomHorizontalFlip(alternating=True)],
+    [Resize(60), RandomCrop(50), CenterCrop((5, 50)), RandomCrop(5)],
+]
+
+
+@pytest.mark.parametrize("ops", LISTS, ids=repr)
+@pytest.mark.parametrize("shape", [(24, 31), (33, 24)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_decoding_and_batches_give_the_same(ops: list[Any], shape: tuple[int, int], layout: Any) -> None:
+    images = batch(12, *shape, layout=layout)
+    d = Draws(3, 1, torch.arange(100, 112))
+    assert split_ops(ops, flip=True) == (tuple(ops), ())
+    found = decoded(ops, list(images.permute(0, 2, 3, 1).contiguous().numpy()), d)
+    expected = apply_ops(ops, images, d).permute(0, 2, 3, 1).numpy()
+    assert np.array_equal(np.stack(found), expected)
+    assert output_size(ops, shape) == expected.shape[1:3]
+
+
+def test_large_images_are_mirrored_in_pieces() -> None:
+    images = batch(4, 200, 180)
+    d, ops = draws(4), [RandomHorizontalFlip()]
+    found = decoded(ops, list(images.permute(0, 2, 3, 1).contiguous().numpy()), d)
+    assert np.array_equal(np.stack(found), apply_ops(ops, images, d).permute(0, 2, 3, 1).numpy())
+    assert 0 < RandomHorizontalFlip().flags(d).sum() < 4
+
+
+def test_images_of_any_sizes() -> None:
+    ops = [Resize(24), CenterCrop(20), RandomCrop(18), RandomHorizontalFlip()]
+    shapes = [(30, 40), (40, 30), (24, 24), (100, 13), (5, 5)]
+    images = [batch(1, h, w, seed=h)[0].permute(1, 2, 0).contiguous().numpy() for h, w in shapes]
+    d = draws(len(images))
+    for i, found in enumerate(decoded(ops, images, d)):
+        alone = torch.from_numpy(images[i].copy()).permute(2, 0, 1)[None]
+        expected = apply_ops(ops, alone, d[i : i + 1])[0].permute(1, 2, 0).numpy()
+        assert np.array_equal(found, expected)
+
+
+MIXED: list[list[Any]] = [
+    [RandomResizedCrop(16), RandomHorizontalFlip(), RandomCrop(16, 4, "reflect"), Cutout(5), RandomHorizontalFlip()],
+    [RandomCrop(28, 4), RandomHorizontalFlip(alternating=True), Resize(20), CenterCrop(24)],
+    [RandomHorizontalFlip(), RandomResizedCrop(9), lambda images: 255 - images],
+]
+
+
+@pytest.mark.parametrize("ops", MIXED)
+def test_a_record_gets_the_same_in_any_batch(ops: list[Any]) -> None:
+    images, records = batch(24, 28, 30), torch.randperm(1000, generator=torch.Generator().manual_seed(1))[:24]
+    whole = apply_ops(ops, images, Draws(5, 6, records))
+    for part in (slice(0, 1), slice(3, 4), slice(23, 24), slice(5, 20), slice(4, 4)):
+        assert torch.equal(apply_ops(ops, images[part], Draws(5, 6, records)[part]), whole[part])
+    # In two steps, with the places of the list.
+    half = apply_ops(ops[:1], images, Draws(5, 6, records))
+    assert torch.equal(apply_ops(ops[1:], half, Draws(5, 6, records), first=1), whole)
+    assert not torch.equal(apply_ops(ops, images, Draws(5, 7, records)), whole)
+    assert not torch.equal(apply_ops(ops, images, Draws(6, 6, records)), whole)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_crop_and_flip_as_one_or_apart(mode: Any, layout: Any) -> None:
+    crop, flip = RandomCrop(20, 3, mode, 9), RandomHorizontalFlip(0.4)
+    images, d = batch(50, 20, 22, layout=layout), draws(50)
+    apart = flip(crop(images, d.replace(stream=0)), d.replace(stream=1))
+    assert torch.equal(apply_ops([crop, flip], images, d), apart)
+
+
+def test_two_of_the_same_operation_draw_apart() -> None:
+    flips = [RandomHorizontalFlip(), RandomHorizontalFlip()]
+    images = batch(100, 4, 5)
+    found = apply_ops(flips, images, draws(100))
+    changed = sum(not torch.equal(a, b) for a, b in zip(found, images, strict=True))
+    assert 25 < changed < 75
+
+
+# Lists ------------------------------------------------------------------------------------------------------------
+
+
+def strangers(images: Tensor) -> Tensor:
+    return images
+
+
+@pytest.mark.parametrize(
+    ("ops", "decoding", "with_flips"),
+    [
+        ([Resize(8), CenterCrop(8), RandomHorizontalFlip()], 2, 3),
+        ([RandomResizedCrop(8), RandomHorizontalFlip(), Cutout(2)], 1, 2),
+        ([RandomHorizontalFlip(), RandomResizedCrop(8)], 0, 1),
+        ([CenterCrop(8), Resize(4)], 1, 1),
+        ([Resize(8), RandomResizedCrop(4)], 1, 1),
+        ([RandomCrop(8, 1)], 0, 0),
+        ([CenterCrop(8), CenterCrop((6, 9))], 1, 1),
+        ([CenterCrop(8), RandomCrop(8), RandomCrop(4), CenterCrop(5)], 3, 3),
+        ([RandomResizedCrop(8), CenterCrop(10)], 2, 2),
+        ([strangers, CenterCrop(8)], 0, 0),
+        ([Cutout(3), CenterCrop(8)], 0, 0),
+        ([], 0, 0),
+    ],
+)
+def test_where_a_list_is_split(ops: list[Any], decoding: int, with_flips: int) -> None:
+    assert split_ops(ops) == (tuple(ops[:decoding]), tuple(ops[decoding:]))
+    assert split_ops(ops, flip=True) == (tuple(ops[:with_flips]), tuple(ops[with_flips:]))
+
+
+def test_output_sizes() -> None:
+    assert output_size([]) is None
+    assert output_size([], (4, 5)) == (4, 5)
+    assert output_size([Resize(8)]) is None
+    assert output_size([Resize(8)], (16, 32)) == (8, 16)
+    assert output_size([Resize(8), CenterCrop((6, 7)), RandomHorizontalFlip(), Cutout(3)]) == (6, 7)
+    assert output_size([CenterCrop(8), strangers]) is None
+    assert output_size([strangers, RandomCrop(8, 2)]) == (8, 8)
+    assert Resize(8).output_size is None
+    assert Resize((8, 9)).output_size == (8, 9)
+    assert RandomResizedCrop(8).output_size == RandomCrop(8).output_size == CenterCrop(8).output_size == (8, 8)
+    assert RandomHorizontalFlip().output_size is None
+
+
+def test_operations_travel_and_compare() -> None:
+    ops = [
+        Resize(8),
+        CenterCrop([8, 9]),
+        RandomCrop(3, 1, "edge"),
+        RandomResizedCrop(4, [0.5, 1]),
+        Cutout(3),
+        RandomHorizontalFlip(),
+    ]  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(ops)) == ops
+    assert RandomCrop(8) == RandomCrop((8, 8)) != RandomCrop(8, 1)
+    assert len({*ops, Resize(8)}) == len(ops)
+
+
+def full(height: int, width: int) -> Frames:
+    return Frames.full(np.array([[height, width]]))
+
+
+def test_a_resize_of_a_crop_is_planned_where_it_is_exact() -> None:
+    frames = Resize(10).plan(CenterCrop((16, 20)).plan(full(24, 31), draws(1)), draws(1))
+    assert frames.box.tolist() == [[4, 6, 16, 20]]
+    assert frames.size.tolist() == [[10, 12]]
+    assert frames.window.tolist() == [[0, 0, 10, 12]]
+
+
+FLIPPED = RandomHorizontalFlip().plan(full(9, 9), Draws(0, 0, np.arange(1)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Resize(0), r"Resize: size should be a positive integer or \(height, width\), got 0"),
+        (lambda: Resize((3,)), r"got \(3,\)"),
+        (lambda: CenterCrop((3, -1)), "CenterCrop: size should be"),
+        (lambda: RandomCrop("3"), "RandomCrop: size should be"),
+        (lambda: RandomCrop(3, -1), "padding should be an integer of at least 0, got -1"),
+        (lambda: RandomCrop(3, 1, "wrap"), "should be one of constant, reflect, edge, symmetric, got 'wrap'"),
+        (
+            lambda: RandomResizedCrop(3, scale=(0, 1)),
+            r"scale should be \(low, high\), 0 < low <= high, got \(0.0, 1.0\)",
+        ),
+        (lambda: RandomResizedCrop(3, ratio=(2, 1)), "ratio should be"),
+        (lambda: RandomResizedCrop(3, ratio=(1, math.nan)), "ratio should be"),
+        (lambda: RandomResizedCrop(3, scale=(0.1, 0.5, 1)), "scale should be"),
+        (lambda: RandomHorizontalFlip(1.1), r"p should be 0 … 1, got 1.1"),
+        (lambda: Cutout(0), "Cutout: size should be a positive integer, got 0"),
+        (lambda: split_ops([Resize(3), "flip"]), r"augment\[1\] is not callable: 'flip'"),
+        (
+            lambda: RandomCrop(9)(batch(1, 8, 9), draws(1)),
+            "images of 8x9 with padding 0 are smaller than the crop of 9x9",
+        ),
+        (
+            lambda: RandomCrop(4, 4, "reflect")(batch(1, 4, 9), draws(1)),
+            "needs larger images than 4x9; for these at most 3",
+        ),
+        (lambda: RandomCrop(4, 5, "symmetric")(batch(1, 4, 9), draws(1)), "for these at most 4"),
+        (
+            lambda: RandomCrop(9).plan(full(9, 8), Draws(0, 0, np.array([17]))),
+            "record 17 is 9x8 there, smaller than .* 9x9",
+        ),
+        (lambda: RandomCrop(3, 1).plan(full(9, 8), draws(1)), "with padding runs on batches"),
+        (lambda: Resize(3).plan(Resize(4).plan(full(9, 8), draws(1)), draws(1)), "resized or padded already"),
+        (lambda: RandomResizedCrop(3).plan(CenterCrop(9).plan(full(9, 8), draws(1)), draws(1)), "padded already"),
+        (lambda: CenterCrop(3).plan(FLIPPED, draws(1)), "a crop after a flip"),
+        (lambda: Resize(3).plan(FLIPPED, draws(1)), "Resize after a flip"),
+    ],
+)
+def test_what_cannot_be(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+# CUDA -------------------------------------------------------------------------------------------------------------
+
+
+CUDA_LISTS: list[list[Any]] = [
+    [RandomCrop(32, 4, mode), RandomHorizontalFlip(), Cutout(8)]
+    for mode in MODES  # type: ignore[arg-type]
+] + [[RandomHorizontalFlip(alternating=True), CenterCrop(20)], [RandomResizedCrop(24)], [Resize(20), CenterCrop(24)]]
+
+
+@pytest.mark.parametrize("ops", CUDA_LISTS, ids=repr)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cuda_gives_what_the_cpu_gives(ops: list[Any], layout: Any, cuda: torch.device) -> None:
+    images, records = smooth(64, 32, 32).contiguous(memory_format=layout), torch.arange(64)
+    expected = apply_ops(ops, images, Draws(1, 1, records))
+    found = apply_ops(ops, images.to(cuda), Draws(1, 1, records.to(cuda)))
+    assert found.device.type == "cuda"
+    difference = (found.cpu().int() - expected.int()).abs().max()
+    assert difference <= (1 if any(isinstance(op, Resize | RandomResizedCrop) for op in ops) else 0)

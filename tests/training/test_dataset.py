@@ -1,0 +1,371 @@
+"""``PackedDataset``: the drop-in for ``ImageFolder`` and ``CIFAR10``."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+import packstore
+from packstore import DecodeError, PackedDataset, StoreError, UsageError
+from tests.makers.datasets import CLASSES, make_cifar10, make_folder
+
+SUFFIXES = ("lmdb", "h5", "pth")
+SIZE = (20, 24)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("images") / "photos", size=SIZE, suffixes=(".png",))
+
+
+Pack = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def pack(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    """Packs the folder, each way once."""
+    made: dict[str, Path] = {}
+
+    def make(suffix: str, encoding: str, **options: Any) -> Path:
+        name = f"{encoding}{len(options)}.{suffix}"
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("stores") / name
+            packstore.convert(folder, made[name], encoding=encoding, **options)
+        return made[name]
+
+    return make
+
+
+def files(folder: Path, split: str) -> list[Path]:
+    return sorted(p for p in (folder / split).rglob("*") if p.is_file())
+
+
+def image(path: Path) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(path).convert("RGB"))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("encoding", ["original", "uint8"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_items_are_those_of_the_folder(pack: Pack, folder: Path, suffix: str, encoding: str, split: str) -> None:
+    ds = PackedDataset(pack(suffix, encoding), split)
+    paths = files(folder, split)
+    assert len(ds) == len(paths) == 12
+    assert ds.classes == list(CLASSES)
+    assert ds.class_to_idx == {"ant": 0, "bee": 1, "cat": 2}
+    assert ds.targets == [CLASSES.index(p.parent.name) for p in paths]
+    assert list(ds.keys) == [p.relative_to(folder).as_posix() for p in paths]
+    assert ds.keys[-1] == ds.keys[11]
+    assert ds.keys[2:4] == list(ds.keys)[2:4]
+    for i, path in enumerate(paths):
+        pixels, label = ds[i]
+        assert pixels.dtype == torch.uint8
+        assert label == CLASSES.index(path.parent.name)
+        np.testing.assert_array_equal(pixels.permute(1, 2, 0).numpy(), image(path))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("encoding", ["float16", "bfloat16", "float32"])
+def test_float_stores_give_float32_unless_told_otherwise(pack: Pack, folder: Path, suffix: str, encoding: str) -> None:
+    path = pack(suffix, encoding, normalize="0.5,0.4,0.3/0.2,0.3,0.4")
+    mean, std = torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.4]).view(3, 1, 1)
+    tolerance = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6}[encoding]
+    ds = PackedDataset(path, "val")
+    half = PackedDataset(path, "val", dtype=torch.float16)
+    for i, file in enumerate(files(folder, "val")):
+        expected = (torch.from_numpy(image(file).copy()).permute(2, 0, 1) / 255 - mean) / std
+        assert ds[i][0].dtype == torch.float32
+        assert ds[i][0].shape == (3, *SIZE)
+        torch.testing.assert_close(ds[i][0], expected, atol=tolerance, rtol=tolerance)
+        assert half[i][0].dtype == torch.float16
+    stacked = PackedDataset(path, "val", output="numpy")[:][0]
+    torch.testing.assert_close(torch.from_numpy(stacked).float(), ds[:][0])
+
+
+def test_dtype_scales_pixels_like_to_tensor(pack: Pack, folder: Path) -> None:
+    ds = PackedDataset(pack("lmdb", "original"), "val", dtype=torch.float32)
+    expected = torch.from_numpy(image(files(folder, "val")[0]).copy()).permute(2, 0, 1) / 255
+    torch.testing.assert_close(ds[0][0], expected)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("encoding", ["original", "uint8", "float16"])
+def test_every_way_of_indexing_gives_the_same_items(pack: Pack, suffix: str, encoding: str) -> None:
+    ds = PackedDataset(pack(suffix, encoding), "val")
+    items = [ds[i] for i in range(len(ds))]
+    for wanted in ([3, 1, 1, -1], torch.tensor([3, 1, 1, 11]), np.array([3, 1, 1, 11]), (3, 1, 1, 11), range(5)):
+        images, labels = ds[wanted]
+        numbers = [int(i) for i in wanted]
+        assert torch.equal(images, torch.stack([items[i][0] for i in numbers]))
+        assert torch.equal(labels, torch.tensor([items[i][1] for i in numbers]))
+        fetched = ds.__getitems__(numbers)
+        assert all(
+            torch.equal(a[0], items[i][0]) and a[1] == items[i][1] for a, i in zip(fetched, numbers, strict=True)
+        )
+    images, labels = ds[2:10:3]
+    assert torch.equal(images, torch.stack([items[i][0] for i in (2, 5, 8)]))
+    assert torch.equal(ds[-1][0], items[11][0])
+    assert torch.equal(ds[torch.tensor(4)][0], items[4][0])
+    assert torch.equal(ds[np.int64(4)][0], items[4][0])
+    for outside in (12, -13, [0, 12]):
+        with pytest.raises(IndexError, match="12 items"):
+            ds[outside]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("encoding", ["uint8", "float16", "float32"])
+def test_writing_into_an_item_changes_nothing_else(pack: Pack, suffix: str, encoding: str) -> None:
+    ds = PackedDataset(pack(suffix, encoding), "val")
+    before = ds[0][0].clone()
+    ds[0][0].zero_()
+    ds[[0, 1]][0].zero_()
+    ds.__getitems__([0])[0][0].zero_()
+    assert before.any()
+    assert torch.equal(ds[0][0], before)
+
+
+def test_batches_of_images_that_differ_in_size_are_lists(tmp_path: Path) -> None:
+    packstore.convert(make_folder(tmp_path / "photos"), tmp_path / "a.lmdb")
+    ds = PackedDataset(tmp_path / "a.lmdb", "train")
+    images, labels = ds[:4]
+    assert isinstance(images, list)
+    assert len({i.shape for i in images}) > 1
+    assert torch.equal(labels, torch.zeros(4, dtype=torch.int64))
+
+
+def test_outputs(pack: Pack, folder: Path) -> None:
+    path = files(folder, "val")[5]
+    encoded, raw, floats = (pack("h5", e) for e in ("original", "uint8", "float16"))
+    assert PackedDataset(encoded, "val", output="bytes")[5][0] == path.read_bytes()
+    assert PackedDataset(raw, "val", output="bytes")[5][0] == image(path).tobytes()
+    for store in (encoded, raw):
+        picture = PackedDataset(store, "val", output="pil")[5][0]
+        assert picture.mode == "RGB"
+        np.testing.assert_array_equal(np.asarray(picture), image(path))
+        np.testing.assert_array_equal(PackedDataset(store, "val", output="numpy")[5][0], image(path))
+    assert PackedDataset(floats, "val", output="numpy")[5][0].dtype == np.float16
+
+
+def test_columns_and_transforms(pack: Pack) -> None:
+    path = pack("pth", "uint8")
+    ds = PackedDataset(path, "val", columns=("key", "label", "checksum", "image"))
+    key, label, checksum, _ = ds[4]
+    assert (key, label) == ("val/bee/000.png", 1)
+    assert isinstance(checksum, int)
+    assert isinstance(ds[:3][0], list)
+    assert PackedDataset(path, "val", columns=["label"])[4] == 1
+    changed = PackedDataset(path, "val", transform=lambda x: x.float().mean(), target_transform=lambda y: y * 10)
+    assert changed[4][0].ndim == 0
+    assert changed[4][1] == 10
+    assert changed[[4, 5]][1].tolist() == [10, 10]
+    assert changed.__getitems__([4])[0][1] == 10
+
+
+def test_a_store_without_labels_gives_images_alone(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos", splits=(), size=SIZE)
+    packstore.convert(tmp_path / "photos" / "ant", tmp_path / "a.lmdb")
+    ds = PackedDataset(tmp_path / "a.lmdb")
+    assert ds[0].shape == (3, *SIZE)
+    assert ds[:2].shape == (2, 3, *SIZE)
+    assert ds.classes == []
+    with pytest.raises(UsageError, match="no labels"):
+        _ = ds.targets
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": None}, "train, val"),
+        ({"split": "test"}, "train, val"),
+        ({"columns": ("image", "mask")}, "mask.*columns: image, label"),
+        ({"columns": "image"}, "sequence"),
+        ({"columns": ()}, "sequence"),
+        ({"output": "jpeg"}, "tensor, pil"),
+        ({"decoder": "magic"}, "magic"),
+        ({"dtype": torch.int32}, "int32"),
+        ({"dtype": torch.float16, "output": "pil"}, "dtype"),
+    ],
+)
+def test_wrong_arguments(pack: Pack, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        PackedDataset(pack("lmdb", "original"), **{"split": "val", **options})
+
+
+def test_float_stores_are_not_pictures(pack: Pack) -> None:
+    for options in ({"output": "pil"}, {"dtype": torch.uint8}):
+        with pytest.raises(UsageError, match="normalised"):
+            PackedDataset(pack("h5", "float16"), "val", **options)
+
+
+def test_not_a_store(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing.lmdb"):
+        with pytest.raises(StoreError, match=path.name):
+            PackedDataset(path)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("checksums", ["never", "always"])
+def test_a_store_that_lacks_a_shard_does_not_open(folder: Path, tmp_path: Path, suffix: str, checksums: Any) -> None:
+    path = tmp_path / f"a.{suffix}"
+    packstore.convert(folder, path, encoding="uint8", size=8, shard_size=3000)
+    travelling = pickle.dumps(PackedDataset(path, "train"))
+    shard = sorted(path.glob("shard-*"))[-1]
+    file = shard / "data.mdb" if shard.is_dir() else shard
+
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    with pytest.raises(StoreError, match=f"{shard.name} of .* has {len(whole) - 1} bytes, expected {len(whole)}"):
+        PackedDataset(path, "train", checksums=checksums)
+    file.unlink()
+    with pytest.raises(StoreError, match=f"{shard.name} of .* cannot be opened: No such file"):
+        PackedDataset(path, "train", checksums=checksums)
+    with pytest.raises(StoreError, match=f"{shard.name} of .* cannot be opened: No such file"):
+        pickle.loads(travelling)[0]
+    file.write_bytes(whole)
+    assert len(PackedDataset(path, "train", checksums=checksums)) > 0
+
+
+def test_repr_says_what_it_is(pack: Pack) -> None:
+    text = repr(PackedDataset(pack("h5", "uint8"), "val"))
+    for part in ("uint8", "hdf5", "'val'", "12", ".h5"):
+        assert part in text
+
+
+def test_a_record_that_does_not_decode_is_named(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(b"\xff\xd8\xff no JPEG")
+    packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb", check="none")
+    with pytest.raises(DecodeError, match=r"record 0 \(a\.jpg\)"):
+        PackedDataset(tmp_path / "a.lmdb")[0]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("encoding", ["original", "uint8", "float16"])
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_dataloader_workers_give_what_one_process_gives(pack: Pack, suffix: str, encoding: str, start: str) -> None:
+    ds = PackedDataset(pack(suffix, encoding), "train")
+    ds[0]  # opened in the parent: what a fork inherits must not be used
+    plain = list(DataLoader(ds, batch_size=5))
+    loader = DataLoader(
+        ds, batch_size=5, num_workers=2, multiprocessing_context=multiprocessing.get_context(start),
+        persistent_workers=True,
+    )  # fmt: skip
+    for _ in range(2):
+        for (a, b), (c, d) in zip(plain, loader, strict=True):
+            assert torch.equal(a, c)
+            assert torch.equal(b, d)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_it_pickles_small_and_works_after_close(pack: Pack, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = pack(suffix, "uint8")
+    monkeypatch.chdir(path.parent)
+    ds = PackedDataset(path.name, "val")
+    state = pickle.dumps(ds)
+    assert len(state) < 10_000
+    monkeypatch.chdir("/")
+    copy = pickle.loads(state)
+    assert torch.equal(copy[3][0], ds[3][0])
+    expected = ds[3][0]
+    ds.close()
+    ds.close()
+    assert torch.equal(ds[3][0], expected)
+
+
+def test_two_datasets_on_one_path_live_side_by_side(pack: Pack) -> None:
+    path = pack("lmdb", "original")
+    a, b = PackedDataset(path, "train"), PackedDataset(path, "val")
+    expected = b[0][0]
+    a[0]
+    a.close()
+    assert torch.equal(b[0][0], expected)
+
+
+def test_any_torch_device(pack: Pack) -> None:
+    ds = PackedDataset(pack("pth", "float16"), "val", device="meta")
+    assert ds[0][0].device.type == "meta"
+    images, labels = ds[:4]
+    assert images.device.type == labels.device.type == "meta"
+    assert images.shape == (4, 3, *SIZE)
+
+
+def test_cifar_gives_torchvisions_items(tmp_path: Path) -> None:
+    root = make_cifar10(tmp_path)
+    packstore.convert(root, tmp_path / "c.pth", encoding="uint8")
+    ds = PackedDataset(tmp_path / "c.pth", "train", output="pil")
+    # torchvision's CIFAR10: np.vstack(data).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels in file order
+    batches = [pickle.loads((root / f"data_batch_{i}").read_bytes(), encoding="bytes") for i in range(1, 6)]
+    data = np.vstack([b[b"data"] for b in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    labels = [label for b in batches for label in b[b"labels"]]
+    assert ds.targets == labels
+    assert ds.classes[:3] == ["airplane", "automobile", "bird"]
+    for i in (0, 19, 20, 99):
+        np.testing.assert_array_equal(np.asarray(ds[i][0]), data[i])
+
+
+@pytest.mark.parametrize("mask", [[True, False], np.array([True] * 12), torch.tensor([True] * 12), np.True_, True])
+def test_masks_are_no_indices(pack: Pack, mask: Any) -> None:
+    with pytest.raises(TypeError, match="mask"):
+        PackedDataset(pack("h5", "uint8"), "val")[mask]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_store_that_was_replaced_is_not_taken_for_the_old_one(folder: Path, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    packstore.convert(folder, path, encoding="uint8", size=8, split="train")
+    ds = PackedDataset(path)
+    first = ds[0][0].clone()
+    travelling = pickle.dumps(ds)
+    packstore.convert(folder, path, encoding="uint8", size=8, split="val", overwrite=True)
+    assert torch.equal(ds[0][0], first)  # still open: it keeps its data
+    with pytest.raises(StoreError, match="replaced"):
+        pickle.loads(travelling)[0]
+    ds.close()
+    with pytest.raises(StoreError, match="replaced"):
+        ds[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_cuda_that_is_not_there(pack: Pack) -> None:
+    with pytest.raises(UsageError, match="no CUDA device"):
+        PackedDataset(pack("h5", "uint8"), "val", device="cuda")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_closing_while_others_read_harms_nobody(pack: Pack, suffix: str) -> None:
+    ds = PackedDataset(pack(suffix, "original"), "train")
+    wanted = [ds[i][0].clone() for i in range(len(ds))]
+    wrong: list[BaseException | int] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        try:
+            for i in itertools.cycle(range(len(ds))):
+                if stop.is_set():
+                    return
+                if not torch.equal(ds[i][0], wanted[i]):
+                    wrong.append(i)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        ds.close()
+        ds[0]
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
