@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 class Registry:
@@ -64,6 +66,8 @@ class Registry:
 
     def _entry_points(self) -> dict[str, EntryPoint]:
         if self._found is None:
+            from importlib.metadata import entry_points  # 30 ms, which no help text needs
+
             self._found = {point.name: point for point in entry_points(group=self.group)}
         return self._found
 
