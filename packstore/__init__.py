@@ -23,8 +23,8 @@ from packstore.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from packstore.checking.repair import RepairOptions, RepairReport, repair_store
-    from packstore.checking.salvage import SalvageOptions, SalvageReport, salvage_store
+    from packstore.checking.repair import RepairOptions, RepairReport, repair
+    from packstore.checking.salvage import SalvageOptions, SalvageReport, salvage
     from packstore.checking.verification import VerifyOptions, VerifyReport, verify
     from packstore.core.manifest import Manifest
     from packstore.packing.conversion import ConvertReport, convert
@@ -55,8 +55,8 @@ _LAZY = {
     "VerifyReport": ("packstore.checking.verification", "VerifyReport"),
     "convert": ("packstore.packing.conversion", "convert"),
     "open": ("packstore.stores", "open_store"),
-    "repair_store": ("packstore.checking.repair", "repair_store"),
-    "salvage_store": ("packstore.checking.salvage", "salvage_store"),
+    "repair": ("packstore.checking.repair", "repair"),
+    "salvage": ("packstore.checking.salvage", "salvage"),
     "prefetch": ("packstore.training.loader", "prefetch"),
     "verify": ("packstore.checking.verification", "verify"),
 }
@@ -89,8 +89,8 @@ __all__ = [
     "VerifyReport",
     "convert",
     "prefetch",
-    "repair_store",
-    "salvage_store",
+    "repair",
+    "salvage",
     "verify",
 ]
 

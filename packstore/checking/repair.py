@@ -82,7 +82,7 @@ class RepairReport:
     identical: bool
 
 
-def repair_store(
+def repair(
     damaged: str | os.PathLike[str],
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],

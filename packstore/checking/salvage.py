@@ -75,7 +75,7 @@ class SalvageReport:
     complete: bool
 
 
-def salvage_store(
+def salvage(
     damaged: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     options: SalvageOptions | None = None,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from packstore.core.errors import DestinationError, SampleError, UsageError, printable
 from packstore.core.manifest import (
     ENCODED,
+    ENCODINGS,
     FLOAT_ENCODINGS,
     FORMATS,
     TENSOR_ENCODINGS,
@@ -20,7 +21,7 @@ from packstore.core.manifest import (
     Normalization,
 )
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.images.encode import WRITABLE_ENCODINGS, EncodeOptions, Encoder, as_normalization, parse_size
+from packstore.images.encode import EncodeOptions, Encoder, as_normalization, parse_size
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources import KINDS, open_source
 from packstore.sources.base import Entry, Source, Survey, paged
@@ -90,8 +91,8 @@ class ConvertOptions:
             raise UsageError(f"on_error should be 'raise' or 'skip', got {self.on_error!r}")
         if self.format is not None and self.format not in FORMATS:
             raise UsageError(f"unknown format {self.format!r}; formats: {', '.join(FORMATS)}")
-        if self.encoding is not None and self.encoding not in WRITABLE_ENCODINGS:
-            raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(WRITABLE_ENCODINGS)}")
+        if self.encoding is not None and self.encoding not in ENCODINGS:
+            raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(ENCODINGS)}")
         check_numbers(self, "workers", "shard_size", "max_pixels")
         if self.fit is not None and self.size is None:
             raise UsageError("fit says how an image comes to a size: give a size too")

@@ -104,7 +104,7 @@ def test_the_repaired_store_is_the_original(
     damage(bad, [0, 4], ["key"])
     damage(bad, [], ["row_checksum"], 1)
     before = digest(bad)
-    report = packstore.repair_store(bad, source, tmp_path / "fixed")
+    report = packstore.repair(bad, source, tmp_path / "fixed")
     assert contents(tmp_path / "fixed") == contents(good)
     assert report.identical
     assert {p.record for p in report.replaced} >= {0, 3, 4}
@@ -112,7 +112,7 @@ def test_the_repaired_store_is_the_original(
     assert not report.lost
     assert digest(bad) == before, "the damaged store was written to"
     # From another store, too, even one in another format.
-    again = packstore.repair_store(bad, good, tmp_path / "again")
+    again = packstore.repair(bad, good, tmp_path / "again")
     assert again.identical
     assert contents(tmp_path / "again") == contents(good)
 
@@ -124,7 +124,7 @@ def test_each_column(source: Path, tmp_path: Path, suffix: str, column: str) -> 
     packstore.convert(source, good, encoding="uint8")
     shutil.copytree(good, bad) if good.is_dir() else shutil.copy(good, bad)
     damage(bad, [], [column])
-    report = packstore.repair_store(bad, source, tmp_path / "fixed")
+    report = packstore.repair(bad, source, tmp_path / "fixed")
     assert report.problem_count >= 1
     assert contents(tmp_path / "fixed") == contents(good)
 
@@ -147,7 +147,7 @@ def test_any_damage_that_opens_is_repaired_or_refused(tmp_path_factory: pytest.T
         content[rng.randrange(len(content))] ^= rng.randrange(1, 256)
     file.write_bytes(content)
     try:
-        report = packstore.repair_store(bad, root / "photos", root / "fixed")
+        report = packstore.repair(bad, root / "photos", root / "fixed")
     except StoreError:
         assert not (root / "fixed").exists()
         return
@@ -164,12 +164,12 @@ def test_a_changed_source_does_not_slip_in(source: Path, tmp_path: Path) -> None
     packstore.convert(copy, store)
     damage(store, [0, 1], [])
     write_image(copy / "train" / "ant" / "b.png", 11, 11, 77)
-    report = packstore.repair_store(store, copy, tmp_path / "fixed.lmdb")
+    report = packstore.repair(store, copy, tmp_path / "fixed.lmdb")
     assert [(p.record, p.key) for p in report.lost] == [(1, "train/ant/b.png")]
     assert "it is another image" in report.lost[0].what
     assert report.destination is None
     assert not (tmp_path / "fixed.lmdb").exists()
-    partial = packstore.repair_store(store, copy, tmp_path / "fixed.lmdb", partial=True)
+    partial = packstore.repair(store, copy, tmp_path / "fixed.lmdb", partial=True)
     assert partial.destination is not None
     assert not partial.identical
     assert packstore.verify(tmp_path / "fixed.lmdb").ok
@@ -187,7 +187,7 @@ def test_a_label_that_has_changed_in_the_source_is_refused(source: Path, tmp_pat
     packstore.convert(copy, store)
     damage(store, [], ["label"])
     (copy / "train" / "bee" / "d.png").rename(copy / "train" / "ant" / "d.png")
-    report = packstore.repair_store(store, copy, tmp_path / "fixed.h5")
+    report = packstore.repair(store, copy, tmp_path / "fixed.h5")
     assert [p.record for p in report.lost] == [3]
     assert "no sample with its key" in report.lost[0].what
 
@@ -198,7 +198,7 @@ def test_a_damaged_donor_is_refused(source: Path, tmp_path: Path) -> None:
     packstore.convert(source, donor, encoding="original")
     damage(store, [2], [])
     damage(donor, [2], [])
-    report = packstore.repair_store(store, donor, tmp_path / "fixed.h5")
+    report = packstore.repair(store, donor, tmp_path / "fixed.h5")
     assert [p.record for p in report.lost] == [2]
     assert "is damaged" in report.lost[0].what
 
@@ -206,33 +206,33 @@ def test_a_damaged_donor_is_refused(source: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_repaired(source: Path, tmp_path: Path) -> None:
     store = tmp_path / "a.h5"
     packstore.convert(source, store)
-    report = packstore.repair_store(store, source, tmp_path / "fixed.h5")
+    report = packstore.repair(store, source, tmp_path / "fixed.h5")
     assert (report.problem_count, report.destination) == (0, None)
     assert not (tmp_path / "fixed.h5").exists()
     with pytest.raises(DestinationError, match="the same or lie in each other"):
-        packstore.repair_store(store, source, store)
+        packstore.repair(store, source, store)
     with pytest.raises(DestinationError, match="the same or lie in each other"):
-        packstore.repair_store(store, source, source / "fixed.h5")
+        packstore.repair(store, source, source / "fixed.h5")
     (tmp_path / "taken.h5").write_bytes(b"mine")
     with pytest.raises(DestinationError, match="exists already"):
-        packstore.repair_store(store, source, tmp_path / "taken.h5")
+        packstore.repair(store, source, tmp_path / "taken.h5")
     for name, format in (("fixed.lmdb", "LMDB"), ("fixed.PTH", ".pth")):
         with pytest.raises(DestinationError, match=f"has the suffix of {format}, and what is written is HDF5"):
-            packstore.repair_store(store, source, tmp_path / name)
+            packstore.repair(store, source, tmp_path / name)
         with pytest.raises(DestinationError, match=f"has the suffix of {format}, and what is written is HDF5"):
-            packstore.salvage_store(store, tmp_path / name)
+            packstore.salvage(store, tmp_path / name)
     with pytest.raises(DestinationError, match=r"exists already; choose another name$"):
-        packstore.salvage_store(store, tmp_path / "taken.h5")
+        packstore.salvage(store, tmp_path / "taken.h5")
     content = bytearray(store.read_bytes())
     content[20] ^= 1
     store.write_bytes(content)
     with pytest.raises(StoreError, match="packstore salvage"):
-        packstore.repair_store(store, source, tmp_path / "fixed.h5")
+        packstore.repair(store, source, tmp_path / "fixed.h5")
     packstore.convert(source, tmp_path / "u.h5", encoding="uint8", size=6)
     packstore.convert(source, tmp_path / "f.h5", encoding="float16", size=6)
     damage(tmp_path / "u.h5", [0], [])
     with pytest.raises(UsageError, match="cannot be compared"):
-        packstore.repair_store(tmp_path / "u.h5", tmp_path / "f.h5", tmp_path / "fixed.h5")
+        packstore.repair(tmp_path / "u.h5", tmp_path / "f.h5", tmp_path / "fixed.h5")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "f.h5", "taken.h5", "u.h5"]
 
 
@@ -241,10 +241,10 @@ def test_images_of_too_many_pixels_are_refused(source: Path, tmp_path: Path) -> 
     packstore.convert(source, store, encoding="uint8", size=8)
     whole = digest(store)
     damage(store, [0], [])  # of 10 x 11 pixels
-    report = packstore.repair_store(store, source, tmp_path / "fixed.h5", max_pixels=109)
+    report = packstore.repair(store, source, tmp_path / "fixed.h5", max_pixels=109)
     assert "more than the limit of 109" in report.lost[0].what
     assert report.destination is None
-    packstore.repair_store(store, source, tmp_path / "fixed.h5", max_pixels=110)
+    packstore.repair(store, source, tmp_path / "fixed.h5", max_pixels=110)
     assert digest(tmp_path / "fixed.h5") == whole
 
 

@@ -133,7 +133,7 @@ def test_a_store_with_a_broken_beginning_and_end(source: Path, tmp_path: Path, s
     before = contents(bad)
     with pytest.raises(StoreError):
         open_store(bad)
-    report = packstore.salvage_store(bad, tmp_path / "fixed")
+    report = packstore.salvage(bad, tmp_path / "fixed")
     assert report.complete
     assert (report.recovered, report.missing_count) == (12, 0)
     assert any("cannot be opened" in note or "not a store" in note for note in report.notes), report.notes
@@ -153,7 +153,7 @@ def test_damaged_records_are_left_out_and_listed(source: Path, tmp_path: Path, s
     while place >= 0:  # LMDB may keep an old copy
         overwrite(data_file(store), place + 30, b"?")
         place = content.find(manifest, place + 1)
-    report = packstore.salvage_store(store, tmp_path / "fixed")
+    report = packstore.salvage(store, tmp_path / "fixed")
     assert {p.record for p in report.missing} == {1, 3, 9}
     assert {p.key for p in report.missing} == {"train/ant/01.png", "train/ant/03.png", "val/ant/09.png"}
     assert not report.complete
@@ -165,7 +165,7 @@ def test_damaged_records_are_left_out_and_listed(source: Path, tmp_path: Path, s
         assert [(s.name, len(s)) for s in reader.manifest.splits] == [("train", 6), ("val", 3)]
         assert {s.key for s in reader.manifest.skipped} == {p.key for p in report.missing}
         assert reader.manifest.classes == ("ant", "bee")
-    again = packstore.salvage_store(store, tmp_path / "all", unproven=True)
+    again = packstore.salvage(store, tmp_path / "all", unproven=True)
     assert (again.recovered, again.missing_count) == (12, 0) or again.missing_count == 1  # a label may be no class
     assert again.unproven_count == again.recovered - 9
     assert not again.complete
@@ -202,7 +202,7 @@ def test_nothing_wrong_gets_in(tmp_path_factory: pytest.TempPathFactory, data: A
                 content[start : start + size] = bytes(size) if how == "zeros" else rng.randbytes(size)
         file.write_bytes(content or b"!")
     try:
-        report = packstore.salvage_store(store, root / "fixed")
+        report = packstore.salvage(store, root / "fixed")
     except PackstoreError:
         assert not (root / "fixed").exists()
         return
@@ -238,7 +238,7 @@ def test_lmdb_values_without_an_entry_are_found_by_their_checksum(tmp_path: Path
             overwrite(file, page * 4096, bytes(4096))
     with open_store(tmp_path / "a.lmdb") as reader, pytest.raises(StoreError):
         reader.read(0)
-    report = packstore.salvage_store(tmp_path / "a.lmdb", tmp_path / "fixed.lmdb")
+    report = packstore.salvage(tmp_path / "a.lmdb", tmp_path / "fixed.lmdb")
     assert (report.complete, report.recovered) == (True, 150)
     assert contents(tmp_path / "fixed.lmdb") == good
 
@@ -260,7 +260,7 @@ def test_lmdb_columns_without_an_entry_are_found_by_their_digest(tmp_path: Path,
         place = data.find(b"\0" + name + b"\x93NUMPY", place) + 1
     assert damaged != data
     (store / "data.mdb").write_bytes(damaged)
-    assert packstore.salvage_store(store, tmp_path / "b.lmdb").recovered == 9
+    assert packstore.salvage(store, tmp_path / "b.lmdb").recovered == 9
 
 
 def test_lmdb_without_any_manifest(source: Path, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_lmdb_without_any_manifest(source: Path, tmp_path: Path) -> None:
     while place >= 0:
         overwrite(file, place, bytes(2500))
         place = content.find(b'{"columns"', place + 1)
-    report = packstore.salvage_store(tmp_path / "a.lmdb", tmp_path / "fixed.lmdb")
+    report = packstore.salvage(tmp_path / "a.lmdb", tmp_path / "fixed.lmdb")
     assert held(tmp_path / "fixed.lmdb") == good
     assert any("its manifest is lost" in note for note in report.notes)
     with open_store(tmp_path / "fixed.lmdb") as reader:
@@ -292,7 +292,7 @@ def sharded(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Pat
 def test_shards_without_the_manifest_of_the_whole(sharded: Path, tmp_path: Path) -> None:
     good = contents(sharded)
     (sharded / "manifest.json").unlink()
-    report = packstore.salvage_store(sharded, tmp_path / "fixed")
+    report = packstore.salvage(sharded, tmp_path / "fixed")
     assert (report.recovered, report.missing_count) == (12, 0)
     assert any("manifest.json" in note for note in report.notes)
     assert contents(tmp_path / "fixed") == good
@@ -302,14 +302,14 @@ def test_a_missing_shard(sharded: Path, tmp_path: Path) -> None:
     good = held(sharded)
     second = sorted(sharded.glob("shard-*"))[1]
     shutil.rmtree(second) if second.is_dir() else second.unlink()
-    report = packstore.salvage_store(sharded, tmp_path / "fixed")
+    report = packstore.salvage(sharded, tmp_path / "fixed")
     assert report.missing_count == 12 - report.recovered > 0
     assert {(p.shard, p.what) for p in report.missing} == {(second.name, "its shard is missing")}
     saved = held(tmp_path / "fixed")
     assert saved.items() <= good.items()
     assert len(saved) == report.recovered
     (sharded / "manifest.json").write_text("{")  # and nothing says how many records the missing one had
-    report = packstore.salvage_store(sharded, tmp_path / "again")
+    report = packstore.salvage(sharded, tmp_path / "again")
     assert not report.complete
     assert held(tmp_path / "again") == saved
     assert any("how many records it had" in note for note in report.notes)
@@ -322,7 +322,7 @@ def test_shards_that_belong_elsewhere(sharded: Path, source: Path, tmp_path: Pat
     first.rename(spare)
     second.rename(first)
     spare.rename(second)
-    report = packstore.salvage_store(sharded, tmp_path / "fixed")
+    report = packstore.salvage(sharded, tmp_path / "fixed")
     assert {p.shard for p in report.missing} == {first.name, second.name}
     assert held(tmp_path / "fixed").items() <= good.items()
 
@@ -332,16 +332,16 @@ def test_shards_that_belong_elsewhere(sharded: Path, source: Path, tmp_path: Pat
 
 def test_what_cannot_be_salvaged(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
-        packstore.salvage_store(tmp_path / "none.h5", tmp_path / "fixed.h5")
+        packstore.salvage(tmp_path / "none.h5", tmp_path / "fixed.h5")
     (tmp_path / "noise.h5").write_bytes(random.Random(0).randbytes(20000))
     with pytest.raises(StoreError, match="no manifest"):
-        packstore.salvage_store(tmp_path / "noise.h5", tmp_path / "fixed.h5")
+        packstore.salvage(tmp_path / "noise.h5", tmp_path / "fixed.h5")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match="holds no store"):
-        packstore.salvage_store(tmp_path / "empty", tmp_path / "fixed.h5")
+        packstore.salvage(tmp_path / "empty", tmp_path / "fixed.h5")
     packstore.convert(source, tmp_path / "a.lmdb")
     with pytest.raises(DestinationError, match="lie in each other"):
-        packstore.salvage_store(tmp_path / "a.lmdb", tmp_path / "a.lmdb" / "fixed.lmdb")
+        packstore.salvage(tmp_path / "a.lmdb", tmp_path / "a.lmdb" / "fixed.lmdb")
     assert not (tmp_path / "fixed.h5").exists()
 
 
@@ -360,7 +360,7 @@ def test_pipes_and_endless_files_in_place_of_a_store(source: Path, tmp_path: Pat
     (tmp_path / "a.h5" / "manifest.json").unlink()
     with (tmp_path / "a.h5" / "manifest.json").open("wb") as file:
         file.truncate(1 << 40)
-    assert packstore.salvage_store(tmp_path / "a.h5", tmp_path / "rest.h5").recovered
+    assert packstore.salvage(tmp_path / "a.h5", tmp_path / "rest.h5").recovered
 
 
 def test_a_store_without_row_checksums(tmp_path: Path) -> None:
@@ -370,13 +370,13 @@ def test_a_store_without_row_checksums(tmp_path: Path) -> None:
     with create_store(store, format="hdf5", encoding="uint8", columns=records.columns) as builder:
         append(builder, records)
         builder.commit(origin=Origin("flat", "somewhere"))
-    assert packstore.salvage_store(store, tmp_path / "one.h5").complete
+    assert packstore.salvage(store, tmp_path / "one.h5").complete
     label = np.array(records.values["label"], "<i8").tobytes()
     place = store.read_bytes().find(label)
     overwrite(store, place, b"\2")
-    report = packstore.salvage_store(store, tmp_path / "two.h5")
+    report = packstore.salvage(store, tmp_path / "two.h5")
     assert (report.recovered, report.missing_count, report.destination) == (0, 7, None)
-    report = packstore.salvage_store(store, tmp_path / "two.h5", unproven=True)
+    report = packstore.salvage(store, tmp_path / "two.h5", unproven=True)
     assert (report.recovered, report.unproven_count) == (7, 7)
 
 

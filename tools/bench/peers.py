@@ -77,7 +77,6 @@ from numpy.typing import NDArray
 from peers_task import Contender, Task
 
 from packstore import PackedDataset, convert
-from packstore.images.encode import WRITABLE_ENCODINGS
 from packstore.sources import open_source
 
 CROP = "random resized crop to 224 and flip, uint8, batches of 256"
@@ -180,7 +179,7 @@ def run(workload: Workload, task: Task, expected: NDArray[np.float32], options: 
     with ExitStack() as stack:
         for number, contender in enumerate(workload.contenders):
             one = stack.enter_context(member(contender, replace(task, own=task.own / str(number))))
-            reason = options.lacking.get(contender.name) or one.ask(peers_task.missing, contender.modules)
+            reason = one.ask(peers_task.missing, contender.modules)
             if reason is None:
                 try:
                     packing[contender.name] = _pack(one, options.packs)
@@ -297,10 +296,6 @@ def main() -> None:
     for name, full, quick in (("repeats", 5, 3), ("packs", 3, 1), ("epoch", 4096, 1536)):
         if getattr(options, name) is None:
             setattr(options, name, quick if options.quick else full)
-    options.lacking = {}
-    if "seekable" not in WRITABLE_ENCODINGS:
-        for contender in (peers_images.SEEKABLE, peers_images.SPLICED):
-            options.lacking[contender.name] = "this packstore has no --encoding seekable"
     results: dict[str, Any] = {
         "machine": f"{machine()}, torch {torch.__version__}",
         "how": f"Medians of {options.repeats} epochs, each loader in a process of its own, all in turn",

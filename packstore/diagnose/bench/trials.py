@@ -13,7 +13,6 @@ import torch
 from packstore.core.manifest import ENCODED, Manifest
 from packstore.diagnose.bench.advice import Trial
 from packstore.diagnose.bench.measure import Clock, Sample, end_to_end, make_loader
-from packstore.images.encode import WRITABLE_ENCODINGS
 from packstore.images.sniff import HeaderError, sniff
 from packstore.packing.conversion import convert
 from packstore.training.dataset import PackedDataset
@@ -47,7 +46,7 @@ def candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop: int |
     if manifest.encoding not in ENCODED or not sizes:
         return []
     found = []
-    if "seekable" in WRITABLE_ENCODINGS and manifest.encoding != "seekable" and crop is not None:
+    if manifest.encoding != "seekable" and crop is not None:
         found.append(
             Candidate("--encoding seekable", {"encoding": "seekable"}, "JPEG files keep their pixels, others do not")
         )

@@ -8,7 +8,6 @@ from packstore.images.encode.encoder import Encoded, Encoder, encode_jpeg
 from packstore.images.encode.options import (
     CHECKS,
     MAX_SIDE,
-    WRITABLE_ENCODINGS,
     EncodeOptions,
     as_normalization,
     parse_normalize,
@@ -19,7 +18,6 @@ from packstore.images.encode.statistics import DatasetStatistics
 __all__ = [
     "CHECKS",
     "MAX_SIDE",
-    "WRITABLE_ENCODINGS",
     "DatasetStatistics",
     "EncodeOptions",
     "Encoded",

@@ -12,8 +12,6 @@ from packstore.images.decoders import DECODERS, MAX_PIXELS
 from packstore.images.resize import FITS, Size, target_size
 
 CHECKS = ("header", "decode", "none")
-WRITABLE_ENCODINGS = ENCODINGS
-"""Encodings that records can be brought to."""
 MAX_SIDE = 65_535
 """Largest side that a size option accepts, in pixels (a JPEG has no larger one)."""
 
@@ -53,7 +51,7 @@ class EncodeOptions:
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        check_choice("encoding", self.encoding, WRITABLE_ENCODINGS)
+        check_choice("encoding", self.encoding, ENCODINGS)
         check_choice("fit", self.fit, FITS)
         check_choice("check", self.check, CHECKS)
         check_choice("decoder", self.decoder, ("auto", *DECODERS))
