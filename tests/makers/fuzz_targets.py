@@ -31,7 +31,7 @@ from packstore.images.seekable.native import Crops, make_worker
 from packstore.images.seekable.splice import plan_cuts, splice
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources.cifar import open_cifar
-from packstore.sources.cifar_files import LAYOUTS
+from packstore.sources.cifar.files import LAYOUTS
 from packstore.sources.labels import LabelsFile
 from packstore.sources.pickles import BatchError, array_of, load_mapping, names_of
 from packstore.stores import open_store
@@ -289,8 +289,8 @@ TARGETS = (
         _repair_seek_index,
     ),
     Target("cifar_pickle", _pickle, (BatchError,), ("pickles.py", "pickle_machine.py")),
-    Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("cifar.py", "cifar_files.py")),
-    Target("cifar_archive", _cifar_archive, (PackstoreError,), ("cifar.py", "cifar_files.py", "gzipped.py")),
+    Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("cifar/__init__.py", "cifar/files.py")),
+    Target("cifar_archive", _cifar_archive, (PackstoreError,), ("cifar/__init__.py", "cifar/files.py", "gzipped.py")),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py",), _repair_manifest),
     Target("offsets", _offsets, (), ("mapped.py",)),

@@ -18,7 +18,7 @@ from packstore.core.errors import NotInSourceError, SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.base import Entry, Source, Survey, paged, stamp_of
-from packstore.sources.cifar_files import Files, find_files, no_cifar
+from packstore.sources.cifar.files import Files, find_files, no_cifar
 from packstore.sources.pickles import BatchError, array_of, load_mapping, names_of
 
 _SHAPE = (32, 32, 3)

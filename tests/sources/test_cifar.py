@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError
 from packstore.core.progress import Progress
-from packstore.sources import Source, cifar, cifar_files, gzipped, open_source
+from packstore.sources import Source, cifar, open_source
 from packstore.sources.base import paged
+from packstore.sources.cifar import files as cifar_files
+from packstore.sources.cifar import gzipped
 from packstore.sources.pickles import BatchError, array_of, load_mapping
 
 CIFAR10 = [b"airplane", b"automobile", b"bird", b"cat", b"deer", b"dog", b"frog", b"horse", b"ship", b"truck"]
