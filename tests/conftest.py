@@ -1,14 +1,19 @@
-"""Fixtures for all tests, and the Hypothesis profiles."""
+"""Fixtures for all tests, tiers of tests, Hypothesis profiles."""
 
 from __future__ import annotations
 
 import os
+import random
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.makers.tiers import assign_tiers
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -19,13 +24,41 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Workers of pytest-xdist inherit it, and so all draw the same cases.
+SEED = int(os.environ.setdefault("PACKSTORE_TEST_SEED", str(random.SystemRandom().randrange(1 << 30))))
+UNTIL = int(os.environ.get("PACKSTORE_TEST_UNTIL", "0"))
+"""When the time of this run is over, in seconds since 1970; 0: never."""
+
 # No deadlines and no complaints of slowness: the machines are shared, so time says nothing about the code.
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fast", _COMMON, max_examples=8)
 settings.register_profile("dev", _COMMON, max_examples=40)
 # The same examples each time, so that a red CI run means that a change broke something.
 settings.register_profile("ci", _COMMON, max_examples=40, derandomize=True, print_blob=True)
-settings.register_profile("thorough", _COMMON, max_examples=1000)
+settings.register_profile("soak", _COMMON, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+# A shell that starts the tests in the background may have these ignored, and so would all that the tests start.
+for _number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_report_header() -> str:
+    return f"cases drawn with PACKSTORE_TEST_SEED={SEED}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    assign_tiers(items, SEED)
+    if UNTIL:
+        random.Random(SEED).shuffle(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if 0 < UNTIL < time.time():
+        pytest.skip("the time of this run is over")
 
 
 Need = Callable[[str, bool], None]

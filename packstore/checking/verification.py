@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from packstore.checking.against import Comparison
-from packstore.checking.store_check import StoreCheck, key_of
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.manifest import ENCODED, Manifest
 from packstore.core.parallel import default_workers, ordered_map
@@ -21,6 +20,7 @@ from packstore.packing.plan import check_numbers, with_overrides
 from packstore.sources import open_source
 from packstore.stores import open_store
 from packstore.stores.base import Problem, Reader
+from packstore.stores.check import StoreCheck, key_of
 
 _DECODED_BATCH = 16
 _MAX_PROBLEMS = 10_000

@@ -1,7 +1,7 @@
 """A machine that converts, cuts short, kills, damages, cleans and moves, beside a model of what must be there.
 
 The model is a fresh conversion, with the same options at the same moment, into another directory. For a longer run:
-``HYPOTHESIS_PROFILE=thorough pytest tests/stores/test_stateful.py``.
+``./tools/test soak stores -k stateful``.
 """
 
 from __future__ import annotations
@@ -326,6 +326,7 @@ class Life(RuleBasedStateMachine):
 LIFE = settings(max_examples=max(15, settings().max_examples * 15 // 40), stateful_step_count=15, print_blob=True)
 
 
+@pytest.mark.hypothesis
 def test_a_life_of_a_store() -> None:
     Life.taken_over = 0
     for _ in range(5):  # one lot of random lives may have no interrupted run that is gone on with

@@ -443,7 +443,9 @@ def test_tools_test_runs_each_step_and_stops_at_the_first_failure(installed: Clo
     env = {"REAL_PYTHON": str(real), "REAL": sys.executable, "PACKSTORE_TEST_TURBOJPEG3": "there"}
     _, err = installed.run("-k", "a b", script=script, **env)
     steps = ["ruff check .", "ruff format --check .", "mypy ", f"shellcheck -x {' '.join(SCRIPTS)}"]
-    assert installed.steps() == [PIP.replace(" .", " .[test]"), *steps, "python -m pytest -k a b"]
+    *before, tests = installed.steps()
+    assert before == [PIP.replace(" .", " .[test]"), *steps]
+    assert re.fullmatch("python -m pytest -n logical .* -k a b", tests)
     assert "== ruff format --check .\n== mypy\n" in err
     installed.run(script=script, BROKEN="mypy", **env, code=1)
     assert installed.steps() == steps[:3]
@@ -465,12 +467,42 @@ def test_tools_test_takes_libjpeg_turbo_3_once_or_goes_on_without(installed: Clo
     assert "libjpeg-turbo 3 was not fetched (see above): the tests that need it are skipped" in err
     steps = installed.steps()
     assert re.fullmatch(r"pip .*-c tools/constraints\.txt -d .*/\.venv/turbojpeg3 turbojpeg", steps[-2])
-    assert steps[-1] == "python -m pytest "
+    assert steps[-1].startswith("python -m pytest ")
     library = installed.venv / "turbojpeg3" / "turbojpeg.libs" / "libturbojpeg-1.so"
     library.parent.mkdir(parents=True)
     library.touch()
     installed.run(script=script, **env)
-    assert installed.steps() == [f"python -m pytest {library}"]
+    (tests,) = installed.steps()
+    assert tests.endswith(f" {library}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lint", "told"),
+    [
+        (["fast", "-x"], True, "-m not soak and not slow -x fast 7 forever"),
+        (["stores", "core"], True, "tests/test_imports.py tests/stores tests/core  7 forever"),
+        (["fast", "stores"], True, "-m not soak and not slow tests/stores fast 7 forever"),
+        (["soak"], False, "-m soak or hypothesis soak 7 forever"),
+        (["soak", "--minutes", "2", "-x"], False, "-m soak or hypothesis -x soak 7 a while"),
+    ],
+)
+def test_tools_test_runs_tiers_and_rooms(installed: Clone, arguments: list[str], lint: bool, told: str) -> None:
+    for name in ("ruff", "mypy"):
+        executable(installed.venv / "bin" / name, '#!/bin/sh\necho "${0##*/} $*" >>"$FAKE_LOG"\n')
+    for room in ("stores", "core"):
+        (installed.root / "tests" / room).mkdir(parents=True)
+    real = installed.bin.parent / "real"
+    executable(
+        real,
+        '#!/bin/sh\n[ "$1" = -c ] && exec "$REAL" "$@"\n'
+        "until=${PACKSTORE_TEST_UNTIL:+a while}\n"
+        'echo "python $* $HYPOTHESIS_PROFILE $PACKSTORE_TEST_SEED ${until:-forever}" >>"$FAKE_LOG"\n',
+    )
+    env = {"REAL_PYTHON": str(real), "REAL": sys.executable, "PACKSTORE_TEST_TURBOJPEG3": "there"}
+    installed.run(*arguments, script=installed.root / "tools" / "test", PACKSTORE_TEST_SEED="7", **env)
+    _, *before, tests = installed.steps()
+    assert before == ["ruff check .", "ruff format --check ."] * lint
+    assert tests.endswith(f" --hypothesis-seed 7 {told}")
 
 
 # --- the repository ---------------------------------------------------------------------------------------------------

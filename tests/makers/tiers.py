@@ -1,0 +1,46 @@
+"""Tiers of tests: what runs in ``./tools/test fast``, in ``./tools/test``, and in ``./tools/test soak`` alone.
+
+``fast`` leaves out what is marked ``slow`` or ``soak``, the default tier what is marked ``soak``; ``soak`` runs what is
+marked ``soak``, so that with one seed the default tier and soak are together all tests.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+ORDERS = {"cuda": ("late", "ahead"), "device": ("late", "backwards", "ahead", 3)}
+"""Fixtures with an order of work of the simulated device as parameter: a run takes one of these."""
+
+
+def assign_tiers(items: Sequence[pytest.Item], seed: int) -> None:
+    """Marks cases beyond the samples that a run takes.
+
+    A test marked ``sampled(n)`` runs ``n`` of its cases, drawn with ``seed``; the others become ``soak``. With
+    ``per="suffix"`` it runs ``n`` for each value of that parameter (or parameters, separated by blanks), with
+    ``fast=m`` all but ``m`` of them become ``slow``.
+    """
+    order = {name: random.Random(seed).choice(orders) for name, orders in ORDERS.items()}
+    grids: defaultdict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+        if any(params.get(name) in orders and params[name] != order[name] for name, orders in ORDERS.items()):
+            item.add_marker("soak")
+        elif mark := item.get_closest_marker("sampled"):
+            values = (str(params[name]) for name in mark.kwargs.get("per", "").split())
+            grids[item.nodeid.partition("[")[0], *values].append(item)
+    for cases in grids.values():
+        cases.sort(key=lambda item: zlib.crc32(f"{seed} {item.nodeid}".encode()))
+        mark = cases[0].get_closest_marker("sampled")
+        assert mark is not None
+        count = mark.args[0] if mark.args else len(cases)
+        for place, item in enumerate(cases):
+            if place >= count:
+                item.add_marker("soak")
+            elif place >= mark.kwargs.get("fast", count):
+                item.add_marker("slow")
