@@ -34,7 +34,7 @@ def encoder_of(manifest: Manifest, source: Source, survey: Survey, decoder: str)
     Raises :class:`UsageError` when they cannot be made of that source."""
     image = manifest.image
     shape = (*image.shape[1:], image.shape[0]) if image.layout == "CHW" else image.shape
-    encode = encode_options(manifest, decoder, source.max_pixels)
+    encode = encode_options(manifest, decoder, source.options.max_pixels)
     store = survey.store
     alike = store is not None and made_alike(manifest, store)
     if alike:

@@ -126,14 +126,15 @@ def repair(
             columns=manifest.columns,
             shard_size=shard_size(reader),
         )
-        with builder, closing(open_source(source, kind=chosen.source_kind, labels=chosen.labels)) as opened:
-            opened.max_pixels = chosen.max_pixels
-            check = StoreCheck(reader, workers=chosen.workers or default_workers(), progress=progress)
-            count = sum(1 for _ in check.run())
-            if not count:
-                return RepairReport(damaged, None, 0, len(reader), (), (), False)
-            donor = Donor(opened, manifest, chosen.decoder)
-            return _Repair(reader, check, donor, builder, progress).run(destination, count, chosen.partial)
+        with builder:
+            opened = open_source(source, kind=chosen.source_kind, labels=chosen.labels, max_pixels=chosen.max_pixels)
+            with closing(opened):
+                check = StoreCheck(reader, workers=chosen.workers or default_workers(), progress=progress)
+                count = sum(1 for _ in check.run())
+                if not count:
+                    return RepairReport(damaged, None, 0, len(reader), (), (), False)
+                donor = Donor(opened, manifest, chosen.decoder)
+                return _Repair(reader, check, donor, builder, progress).run(destination, count, chosen.partial)
 
 
 def open_damaged(path: Path) -> Reader:

@@ -195,9 +195,10 @@ class _Verification:
             self.progress(Progress("decode", batch.stop, total, done_bytes))
 
     def against(self, path: Path) -> None:
-        with closing(open_source(path, kind=self.options.source_kind, labels=self.options.labels)) as source:
-            source.max_pixels = self.options.max_pixels
-            comparison = Comparison(self.reader, source, self.options.decoder)
+        options = self.options
+        source = open_source(path, kind=options.source_kind, labels=options.labels, max_pixels=options.max_pixels)
+        with closing(source):
+            comparison = Comparison(self.reader, source, options.decoder)
             for problem in comparison.run(self.workers, self.progress):
                 if problem.record is None or problem.record not in self.bad:
                     self.report(problem)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from packstore.core.errors import UsageError
+from packstore.core.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -41,23 +41,29 @@ class Registry:
         del self._objects[name]
 
     def __getitem__(self, name: str) -> Any:
-        """The object called ``name``. Raises :class:`UsageError` that lists all names."""
+        """The object called ``name``. Raises :class:`UsageError` for an unknown name, and for a plug-in that does not
+        load."""
+        self.check(name)
         if name not in self._objects:
             if name in self._places:
                 module, _, attribute = self._places[name].partition(":")
                 self._objects[name] = getattr(import_module(module), attribute)
-            elif name in self._entry_points():
-                self._objects[name] = self._entry_points()[name].load()
             else:
-                raise UsageError(f"unknown {self.what} {name!r}; use one of: {', '.join(self)}")
+                self._objects[name] = self._load(self._entry_points()[name])
         return self._objects[name]
+
+    def check(self, name: str) -> None:
+        """Raises :class:`UsageError` that lists all names where ``name`` is none of them. Loads nothing."""
+        if name not in self:
+            raise UsageError(f"unknown {self.what} {printable(name)!r}; use one of: {', '.join(self)}")
 
     def __contains__(self, name: object) -> bool:
         return name in self._places or name in self._objects or name in self._entry_points()
 
     def __iter__(self) -> Iterator[str]:
-        """All names, the built-in ones first."""
-        return iter(dict.fromkeys([*self._places, *self._entry_points(), *self._objects]))
+        """All names, the built-in ones first; entry points are read when these are used up."""
+        yield from self._places
+        yield from (n for n in dict.fromkeys([*self._entry_points(), *self._objects]) if n not in self._places)
 
     @property
     def built_in(self) -> tuple[str, ...]:
@@ -70,6 +76,16 @@ class Registry:
 
             self._found = {point.name: point for point in entry_points(group=self.group)}
         return self._found
+
+    def _load(self, point: EntryPoint) -> Any:
+        try:
+            return point.load()
+        except Exception as error:
+            where = f" of {point.dist.name}" if point.dist is not None else ""
+            raise UsageError(
+                f"the plug-in {point.name!r}{where} ({self.what}) does not load: {printable(str(error))}; mend or "
+                "uninstall it"
+            ) from error
 
 
 FORMATS = Registry(
@@ -90,8 +106,8 @@ SOURCES = Registry(
         "store": "packstore.sources.store:KIND",
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",
-        "flat": "packstore.sources.flat:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",
+        "flat": "packstore.sources.flat:KIND",
     },
 )
 """Kinds of sources: objects of :class:`packstore.sources.base.Kind`, asked in this order whether a path is theirs."""

@@ -21,9 +21,10 @@ from packstore.core.manifest import (
     Normalization,
 )
 from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.registry import SOURCES
 from packstore.images.encode import EncodeOptions, Encoder, as_normalization, parse_size
 from packstore.images.sniff import MAX_PIXELS
-from packstore.sources import KINDS, open_source
+from packstore.sources import open_source
 from packstore.sources.base import Entry, Source, Survey, paged
 from packstore.stores import format_of, is_store
 from packstore.stores.builder.interrupted import sealed_before
@@ -98,8 +99,8 @@ class ConvertOptions:
             raise UsageError("fit says how an image comes to a size: give a size too")
         if self.normalize is not None and self.normalize != "auto":
             as_normalization(self.normalize)
-        if self.source_kind is not None and self.source_kind not in KINDS:
-            raise UsageError(f"unknown kind of source {self.source_kind!r}; kinds: {', '.join(KINDS)}")
+        if self.source_kind is not None:
+            SOURCES.check(self.source_kind)
 
 
 _Options = TypeVar("_Options")
@@ -172,11 +173,10 @@ def make_plan(
             "use .lmdb, .h5, .hdf5, .pth or .pt, or name one with --format"
         )
     _check_places(source, destination, options.overwrite)
-    opened = open_source(source, kind=options.source_kind, labels=options.labels)
-    opened.max_pixels = options.max_pixels
+    opened = open_source(source, kind=options.source_kind, labels=options.labels, max_pixels=options.max_pixels)
     try:
         survey = opened.survey(options.split, progress)
-        encode, auto = _resolve_encoding(format, opened.kind, survey, options)
+        encode, auto = _resolve_encoding(format, opened.normalization, survey, options)
         probe = _Probe(opened, options)
         shape = _uniform_shape(encode, survey, probe)
         plan = Plan(
@@ -250,7 +250,7 @@ def _check_places(source: Path, destination: Path, overwrite: bool) -> None:
             raise DestinationError(f"{shown}: exists already; choose another name, or --overwrite to replace it")
 
 
-def _resolve_encoding(format: str, kind: str, survey: Survey, options: ConvertOptions) -> tuple[EncodeOptions, bool]:
+def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertOptions) -> tuple[EncodeOptions, bool]:
     """The encoding and its options with all defaults filled in; and whether the normalisation is to be computed."""
     encoding = options.encoding
     if encoding is None:
@@ -274,7 +274,7 @@ def _resolve_encoding(format: str, kind: str, survey: Survey, options: ConvertOp
         normalization = survey.store.normalization if survey.store else None
     else:
         if normalize is None:
-            normalize = kind if kind in ("cifar10", "cifar100") else "imagenet"
+            normalize = usual
         normalization = None if normalize == "auto" else as_normalization(normalize)
     if normalize == "auto" and survey.encoding in FLOAT_ENCODINGS:
         raise UsageError(f"the source is normalised already ({survey.encoding}); leave --normalize out to keep it")

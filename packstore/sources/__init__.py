@@ -1,6 +1,6 @@
-"""Where samples come from: :func:`open_source` finds the kind of a source by itself.
+"""Where samples come from: one file a kind of source, found by :func:`open_source`.
 
-Each kind lives in a file of its own, which is imported when it is needed.
+A kind is imported when it is asked whether a path is its own. May import ``core``, ``images`` and ``stores``.
 """
 
 from __future__ import annotations
@@ -9,81 +9,64 @@ import os
 from pathlib import Path
 
 from packstore.core.errors import SourceError, UsageError, printable
-from packstore.images.sniff import HeaderError, sniff
-from packstore.sources.base import Entry, Source, Survey
+from packstore.core.registry import SOURCES
+from packstore.images.sniff import MAX_PIXELS
+from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
+from packstore.sources.refusals import unrecognised
 
-__all__ = ["KINDS", "Entry", "Source", "Survey", "open_source"]
-
-KINDS = ("imagefolder", "flat", "cifar10", "cifar100", "store")
-"""The kinds of sources."""
-
-_HEADER = 1 << 20  # enough for the header of any image but one with a megabyte of metadata before it
-_CIFAR = ("cifar10", "cifar100")
+__all__ = ["Certainty", "Entry", "Kind", "Source", "SourceOptions", "Survey", "open_source"]
 
 
 def open_source(
-    path: str | os.PathLike[str], *, kind: str | None = None, labels: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    *,
+    kind: str | None = None,
+    labels: str | os.PathLike[str] | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> Source:
-    """Opens the source at ``path``: an image folder, a flat folder, CIFAR-10 or -100 (directory or ``.tar.gz``), or a
-    packstore store.
+    """Opens the source at ``path``.
 
     Args:
         path: A file or directory.
-        kind: One of :data:`KINDS` to force that; None recognises it. Forced, ``imagefolder`` takes all top folders as
-            classes where some look like splits and others hold images as well.
+        kind: The name of its kind, one of :data:`packstore.core.registry.SOURCES`; None recognises it. A name decides
+            where a folder is ambiguous: ``imagefolder`` takes all top folders as classes where some look like splits
+            and others hold images as well.
         labels: A CSV file with the columns ``file,label`` and optionally ``split``, paths relative to ``path``; the
-            source is then ``flat``.
+            source is then of a kind that takes one (``flat``).
+        max_pixels: See :class:`SourceOptions`.
 
     Raises:
-        UsageError: for an unknown kind, or for labels with a kind that has its own.
-        SourceError: when there is nothing at ``path``, or nothing that is known.
+        UsageError: An unknown kind, or labels for a kind that has its own.
+        SourceError: There is nothing at ``path``, or nothing of a known kind.
     """
-    source = Path(path)
-    if kind is not None and kind not in KINDS:
-        raise UsageError(f"unknown kind of source {kind!r}; kinds: {', '.join(KINDS)}")
-    if labels is not None and kind not in (None, "flat"):
-        raise UsageError(f"a labels file goes with a flat source; a source of kind {kind} has its own labels")
+    place = Path(path)
+    options = SourceOptions(None if labels is None else Path(labels), max_pixels, named=kind is not None)
+    named: Kind | None = None if kind is None else SOURCES[kind]
+    if named is not None and options.labels is not None and not named.takes_labels:
+        raise UsageError(f"a source of kind {kind} has its own labels; leave the labels file out, or use another kind")
     try:
-        source.stat()
+        place.stat()
     except (OSError, ValueError) as error:
-        raise SourceError(_unreachable(source, error)) from None
-    if labels is not None or kind == "flat":
-        return _flat(source, None if labels is None else Path(labels))
-    if kind == "store" or (kind is None and _is_store(source)):
-        from packstore.sources.store import StoreSource
-
-        return StoreSource(source)
-    if kind is None or kind in _CIFAR:
-        from packstore.sources.cifar import open_cifar
-
-        cifar = open_cifar(source, kind)
-        if cifar is not None:
-            return cifar
-    if not source.is_dir():
-        _refuse_image(source)
-        if _begin(source).startswith(_ARCHIVES):
-            raise SourceError(
-                f"{printable(str(path))} is an archive{_beginning(source)}, but not CIFAR as it was downloaded: unpack "
-                "it, and give the folder"
-            )
-        raise SourceError(
-            f"{printable(str(path))} is a file{_beginning(source)}, which is no source: give a folder of images, CIFAR "
-            f"as a folder or .tar.gz, or a packstore store; kinds: {', '.join(KINDS)}"
-        )
-    if kind is None and not _has_folders_of_images(source):
-        return _flat(source, None)
-    from packstore.sources.imagefolder import ImageFolderSource
-
-    return ImageFolderSource(source, all_classes=kind is not None)
+        raise SourceError(_unreachable(place, error)) from None
+    found = named or _recognise(place, options)
+    return found.open(place, options)
 
 
-def _flat(path: Path, labels: Path | None) -> Source:
-    from packstore.sources.flat import FlatSource
-
-    if not path.is_dir():
-        _refuse_image(path)
-        raise SourceError(f"{printable(str(path))} is a file{_beginning(path)}, not a folder of images")
-    return FlatSource(path, labels)
+def _recognise(path: Path, options: SourceOptions) -> Kind:
+    """The first kind that is certain of ``path``, else the first for which it is possible."""
+    possible: Kind | None = None
+    for name in SOURCES:  # plug-ins come last, and are not even looked for where a built-in kind is certain
+        kind: Kind = SOURCES[name]
+        if options.labels is not None and not kind.takes_labels:
+            continue
+        certainty = kind.recognise(path, options)
+        if certainty is Certainty.CERTAIN:
+            return kind
+        if certainty is Certainty.POSSIBLE and possible is None:
+            possible = kind
+    if possible is None:
+        raise unrecognised(path, [SOURCES[name] for name in SOURCES])
+    return possible
 
 
 def _unreachable(path: Path, error: OSError | ValueError) -> str:
@@ -91,53 +74,3 @@ def _unreachable(path: Path, error: OSError | ValueError) -> str:
     if isinstance(error, FileNotFoundError) and path.is_symlink():
         return f"{name} is a link to nowhere: {printable(str(path.readlink()))} does not exist"
     return f"{name}: {printable(str(error)) if isinstance(error, ValueError) else error.strerror or error}"
-
-
-def _refuse_image(path: Path) -> None:
-    """Raises :class:`SourceError` where ``path`` is an image file."""
-    try:
-        sniff(_begin(path, _HEADER))
-    except HeaderError:
-        return
-    raise SourceError(f"{printable(str(path))} is one image; give a folder of images")
-
-
-def _has_folders_of_images(path: Path) -> bool:
-    """Whether any folder below ``path`` holds an image; or, where there is no image at all, whether it has folders
-    (the image folder then says which of them are empty)."""
-    from packstore.sources.listing import ancestry, list_directory, walk
-
-    place = str(path.absolute())
-    root = list_directory(place)
-    above = (*ancestry(place), root.identity)
-    for name in sorted(root.directories):
-        if any(listing.images for _, listing in walk(place, name, above)):
-            return True
-    return bool(root.directories) and not root.images
-
-
-def _is_store(path: Path) -> bool:
-    """Whether ``path`` has the outward form of a store; whether it is one is found when it is opened."""
-    if path.is_dir():
-        sharded = (path / "manifest.json").is_file() and any(path.glob("shard-00000.*"))
-        return sharded or (path / "data.mdb").is_file()
-    return _begin(path).startswith((b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"))
-
-
-def _begin(path: Path, size: int = 8) -> bytes:
-    if not path.is_file():
-        return b""
-    try:
-        with path.open("rb") as file:
-            return file.read(size)
-    except OSError as error:
-        raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
-
-
-_ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ")
-"""How gzip, zip, bzip2 and xz files begin."""
-
-
-def _beginning(path: Path) -> str:
-    begin = _begin(path)
-    return f" that begins with {begin!r}" if begin else ""

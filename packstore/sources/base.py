@@ -1,18 +1,75 @@
-"""The contract of a source: survey it once, list its entries in a fixed order, read any entry from any thread."""
+"""The contract of a source: survey it, list its entries in a fixed order, read any entry from any thread.
+
+A source is one file with a :class:`Kind`, and one line: in :data:`packstore.core.registry.SOURCES`, or an entry point
+of the group ``packstore.sources``. :class:`packstore.testing.SourceSuite` is this contract as tests.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from packstore.core.columns import ImageData
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import NotInSourceError, SourceError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.sniff import MAX_PIXELS
+
+
+class Certainty(IntEnum):
+    """What a kind says of a path.
+
+    ``CERTAIN``: the path is of this kind; no further kind is asked. ``POSSIBLE``: nothing contradicts it, and nothing
+    proves it; the first such kind opens the path when none is certain, and says what is missing. ``NO``: it is not.
+    """
+
+    NO = 0
+    POSSIBLE = 1
+    CERTAIN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """How to open a source.
+
+    Attributes:
+        labels: A CSV file with the columns ``file,label`` and optionally ``split``; for kinds that take one.
+        max_pixels: An image file too large for an image of so many pixels is not read; see
+            :func:`packstore.images.sniff.max_file_bytes`.
+        named: The user named the kind: it decides where the path alone is ambiguous.
+    """
+
+    labels: Path | None = None
+    max_pixels: int = MAX_PIXELS
+    named: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.max_pixels) is not int or self.max_pixels < 1:
+            raise UsageError(f"max_pixels should be a whole number of at least 1, got {self.max_pixels!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of source, as the registry holds it.
+
+    Attributes:
+        name: Its name in the registry, for ``--source`` and in manifests.
+        help: What it is, in a few words: ``a folder of images``.
+        recognise: Whether a path is of this kind. Looks no further than it must, and raises :class:`SourceError` only
+            where it is sure that the path is meant for it, and is broken or ambiguous.
+        open: Opens a path. Raises :class:`SourceError` where it is not of this kind.
+        takes_labels: It uses :attr:`SourceOptions.labels`; other kinds are never given any.
+    """
+
+    name: str
+    help: str
+    recognise: Callable[[Path, SourceOptions], Certainty]
+    open: Callable[[Path, SourceOptions], Source]
+    takes_labels: bool = False
 
 
 class Entry(NamedTuple):
@@ -23,10 +80,10 @@ class Entry(NamedTuple):
         split: Name of its split; ``""`` in a source without splits.
         labels: Class numbers, in the order of ``Survey.columns``.
         size_bytes: Size of the image as it lies in the source.
-        ref: Whatever the source needs to read it.
-        modified_ns: When the image's own file was last modified, in nanoseconds; 0 where it is not a file of its own.
-        changed_ns: When anything of that file was changed last, its name included, which nobody can set back: two files
-            of one size and age that were exchanged show by nothing else.
+        ref: Whatever the source needs to read it: plain values, which another opening of the same source understands.
+        modified_ns: Time of modification (``st_mtime_ns``) of the image's own file; 0 where it has none.
+        changed_ns: Time of change (``st_ctime_ns``) of that file. Nobody can set it back, so it alone shows that two
+            files of one size and age were exchanged.
     """
 
     key: str
@@ -43,16 +100,16 @@ class Survey:
     """What a source holds, from one pass over its listing (no image is read).
 
     Attributes:
-        splits: Number of samples by split, in the order in which they are to be packed (train, val, test, others by
-            name); the only name is ``""`` in a source without splits.
+        splits: Number of samples by split, in packing order (see :data:`SPLIT_ORDER`; others follow by name); the only
+            name is ``""`` in a source without splits.
         columns: The label columns (``label`` first), each fixed int64 with its classes; empty without labels.
-        encoding: What :meth:`Source.read` yields: ``original`` for image files, ``uint8`` for arrays; for a store its
-            own encoding.
+        encoding: What :meth:`Source.read` returns: ``original`` for image files, ``uint8`` for arrays ``(H, W, 3)``; a
+            store's own encoding.
         shape: Shape that all arrays share, or None for files and ragged stores.
         size_bytes: Bytes of all images as they lie in the source.
         paged_bytes: The same with each image rounded up to whole 4 KiB pages, as LMDB keeps larger values.
         key_bytes: Bytes of all keys together.
-        ignored: Number of files passed over, by reason (``hidden``, ``not images (.txt)`` ...), in the plural.
+        ignored: Number of files passed over, by reason in the plural (``hidden``, ``not images (.txt)`` …).
         store: The manifest when the source is a packstore store.
     """
 
@@ -74,48 +131,59 @@ class Survey:
 class Source(ABC):
     """Where samples come from.
 
-    Listing is lazy and deterministic; memory does not grow with the number of samples beyond one directory's names.
+    Listing is lazy and deterministic. Memory does not grow with the number of samples, but for one directory's names
+    and a few bytes a sample.
 
     Attributes:
-        kind: ``imagefolder``, ``flat``, ``cifar10``, ``cifar100`` or ``store``.
+        kind: The name of its :class:`Kind`.
+        normalization: Name of the mean and standard deviation by which floating point records are normalised, unless
+            the user chooses others.
         path: The source as the user named it.
-        max_pixels: Files of more bytes than an image of so many pixels can have are not read; see
-            :func:`packstore.images.sniff.max_file_bytes`.
+        options: How it was opened.
     """
 
     kind: str
-    max_pixels: int = MAX_PIXELS
+    normalization: str = "imagenet"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
+        self.options = options
 
     @abstractmethod
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts what :meth:`entries` will yield for ``split`` (all splits for None). The class list is that of the
-        whole source. Raises :class:`SourceError` when there is nothing to pack, or for an unknown split (naming
-        those that there are)."""
+        """Counts what :meth:`entries` yields for ``split`` (all splits for None). The class list is that of the whole
+        source. Raises :class:`SourceError` when there is nothing to pack, and :class:`NotInSourceError` for an unknown
+        split, naming those that there are."""
 
     @abstractmethod
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """The samples, split after split in the survey's order; the same at each call as long as nothing changes."""
+        """The samples, split after split in the survey's order; the same at each call as long as nothing changes. Needs
+        no survey before it. Raises for an unknown split at once, as :meth:`survey` does."""
 
     @abstractmethod
     def read(self, entry: Entry) -> ImageData:
-        """The image of an entry. Called from several threads at once. Raises :class:`SampleError` with the entry's
-        key when it cannot be read."""
+        """The image of an entry that this or another opening of the source has listed. Called from several threads at
+        once. Raises :class:`SampleError` with the entry's key when it cannot be read."""
 
     def stamp(self) -> str:
-        """What tells whether the source has changed, beyond what its entries say: the same at each call as long as it
-        has not. Empty where the entries say it all. Raises :class:`SourceError` when it has vanished."""
+        """Changes when the source changes in a way that its entries do not show; empty where they show every change.
+        Raises :class:`SourceError` when the source has vanished."""
         return ""
 
     def close(self) -> None:
-        """Releases open files. Idempotent."""
+        """Releases open files. Idempotent. Images that were read stay valid; reading again may raise
+        :class:`PackstoreError`."""
         return
+
+    def no_split(self, split: str, splits: Iterable[str]) -> NotInSourceError:
+        """The error for an unknown split; ``splits`` are those that there are."""
+        known = ", ".join(printable(name) for name in splits if name) or "it has none"
+        return NotInSourceError(f"{printable(str(self.path))} has no split {printable(split)!r}; splits: {known}")
 
 
 def stamp_of(paths: Iterable[Path]) -> str:
-    """A stamp of some files: sizes, times of modification and change. Raises :class:`SourceError` when one is gone."""
+    """A stamp of files: their sizes, times of modification and of change. Raises :class:`SourceError` when one is
+    gone."""
     parts = []
     for path in paths:
         try:

@@ -8,18 +8,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from packstore.core.errors import NotInSourceError, SampleError, SourceError, printable
+from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.images.sniff import max_file_bytes
-from packstore.sources.base import Entry, Source, Survey, paged, stamp_of
-from packstore.sources.labels import Contents, LabelsFile, Row, number_of, split_name
+from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, paged, stamp_of
+from packstore.sources.folder import FolderSource
+from packstore.sources.labels import LabelsFile, LabelsSummary, Row, number_of, split_name
 from packstore.sources.listing import (
     NO_FILE,
     NO_SOURCE,
-    Files,
     Identity,
     ancestry,
+    holds_images,
     key_size,
     list_directory,
     no_images,
@@ -31,22 +31,20 @@ _REPORT_EVERY = 5000
 _IN_SUBFOLDERS = "images in subfolders"
 
 
-class FlatSource(Source):
-    """The images that lie directly in a folder, sorted by name; or, with a labels file, those that it names, in its
-    order, at any depth.
+class FlatSource(FolderSource):
+    """The images directly in a folder, sorted by name; or, with a labels file, those that it names, at any depth and in
+    its order.
 
     Without a labels file there is no label column. With one, labels that are all integers are class numbers as they
-    stand (``classes`` is None); otherwise all are names, numbered in sorted order.
+    stand (``classes`` is None); otherwise all are names of classes, numbered in sorted order.
     """
 
     kind = "flat"
 
-    def __init__(self, path: Path, labels: Path | None = None) -> None:
-        super().__init__(path)
-        self._root = str(path.absolute())
-        self._files = Files(self._root)
-        self._labels = None if labels is None else LabelsFile(labels)
-        self._contents: Contents | None = None
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._labels = None if options.labels is None else LabelsFile(options.labels)
+        self._summary: LabelsSummary | None = None
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """See :meth:`Source.survey`. Raises :class:`SourceError` for an empty folder, and for a labels file with a
@@ -55,15 +53,13 @@ class FlatSource(Source):
             return self._survey_labelled(self._labels, split, progress)
         self._choose(("",), split)
         ignored: Counter[str] = Counter()
-        listing = list_directory(self._root, ignored)
-        self._count_others(listing.directories, (*ancestry(self._root), listing.identity), ignored)
+        listing = list_directory(self.root, ignored)
+        self._count_others(listing.directories, (*ancestry(self.root), listing.identity), ignored)
         if not listing.images:
-            name = printable(str(self.path))
             if ignored[_IN_SUBFOLDERS]:
-                raise SourceError(f"{name}: its images lie in subfolders: use --source imagefolder")
-            raise SourceError(no_images(name, ignored, NO_SOURCE))
-        limit = max_file_bytes(self.max_pixels)  # what is larger will not be read
-        sizes = [size for size in listing.sizes if 0 < size <= limit]
+                raise SourceError(f"{self.name()}: its images lie in subfolders: use --source imagefolder")
+            raise SourceError(no_images(self.name(), ignored, NO_SOURCE))
+        sizes = [size for size in listing.sizes if 0 < size <= self.max_bytes]  # others are not read
         progress(Progress("scan", len(listing.images), len(listing.images), sum(sizes)))
         return Survey(
             splits={"": len(listing.images)},
@@ -77,35 +73,25 @@ class FlatSource(Source):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """See :meth:`Source.entries`. ``ref`` is None, or tells that the entry is no file."""
+        """See :meth:`Source.entries`."""
         if self._labels is not None:
-            contents = self._learn(self._labels)
-            return self._labelled(self._labels, contents, self._choose(contents.splits, split))
+            summary = self._summarise(self._labels)
+            return self._labelled(self._labels, summary, self._choose(summary.splits, split))
         self._choose(("",), split)
         return self._unlabelled()
 
-    def close(self) -> None:
-        """See :meth:`Source.close`."""
-        self._files.close()
-
-    def read(self, entry: Entry) -> bytes:
-        """The bytes of the file. Raises :class:`SampleError` when it cannot be read or is not a file."""
-        if entry.ref is not None:
-            raise SampleError(entry.key, "is not a file but a pipe, a socket or a device")
-        limit = max_file_bytes(self.max_pixels)
-        return self._files.read(entry.key, entry.size_bytes, entry.modified_ns, limit)
-
     def stamp(self) -> str:
+        """See :meth:`Source.stamp`."""
         return stamp_of([self._labels.path]) if self._labels is not None else ""
 
     def _unlabelled(self) -> Iterator[Entry]:
-        listing = list_directory(self._root)
+        listing = list_directory(self.root)
         numbers = zip(listing.images, listing.sizes, listing.modified, listing.changed, strict=True)
         for name, size, modified, changed in numbers:
             yield Entry(name, "", (), max(size, 0), NO_FILE if size < 0 else None, modified, changed)
 
-    def _labelled(self, labels: LabelsFile, contents: Contents, splits: Sequence[str]) -> Iterator[Entry]:
-        numbers = None if contents.classes is None else {name: n for n, name in enumerate(contents.classes)}
+    def _labelled(self, labels: LabelsFile, summary: LabelsSummary, splits: Sequence[str]) -> Iterator[Entry]:
+        numbers = None if summary.classes is None else {name: n for n, name in enumerate(summary.classes)}
         for split in splits:
             for row in labels.rows():
                 if row.split != split:
@@ -119,40 +105,39 @@ class FlatSource(Source):
                 yield Entry(row.file, split, (label,), size, ref, modified, changed)
 
     def _survey_labelled(self, labels: LabelsFile, split: str | None, progress: ProgressCallback) -> Survey:
-        contents = self._learn(labels)
-        splits = dict.fromkeys(self._choose(contents.splits, split), 0)
+        summary = self._summarise(labels)
+        splits = dict.fromkeys(self._choose(summary.splits, split), 0)
         size_bytes = paged_bytes = key_bytes = records = 0
-        limit = max_file_bytes(self.max_pixels)
         for row in labels.rows():
             size, *_ = self._size(labels, row)
             if row.split not in splits:
                 continue
-            size = size if size <= limit else 0
+            size = size if size <= self.max_bytes else 0  # larger ones are not read
             splits[row.split] += 1
             size_bytes += size
             paged_bytes += paged(size)
             key_bytes += key_size(row.file)
             records += 1
             if records % _REPORT_EVERY == 0:
-                progress(Progress("scan", records, len(contents.hashes), size_bytes))
+                progress(Progress("scan", records, len(summary.hashes), size_bytes))
         progress(Progress("scan", records, records, size_bytes))
         return Survey(
             splits=splits,
-            columns=(Column("label", "fixed", "int64", classes=contents.classes),),
+            columns=(Column("label", "fixed", "int64", classes=summary.classes),),
             encoding="original",
             shape=None,
             size_bytes=size_bytes,
             paged_bytes=paged_bytes,
             key_bytes=key_bytes,
-            ignored=self._unnamed(labels, contents),
+            ignored=self._unnamed(labels, summary),
         )
 
-    def _unnamed(self, labels: LabelsFile, contents: Contents) -> dict[str, int]:
-        """What lies in the folder and is not in the labels file, by reason."""
+    def _unnamed(self, labels: LabelsFile, summary: LabelsSummary) -> dict[str, int]:
+        """Counts the files in the folder that the labels file does not name, by reason."""
         ignored: Counter[str] = Counter()
-        for directory, listing in walk(self._root, "", ancestry(self._root), ignored):
+        for directory, listing in walk(self.root, "", ancestry(self.root), ignored):
             prefix = f"{directory}/" if directory else ""
-            unnamed = len(listing.images) - contents.count_named([prefix + name for name in listing.images])
+            unnamed = len(listing.images) - summary.count_named([prefix + name for name in listing.images])
             if unnamed:
                 ignored["images that the labels file does not name"] += unnamed
         own = reason_for(labels.path.name)
@@ -160,14 +145,14 @@ class FlatSource(Source):
             ignored[own] -= 1  # the labels file itself is used, not passed over
         return dict(+ignored)
 
-    def _learn(self, labels: LabelsFile) -> Contents:
-        if self._contents is None:
-            self._contents = labels.contents()
-        return self._contents
+    def _summarise(self, labels: LabelsFile) -> LabelsSummary:
+        if self._summary is None:
+            self._summary = labels.summary()
+        return self._summary
 
     def _count_others(self, directories: list[str], above: tuple[Identity, ...], ignored: Counter[str]) -> None:
         for name in sorted(directories):
-            for _, listing in walk(self._root, name, above, ignored):
+            for _, listing in walk(self.root, name, above, ignored):
                 if listing.images:
                     ignored[_IN_SUBFOLDERS] += len(listing.images)
 
@@ -176,17 +161,17 @@ class FlatSource(Source):
             return splits
         split = split_name(split)
         if not split or split not in splits:
-            there = ", ".join(printable(name) for name in splits if name) or "it has none"
-            raise NotInSourceError(f"{printable(str(self.path))} has no split {printable(split)!r}; splits: {there}")
+            raise self.no_split(split, splits)
         return (split,)
 
     def _size(self, labels: LabelsFile, row: Row) -> tuple[int, int | None, int, int]:
-        """Size, ``ref``, times of modification and of change. Raises :class:`SourceError` when it does not exist."""
+        """Size, ``ref``, times of modification and of change. Raises :class:`SourceError` for a missing file or a
+        folder."""
         try:
-            found = os.stat(f"{self._root}/{row.file}")  # noqa: PTH116 - one call for each of many files
+            found = os.stat(f"{self.root}/{row.file}")  # noqa: PTH116 - one call for each of many files
         except OSError as error:
             raise SourceError(
-                f"{labels.where(row.line)}: {printable(row.file)} in {printable(str(self.path))}: "
+                f"{labels.where(row.line)}: {printable(row.file)} in {self.name()}: "
                 f"{error.strerror or error}; files are named from that folder on"
             ) from None
         if stat.S_ISDIR(found.st_mode):
@@ -194,3 +179,15 @@ class FlatSource(Source):
         if not stat.S_ISREG(found.st_mode):
             return 0, NO_FILE, 0, 0
         return found.st_size, None, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """A folder with an image directly in it, or with a labels file; any other folder may be one that is empty."""
+    if options.labels is not None:
+        return Certainty.CERTAIN
+    if not path.is_dir():
+        return Certainty.NO
+    return Certainty.CERTAIN if holds_images(str(path)) else Certainty.POSSIBLE
+
+
+KIND = Kind("flat", "a folder of images, with labels in a CSV file or none", _recognise, FlatSource, takes_labels=True)

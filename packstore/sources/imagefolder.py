@@ -1,8 +1,8 @@
 """An image folder: ``root/class/…/file``, or ``root/split/class/…/file``, nested to any depth.
 
-Class order, labels and file order are those of torchvision's ``ImageFolder``. A top level of split names (``train``,
-``val`` …) makes splits with one class list; see :data:`packstore.sources.base.SPLIT_ORDER`, and :mod:`.splits` for what
-lies beside them.
+Classes, labels and the order of files are those of torchvision's ``ImageFolder``. A top level of split names
+(``train``, ``val`` …) makes splits that share one class list; see :data:`packstore.sources.base.SPLIT_ORDER`, and
+:mod:`.splits` for other folders beside them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from packstore.core.errors import NotInSourceError, SampleError, SourceError, printable
+from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.images.sniff import max_file_bytes
-from packstore.sources.base import SPLIT_ORDER, Entry, Source, Survey, paged
+from packstore.sources.base import SPLIT_ORDER, Certainty, Entry, Kind, SourceOptions, Survey, paged
+from packstore.sources.folder import FolderSource
 from packstore.sources.listing import (
     NO_FILE,
     NO_SOURCE,
-    Files,
     Identity,
     Listing,
     ancestry,
@@ -29,6 +28,7 @@ from packstore.sources.listing import (
     key_size,
     list_directory,
     no_images,
+    tree_holds_images,
     walk,
 )
 from packstore.sources.splits import find_splits
@@ -37,12 +37,12 @@ _KEPT_FILES = 250_000  # about 25 MB of names; listing as many again takes 0.6 s
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """One split of the folder, or the folder itself when it has none.
+class _SplitFolder:
+    """The folder of one split, or the root of a source without splits.
 
     Attributes:
-        split: Name of the split; ``""`` in a folder without splits.
-        directory: Its path relative to the root; ``""`` for the root itself.
+        split: Name of the split; ``""`` without splits.
+        directory: Path relative to the root; ``""`` for the root itself.
         classes: Its class directories, sorted; empty where images lie in it directly.
         images: Number of images that lie in it directly.
         above: Identities of its directory and of those above it.
@@ -59,47 +59,41 @@ class _Part:
         return not self.classes and self.images > 0
 
 
-class ImageFolderSource(Source):
+class ImageFolderSource(FolderSource):
     """An image folder as torchvision's ``ImageFolder`` reads it, with splits.
 
-    The key of a sample is its path relative to the root, with ``/``. Splits whose images lie in them directly have no
-    labels; they can be packed together, or one by one, but not together with labelled splits.
-
-    Where other folders with images lie beside splits, one split can be packed alone; ``all_classes`` takes all folders
-    as classes instead.
+    Splits whose images lie in them directly have no labels; such splits can be packed together, or one by one, but not
+    together with labelled ones. Where other folders with images lie beside splits, one split can be packed alone;
+    naming the kind takes all folders as classes instead.
     """
 
     kind = "imagefolder"
 
-    def __init__(self, path: Path, *, all_classes: bool = False) -> None:
-        super().__init__(path)
-        self._all_classes = all_classes
-        self._root = str(path.absolute())
-        self._files = Files(self._root)
-        self._kept: dict[str, list[tuple[str, str, Listing]]] = {}  # what the survey has listed, by split
-        self._kept_files = 0
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._listed: dict[str, list[tuple[str, str, Listing]]] = {}
+        """What the last survey listed, by split: spares :meth:`entries` the same listing."""
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """See :meth:`Source.survey`. One pass over the listing with a ``stat`` a file.
+        """See :meth:`Source.survey`. Lists all directories, with a ``stat`` a file.
 
         Raises :class:`SourceError` for a folder without images, a class without images in any split, labelled and
         unlabelled splits together, splits and other folders with images together, a cycle of links, and a directory
         that cannot be listed.
         """
         ignored: Counter[str] = Counter()
-        self._kept, self._kept_files = {}, 0
-        parts = self._parts(ignored, split)
-        chosen = self._choose(parts, split)
-        classes = _all_classes(parts)
+        self._listed = {}
+        folders = self._split_folders(ignored, split)
+        chosen = self._choose(folders, split)
+        classes = _all_classes(folders)
         per_class: Counter[str] = Counter()
         splits: dict[str, int] = {}
         size_bytes = paged_bytes = key_bytes = 0
-        limit = max_file_bytes(self.max_pixels)  # what is larger will not be read
-        for part in chosen:
+        for folder in chosen:
             before = sum(splits.values())
             count = 0
-            for label, directory, listing in self._directories(part, ignored):
-                sizes = [size for size in listing.sizes if 0 < size <= limit]
+            for label, directory, listing in self._list_anew(folder, ignored):
+                sizes = [size for size in listing.sizes if 0 < size <= self.max_bytes]  # others are not read
                 size_bytes += sum(sizes)
                 paged_bytes += sum(map(paged, sizes))
                 key_bytes += sum(map(key_size, listing.images))
@@ -107,19 +101,14 @@ class ImageFolderSource(Source):
                 per_class[label] += len(listing.images)
                 count += len(listing.images)
                 progress(Progress("scan", before + count, None, size_bytes))
-            if part.split and not count:
-                there = ", ".join(p.split for p in parts)
-                advice = f"remove this split, or pack another one with --split ({there})"
-                passed: Counter[str] = Counter()
-                for _ in walk(self._root, part.directory, part.above[:-1], passed):
-                    continue
-                raise SourceError(no_images(self._name(part.directory), passed, advice))
-            splits[part.split] = count
+            if folder.split and not count:
+                self._refuse_empty_split(folder, folders)
+            splits[folder.split] = count
         if not classes and not any(splits):
-            self._no_folders(splits[""], ignored)
-        labelled = any(part.classes for part in chosen)
+            self._refuse_without_folders(splits[""], ignored)
+        labelled = any(folder.classes for folder in chosen)
         if labelled:
-            self._check_classes(classes, per_class, [p for p in parts if p not in chosen], ignored)
+            self._check_classes(classes, per_class, [f for f in folders if f not in chosen], ignored)
         return Survey(
             splits=splits,
             columns=(Column("label", "fixed", "int64", classes=classes),) if labelled else (),
@@ -132,150 +121,157 @@ class ImageFolderSource(Source):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """See :meth:`Source.entries`. ``ref`` is None, or tells that the entry is no file."""
-        parts = self._parts(None, split)
-        chosen = self._choose(parts, split)
-        numbers = {name: number for number, name in enumerate(_all_classes(parts))}
+        """See :meth:`Source.entries`."""
+        folders = self._split_folders(None, split)
+        chosen = self._choose(folders, split)
+        numbers = {name: number for number, name in enumerate(_all_classes(folders))}
         return self._entries(chosen, numbers)
 
-    def _entries(self, chosen: Sequence[_Part], numbers: dict[str, int]) -> Iterator[Entry]:
-        for part in chosen:
-            name = part.split
-            for label, directory, listing in self._directories(part, None):
-                labels = (numbers[label],) if part.classes else ()
+    def _entries(self, chosen: Sequence[_SplitFolder], numbers: dict[str, int]) -> Iterator[Entry]:
+        for folder in chosen:
+            split = folder.split
+            for label, directory, listing in self._listed.get(split) or self._list(folder, None):
+                labels = (numbers[label],) if folder.classes else ()
                 prefix = f"{directory}/" if directory else ""
                 for image, size, modified, changed in zip(
                     listing.images, listing.sizes, listing.modified, listing.changed, strict=True
                 ):
                     yield (
-                        Entry(prefix + image, name, labels, size, None, modified, changed)
+                        Entry(prefix + image, split, labels, size, None, modified, changed)
                         if size >= 0
-                        else Entry(prefix + image, name, labels, 0, NO_FILE)
+                        else Entry(prefix + image, split, labels, 0, NO_FILE)
                     )
 
-    def close(self) -> None:
-        """See :meth:`Source.close`."""
-        self._files.close()
-
-    def read(self, entry: Entry) -> bytes:
-        """The bytes of the file. Raises :class:`SampleError` when it cannot be read or is not a file."""
-        if entry.ref is not None:
-            raise SampleError(entry.key, "is not a file but a pipe, a socket or a device")
-        limit = max_file_bytes(self.max_pixels)
-        return self._files.read(entry.key, entry.size_bytes, entry.modified_ns, limit)
-
-    def _name(self, directory: str = "") -> str:
-        return printable(f"{self.path}/{directory}" if directory else str(self.path))
-
-    def _parts(self, ignored: Counter[str] | None, split: str | None) -> list[_Part]:
-        """The splits in their order; or one part without a name. Counts what lies beside folders in ``ignored``."""
-        above = ancestry(self._root)
-        root = list_directory(self._root, ignored)
+    def _split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[_SplitFolder]:
+        """The folders of all splits in packing order, or the root. Counts in ``ignored`` what lies beside them."""
+        above = ancestry(self.root)
+        root = list_directory(self.root, ignored)
         loose, above = len(root.images), (*above, root.identity)
-        found = find_splits(self._root, root.directories, above)
+        found = find_splits(self.root, root.directories, above)
         if found is not None and found.others:
-            if self._all_classes:
+            if self.options.named:
                 found = None
             elif split is None:
-                raise SourceError(found.describe(self._name()))
+                raise SourceError(found.describe(self.name()))
         if found is None:
             _count_loose(ignored, loose if root.directories else 0, "class")
-            return [_Part("", "", tuple(sorted(root.directories)), loose, above)]
+            return [_SplitFolder("", "", tuple(sorted(root.directories)), loose, above)]
         _count_loose(ignored, loose, "split")
         if ignored is not None:
             ignored += Counter(
                 {"folders without images": len(found.empty), "folders beside the splits": len(found.others)}
             )
-        parts: dict[str, _Part] = {}
+        folders: dict[str, _SplitFolder] = {}
         for directory in sorted(found.splits, key=lambda name: (SPLIT_ORDER.index(name.lower()), name)):
-            split, path = directory.lower(), f"{self._root}/{directory}"
-            if split in parts:
+            split, path = directory.lower(), f"{self.root}/{directory}"
+            if split in folders:
                 raise SourceError(
-                    f"{self._name(directory)} and {self._name(parts[split].directory)} are the same split: rename one"
+                    f"{self.name(directory)} and {self.name(folders[split].directory)} are the same split: rename one"
                 )
             inside = list_directory(path, ignored)
             if inside.identity in above:
                 raise cycle(path)
             loose, classes = len(inside.images), tuple(sorted(inside.directories))
             _count_loose(ignored, loose if classes else 0, "class")
-            parts[split] = _Part(split, directory, classes, loose, (*above, inside.identity))
-        return list(parts.values())
+            folders[split] = _SplitFolder(split, directory, classes, loose, (*above, inside.identity))
+        return list(folders.values())
 
-    def _choose(self, parts: list[_Part], split: str | None) -> list[_Part]:
-        """The parts to pack. Raises :class:`SourceError` for an unknown split and for labels that only some have."""
+    def _choose(self, folders: list[_SplitFolder], split: str | None) -> list[_SplitFolder]:
+        """The folders to pack. Raises :class:`SourceError` for an unknown split and for labels that only some have."""
         if split is not None:
-            chosen = [part for part in parts if part.split == split.lower()] if split else []
+            chosen = [folder for folder in folders if folder.split == split.lower()] if split else []
             if not chosen:
-                there = ", ".join(part.split for part in parts if part.split) or "it has none"
-                raise NotInSourceError(f"{self._name()} has no split {printable(split)!r}; splits: {there}")
+                raise self.no_split(split, [folder.split for folder in folders])
             return chosen
-        bare = [part.split for part in parts if part.unlabelled]
-        labelled = [part.split for part in parts if part.classes]
-        if bare and labelled:
+        unlabelled = [folder.split for folder in folders if folder.unlabelled]
+        labelled = [folder.split for folder in folders if folder.classes]
+        if unlabelled and labelled:
             raise SourceError(
-                f"in {self._name()} the images of {' and '.join(bare)} lie in no class folders, those of "
+                f"in {self.name()} the images of {' and '.join(unlabelled)} lie in no class folders, those of "
                 f"{' and '.join(labelled)} do: pack the splits one at a time with --split, or give labels for all with "
                 "--labels labels.csv (columns file,label,split)"
             )
-        return parts
+        return folders
 
-    def _directories(self, part: _Part, ignored: Counter[str] | None) -> Iterator[tuple[str, str, Listing]]:
-        """(class, path relative to the root, what is in it) of each directory of a part, in order.
-
-        What a survey lists is kept, where it is little enough, so that it need not be listed again.
-        """
-        if ignored is None:
-            yield from self._kept[part.split] if part.split in self._kept else self._list(part, None)
-            return
-        listed: list[tuple[str, str, Listing]] | None = []
-        for found in self._list(part, ignored):
-            self._kept_files += len(found[2].images)
-            if self._kept_files > _KEPT_FILES:
-                listed = None
-            if listed is not None:
-                listed.append(found)
+    def _list_anew(self, folder: _SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
+        """:meth:`_list`, which it keeps where all splits together have at most ``_KEPT_FILES``."""
+        room = _KEPT_FILES - sum(len(listing.images) for kept in self._listed.values() for *_, listing in kept)
+        kept: list[tuple[str, str, Listing]] = []
+        for found in self._list(folder, ignored):
+            room -= len(found[2].images)
+            if room >= 0:
+                kept.append(found)
+            else:
+                kept.clear()
             yield found
-        if listed is not None:
-            self._kept[part.split] = listed
+        if room >= 0:
+            self._listed[folder.split] = kept
 
-    def _list(self, part: _Part, ignored: Counter[str] | None) -> Iterator[tuple[str, str, Listing]]:
-        if not part.classes:
-            path = f"{self._root}/{part.directory}" if part.directory else self._root
-            yield "", part.directory, list_directory(path)
+    def _list(self, folder: _SplitFolder, ignored: Counter[str] | None) -> Iterator[tuple[str, str, Listing]]:
+        """Class, path relative to the root, and listing of each directory, in order."""
+        if not folder.classes:
+            path = f"{self.root}/{folder.directory}" if folder.directory else self.root
+            yield "", folder.directory, list_directory(path)
             return
-        prefix = f"{part.directory}/" if part.directory else ""
-        for name in part.classes:
-            for directory, listing in walk(self._root, prefix + name, part.above, ignored):
+        prefix = f"{folder.directory}/" if folder.directory else ""
+        for name in folder.classes:
+            for directory, listing in walk(self.root, prefix + name, folder.above, ignored):
                 yield name, directory, listing
 
-    def _no_folders(self, images: int, ignored: Counter[str]) -> NoReturn:
+    def _refuse_empty_split(self, folder: _SplitFolder, folders: Sequence[_SplitFolder]) -> NoReturn:
+        passed: Counter[str] = Counter()
+        for _ in walk(self.root, folder.directory, folder.above[:-1], passed):
+            continue
+        there = ", ".join(other.split for other in folders)
+        advice = f"remove this split, or pack another one with --split ({there})"
+        raise SourceError(no_images(self.name(folder.directory), passed, advice))
+
+    def _refuse_without_folders(self, images: int, ignored: Counter[str]) -> NoReturn:
         if images:
-            raise SourceError(f"{self._name()} holds {images} images but no class folders: pack it with --source flat")
-        raise SourceError(no_images(self._name(), ignored, NO_SOURCE))
+            raise SourceError(f"{self.name()} holds {images} images but no class folders: pack it with --source flat")
+        raise SourceError(no_images(self.name(), ignored, NO_SOURCE))
 
     def _check_classes(
-        self, classes: Sequence[str], per_class: Counter[str], others: Sequence[_Part], ignored: Counter[str]
+        self, classes: Sequence[str], per_class: Counter[str], others: Sequence[_SplitFolder], ignored: Counter[str]
     ) -> None:
         """Raises :class:`SourceError` for classes that have no image in any split."""
         empty = [name for name in classes if not per_class[name]]
-        for part in others:
-            prefix = f"{part.directory}/"
-            for name in [n for n in empty if n in part.classes]:
-                if any(listing.images for _, listing in walk(self._root, prefix + name, part.above)):
+        for folder in others:
+            prefix = f"{folder.directory}/"
+            for name in [n for n in empty if n in folder.classes]:
+                if tree_holds_images(self.root, prefix + name, folder.above):
                     empty.remove(name)
         if empty:
             named = ", ".join(repr(printable(name)) for name in empty[:5]) + (" …" if len(empty) > 5 else "")
             passed = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common(5))
             raise SourceError(
-                f"{self._name()}: {len(empty)} of {len(classes)} class folders hold no images: {named}. Remove them, "
+                f"{self.name()}: {len(empty)} of {len(classes)} class folders hold no images: {named}. Remove them, "
                 f"or move them out of the folder{f' (passed over in all folders: {passed})' if passed else ''}"
             )
 
 
-def _all_classes(parts: Sequence[_Part]) -> tuple[str, ...]:
-    return tuple(sorted({name for part in parts for name in part.classes}))
+def _all_classes(folders: Sequence[_SplitFolder]) -> tuple[str, ...]:
+    return tuple(sorted({name for folder in folders for name in folder.classes}))
 
 
 def _count_loose(ignored: Counter[str] | None, images: int, kind: str) -> None:
     if ignored is not None and images:
         ignored[f"images beside the {kind} folders"] += images
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """A folder is one as soon as an image lies in a folder below it.
+
+    Without any image it is possible where there are folders: opened as one, it says which of them are empty.
+    """
+    if not path.is_dir():
+        return Certainty.NO
+    place = str(path.absolute())
+    root = list_directory(place)
+    above = (*ancestry(place), root.identity)
+    if any(tree_holds_images(place, name, above) for name in sorted(root.directories)):
+        return Certainty.CERTAIN
+    return Certainty.POSSIBLE if root.directories and not root.images else Certainty.NO
+
+
+KIND = Kind("imagefolder", "a folder whose folders are classes", _recognise, ImageFolderSource)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import NotInSourceError, SourceError, printable
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.listing import kind_of
+from packstore.sources.folder import kind_of
 
 _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
 _MAX_LABEL = (1 << 63) - 1
@@ -43,8 +43,8 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """What a labels file names, all in all.
+class LabelsSummary:
+    """What a labels file names.
 
     Attributes:
         classes: The sorted names of the classes, or None when all labels are class numbers.
@@ -146,8 +146,8 @@ class LabelsFile:
             raise SourceError(f"{self.where(line)}: {_shown(value)} may lead out of the folder")
         return "/".join(parts)
 
-    def contents(self) -> Contents:
-        """What the whole file names, from one pass (two where some names of classes look like numbers).
+    def summary(self) -> LabelsSummary:
+        """Summary of the whole file, from one pass (two where some labels look like numbers and others do not).
 
         Raises :class:`SourceError` for no rows, a class number below 0 or beyond 64 bits, a file named twice, too many
         splits.
@@ -185,7 +185,7 @@ class LabelsFile:
         if len(twice):
             self._refuse_duplicates({int(value) for value in twice})
         known = {name: number for number, name in enumerate(SPLIT_ORDER)}
-        return Contents(
+        return LabelsSummary(
             tuple(sorted(names)) if names else None,
             tuple(sorted(splits, key=lambda name: (known.get(name, len(known)), name))),
             ordered,

@@ -1,4 +1,4 @@
-"""Tells splits from classes by the names of folders and by what is in them."""
+"""Splits or classes: told by the names of the top folders and by what is in them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from packstore.core.errors import printable
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.listing import Identity, list_directory, walk
+from packstore.sources.listing import Identity, list_directory, tree_holds_images
 
 _NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The folders at the top of an image folder that has splits, each sorted.
+    """The top folders of an image folder that has splits, each tuple sorted.
 
     Attributes:
         splits: Those that are splits.
-        others: Other folders that hold images: not known to be splits, and surely no classes beside them.
-        empty: Other folders, without any image: annotations, tools, text.
+        others: Other folders with images: neither known as splits nor classes.
+        empty: Folders without any image: annotations, tools, text.
     """
 
     splits: tuple[str, ...]
@@ -27,7 +27,7 @@ class Splits:
     empty: tuple[str, ...] = ()
 
     def describe(self, root: str) -> str:
-        """The message about ``others`` in ``root``, a printable name."""
+        """The message about ``others``; ``root`` is the printable name of the image folder."""
         one = self.splits[0].lower()
         return (
             f"{root} holds splits ({_listed(self.splits)}) and beside them other folders with images "
@@ -39,8 +39,9 @@ class Splits:
 def find_splits(root: str, directories: Collection[str], above: tuple[Identity, ...]) -> Splits | None:
     """The splits among the top ``directories`` of ``root``, or None where all of these are classes.
 
-    Folders that all have the names of splits are splits, whatever is in them. Beside others they are splits as soon as
-    one of them holds folders of images: a class that happens to be called ``train`` holds its images directly.
+    Where all top folders have names of splits, they are splits, whatever they hold. Beside other folders they are
+    splits if one of them holds folders of images: a class that happens to be called ``train`` holds its images
+    directly.
     ``above`` identifies ``root`` and the directories above it.
     """
     names = sorted(directories)
@@ -48,19 +49,15 @@ def find_splits(root: str, directories: Collection[str], above: tuple[Identity, 
     unknown = [name for name in names if name not in splits]
     if not splits or (unknown and not any(_holds_classes(root, name, above) for name in splits)):
         return None
-    others = tuple(name for name in unknown if _holds_images(root, name, above))
+    others = tuple(name for name in unknown if tree_holds_images(root, name, above))
     return Splits(splits, others, tuple(name for name in unknown if name not in others))
 
 
 def _holds_classes(root: str, name: str, above: tuple[Identity, ...]) -> bool:
     inside = list_directory(f"{root}/{name}")
     return any(
-        _holds_images(root, f"{name}/{folder}", (*above, inside.identity)) for folder in sorted(inside.directories)
+        tree_holds_images(root, f"{name}/{folder}", (*above, inside.identity)) for folder in sorted(inside.directories)
     )
-
-
-def _holds_images(root: str, top: str, above: tuple[Identity, ...]) -> bool:
-    return any(listing.images for _, listing in walk(root, top, above))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -10,10 +10,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from packstore.core.columns import Buffer, ImageData
-from packstore.core.errors import CorruptRecordError, NotInSourceError, SourceError, printable
+from packstore.core.errors import CorruptRecordError, SourceError, printable
 from packstore.core.manifest import ENCODED, Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.sources.base import Entry, Source, Survey, paged
+from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey, paged
+from packstore.sources.refusals import first_bytes
 from packstore.stores import open_store
 from packstore.stores.base import Reader, shaped
 
@@ -29,8 +30,8 @@ class StoreSource(Source):
 
     kind = "store"
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
         self.reader: Reader = open_store(path)
         manifest = self.manifest
         self._label_columns = tuple(c for c in manifest.columns if c.name not in _INTERNAL and _is_label(c))
@@ -121,10 +122,22 @@ class StoreSource(Source):
             return [(s.name, s.start, s.stop) for s in splits] or [("", 0, self.manifest.records)]
         chosen = [(s.name, s.start, s.stop) for s in splits if s.name == split]
         if not chosen:
-            there = ", ".join(printable(s.name) for s in splits) or "it has none"
-            raise NotInSourceError(f"{printable(str(self.path))} has no split {printable(split)!r}; splits: {there}")
+            raise self.no_split(split, [s.name for s in splits])
         return chosen
 
 
 def _is_label(column: Column) -> bool:
     return column.kind == "fixed" and column.dtype == "int64" and column.shape == ()
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """By the outward form of a store; opening it finds whether it is one."""
+    if path.is_dir():
+        sharded = (path / "manifest.json").is_file() and any(path.glob("shard-00000.*"))
+        found = sharded or (path / "data.mdb").is_file()
+    else:
+        found = first_bytes(path).startswith((b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"))
+    return Certainty.CERTAIN if found else Certainty.NO
+
+
+KIND = Kind("store", "a packstore store", _recognise, StoreSource)

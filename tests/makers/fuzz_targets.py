@@ -17,6 +17,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from packstore.images.seekable.index import check_index, read_index
 from packstore.images.seekable.native import Crops, make_worker
 from packstore.images.seekable.splice import plan_cuts, splice
 from packstore.images.sniff import HeaderError, check_header, sniff
-from packstore.sources.cifar import open_cifar
-from packstore.sources.cifar.files import LAYOUTS
+from packstore.sources import open_source
+from packstore.sources.base import SourceOptions
+from packstore.sources.cifar import CifarSource
+from packstore.sources.cifar.files import LAYOUTS, find_files
 from packstore.sources.labels import LabelsFile
 from packstore.sources.pickles import BatchError, array_of, load_mapping, names_of
 from packstore.stores import open_store
@@ -132,8 +135,7 @@ def _cifar_directory(layout: int) -> Callable[[bytes], None]:
             for _, name in chosen.batches:
                 (folder / name).touch()
         (folder / chosen.batches[-1][1]).write_bytes(data)
-        source = open_cifar(folder, chosen.kind)
-        assert source is not None
+        source = open_source(folder, kind=chosen.kind)
         source.survey()
         for entry in source.entries():
             source.read(entry)
@@ -145,20 +147,18 @@ def _cifar_archive(data: bytes) -> None:
     """``data`` is a gzip file, or a tar file that is yet to be compressed."""
     path = _scratch() / "cifar-10-binary.tar.gz"
     path.write_bytes(data if data[:2] == b"\x1f\x8b" else gzip.compress(data, 1))
-    source = open_cifar(path, None)
-    if source is not None:
-        try:
+    files = find_files(path, None)
+    if files is not None:
+        with closing(CifarSource(path, SourceOptions(), files)) as source:
             source.survey()
             for entry in source.entries():
                 source.read(entry)
-        finally:
-            source.close()
 
 
 def _labels(data: bytes) -> None:
     path = _scratch() / "labels.csv"
     path.write_bytes(data)
-    LabelsFile(path).contents()
+    LabelsFile(path).summary()
 
 
 # --- stores -----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""The published layouts of CIFAR-10 and CIFAR-100 (https://www.cs.toronto.edu/~kriz/cifar.html), and where they lie:
-in a directory, or in a ``.tar.gz`` that is read in place."""
+"""The published layouts of CIFAR-10 and CIFAR-100 (https://www.cs.toronto.edu/~kriz/cifar.html), in a directory or in
+a ``.tar.gz`` that is read in place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from packstore.core.errors import SourceError, UsageError, printable
+from packstore.core.errors import SourceError, printable
 from packstore.sources.cifar.gzipped import GzipReader
 
 _MAX_MEMBER_BYTES = 1 << 28  # the largest published file, CIFAR-100's train, has 155 MB
@@ -53,7 +53,8 @@ class Layout:
         return (*self.meta, *(name for _, name in self.batches))
 
     def fits(self, directory: str, files: Iterable[str]) -> bool:
-        """Whether a directory is meant to be this: by its name, or as it holds a meta file and a batch."""
+        """Whether a directory is meant to have this layout: by its name, or because it holds a meta file and a
+        batch."""
         there = set(files)
         return directory == self.directory or (
             there.issuperset(self.meta[:1]) and any(name in there for _, name in self.batches)
@@ -82,7 +83,7 @@ LAYOUTS = (
 )
 
 
-class Files(ABC):
+class CifarFiles(ABC):
     """The files of one layout. Safe to use from several threads."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
@@ -91,18 +92,19 @@ class Files(ABC):
 
     @abstractmethod
     def all(self) -> Iterator[tuple[str, IO[bytes]]]:
-        """Each file of the layout once, as it is best read; a file is to be used up before the next is asked for.
-        Raises :class:`SourceError` for those that are missing, and for an archive that is cut off or damaged."""
+        """Name and content of each file of the layout, in the order that is fastest to read; valid until the next.
+        Raises :class:`SourceError` for missing files, and for an archive that is cut off or damaged."""
 
     @abstractmethod
     def read(self, name: str) -> IO[bytes]:
-        """One of them, in memory or on disk. Raises :class:`SourceError`."""
+        """The content of one file. Raises :class:`SourceError` when it cannot be read."""
 
     @abstractmethod
     def paths(self) -> list[Path]:
-        """The files as they lie on the disk."""
+        """The files on disk: those of the layout, or the archive."""
 
     def where(self, name: str) -> str:
+        """A file of the layout, for messages."""
         return printable(f"{self.path}/{name}")
 
     def close(self) -> None:
@@ -116,7 +118,7 @@ class Files(ABC):
             )
 
 
-class DirectoryFiles(Files):
+class DirectoryFiles(CifarFiles):
     """The files of a directory."""
 
     def all(self) -> Iterator[tuple[str, IO[bytes]]]:
@@ -139,8 +141,8 @@ class DirectoryFiles(Files):
             raise SourceError(f"{self.where(name)} cannot be read: {error.strerror or error}") from None
 
 
-class TarFiles(Files):
-    """The members of a ``.tar.gz``: one pass finds them all, later reads go straight to them."""
+class TarFiles(CifarFiles):
+    """The members of a ``.tar.gz``: one pass finds them all, later reads seek to them."""
 
     def __init__(self, path: Path, layout: Layout, prefix: str) -> None:
         super().__init__(path, layout)
@@ -190,6 +192,9 @@ class TarFiles(Files):
     def read(self, name: str) -> IO[bytes]:
         with self._lock:
             try:
+                if not self._found:
+                    for _ in self._all():
+                        continue
                 return io.BytesIO(self._content(*self._found[name]))
             except _BROKEN as error:
                 raise _damaged(self.where(name), error) from None
@@ -198,7 +203,7 @@ class TarFiles(Files):
         self._gzip.close()
 
 
-def find_files(path: Path, kind: str | None) -> Files | None:
+def find_files(path: Path, kind: str | None) -> CifarFiles | None:
     """The files of a CIFAR at ``path``: its directory, its archive, or a folder that holds exactly one of these.
 
     Args:
@@ -233,7 +238,7 @@ def _names(path: Path) -> set[str]:
         raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
 
 
-def _archive(path: Path, layouts: list[Layout]) -> Files | None:
+def _archive(path: Path, layouts: list[Layout]) -> CifarFiles | None:
     """The archive at ``path``, if its first members are those of a layout."""
     try:
         with path.open("rb") as file:
@@ -259,7 +264,7 @@ def _damaged(where: str, error: Exception) -> SourceError:
     return SourceError(f"{where} is cut off or damaged ({printable(str(error)[:200])}): download it again")
 
 
-def no_cifar(path: Path, kind: str) -> UsageError | SourceError:
-    """The error for a source of the kind ``kind`` that is none."""
+def no_cifar(path: Path, kind: str) -> SourceError:
+    """The error for a path named as ``kind`` that is not of that kind."""
     expected = " or ".join(f"{la.directory}/ or {la.archive}" for la in LAYOUTS if la.kind == kind)
     return SourceError(f"{printable(str(path))} is not {kind}: expected {expected}, or a folder that holds one of them")

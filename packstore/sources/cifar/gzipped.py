@@ -1,6 +1,7 @@
-"""A gzip file that can be read at any position without unpacking it to disk.
+"""A gzip file that is read at any position without unpacking it to disk.
 
-``gzip`` starts over at each step back; this keeps the decompressor's state every few megabytes and resumes from there.
+Python's ``gzip`` starts over at each step back. This keeps the decompressor's state every 16 MiB, and goes on from
+there.
 """
 
 from __future__ import annotations

@@ -1,0 +1,63 @@
+"""Why a file is no source, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from packstore.core.errors import SourceError, printable
+from packstore.images.sniff import HeaderError, sniff
+from packstore.sources.base import Kind
+
+_HEADER = 1 << 20  # enough for the header of any image but one with a megabyte of metadata before it
+_ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ")
+"""How gzip, zip, bzip2 and xz files begin."""
+
+
+def unrecognised(path: Path, kinds: Sequence[Kind]) -> SourceError:
+    """The error for a path that is of none of ``kinds``."""
+    name = printable(str(path))
+    start = first_bytes(path, _HEADER)
+    begins = _begins(start)
+    if _is_image(start):
+        return _one_image(name)
+    if start.startswith(_ARCHIVES):
+        return SourceError(f"{name} is an archive{begins} of no known kind: unpack it, and give the folder")
+    known = "; ".join(f"{kind.help} ({kind.name})" for kind in kinds)
+    return SourceError(f"{name} is a file{begins}, which is no source; give one of these: {known}")
+
+
+def not_a_folder(path: Path) -> SourceError:
+    """The error for a file where a folder of images has to be."""
+    name = printable(str(path))
+    start = first_bytes(path, _HEADER)
+    return _one_image(name) if _is_image(start) else SourceError(
+        f"{name} is a file{_begins(start)}, not a folder of images"
+    )  # fmt: skip
+
+
+def first_bytes(path: Path, size: int = 8) -> bytes:
+    """The first ``size`` bytes of a file; none where ``path`` is no regular file."""
+    if not path.is_file():
+        return b""
+    try:
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError as error:
+        raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
+
+
+def _one_image(name: str) -> SourceError:
+    return SourceError(f"{name} is one image; give a folder of images")
+
+
+def _is_image(start: bytes) -> bool:
+    try:
+        sniff(start)
+    except HeaderError:
+        return False
+    return True
+
+
+def _begins(start: bytes) -> str:
+    return f" that begins with {start[:8]!r}" if start else ""
