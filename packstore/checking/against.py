@@ -14,7 +14,7 @@ from packstore.core.errors import PackstoreError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.images.encode import Encoder, compare
+from packstore.images.encode import Encoder
 from packstore.packing.plan import encode_options, made_alike, make_encoder
 from packstore.sources.base import Entry, Source, Survey
 from packstore.stores.base import Problem, Reader
@@ -142,7 +142,7 @@ class Comparison:
         try:
             image = self.source.read(entry)
             shape = None if self.shapes is None else self.shapes[record]
-            difference = compare(self.encoder, entry.key, image, self.reader.view(record), shape)
+            difference = self.encoder.compare(entry.key, image, self.reader.view(record), shape)
         except PackstoreError as error:
             difference = f"cannot be compared: {error}"
         if difference is not None:

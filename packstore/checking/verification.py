@@ -10,7 +10,7 @@ from typing import Any
 
 from packstore.checking.against import Comparison
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
-from packstore.core.manifest import ENCODED, Manifest
+from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.decoders import Decoder, get_decoder
@@ -100,7 +100,7 @@ def verify(
     With ``decode=True`` also that every image decodes, and with ``against=SOURCE`` that the store holds what the
     source holds: keys, labels and splits always; images byte for byte where the records are the source's bytes,
     pixel for pixel for lossless encodings, otherwise within the tolerance stated in
-    :func:`packstore.images.encode.compare`.
+    :func:`packstore.images.encode.Encoder.compare`.
 
     Args:
         path: The store.
@@ -140,7 +140,7 @@ class _Verification:
             self.report(problem)
         checks = list(check.checks)
         if options.decode:
-            encoded = manifest.encoding in ENCODED
+            encoded = manifest.holds_files
             checks.append("every image decoded" if encoded else "pixels are stored as they are: nothing to decode")
             if encoded:
                 self.decode(get_decoder(options.decoder, max_pixels=options.max_pixels))

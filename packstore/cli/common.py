@@ -19,6 +19,7 @@ from packstore.core.errors import printable
 if TYPE_CHECKING:
     from packstore.core.manifest import Normalization
     from packstore.core.progress import Progress, ProgressCallback
+    from packstore.core.registry import Registry
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -58,6 +59,19 @@ class PixelCount(ByteSize):
         if count < 1:
             self.fail(f"{value!r} should be at least 1", param, ctx)
         return count
+
+
+class PluginChoice(click.Choice):  # type: ignore[type-arg]
+    """A name in a registry. The help lists the built-in ones; looking for plug-ins waits for a name that is none."""
+
+    def __init__(self, registry: Registry) -> None:
+        super().__init__(registry.built_in)
+        self._registry = registry
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value not in self._registry.built_in and value in self._registry:
+            return value
+        return super().convert(value, param, ctx)
 
 
 class ImageSize(click.ParamType):  # type: ignore[type-arg]

@@ -13,6 +13,7 @@ from packstore.cli.common import (
     ByteSize,
     ImageSize,
     PixelCount,
+    PluginChoice,
     describe_normalization,
     human_bytes,
     pasted,
@@ -20,7 +21,8 @@ from packstore.cli.common import (
     quantity,
 )
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.core.manifest import FLOAT_ENCODINGS, FORMAT_NAMES, FORMATS
+from packstore.core.manifest import FORMAT_NAMES, FORMATS
+from packstore.core.registry import ENCODINGS
 from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -29,14 +31,13 @@ if TYPE_CHECKING:
 
 EXIT_SKIPPED = 3
 _LISTED = 10
-_ENCODINGS = ("original", "seekable", "jpeg", "uint8", "float16", "bfloat16", "float32")
 
 
 @click.command(short_help="Pack a dataset into a store.")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("dest", type=click.Path(path_type=Path))
 @click.option(
-    "--encoding", type=click.Choice(_ENCODINGS), help="What a record holds.  [default: original; .pth: float16]"
+    "--encoding", type=PluginChoice(ENCODINGS), help="What a record holds.  [default: original; .pth: float16]"
 )
 @click.option("--size", type=ImageSize(), help="Bring every image to one size: 224, or 32x48 (height x width).")
 @click.option(
@@ -131,18 +132,19 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
 def describe_plan(plan: Plan) -> str:
     """The plan of ``--dry-run``."""
     survey, encode = plan.survey, plan.encode
+    encoding = ENCODINGS[encode.encoding]
     shape = ""
     if plan.shape:
         height, width, channels = plan.shape
-        planes = encode.encoding in FLOAT_ENCODINGS
+        planes = encoding.layout == "CHW"
         shape = f", {channels} x {height} x {width} (CHW)" if planes else f", {height} x {width} x {channels} (HWC)"
     lines = [
         f"source       {printable(str(plan.source.path))} ({plan.source.kind}), {human_bytes(survey.size_bytes)}",
         f"destination  {printable(str(plan.destination))} ({FORMAT_NAMES[plan.format]})",
         f"encoding     {encode.encoding}{shape}",
     ]
-    if encode.encoding == "seekable":
-        lines.append(f"loss         in what is no JPEG yet, encoded at quality {encode.quality}; in JPEG files none")
+    if (loss := encoding.describe_loss(encode)) is not None:
+        lines.append(f"loss         {loss}")
     if plan.auto_normalize:
         lines.append("normalise    mean and standard deviation of the training split, to be computed")
     elif encode.normalization:
@@ -192,7 +194,9 @@ def describe_report(report: ConvertReport) -> str:
         quality = manifest.options.get("quality")
         lines.append(f"  encoded  {quantity(report.lossy, 'image')} that were no JPEG, with loss (quality {quality})")
     if report.kept:
-        lines.append(f"  as is    {quantity(sum(report.kept.values()), 'file')} that cannot be made seekable:")
+        lines.append(
+            f"  as is    {quantity(sum(report.kept.values()), 'file')} that cannot be made {manifest.encoding}:"
+        )
         kept = list(report.kept.items())[:_LISTED]
         lines += [f"    {printable(reason)}: {quantity(count, 'file')}" for reason, count in kept]
         if len(report.kept) > _LISTED:

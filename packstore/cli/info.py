@@ -60,7 +60,7 @@ def describe(reader: Reader) -> str:
         ("records", f"{len(reader):,}"),
         ("encoding", f"{m.encoding}{shape}"),
     ]
-    if m.encoding == "seekable" and (kept := m.options.get("not_seekable")):
+    if kept := m.options.get("not_seekable"):
         rows.append(("", f"{kept:,} of them cannot be made seekable and are as they were"))
     if m.normalization:
         rows.append(("normalised", describe_normalization(m.normalization)))

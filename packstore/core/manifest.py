@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 from packstore.core.errors import ManifestError
 from packstore.core.plainjson import canonical, from_plain, sha256_json, to_plain, unique
+from packstore.core.registry import ENCODINGS
 
 FORMAT_VERSION = 1
 """Version of the store layouts that this code writes. A reader refuses a higher one."""
@@ -24,17 +25,13 @@ FORMAT_VERSION = 1
 FORMATS = ("lmdb", "hdf5", "pth")
 FORMAT_NAMES = {"lmdb": "LMDB", "hdf5": "HDF5", "pth": ".pth"}
 """How a format is called when people read it."""
-ENCODED = ("original", "seekable", "jpeg")
-"""Encodings whose records are the bytes of an image file."""
-FLOAT_ENCODINGS = ("float16", "bfloat16", "float32")
-TENSOR_ENCODINGS = ("uint8", *FLOAT_ENCODINGS)
-"""Encodings whose records are raw pixels: uint8 HWC, or normalised floating point CHW."""
-ENCODINGS = (*ENCODED, *TENSOR_ENCODINGS)
-
 ITEM_SIZE = {"uint8": 1, "int32": 4, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
 """Bytes of one element by dtype name; these are the dtypes that a column may have. All are little-endian at rest."""
 
+_FLOATS = ("float16", "bfloat16", "float32")
+
 _COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_ENCODING_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _RESERVED = ("manifest",)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_RECORDS = 10**10  # LMDB keys have ten digits
@@ -68,8 +65,8 @@ class Column:
         kind: ``fixed`` (the same dtype and shape in every record) or ``ragged`` (bytes of any length).
         dtype: Name of the element type, a key of :data:`ITEM_SIZE`. Ragged columns are ``uint8``.
         shape: Shape of one record's value; ``()`` for scalars and for ragged columns.
-        layout: ``HWC`` or ``CHW`` where the column holds pixels, else None. A ragged ``HWC`` column holds raw pixels
-            whose height, width and channels are in the ``shape`` column.
+        layout: ``HWC`` where the column holds uint8 pixels, ``CHW`` where it holds normalised floating point ones, else
+            None. A ragged ``HWC`` column holds pixels whose height, width and channels are in the ``shape`` column.
         classes: Names of the classes where the column holds class numbers, else None.
         nbytes: Bytes of all values together, without any container's overhead.
         digest: SHA-256 (hexadecimal) of the values, by :func:`fixed_digest` or :func:`ragged_digest`; None for the
@@ -201,7 +198,8 @@ class Manifest:
 
     Attributes:
         format: ``lmdb``, ``hdf5`` or ``pth``.
-        encoding: What the image column holds; one of :data:`ENCODINGS`.
+        encoding: How the images were encoded; a name of :data:`packstore.core.registry.ENCODINGS`, or of a plug-in
+            that need not be present: the image column itself says what is at rest.
         records: Number of records.
         columns: All columns, ``image`` first.
         splits: Splits that together cover all records in order; empty when the source had none.
@@ -229,7 +227,7 @@ class Manifest:
 
     def __post_init__(self) -> None:
         _check(self.format in FORMATS, "format", self.format)
-        _check(self.encoding in ENCODINGS, "encoding", self.encoding)
+        _check(_ENCODING_NAME.fullmatch(self.encoding) is not None, "encoding", self.encoding)
         _check(0 <= self.records <= _MAX_RECORDS, "number of records", self.records)
         names = [c.name for c in self.columns]
         _check(len(names) <= _MAX_COLUMNS, "number of columns", len(names))
@@ -237,7 +235,7 @@ class Manifest:
         _check(bool(names) and names[0] == "image" and {"key", "checksum"} <= set(names), "column names", names)
         _check_columns(self.encoding, {c.name: c for c in self.columns})
         normalized = self.normalization is not None
-        _check(not normalized or self.encoding in FLOAT_ENCODINGS, "normalization of the encoding", self.encoding)
+        _check(not normalized or self.holds_floats, "normalization of the encoding", self.encoding)
         for column in self.columns:
             if column.kind == "fixed":
                 largest = math.prod(max(n, 1) for n in column.shape) * ITEM_SIZE[column.dtype] * max(self.records, 1)
@@ -262,6 +260,16 @@ class Manifest:
     @property
     def image(self) -> Column:
         return self.columns[0]
+
+    @property
+    def holds_files(self) -> bool:
+        """Whether an image at rest is the bytes of an image file, and not an array."""
+        return self.image.layout is None
+
+    @property
+    def holds_floats(self) -> bool:
+        """Whether an image at rest is an array of normalised floating point values."""
+        return self.image.layout == "CHW"
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -337,18 +345,21 @@ def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
     image, key, checksum, shape = (columns.get(name) for name in ("image", "key", "checksum", "shape"))
     assert image is not None
     found = (image.kind, image.dtype, image.shape, image.layout)
-    if encoding in ENCODED:
+    if image.layout is None:
         good = found == ("ragged", "uint8", (), None)
     elif image.kind == "ragged":
-        good = encoding == "uint8" and found == ("ragged", "uint8", (), "HWC")
+        good = found == ("ragged", "uint8", (), "HWC")
         _check(
             shape is not None and (shape.kind, shape.dtype, shape.shape) == ("fixed", "int32", (3,)),
             "'shape' column, which raw pixels of varying size need",
             shape,
         )
     else:
-        layout, channels = ("HWC", image.shape[-1:]) if encoding == "uint8" else ("CHW", image.shape[:1])
-        good = image.dtype == encoding and image.layout == layout and len(image.shape) == 3 and channels == (3,)
+        dtypes, channels = (("uint8",), image.shape[-1:]) if image.layout == "HWC" else (_FLOATS, image.shape[:1])
+        good = image.dtype in dtypes and len(image.shape) == 3 and channels == (3,)
+    if encoding in ENCODINGS.built_in:  # those that hold arrays have the names of their dtypes
+        arrays = image.layout is not None
+        good = good and arrays == (encoding in ITEM_SIZE) and (not arrays or image.dtype == encoding)
     _check(good, f"image column for the encoding {encoding}", found)
     _check(key is not None and key.kind == "ragged", "column 'key'", key)
     row = columns.get("row_checksum")

@@ -119,7 +119,7 @@ ENCODINGS = Registry(
         "original": "packstore.images.encode.original:Original",
         "seekable": "packstore.images.encode.seekable:Seekable",
         "jpeg": "packstore.images.encode.jpeg:Jpeg",
-        "uint8": "packstore.images.encode.pixels:Uint8",
+        "uint8": "packstore.images.encode.uint8:Uint8",
         "float16": "packstore.images.encode.floats:Float16",
         "bfloat16": "packstore.images.encode.floats:BFloat16",
         "float32": "packstore.images.encode.floats:Float32",

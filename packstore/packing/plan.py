@@ -11,18 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from packstore.core.errors import DestinationError, SampleError, UsageError, printable
-from packstore.core.manifest import (
-    ENCODED,
-    ENCODINGS,
-    FLOAT_ENCODINGS,
-    FORMATS,
-    TENSOR_ENCODINGS,
-    Manifest,
-    Normalization,
-)
+from packstore.core.manifest import FORMATS, Manifest, Normalization
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.core.registry import SOURCES
-from packstore.images.encode import EncodeOptions, Encoder, as_normalization, parse_size
+from packstore.core.registry import ENCODINGS, SOURCES
+from packstore.images.encode import EncodeOptions, Encoder, Encoding, encodings_that_accept, parse_size
+from packstore.images.normalization import as_normalization
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources import open_source
 from packstore.sources.base import Entry, Source, Survey, paged
@@ -43,8 +36,9 @@ class ConvertOptions:
         labels: CSV with the columns ``file,label`` and optionally ``split``.
         split: Pack only this split.
         format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the destination's suffix.
-        encoding: One of ``original``, ``seekable``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``; None
-            chooses: a store's own encoding, the source's bytes for LMDB and HDF5, ``float16`` for ``.pth``.
+        encoding: One of ``original``, ``seekable``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``, or a
+            plug-in's; None chooses: a store's own encoding, the source's bytes for LMDB and HDF5, ``float16`` for
+            ``.pth``.
         size: ``S`` or ``(height, width)`` of tensor encodings.
         fit: ``crop``, ``pad`` or ``squash``: how an image of another aspect ratio comes to ``size``; None for ``crop``.
         resize: Shorter side to which ``jpeg`` shrinks, or None.
@@ -209,8 +203,10 @@ def make_encoder(
 ) -> Encoder:
     """The encoder for what a source yields. ``reencode`` makes new JPEG records even of a ``jpeg`` store's."""
     store = survey.store
-    encoding = "original" if reencode and survey.encoding in ENCODED else survey.encoding
-    return Encoder(encode, encoding, shape, store.normalization if store else None)
+    files = ENCODINGS[survey.encoding].layout is None
+    return Encoder(
+        encode, "original" if reencode and files else survey.encoding, shape, store.normalization if store else None
+    )
 
 
 def check_space(plan: Plan) -> None:
@@ -252,34 +248,33 @@ def _check_places(source: Path, destination: Path, overwrite: bool) -> None:
 
 def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertOptions) -> tuple[EncodeOptions, bool]:
     """The encoding and its options with all defaults filled in; and whether the normalisation is to be computed."""
-    encoding = options.encoding
-    if encoding is None:
-        keeps = survey.encoding in FLOAT_ENCODINGS or format != "pth"
-        encoding = survey.encoding if keeps else "float16"
-    if encoding == "original" and survey.encoding in TENSOR_ENCODINGS:
-        encoding = survey.encoding  # there are no files: the pixels are the original
+    source: type[Encoding] = ENCODINGS[survey.encoding]
+    normalized = source.layout == "CHW"
+    asked = options.encoding or (survey.encoding if normalized or format != "pth" else "float16")
+    encoding: type[Encoding] = ENCODINGS[asked].of_source(source)
     normalize = options.normalize
-    if options.quality is not None and encoding not in ("jpeg", "seekable"):
+    if options.quality is not None and "quality" not in encoding.accepts:
+        others = " and ".join(sorted(encodings_that_accept("quality")))
         raise UsageError(
-            f"quality is for the encodings jpeg and seekable, not {encoding}; leave it out, or add --encoding jpeg"
+            f"quality is for the encodings {others}, not {encoding.name}; leave it out, or add --encoding jpeg"
         )
-    if encoding not in FLOAT_ENCODINGS:
+    if "normalization" not in encoding.accepts:
         if normalize is not None:
             raise UsageError(
-                f"--normalize is for floating point encodings, not {encoding}; add --encoding float16, or leave it out "
-                "and normalise when loading"
+                f"--normalize is for floating point encodings, not {encoding.name}; add --encoding float16, or leave "
+                "it out and normalise when loading"
             )
         normalization = None
-    elif survey.encoding in FLOAT_ENCODINGS and normalize is None:
+    elif normalized and normalize is None:
         normalization = survey.store.normalization if survey.store else None
     else:
         if normalize is None:
             normalize = usual
         normalization = None if normalize == "auto" else as_normalization(normalize)
-    if normalize == "auto" and survey.encoding in FLOAT_ENCODINGS:
+    if normalize == "auto" and normalized:
         raise UsageError(f"the source is normalised already ({survey.encoding}); leave --normalize out to keep it")
     encode = EncodeOptions(
-        encoding=encoding,
+        encoding=encoding.name,
         size=options.size,
         fit=options.fit or "crop",
         resize=options.resize,
@@ -334,16 +329,17 @@ class _Probe:
 
 def _uniform_shape(encode: EncodeOptions, survey: Survey, probe: _Probe) -> tuple[int, ...] | None:
     """The shape of all records' pixels when it has to be the same, ``(H, W, 3)``."""
-    if encode.encoding in ENCODED:
+    layout = ENCODINGS[encode.encoding].layout
+    if layout is None:
         return None
-    if survey.encoding in FLOAT_ENCODINGS:
+    if ENCODINGS[survey.encoding].layout == "CHW":
         return None if survey.shape is None else (*survey.shape[1:], survey.shape[0])
     if encode.size is not None:
         height, width = (encode.size, encode.size) if isinstance(encode.size, int) else encode.size
         return (height, width, 3)
     if survey.shape is not None:
         return survey.shape
-    if encode.encoding == "uint8":
+    if layout == "HWC":
         return None
     shapes = probe.shapes(encode, survey)
     if len(shapes) > 1:
@@ -386,7 +382,7 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         "resize": encode.resize,
         "max_side": encode.max_side,
         "exif_transpose": encode.exif_transpose,
-        "quality": encode.quality if encode.encoding in ("jpeg", "seekable") else None,
+        "quality": encode.quality if "quality" in ENCODINGS[encode.encoding].accepts else None,
         "split": plan.options.split,
     }
     store = plan.survey.store

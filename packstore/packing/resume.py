@@ -15,7 +15,6 @@ import packstore
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Skipped
 from packstore.images.encode import Encoder
-from packstore.images.seekable import transform_version
 from packstore.packing.batches import PASS_BYTES, PASS_RECORDS, Packed
 from packstore.packing.plan import Plan, recorded_options
 from packstore.sources.base import Entry
@@ -43,8 +42,7 @@ def fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict
         "check": plan.encode.check,
         "max pixels": plan.encode.max_pixels,
         "shard size": plan.options.shard_size,
-        "decoder": None if encoder.passes_through else encoder.decoder_version(),
-        "jpegtran": transform_version() if plan.encode.encoding == "seekable" else None,
+        "libraries": encoder.versions(),
         "packstore": packstore.__version__,
         "columns": [dataclasses.asdict(column) for column in columns],
     }

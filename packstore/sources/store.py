@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from packstore.core.columns import Buffer, ImageData
 from packstore.core.errors import CorruptRecordError, SourceError, printable
-from packstore.core.manifest import ENCODED, Column, Manifest
+from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey, paged
 from packstore.sources.refusals import first_bytes
@@ -35,7 +35,7 @@ class StoreSource(Source):
         self.reader: Reader = open_store(path)
         manifest = self.manifest
         self._label_columns = tuple(c for c in manifest.columns if c.name not in _INTERNAL and _is_label(c))
-        self._encoded = manifest.encoding in ENCODED
+        self._encoded = manifest.holds_files
 
     @property
     def manifest(self) -> Manifest:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from packstore.core.columns import Ragged
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
-from packstore.core.manifest import ENCODED, FLOAT_ENCODINGS, Manifest
+from packstore.core.manifest import Manifest
 from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
 from packstore.stores import Checksums, open_store
@@ -285,9 +285,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     def _finish(self, pixels: torch.Tensor) -> torch.Tensor:
         """From stored pixels, one image or a batch in memory of its own, to what the user gets."""
-        encoding = self.manifest.encoding
-        if encoding in FLOAT_ENCODINGS:
-            if encoding == "bfloat16":
+        if self.manifest.holds_floats:
+            if self.manifest.image.dtype == "bfloat16":
                 pixels = pixels.view(torch.bfloat16)
             return pixels.to(device=self.device, dtype=self.dtype or torch.float32)
         pixels = pixels.to(self.device).movedim(-1, -3)
@@ -307,7 +306,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     def _pixels(self, record: int) -> NDArray[Any]:
         """One image as an array that shares no memory with the store, in the store's layout."""
         reader = self.reader
-        if self.manifest.encoding not in ENCODED:
+        if not self.manifest.holds_files:
             return np.array(reader.array(record))
         try:
             return self.decoder.decode(reader.view(record))
@@ -316,7 +315,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     def _numpy(self, record: int) -> NDArray[Any]:
         pixels = self._pixels(record)
-        if self.manifest.encoding == "bfloat16":
+        if self.manifest.image.dtype == "bfloat16":
             # The upper half of a float32 is a bfloat16.
             return (pixels.astype(np.uint32) << 16).view(np.float32)
         return pixels
@@ -376,11 +375,11 @@ def _choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[
 def _check_output(manifest: Manifest, output: str, dtype: torch.dtype | None) -> None:
     if output not in _OUTPUTS:
         raise UsageError(f"no output {output!r}; outputs: {', '.join(_OUTPUTS)}")
-    if output == "pil" and manifest.encoding in FLOAT_ENCODINGS:
+    if output == "pil" and manifest.holds_floats:
         raise UsageError(f"a {manifest.encoding} store holds normalised images, which PIL cannot hold; use 'tensor'")
     if dtype is not None and output != "tensor":
         raise UsageError(f"dtype= is for tensors; the output is {output!r}")
     if dtype is not None and not dtype.is_floating_point and dtype != torch.uint8:
         raise UsageError(f"dtype should be a floating point type or torch.uint8, got {dtype}")
-    if dtype == torch.uint8 and manifest.encoding in FLOAT_ENCODINGS:
+    if dtype == torch.uint8 and manifest.holds_floats:
         raise UsageError(f"a {manifest.encoding} store holds normalised images: they do not fit torch.uint8")

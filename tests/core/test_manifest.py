@@ -163,7 +163,10 @@ def test_newer_version() -> None:
     "changes",
     [
         {"format": "zarr"},
-        {"encoding": "gif"},
+        {"encoding": ""},
+        {"encoding": "GIF"},
+        {"encoding": "a\nb"},
+        {"encoding": "x" * 65},
         {"records": -1},
         {"records": 4},
         {"columns": ()},
@@ -278,6 +281,20 @@ def test_the_image_column_is_what_the_encoding_makes_it(encoding: str, image: st
     with_shape = (*changes["columns"], Column("shape", "fixed", "int32", (3,), None, None, 36))
     if (encoding, image) == ("uint8", "ragged uint8"):
         make(**changes | {"columns": with_shape})
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_the_image_column_of_a_plug_in_says_itself_what_it_holds(image: str) -> None:
+    """An encoding that packstore does not know: its stores open all the same."""
+    manifest = {"encoding": "jxl", "columns": (IMAGES[image], *make().columns[1:]), "normalization": None}
+    if image not in ("original", "fixed uint8", "float16", "float32"):
+        with pytest.raises(ManifestError, match="impossible"):
+            make(**manifest)
+        return
+    made = make(**manifest)
+    assert Manifest.from_json(made.to_json()) == made
+    assert made.holds_files == (image == "original")
+    assert made.holds_floats == image.startswith("float")
 
 
 @pytest.mark.parametrize(

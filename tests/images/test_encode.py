@@ -21,27 +21,25 @@ from PIL import Image
 
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SampleError, UsageError
-from packstore.core.manifest import FLOAT_ENCODINGS, NORMALIZATIONS, Column, Normalization
+from packstore.core.manifest import NORMALIZATIONS, Column, Normalization
 from packstore.images.decoders import available_decoders, get_decoder
 from packstore.images.encode import (
     DatasetStatistics,
     EncodeOptions,
     Encoder,
-    as_normalization,
-    compare,
-    encode_jpeg,
-    parse_normalize,
     parse_size,
 )
-from packstore.images.encode.compare import _worst_patch
-from packstore.images.encode.pixels import cast_floats, normalization_tables, normalize, to_float32
+from packstore.images.encode.floats import cast_floats, normalization_tables, normalize, to_float32
+from packstore.images.encode.jpeg import encode_jpeg, worst_patch
 from packstore.images.encode.seekable import encode_seekable
+from packstore.images.normalization import as_normalization
 from packstore.images.resize import fit, limit
 from packstore.images.seekable import add_index, check_index, read_index
 from tests.conftest import SharedData
 from tests.makers.datasets import pixels
 from tests.makers.images import all_images
 
+FLOAT_ENCODINGS = ("float16", "bfloat16", "float32")
 IMAGENET = NORMALIZATIONS["imagenet"]
 TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -133,11 +131,11 @@ def test_other_sizes_are_refused(text: str) -> None:
 
 
 def test_normalizations_are_read() -> None:
-    assert parse_normalize("none") is None
-    assert parse_normalize("imagenet") == Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    assert parse_normalize("cifar10") == Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-    assert parse_normalize("cifar100") == Normalization((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
-    assert parse_normalize("0.5,0,1/1,.2,3e-1") == Normalization((0.5, 0.0, 1.0), (1.0, 0.2, 0.3))
+    assert as_normalization("none") is None
+    assert as_normalization("imagenet") == Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert as_normalization("cifar10") == Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    assert as_normalization("cifar100") == Normalization((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    assert as_normalization("0.5,0,1/1,.2,3e-1") == Normalization((0.5, 0.0, 1.0), (1.0, 0.2, 0.3))
 
 
 @pytest.mark.parametrize(
@@ -147,12 +145,12 @@ def test_other_normalizations_are_refused(text: str) -> None:
     with pytest.raises(
         UsageError, match="a normalisation should be one of imagenet, cifar10, cifar100, auto, none, or M,M,M"
     ):
-        parse_normalize(text)
+        as_normalization(text)
 
 
 def test_a_normalization_to_compute_is_no_value() -> None:
     with pytest.raises(UsageError, match="auto is computed from a dataset"):
-        parse_normalize("auto")
+        as_normalization("auto")
 
 
 @pytest.mark.parametrize(
@@ -300,7 +298,7 @@ def test_seekable_of_other_pixels_is_encoded_anew(options: dict[str, Any]) -> No
     image = np.frombuffer(wanted.record, np.uint8).reshape(wanted.shape or ())
     assert shape == image.shape
     assert record == encode_seekable(image, 80)
-    assert compare(encoder, "key", data, record) is None
+    assert encoder.compare("key", data, record) is None
 
 
 def test_seekable_records_compare_by_their_pixels(jpegtran: None) -> None:
@@ -309,16 +307,16 @@ def test_seekable_records_compare_by_their_pixels(jpegtran: None) -> None:
     record = encoder("key", data).record
     finer = add_index(save_restarts(data))
     assert finer != record
-    assert compare(encoder, "key", data, record) is None
-    assert compare(encoder, "key", data, finer) is None  # by another jpegtran, perhaps
-    assert compare(encoder, "key", data, data) is None  # kept
-    assert "of 5760 pixels differ" in str(compare(encoder, "key", other, record))
-    assert "pixels, expected 64x91" in str(compare(encoder, "key", file(64, 91), record))
-    assert "does not decode" in str(compare(encoder, "key", data, bytes(record)[:-200]))
+    assert encoder.compare("key", data, record) is None
+    assert encoder.compare("key", data, finer) is None  # by another jpegtran, perhaps
+    assert encoder.compare("key", data, data) is None  # kept
+    assert "of 5760 pixels differ" in str(encoder.compare("key", other, record))
+    assert "pixels, expected 64x91" in str(encoder.compare("key", file(64, 91), record))
+    assert "does not decode" in str(encoder.compare("key", data, bytes(record)[:-200]))
     png = file(64, 90, kind="PNG")
-    assert compare(encoder, "key", png, encoder("key", png).record) is None
+    assert encoder.compare("key", png, encoder("key", png).record) is None
     with pytest.raises(SampleError, match="key"):
-        compare(encoder, "key", data[:-300], record)
+        encoder.compare("key", data[:-300], record)
 
 
 def save_restarts(data: bytes) -> bytes:
@@ -331,7 +329,7 @@ def test_arrays_stay_as_they_are(target: str) -> None:
     image = pixels(5, 4, 1)
     for encoder in (Encoder(EncodeOptions(target), "uint8"), Encoder(EncodeOptions(target), "uint8", (5, 4, 3))):
         assert encoder.passes_through
-        assert encoder.encoding == "uint8"
+        assert encoder.encoding.name == "uint8"
         record, shape, _, _ = encoder("key", image)
         assert bytes(record) == image.tobytes()
         assert np.shares_memory(np.frombuffer(record, np.uint8), image)
@@ -345,7 +343,7 @@ def test_floats_stay_as_they_are(encoding: str) -> None:
         normalization = IMAGENET if target == encoding else None
         encoder = Encoder(EncodeOptions(target, normalization=normalization), encoding, (4, 5, 3), IMAGENET)
         assert encoder.passes_through
-        assert encoder.encoding == encoding
+        assert encoder.encoding.name == encoding
         assert encoder.columns() == (Column("image", "fixed", encoding, (3, 4, 5), layout="CHW"),)
         record, shape, _, _ = encoder("key", values)
         assert bytes(record) == values.tobytes()
@@ -591,7 +589,7 @@ def test_casts_are_torchs(source: str, target: str) -> None:
     assert shape == (6, 5, 3)
     tensor = torch.frombuffer(bytearray(values.tobytes()), dtype=TORCH[source])
     assert torch.equal(torch.frombuffer(bytearray(record), dtype=TORCH[target]), tensor.to(TORCH[target]))
-    assert compare(encoder, "key", values, record) is None
+    assert encoder.compare("key", values, record) is None
 
 
 def test_values_that_an_encoding_cannot_hold_are_refused() -> None:
@@ -632,7 +630,7 @@ def test_threads_share_one_encoder() -> None:
 
 
 def test_the_decoder_is_the_one_asked_for() -> None:
-    assert Encoder(EncodeOptions("uint8", decoder="pillow")).decoder_version() == available_decoders()["pillow"]
+    assert Encoder(EncodeOptions("uint8", decoder="pillow")).versions()["decoder"] == available_decoders()["pillow"]
 
 
 # Statistics.
@@ -693,18 +691,18 @@ def test_records_compare_equal_to_themselves(options: EncodeOptions) -> None:
     encoder = Encoder(options)
     for name, data in (*islice(all_images().items(), 12), ("photo", file(70, 90))):
         record, shape, _, _ = encoder(name, data)
-        assert compare(encoder, name, data, record) is None
-        assert compare(encoder, name, data, bytes(record), shape) is None
+        assert encoder.compare(name, data, record) is None
+        assert encoder.compare(name, data, bytes(record), shape) is None
 
 
 @pytest.mark.parametrize("options", ALL_OPTIONS, ids=repr)
 def test_another_image_compares_unequal(options: EncodeOptions) -> None:
     encoder = Encoder(options)
     record, shape, _, _ = encoder("key", file(70, 90, seed=2))
-    assert compare(encoder, "key", file(70, 90, seed=3), record, shape) is not None
+    assert encoder.compare("key", file(70, 90, seed=3), record, shape) is not None
     smaller = encoder("key", file(35, 90, seed=2))
-    assert compare(encoder, "key", file(70, 90, seed=2), *smaller[:2]) is not None
-    assert compare(encoder, "key", file(70, 90, seed=2), b"") is not None
+    assert encoder.compare("key", file(70, 90, seed=2), *smaller[:2]) is not None
+    assert encoder.compare("key", file(70, 90, seed=2), b"") is not None
 
 
 def shifted(image: NDArray[np.uint8], by: int) -> NDArray[np.uint8]:
@@ -725,10 +723,10 @@ def test_resized_pixels_may_differ_by_one(encoding: str) -> None:
         options = EncodeOptions(encoding, size=4, normalization=None if encoding == "uint8" else normalization)
         for by in (-1, 1):
             for encoder, image, record in records_off_by(options, by):
-                assert compare(encoder, "key", image, record) is None
+                assert encoder.compare("key", image, record) is None
         # bfloat16 has 8 bits, as a pixel has, so its own rounding hides more.
         off = 2 if encoding != "bfloat16" else 6
-        differences = [compare(e, "key", i, r) for e, i, r in records_off_by(options, off)]
+        differences = [e.compare("key", i, r) for e, i, r in records_off_by(options, off)]
         assert sum(d is not None for d in differences) >= 250
 
 
@@ -739,7 +737,7 @@ def test_pixels_that_were_not_resized_may_not_differ(encoding: str) -> None:
     encoder = Encoder(EncodeOptions(encoding, normalization=IMAGENET), "uint8", (4, 4, 3))
     other = image.copy()
     other[0, 0, 0] = 101
-    difference = compare(encoder, "key", image, encoder("key", other).record)
+    difference = encoder.compare("key", image, encoder("key", other).record)
     assert difference is not None
     assert difference.startswith("1 of 48 values differ by up to 0.017")
 
@@ -749,14 +747,14 @@ def test_uint8_that_was_not_resized_may_not_differ() -> None:
     encoder = Encoder(EncodeOptions("uint8"))
     wrong = decoded(data)
     wrong[3, 4, 1] ^= 1
-    found = compare(encoder, "key", data, wrong.tobytes())
+    found = encoder.compare("key", data, wrong.tobytes())
     assert found == "1 of 1800 values differ by up to 1, allowed are 0 of 255"
 
 
 def test_not_a_number_is_a_difference() -> None:
     encoder = Encoder(EncodeOptions("float32", size=4), "uint8")
     record = np.full((3, 4, 4), np.nan, np.float32).tobytes()
-    found = compare(encoder, "key", pixels(4, 4, 1), record)
+    found = encoder.compare("key", pixels(4, 4, 1), record)
     assert found is not None
     assert "48 of 48 values" in found
 
@@ -766,15 +764,15 @@ def test_bytes_that_pass_through_may_not_differ() -> None:
     encoder = Encoder(EncodeOptions())
     wrong = bytearray(data)
     wrong[100] ^= 1
-    assert compare(encoder, "key", data, wrong) == f"1 of {len(data)} bytes differ, the first at 100"
-    assert compare(encoder, "key", data, data[:-1]) == f"it has {len(data) - 1} bytes, the source {len(data)}"
+    assert encoder.compare("key", data, wrong) == f"1 of {len(data)} bytes differ, the first at 100"
+    assert encoder.compare("key", data, data[:-1]) == f"it has {len(data) - 1} bytes, the source {len(data)}"
 
 
 def test_shapes_are_compared() -> None:
     image = pixels(4, 9, 1)
     encoder = Encoder(EncodeOptions("uint8"), "uint8")
-    assert compare(encoder, "key", image, image.tobytes(), np.array([4, 9, 3], np.int32)) is None
-    assert compare(encoder, "key", image, image.tobytes(), (9, 4, 3)) == "its shape is (9, 4, 3), expected (4, 9, 3)"
+    assert encoder.compare("key", image, image.tobytes(), np.array([4, 9, 3], np.int32)) is None
+    assert encoder.compare("key", image, image.tobytes(), (9, 4, 3)) == "its shape is (9, 4, 3), expected (4, 9, 3)"
 
 
 def test_jpegs_of_another_resizing_are_equal_enough() -> None:
@@ -784,18 +782,18 @@ def test_jpegs_of_another_resizing_are_equal_enough() -> None:
         other = np.asarray(Image.fromarray(image).resize((133, 100), Image.Resampling.BILINEAR))
         for quality in (10, 50, 90, 100):
             encoder = Encoder(EncodeOptions("jpeg", resize=100, quality=quality), "uint8")
-            assert compare(encoder, "key", image, encode_jpeg(other, quality)) is None
-            assert compare(encoder, "key", image, encode_jpeg(shifted(other, 4), quality)) is not None
+            assert encoder.compare("key", image, encode_jpeg(other, quality)) is None
+            assert encoder.compare("key", image, encode_jpeg(shifted(other, 4), quality)) is not None
 
 
 def test_jpegs_of_another_quality_differ() -> None:
     encoder = Encoder(EncodeOptions("jpeg", quality=90), "uint8")
     image = pixels(100, 100, 1)
-    found = compare(encoder, "key", image, encode_jpeg(image, 80))
+    found = encoder.compare("key", image, encode_jpeg(image, 80))
     assert found is not None
     assert "of 255 on average, allowed are 0.5" in found
-    assert "does not decode" in str(compare(encoder, "key", image, b"\xff\xd8\xff"))
-    assert "has 50x100 pixels" in str(compare(encoder, "key", image, encode_jpeg(image[:50], 90)))
+    assert "does not decode" in str(encoder.compare("key", image, b"\xff\xd8\xff"))
+    assert "has 50x100 pixels" in str(encoder.compare("key", image, encode_jpeg(image[:50], 90)))
 
 
 @pytest.mark.parametrize("quality", [90, 95, 100])
@@ -805,7 +803,7 @@ def test_a_small_patch_in_a_jpeg_is_a_difference(quality: int, at: tuple[int, in
     image = pixels(64, 64, 1) // 2 + 40
     other = image.copy()
     other[at[0] : at[0] + 4, at[1] : at[1] + 4] += 38
-    found = compare(encoder, "key", image, encode_jpeg(other, quality))
+    found = encoder.compare("key", image, encode_jpeg(other, quality))
     assert found is not None
     assert "in any 8 x 8 pixels" in found
 
@@ -813,9 +811,9 @@ def test_a_small_patch_in_a_jpeg_is_a_difference(quality: int, at: tuple[int, in
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 40), (40, 3), (4, 5), (8, 8), (9, 17)])
 def test_patches_of_small_images(height: int, width: int) -> None:
     difference = np.zeros((height, width, 3), np.int16)
-    assert _worst_patch(difference)[0] == 0
+    assert worst_patch(difference)[0] == 0
     difference[height // 2, width // 2] = 64
-    worst, row, column = _worst_patch(difference)
+    worst, row, column = worst_patch(difference)
     assert worst == 1
     assert abs(row - height // 2) <= 4
     assert abs(column - width // 2) <= 4
@@ -832,4 +830,4 @@ def test_real_images_compare_across_decoders_and_resizers(shared_data: SharedDat
                 height, width, _ = limit(image, options.resize).shape
                 image = np.array(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))
             record = encode_jpeg(image, 90) if options.encoding == "jpeg" else image.tobytes()
-            assert compare(encoder, path.name, data, record, image.shape) is None
+            assert encoder.compare(path.name, data, record, image.shape) is None

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from packstore.core.errors import UsageError
-from packstore.core.manifest import ENCODED, Manifest
+from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.diagnose.bench.advice import Advice, Rates, Trial, Verdict, advise, judge
@@ -166,7 +166,7 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
         raise UsageError(f"{dataset.path} has no records to load")
     manifest, threads = dataset.manifest, options.threads or default_workers()
     operations, words = augmentation(manifest, options)
-    encoded, payload = manifest.encoding in ENCODED, manifest.image.nbytes / max(1, manifest.records)
+    encoded, payload = manifest.holds_files, manifest.image.nbytes / max(1, manifest.records)
     clock = Clock(options.seconds, 13, progress)
 
     read = reading(clock, dataset, threads)

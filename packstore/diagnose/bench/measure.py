@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError, printable
-from packstore.core.manifest import ENCODED
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.stores.base import Reader
 from packstore.training.augment import Frames, apply_ops, plan_ops
@@ -137,7 +136,7 @@ def take_sample(dataset: PackedDataset) -> Sample:
     records: list[int] = []
     data: list[bytes] = []
     pixels: list[NDArray[Any]] = []
-    encoded = dataset.manifest.encoding in ENCODED
+    encoded = dataset.manifest.holds_files
     for record in random_records(dataset, _SAMPLE_RECORDS).tolist():
         if data and held >= _SAMPLE_BYTES:
             break
@@ -188,7 +187,7 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
 
         return clock.rate("augment, 1 thread", one)
     batch = torch.from_numpy(np.stack(sample.pixels))
-    if loader.dataset.manifest.encoding == "bfloat16":
+    if loader.dataset.manifest.image.dtype == "bfloat16":
         batch = batch.view(torch.bfloat16)
     if loader.dataset.manifest.image.layout == "HWC":
         batch = batch.permute(0, 3, 1, 2)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from packstore.core.manifest import ENCODED, Manifest
+from packstore.core.manifest import Manifest
 from packstore.diagnose.bench.advice import Trial
 from packstore.diagnose.bench.measure import Clock, Sample, end_to_end, make_loader
 from packstore.images.sniff import HeaderError, sniff
@@ -43,7 +43,7 @@ def candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop: int |
         sizes: ``(height, width)`` of some of its images.
         crop: The side that training crops to; None where it takes whole images.
     """
-    if manifest.encoding not in ENCODED or not sizes:
+    if not manifest.holds_files or not sizes:
         return []
     found = []
     if manifest.encoding != "seekable" and crop is not None:

@@ -1,30 +1,23 @@
-"""Sample to record and back to the question whether it is the right one.
+"""Images to records: one class an encoding; :class:`Encoder` makes records of a source and compares them with it."""
 
-:class:`Encoder` makes records, :func:`compare` checks them, :class:`DatasetStatistics` computes a normalisation.
-"""
-
-from packstore.images.encode.compare import compare
-from packstore.images.encode.encoder import Encoded, Encoder, encode_jpeg
+from packstore.images.encode.base import Encoded, Encoding, SourceImages
+from packstore.images.encode.encoder import Encoder
 from packstore.images.encode.options import (
-    CHECKS,
-    MAX_SIDE,
+    GEOMETRY,
     EncodeOptions,
-    as_normalization,
-    parse_normalize,
+    encodings_that_accept,
     parse_size,
 )
 from packstore.images.encode.statistics import DatasetStatistics
 
 __all__ = [
-    "CHECKS",
-    "MAX_SIDE",
+    "GEOMETRY",
     "DatasetStatistics",
     "EncodeOptions",
     "Encoded",
     "Encoder",
-    "as_normalization",
-    "compare",
-    "encode_jpeg",
-    "parse_normalize",
+    "Encoding",
+    "SourceImages",
+    "encodings_that_accept",
     "parse_size",
 ]

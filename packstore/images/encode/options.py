@@ -1,19 +1,22 @@
-"""What shapes a record: :class:`EncodeOptions`, and how a command line spells sizes and normalisations."""
+"""What shapes a record: :class:`EncodeOptions`, and sizes as a command line spells them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from packstore.core.errors import ManifestError, UsageError
-from packstore.core.manifest import ENCODINGS, FLOAT_ENCODINGS, NORMALIZATIONS, Normalization
+from packstore.core.errors import UsageError
+from packstore.core.manifest import Normalization
+from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import DECODERS, MAX_PIXELS
 from packstore.images.resize import FITS, Size, target_size
 
 CHECKS = ("header", "decode", "none")
 MAX_SIDE = 65_535
 """Largest side that a size option accepts, in pixels (a JPEG has no larger one)."""
+_CHANGES_PIXELS = ("size", "resize", "max_side", "exif_transpose")
+GEOMETRY = frozenset({*_CHANGES_PIXELS, "fit"})
+"""The options that an encoding accepts as a rule: those that bring pixels to another size, or upright."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class EncodeOptions:
     Messages name the options as the command line does, without its leading dashes.
 
     Attributes:
-        encoding: One of :data:`packstore.core.manifest.ENCODINGS`. ``original`` keeps the bytes, ``seekable`` the
+        encoding: One of :data:`packstore.core.registry.ENCODINGS`. ``original`` keeps the bytes, ``seekable`` the
             pixels and metadata of JPEG files that are not resized.
         size: ``S`` for a square or ``(height, width)``: every image is brought to it.
         fit: How an image of another aspect ratio comes to ``size``: ``crop``, ``pad`` or ``squash``.
@@ -51,7 +54,7 @@ class EncodeOptions:
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        check_choice("encoding", self.encoding, ENCODINGS)
+        check_encoding("encoding", self.encoding)
         check_choice("fit", self.fit, FITS)
         check_choice("check", self.check, CHECKS)
         check_choice("decoder", self.decoder, ("auto", *DECODERS))
@@ -69,17 +72,21 @@ class EncodeOptions:
                 "size fixes height and width, so resize and max-side have nothing to say; give size alone, or leave "
                 "it out"
             )
-        if self.encoding == "original" and self.changes_pixels:
+        accepts = ENCODINGS[self.encoding].accepts
+        if any(getattr(self, name) and name not in accepts for name in _CHANGES_PIXELS):
+            *names, last = (name.replace("_", "-") for name in _CHANGES_PIXELS if name not in accepts)
+            listed = f"{', '.join(names)} and {last}" if names else last
             raise UsageError(
-                "the encoding original keeps files as they are, so size, resize, max-side and exif-transpose "
-                "cannot apply; use the encoding jpeg, seekable or uint8"
+                f"the encoding {self.encoding} keeps files as they are, so {listed} cannot apply; use the encoding "
+                "jpeg, seekable or uint8"
             )
         if self.normalization is None:
             return
         if not isinstance(self.normalization, Normalization):
             raise UsageError(f"normalization should be a Normalization or None, got {self.normalization!r}")
-        if self.encoding not in FLOAT_ENCODINGS:
-            raise UsageError(f"a normalisation is for {', '.join(FLOAT_ENCODINGS)}, not for {self.encoding}")
+        if "normalization" not in accepts:
+            others = ", ".join(encodings_that_accept("normalization"))
+            raise UsageError(f"a normalisation is for {others}, not for {self.encoding}")
 
     @property
     def resizes(self) -> bool:
@@ -100,72 +107,15 @@ def parse_size(text: str) -> Size:
     return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
 
 
-def parse_normalize(text: str) -> Normalization | None:
-    """A name of :data:`NORMALIZATIONS`, ``"none"`` (as None), or ``"M,M,M/S,S,S"``: means and standard deviations of
-    pixels scaled to 0 … 1, in the order R, G, B. Raises :class:`UsageError`."""
-    if text == "none":
-        return None
-    if text in NORMALIZATIONS:
-        return NORMALIZATIONS[text]
-    if text == "auto":
-        raise UsageError("the normalisation auto is computed from a dataset, and there is none here; give the values")
-    mean, _, std = text.partition("/")
-    try:
-        found = _from_numbers(mean.split(","), std.split(","))
-    except (ValueError, ManifestError):
-        raise UsageError(f"{_NORMALIZATION_EXPECTED}, got {text!r}") from None
-    return _scaled(found)
+def encodings_that_accept(option: str) -> list[str]:
+    """The built-in encodings whose records the option shapes, for messages."""
+    return [name for name in ENCODINGS.built_in if option in ENCODINGS[name].accepts]
 
 
-def as_normalization(value: object) -> Normalization | None:
-    """The normalisation that a caller means by ``value``; None for ``"none"``.
-
-    Args:
-        value: Text as for :func:`parse_normalize`, a :class:`Normalization`, or means and standard deviations:
-            ``((m, m, m), (s, s, s))``, of pixels scaled to 0 … 1.
-
-    Raises:
-        UsageError: Anything else, or values that are not of that scale.
-    """
-    if isinstance(value, str):
-        return parse_normalize(value)
-    if isinstance(value, Normalization):
-        return _scaled(value)
-    try:
-        pair: Any = value  # what cannot be unpacked is refused below
-        mean, std = pair
-        found = _from_numbers(mean, std)
-    except (TypeError, ValueError, ManifestError):
-        raise UsageError(
-            f"{_NORMALIZATION_EXPECTED} (in Python also a Normalization, or ((M, M, M), (S, S, S))), got {value!r}"
-        ) from None
-    return _scaled(found)
-
-
-_NORMALIZATION_EXPECTED = (
-    f"a normalisation should be one of {', '.join(NORMALIZATIONS)}, auto, none, or M,M,M/S,S,S with three means and "
-    "three standard deviations above 0, of pixels scaled to 0…1"
-)
-
-
-def _from_numbers(mean: Iterable[Any], std: Iterable[Any]) -> Normalization:
-    return Normalization(tuple(map(float, mean)), tuple(map(float, std)))
-
-
-def _scaled(normalization: Normalization) -> Normalization:
-    """``normalization``, when it can be that of values from 0 to 1; else raises :class:`UsageError`."""
-    values = (*normalization.mean, *normalization.std)
-    if min(values) < 0 or max(values) > 1:
-        hint = "these look like 0…255; divide by 255" if max(values) > 1 else "pixels are scaled to 0…1 first"
-        raise UsageError(
-            "a normalisation should have means from 0 to 1 and standard deviations above 0 and up to 1, got "
-            f"{_listed(normalization.mean)}/{_listed(normalization.std)}: {hint}"
-        )
-    return normalization
-
-
-def _listed(values: tuple[float, ...]) -> str:
-    return ",".join(f"{value:g}" for value in values)
+def check_encoding(what: str, value: object) -> None:
+    """Raises :class:`UsageError` that lists the encodings when ``value`` is the name of none."""
+    if not isinstance(value, str) or value not in ENCODINGS:
+        check_choice(what, value, tuple(ENCODINGS))
 
 
 def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError, printable
-from packstore.core.manifest import ENCODED, Manifest
+from packstore.core.manifest import Manifest
 from packstore.images.decoders import Decoder
 from packstore.images.seekable import Crops, Cuts, Index, Worker, make_worker, native_problem, plan_cuts, read_index
 from packstore.images.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
@@ -117,7 +117,7 @@ class Assembler:
         self._operations = operations
         self._stats = stats
         self._dct_scaling = dct_scaling
-        self._encoded = manifest.encoding in ENCODED
+        self._encoded = manifest.holds_files
         self._compiled = decoder.may_use_turbojpeg and not dct_scaling and native_problem() is None
         self._thread = threading.local()
         self._shapes = None if self._encoded or manifest.image.kind == "fixed" else reader.fixed("shape")

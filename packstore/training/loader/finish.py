@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from packstore.core.errors import UsageError
-from packstore.core.manifest import FLOAT_ENCODINGS, NORMALIZATIONS, Manifest, Normalization
+from packstore.core.manifest import Manifest, Normalization
+from packstore.images.normalization import as_normalization
 from packstore.training.augment import Padded, apply_ops, cut_ops, output_size
 from packstore.training.augment.base import Operation, is_channels_last
 from packstore.training.loader.options import LoaderOptions
@@ -107,8 +108,10 @@ class Finish:
         self._options = options
         self._first = first
         self._operations = tuple(options.augment)[first:]
-        self._floats = manifest.encoding in FLOAT_ENCODINGS
-        normalization = as_normalization(options.normalize)
+        self._floats = manifest.holds_floats
+        normalization = options.normalize
+        if normalization is not None and not isinstance(normalization, Normalization):
+            normalization = as_normalization(normalization)
         if normalization is not None and self._floats:
             raise UsageError(
                 f"a {manifest.encoding} store holds images that are normalised already; leave normalize out"
@@ -117,8 +120,7 @@ class Finish:
         if normalization is not None and dtype is None:
             dtype = torch.float32
         self._normalizer = None if dtype is None else Normalizer(normalization, dtype)
-        pixels = manifest.image.layout != "CHW"
-        self.dtype_in_threads = dtype if in_threads and pixels and not self._operations else None
+        self.dtype_in_threads = dtype if in_threads and not self._floats and not self._operations else None
 
     @property
     def batched(self) -> bool:
@@ -184,11 +186,3 @@ class Finish:
 
     def labels(self, labels: torch.Tensor) -> Any:
         return labels if self._options.target_transform is None else self._options.target_transform(labels)
-
-
-def as_normalization(value: str | Normalization | None) -> Normalization | None:
-    if value is None or isinstance(value, Normalization):
-        return value
-    if value not in NORMALIZATIONS:
-        raise UsageError(f"normalize should be one of {', '.join(NORMALIZATIONS)} or a Normalization, got {value!r}")
-    return NORMALIZATIONS[value]

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.manifest import ENCODED
 from packstore.training.loader.assemble import Prepared
 from packstore.training.loader.resident import planar
 from packstore.training.ring import Ring, Slot
@@ -60,7 +59,7 @@ class Job:
         loader, count, floats = self._loader, len(self.records), self._floats
         assembler = loader._make_assembler()
         prepared = assembler.prepare(self._buffer, self.records, loader.options.seed, self._epoch, self._errors)
-        most = _DECODED_SLICE if loader.dataset.manifest.encoding in ENCODED else _PIXELS_SLICE
+        most = _DECODED_SLICE if loader.dataset.manifest.holds_files else _PIXELS_SLICE
         most = max(most, _SMALL_BYTES * count // max(1, prepared.out.nbytes))
         parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE))
         bounds = [count * part // parts for part in range(parts + 1)]

@@ -11,7 +11,8 @@ import torch
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
-from packstore.training.loader.finish import Normalizer, as_normalization
+from packstore.images.normalization import as_normalization
+from packstore.training.loader.finish import Normalizer
 from packstore.training.ring import Shipment, Transport, transport_to
 
 Rebuild = Callable[[Iterator[torch.Tensor]], Any]
@@ -52,7 +53,9 @@ class prefetch:  # noqa: N801 - used like a function
         self.iterable = iterable
         self.device = torch.device(device)
         self._ahead = ahead
-        self._normalization = as_normalization(normalize)
+        if normalize is not None and not isinstance(normalize, Normalization):
+            normalize = as_normalization(normalize)
+        self._normalization = normalize
         self._dtype = dtype
         wanted = dtype or (torch.float32 if self._normalization is not None else None)
         self._normalizer = None if wanted is None else Normalizer(self._normalization, wanted)

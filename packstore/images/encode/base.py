@@ -1,0 +1,265 @@
+"""The contract of an encoding: what an image column holds, how a record is made, and whether one is the right one."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ImageData
+from packstore.core.errors import SampleError, UsageError, printable
+from packstore.core.manifest import Column, Normalization
+from packstore.images.decoders import TOLERANCE, Decoder, get_decoder
+from packstore.images.encode.differences import (
+    RESIZE_TOLERANCE,
+    byte_difference,
+    compare_file,
+    pixel_difference,
+    value_difference,
+)
+from packstore.images.encode.options import GEOMETRY, EncodeOptions
+from packstore.images.resize import Pixels, fit, limit, limited_size, target_size
+from packstore.images.sniff import HeaderError, ImageInfo, check_header, too_many_pixels
+
+
+class Encoded(NamedTuple):
+    """A record.
+
+    Attributes:
+        record: The bytes of the image column.
+        shape: ``(height, width, 3)`` of the pixels where they were decoded or known, else None.
+        kept: Why the record is the file as it came, from an encoding that usually rewrites it; else None.
+        lossy: An encoding that usually keeps all pixels had to change these.
+    """
+
+    record: Buffer
+    shape: tuple[int, int, int] | None
+    kept: str | None = None
+    lossy: bool = False
+
+
+class SourceImages:
+    """The images of a source, as an encoding needs them: checked files, arrays, or pixels brought to size.
+
+    Attributes:
+        options: How samples become records.
+        encoding: What the source yields: :class:`~packstore.images.encode.original.Original` for image files,
+            ``Uint8`` for arrays, and a store's own encoding.
+        normalization: What a source of floats was normalised with.
+    """
+
+    def __init__(
+        self, options: EncodeOptions, encoding: type[Encoding], normalization: Normalization | None = None
+    ) -> None:
+        self.options = options
+        self.encoding = encoding
+        self.normalization = normalization
+
+    @functools.cached_property
+    def decoder(self) -> Decoder:
+        return get_decoder(self.options.decoder, max_pixels=self.options.max_pixels)
+
+    def file(self, key: str, image: ImageData) -> tuple[bytes | memoryview, ImageInfo | None]:
+        """The bytes of an image file and what its header says; None for that where nothing is checked."""
+        if isinstance(image, np.ndarray):
+            raise SampleError(
+                key, f"the source gave an array of shape {image.shape}; expected the bytes of an image file"
+            )
+        # The check takes microseconds and names a fault in the same words for every encoding; decoders differ in
+        # theirs.
+        if self.options.check == "none":
+            return image, None
+        info = check_header(image)
+        reason = too_many_pixels(info.width, info.height, self.options.max_pixels)
+        if reason is not None:
+            raise HeaderError(reason)
+        return image, info
+
+    def array(self, key: str, image: ImageData) -> NDArray[Any]:
+        """The array of a source that yields arrays."""
+        encoding = self.encoding
+        if not isinstance(image, np.ndarray):
+            raise SampleError(key, f"the source gave {len(image)} bytes; expected an array ({encoding.dtype})")
+        channels = image.shape[2 if encoding.layout == "HWC" else 0] if image.ndim == 3 else 0
+        if channels != 3 or image.dtype.itemsize != NUMPY_DTYPE[encoding.dtype].itemsize:
+            raise SampleError(
+                key, f"the source gave {image.dtype} of shape {image.shape}; expected {encoding.dtype} with 3 channels"
+            )
+        return image
+
+    def pixels(self, key: str, image: ImageData) -> Pixels:
+        """uint8 ``(H, W, 3)``, turned and resized as the options say. Not for a source of floats."""
+        options = self.options
+        if self.encoding.layout is None:
+            data, info = self.file(key, image)
+            pixels = self.decoder.decode(data, exif_transpose=options.exif_transpose, info=info)
+        else:
+            pixels = self.array(key, image)
+        if options.size is not None:
+            return fit(pixels, options.size, options.fit)
+        return limit(pixels, options.resize, options.max_side)
+
+
+class Encoding(ABC):
+    """What an image column holds. A subclass and one line in :data:`packstore.core.registry.ENCODINGS`, or an entry
+    point in the group ``packstore.encodings``, add an encoding; :class:`packstore.testing.EncodingSuite` proves it.
+
+    An instance makes the records of one source; its methods are called from many threads at once. A record follows
+    from the image and the options alone.
+
+    At rest there are three layouts, so that every reader knows them:
+
+    - None: the bytes of image files, of a kind that :mod:`packstore.images.decoders` reads;
+    - ``HWC``: uint8 pixels;
+    - ``CHW``: normalised floating point values.
+
+    Attributes:
+        name: Its name in the registry and in manifests.
+        layout: None, ``HWC`` or ``CHW``.
+        dtype: Element type of the arrays; ``uint8`` for files.
+        accepts: Fields of :class:`EncodeOptions` that shape its records. The others are refused where they do not apply
+            to all encodings.
+        waits: Whether encoding mostly waits for other programs, so that more threads than cores pay off.
+        images: What the source yields.
+        options: How samples become records.
+        shape: ``(height, width, 3)`` that all images have; None for files and where sizes vary.
+        passes_through: Records are the source's bytes, untouched.
+    """
+
+    name: ClassVar[str]
+    layout: ClassVar[str | None] = None
+    dtype: ClassVar[str] = "uint8"
+    accepts: ClassVar[frozenset[str]] = GEOMETRY
+    waits: ClassVar[bool] = False
+
+    def __init__(self, images: SourceImages, shape: tuple[int, ...] | None = None) -> None:
+        """``shape``, where it is known, is that of all images of the source; ``options.size`` has priority.
+
+        Raises :class:`UsageError` when the source cannot be brought to this encoding."""
+        self.images = images
+        self.options = images.options
+        self.passes_through = self.holds(images.encoding) and not self.options.changes_pixels
+        self.shape = self._fixed_shape(shape)
+        self._example = ""  # key of an image that had the expected shape, for messages
+
+    @classmethod
+    def of_source(cls, source: type[Encoding]) -> type[Encoding]:
+        """The encoding that a store gets where this one is asked for and ``source`` is what the source yields."""
+        return cls
+
+    @classmethod
+    def holds(cls, source: type[Encoding]) -> bool:
+        """Whether what a source of the encoding ``source`` yields are records of this one already."""
+        return source is cls
+
+    @abstractmethod
+    def encode(self, key: str, image: ImageData) -> Encoded:
+        """The record of an image that has to be encoded; ``key`` is for messages.
+
+        Raises :class:`SampleError`, or what :class:`SourceImages` and its decoder raise, for a damaged image."""
+
+    def difference(self, expected: Encoded, found: memoryview) -> str | None:
+        """What is wrong with the record ``found``, whose bytes are not those of ``expected``, made again; None when
+        the difference is what other versions of the libraries explain."""
+        allowed = RESIZE_TOLERANCE if self.options.resizes else TOLERANCE
+        if self.layout is None:
+            decoder = self.images.decoder
+            measure = functools.partial(pixel_difference, allowed=allowed)
+            return compare_file(decoder, decoder.decode(expected.record), found, measure)
+        values, wanted = (np.frombuffer(data, np.uint8).astype(np.int16) for data in (found, expected.record))
+        return value_difference(np.abs(values - wanted), allowed, f"{allowed} of 255")
+
+    def versions(self) -> dict[str, str]:
+        """Name and version of each library on which the bytes of records depend, by what it does. Loads them.
+
+        The manifest records them, and an interrupted conversion goes on only with the same ones."""
+        return {"decoder": self.images.decoder.version}
+
+    def count(self, records: Sequence[Buffer]) -> Mapping[str, int]:
+        """How many of these records are to be counted under which names in the manifest's options."""
+        return {}
+
+    @classmethod
+    def describe_loss(cls, options: EncodeOptions) -> str | None:
+        """What ``convert --dry-run`` says of loss; None where the name says it all."""
+        return None
+
+    def columns(self) -> tuple[Column, ...]:
+        """The image column, and ``shape`` (int32, height width channels) for raw pixels of differing sizes.
+
+        Raises:
+            UsageError: The encoding needs to know the shape, and neither ``size`` nor ``shape`` was given.
+        """
+        if self.layout is None:
+            return (Column("image", "ragged", "uint8"),)
+        if self.shape is not None:
+            height, width, channels = self.shape
+            shape = self.shape if self.layout == "HWC" else (channels, height, width)
+            return (Column("image", "fixed", self.dtype, shape, layout=self.layout),)
+        if self.layout == "HWC":
+            return (Column("image", "ragged", "uint8", layout="HWC"), Column("shape", "fixed", "int32", (3,)))
+        raise UsageError(
+            f"the encoding {self.name} needs images of one size, and that size is not known; "
+            "give one, for example --size 224"
+        )
+
+    def keep(self, key: str, image: ImageData) -> Encoded:
+        """The record of an image that passes through."""
+        images = self.images
+        if images.encoding.layout is not None:
+            return self.of_array(key, images.array(key, image))
+        data, info = images.file(key, image)
+        if self.options.check != "decode":
+            return Encoded(data, None)
+        height, width, _ = images.decoder.decode(data, info=info).shape
+        return Encoded(data, (height, width, 3))
+
+    def of_array(self, key: str, array: NDArray[Any]) -> Encoded:
+        """``array``, in this encoding's layout, as a record; no copy where it is contiguous.
+
+        Raises:
+            UsageError: All images should have one size, and this one has another.
+        """
+        height, width = array.shape[:2] if self.layout == "HWC" else array.shape[1:]
+        shape = (int(height), int(width), 3)
+        if shape == self.shape:
+            self._example = self._example or key
+        elif self.shape is not None:
+            expected = self.shape
+            others = printable(self._example) or "the others"
+            proposal = 224 if min(*shape[:2], *expected[:2]) >= 64 else 32
+            raise UsageError(
+                f"images differ in size (height x width): {shape[0]}x{shape[1]} ({printable(key)}), "
+                f"{expected[0]}x{expected[1]} ({others}); give --size, e.g. --size {proposal}"
+            )
+        return Encoded(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, shape)
+
+    def compare(self, key: str, image: ImageData, found: memoryview, shape: Sequence[int] | None = None) -> str | None:
+        """See :meth:`packstore.images.encode.Encoder.compare`."""
+        expected = self.keep(key, image) if self.passes_through else self.encode(key, image)
+        if shape is not None and expected.shape is not None and tuple(shape) != expected.shape:
+            return f"its shape is {tuple(int(n) for n in shape)}, expected {expected.shape}"
+        wanted = memoryview(expected.record)
+        if found == wanted:
+            return None
+        if self.passes_through:
+            return byte_difference(found, wanted)
+        if self.layout is not None and found.nbytes != wanted.nbytes:
+            return f"it has {found.nbytes} bytes, expected {wanted.nbytes} (shape {expected.shape})"
+        return self.difference(expected, found)
+
+    def _fixed_shape(self, shape: tuple[int, ...] | None) -> tuple[int, int, int] | None:
+        options = self.options
+        if self.layout is None:
+            return None
+        if options.size is not None:
+            return (*target_size(options.size), 3)
+        if shape is None:
+            return None
+        if len(shape) != 3 or shape[2] != 3:
+            raise UsageError(f"the images have shape {shape}; expected (height, width, 3)")
+        return (*limited_size(shape[0], shape[1], options.resize, options.max_side), 3)

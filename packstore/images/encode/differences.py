@@ -1,0 +1,59 @@
+"""Differences between a record and the same image encoded again, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import DecodeError
+from packstore.images.decoders import Decoder
+from packstore.images.resize import Pixels
+
+RESIZE_TOLERANCE = 1
+"""Largest difference of a pixel value (of 255) between this resizing and that of another torch or processor
+(AVX-512, AVX2 and plain code of torch 2.13 do not differ at all)."""
+
+
+def byte_difference(found: memoryview, expected: memoryview) -> str:
+    """Of records that pass through, and are not the same."""
+    if found.nbytes != expected.nbytes:
+        return f"it has {found.nbytes} bytes, the source {expected.nbytes}"
+    unequal = np.frombuffer(found, np.uint8) != np.frombuffer(expected, np.uint8)
+    return f"{np.count_nonzero(unequal)} of {found.nbytes} bytes differ, the first at {int(unequal.argmax())}"
+
+
+def compare_file(
+    decoder: Decoder, wanted: Pixels, found: memoryview, measure: Callable[[Pixels, Pixels], str | None]
+) -> str | None:
+    """What is wrong with the image file ``found``: damage, its size, or what ``measure`` says of its pixels and the
+    ones wanted."""
+    try:
+        pixels = decoder.decode(found)
+    except DecodeError as error:
+        return f"it does not decode: {error}"
+    if pixels.shape != wanted.shape:
+        return f"it has {pixels.shape[0]}x{pixels.shape[1]} pixels, expected {wanted.shape[0]}x{wanted.shape[1]}"
+    return measure(pixels, wanted)
+
+
+def pixel_difference(pixels: Pixels, wanted: Pixels, allowed: int = 0) -> str | None:
+    """Counts pixels that differ by more than ``allowed`` of 255 in any channel."""
+    differ = np.abs(pixels.astype(np.int16) - wanted) > allowed if allowed else pixels != wanted
+    unequal = differ.any(2)
+    if not unequal.any():
+        return None
+    margin = f" by more than {allowed} of 255" if allowed else ""
+    return f"{np.count_nonzero(unequal)} of {unequal.size} pixels differ{margin}"
+
+
+def value_difference(difference: NDArray[Any], limit: Any, tolerance: str) -> str | None:
+    """Counts values whose ``difference`` exceeds ``limit``, an array or a number, or is not a number; ``tolerance`` is
+    the limit in words."""
+    wrong = ~(difference <= limit)
+    if not wrong.any():
+        return None
+    worst = float("nan") if np.isnan(difference).any() else float(np.where(wrong, difference, 0).max())
+    return f"{np.count_nonzero(wrong)} of {wrong.size} values differ by up to {worst:g}, allowed are {tolerance}"

@@ -1,0 +1,75 @@
+"""Normalisations as people spell them: a name, means and standard deviations as text, or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from packstore.core.errors import ManifestError, UsageError
+from packstore.core.manifest import NORMALIZATIONS, Normalization
+
+
+def as_normalization(value: object) -> Normalization | None:
+    """The normalisation that a caller means by ``value``; None for ``"none"``.
+
+    Args:
+        value: A name of :data:`NORMALIZATIONS`; or means and standard deviations of pixels scaled to 0 … 1, in the
+            order R, G, B: as text, ``"M,M,M/S,S,S"``, as ``((m, m, m), (s, s, s))`` or as a :class:`Normalization`.
+
+    Raises:
+        UsageError: Anything else, or values that are not of that scale.
+    """
+    if isinstance(value, str):
+        return _from_text(value)
+    if isinstance(value, Normalization):
+        return _scaled(value)
+    try:
+        pair: Any = value  # what cannot be unpacked is refused below
+        mean, std = pair
+        found = _from_numbers(mean, std)
+    except (TypeError, ValueError, ManifestError):
+        raise UsageError(
+            f"{_NORMALIZATION_EXPECTED} (in Python also a Normalization, or ((M, M, M), (S, S, S))), got {value!r}"
+        ) from None
+    return _scaled(found)
+
+
+def _from_text(text: str) -> Normalization | None:
+    if text == "none":
+        return None
+    if text in NORMALIZATIONS:
+        return NORMALIZATIONS[text]
+    if text == "auto":
+        raise UsageError("the normalisation auto is computed from a dataset, and there is none here; give the values")
+    mean, _, std = text.partition("/")
+    try:
+        found = _from_numbers(mean.split(","), std.split(","))
+    except (ValueError, ManifestError):
+        raise UsageError(f"{_NORMALIZATION_EXPECTED}, got {text!r}") from None
+    return _scaled(found)
+
+
+_NORMALIZATION_EXPECTED = (
+    f"a normalisation should be one of {', '.join(NORMALIZATIONS)}, auto, none, or M,M,M/S,S,S with three means and "
+    "three standard deviations above 0, of pixels scaled to 0…1"
+)
+
+
+def _from_numbers(mean: Iterable[Any], std: Iterable[Any]) -> Normalization:
+    return Normalization(tuple(map(float, mean)), tuple(map(float, std)))
+
+
+def _scaled(normalization: Normalization) -> Normalization:
+    """``normalization``, when it can be that of values from 0 to 1; else raises :class:`UsageError`."""
+    values = (*normalization.mean, *normalization.std)
+    if min(values) < 0 or max(values) > 1:
+        hint = "these look like 0…255; divide by 255" if max(values) > 1 else "pixels are scaled to 0…1 first"
+        raise UsageError(
+            "a normalisation should have means from 0 to 1 and standard deviations above 0 and up to 1, got "
+            f"{_listed(normalization.mean)}/{_listed(normalization.std)}: {hint}"
+        )
+    return normalization
+
+
+def _listed(values: tuple[float, ...]) -> str:
+    return ",".join(f"{value:g}" for value in values)
