@@ -26,6 +26,7 @@ import numpy as np
 from packstore.core.columns import Ragged
 from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Manifest
+from packstore.core.pickle_machine import PickleError
 from packstore.images.jpeg import is_whole, without_metadata
 from packstore.images.seekable.index import check_index, read_index
 from packstore.images.seekable.native import Crops, make_worker
@@ -35,13 +36,13 @@ from packstore.sources import open_source
 from packstore.sources.base import SourceOptions
 from packstore.sources.cifar import CifarSource
 from packstore.sources.cifar.files import LAYOUTS, find_files
+from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
 from packstore.sources.labels import LabelsFile
-from packstore.sources.pickles import BatchError, array_of, load_mapping, names_of
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.hdf5.file import lookup3
 from packstore.stores.mapped import check_offsets
-from packstore.stores.pth.pickle_reader import Malformed, unpickle
+from packstore.stores.pth.pickle_reader import unpickle
 from tests.makers.fuzzing import Target
 
 CORPUS = Path(__file__).parents[1] / "corpus"
@@ -288,14 +289,14 @@ TARGETS = (
         ("seekable/index.py", "seekable/splice.py", "seekable/native.py"),
         _repair_seek_index,
     ),
-    Target("cifar_pickle", _pickle, (BatchError,), ("pickles.py", "pickle_machine.py")),
+    Target("cifar_pickle", _pickle, (BatchError,), ("cifar/pickles.py", "pickle_machine.py")),
     Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("cifar/__init__.py", "cifar/files.py")),
     Target("cifar_archive", _cifar_archive, (PackstoreError,), ("cifar/__init__.py", "cifar/files.py", "gzipped.py")),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py",), _repair_manifest),
     Target("offsets", _offsets, (), ("mapped.py",)),
-    Target("torch_pickle", unpickle, (Malformed,), ("torch_unpickle.py",)),
-    Target("pth", _store("s.pth"), (PackstoreError,), ("pth_zip.py", "torch_unpickle.py", "pth_store.py")),
-    Target("lmdb", _store("s.lmdb"), (PackstoreError,), ("lmdb_pages.py", "lmdb_runs.py", "lmdb_store.py")),
-    Target("hdf5", _store("s.h5"), (PackstoreError,), ("hdf5_file.py", "hdf5_heap.py", "hdf5_store.py"), _repair_hdf5),
+    Target("torch_pickle", unpickle, (PickleError,), ("pth/pickle_reader.py", "pickle_machine.py")),
+    Target("pth", _store("s.pth"), (PackstoreError,), ("pth/zip.py", "pth/pickle_reader.py", "pth/store.py")),
+    Target("lmdb", _store("s.lmdb"), (PackstoreError,), ("lmdb/pages.py", "lmdb/runs.py", "lmdb/store.py")),
+    Target("hdf5", _store("s.h5"), (PackstoreError,), ("hdf5/file.py", "hdf5/heap.py", "hdf5/store.py"), _repair_hdf5),
 )

@@ -27,7 +27,7 @@ from packstore.sources import Source, cifar, open_source
 from packstore.sources.base import paged
 from packstore.sources.cifar import files as cifar_files
 from packstore.sources.cifar import gzipped
-from packstore.sources.pickles import BatchError, array_of, load_mapping
+from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping
 
 CIFAR10 = [b"airplane", b"automobile", b"bird", b"cat", b"deer", b"dog", b"frog", b"horse", b"ship", b"truck"]
 FINE = [b"fine %d" % number for number in range(100)]
@@ -472,11 +472,14 @@ def long_programs() -> dict[str, tuple[bytes, str]]:
     return {
         "deep key": (start + b")" + b"\x85" * 1_000_000 + b"K\1u.", "a key of type tuple"),
         "key that doubles": (start + b")" + b"q\0h\0\x86" * 100 + b"K\1u.", "a key of type tuple"),
-        "far memo": (b"\x80\2}r" + struct.pack("<I", 1 << 28) + b"0.", "operation 0x30"),
+        "far memo": (b"\x80\2}r" + struct.pack("<I", 1 << 28) + b"0.", "instruction POP 0x30"),
         "deep value": (start + b"U\4data" + b")" + b"\x85" * 100_000 + b"u.", "tuple where an array"),
         "deep lists": (start + b"U\4data" + b"]" * 100_000 + b"a" * 99_999 + b"u.", "list where an array"),
         "list in itself": (start + b"U\4data]q\0h\0au.", "list where an array"),
-        "integer key": (start + b"\x8b" + struct.pack("<i", 1 << 17) + b"\1" * (1 << 17) + b"K\1u.", "operation 0x8b"),
+        "integer key": (
+            start + b"\x8b" + struct.pack("<i", 1 << 17) + b"\1" * (1 << 17) + b"K\1u.",
+            "instruction LONG4 0x8b",
+        ),
         "small integer key": (start + b"\x8a\xff" + b"\1" * 255 + b"K\1u.", "a key of type int"),
         "long key": (
             start + b"T" + struct.pack("<I", 1000) + b"a" * 1000 + b"K\1u.",
@@ -485,7 +488,7 @@ def long_programs() -> dict[str, tuple[bytes, str]]:
         "many objects": (start + b"}" * 3_000_000 + b"u.", "more than 2,000,000 operations"),
         "bytes from one text": (
             b"\x80\2c_codecs\nencode\nq\0" + text + b"q\x010" + encode * 100_000 + b".",
-            "operation 0x30",
+            "instruction POP 0x30",
         ),
         "more bytes than the file": (
             b"\x80\2](c_codecs\nencode\nq\0" + text + b"q\1" + encode * 100_000 + b"e.",

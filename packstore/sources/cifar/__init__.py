@@ -20,7 +20,7 @@ from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey, paged, stamp_of
 from packstore.sources.cifar.files import CifarFiles, find_files, no_cifar
-from packstore.sources.pickles import BatchError, array_of, load_mapping, names_of
+from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
 
 _SHAPE = (32, 32, 3)
 _PIXELS = 3072

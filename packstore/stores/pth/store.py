@@ -28,11 +28,12 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
+from packstore.core.pickle_machine import PickleError, UnsupportedPickleError
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import Problem, Writer, parse_manifest, unreadable
 from packstore.stores.builder.spools import OffsetSpool
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
-from packstore.stores.pth.pickle_reader import Call, Foreign, Malformed, SavedTensor, unpickle
+from packstore.stores.pth.pickle_reader import Call, SavedTensor, unpickle
 from packstore.stores.pth.pickle_writer import STORAGE, Tensor, pickle_dict
 from packstore.stores.pth.zip import Archive, BadArchive, check_zip
 
@@ -164,9 +165,9 @@ def _load(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str,
         content = unpickle(archive.pickle())
     except OSError as error:
         raise StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from error
-    except Foreign as error:
+    except UnsupportedPickleError as error:
         raise StoreError(f"{printable(str(path))} cannot be opened as a .pth of packstore: {error}") from None
-    except (BadArchive, Malformed) as error:
+    except (BadArchive, PickleError) as error:
         raise unreadable(path, "a .pth", error) from None
     if not isinstance(content, dict) or not isinstance(content.get("manifest"), str):
         raise StoreError(f"{printable(str(path))} is a .pth without a packstore manifest")

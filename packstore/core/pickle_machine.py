@@ -1,80 +1,104 @@
-"""A machine for the pickles of data sets, which promises what ``pickle.Unpickler`` does not.
+"""A machine for the pickles of strangers, which promises what ``pickle.Unpickler`` does not.
 
 The standard unpickler runs any program of opcodes. One of nine bytes makes it allocate gigabytes (its memo is an
 array); tuples inside tuples as the key of a dictionary overflow the C stack, or are hashed for ever. A check
 beforehand would have to follow the stack to know what becomes a key, and so be a machine as well: this one is all there
-is. It knows the opcodes that ``pickle`` writes for dictionaries, lists, numbers, names and arrays with protocols 2 to
-5 (CPython's ``Lib/pickletools.py``), and it never hashes, compares or prints what a program has built. So its time and
-its memory are proportional to the length of the program, which is bounded, and nothing recurses.
+is. It knows the opcodes that ``pickle`` writes for dictionaries, lists, numbers, names, arrays and tensors with
+protocols 2 to 5 (CPython's ``Lib/pickletools.py``), and it never hashes, compares or prints what a program has built.
+So its time and its memory are proportional to the length of the program, which is bounded, and nothing recurses.
+
+It imports nothing. A program calls what its caller's ``find`` returns for a name, and nothing else.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable
 from typing import Any
-
-from packstore.core.errors import printable
-
-MAX_OPERATIONS = 2_000_000
-"""The largest published file, CIFAR-100's train, takes 250,000. One operation of one byte can take 72 in memory."""
 
 _MAX_ARGUMENTS = 16
 _MAX_KEY = 256
 _STOP = 0x2E
 
 
-class BatchError(Exception):
-    """A file of a batch that is broken, or a pickle that asks for more than arrays."""
+class PickleError(Exception):
+    """A pickle that is broken."""
 
 
-class Stateful(ABC):
-    """An object that a program may give a state."""
+class UnsupportedPickleError(PickleError):
+    """A pickle that may be sound, but asks for more than its reader allows."""
+
+
+class StandIn:
+    """Stands for an object that the program believes to make."""
 
     __slots__ = ()
 
-    @abstractmethod
     def set_state(self, state: Any) -> None:
-        """Checks and keeps ``state``; raises :class:`BatchError`."""
+        """Takes the state of the object. Raises :class:`UnsupportedPickleError` here."""
+        raise UnsupportedPickleError(f"a pickle that changes an object of type {type(self).__name__}")
+
+    def set_items(self, items: list[Any]) -> None:
+        """Takes keys and values in turn. Raises :class:`UnsupportedPickleError` here."""
+        raise UnsupportedPickleError(f"a pickle that sets items of an object of type {type(self).__name__}")
 
 
-Names = Mapping[tuple[str, str], Callable[..., Any]]
-"""(module, name) to the only functions that a program can call."""
+def run(
+    program: bytes,
+    find: Callable[[str, str], Any],
+    max_operations: int,
+    persistent: Callable[[Any], Any] | None = None,
+) -> Any:
+    """What the pickle ``program`` makes.
 
+    Args:
+        program: The pickle. The byte strings of Python 2 become bytes; keys of dictionaries are short bytes or texts.
+        find: Given a module and a name: what they stand for. Calls of it are calls of the program.
+        max_operations: Operations after which the program is refused. One of one byte can take 72 bytes of memory.
+        persistent: Given a persistent id: what it stands for. None refuses such ids.
 
-def run(program: bytes, names: Names) -> Any:
-    """What the pickle ``program`` makes, calling nothing but ``names``.
-
-    Dictionaries have byte strings and texts as keys; the byte strings of Python 2 are bytes. Raises
-    :class:`BatchError` for a program that is broken or cut off, and for one that asks for more.
+    Raises:
+        PickleError: The program is broken or cut off; :class:`UnsupportedPickleError` where it asks for more.
     """
-    machine = _Machine(program, names)
+    machine = _Machine(program, find, persistent)
     try:
-        for _ in range(MAX_OPERATIONS):
+        for _ in range(max_operations):
             code = program[machine.at]
             machine.at += 1
             if code == _STOP:
-                return machine.stack.pop()
+                if len(machine.stack) != 1:
+                    raise PickleError(f"a broken pickle: it ends with {len(machine.stack)} values, expected one")
+                return machine.stack[0]
             operation = _OPERATIONS[code]
             if operation is None:
-                raise BatchError(f"a pickle with the operation 0x{code:02x}, which a dataset has no need of")
+                raise UnsupportedPickleError(f"a pickle with the instruction {_name(code)}, which no dataset needs")
             operation(machine)
     except (IndexError, KeyError, UnicodeDecodeError):
-        # the end of the program, an empty stack, something that was never put aside, text that is none
+        # The end of the program, an empty stack, something that was never put aside, text that is none.
         if machine.at >= len(program):
-            raise BatchError(f"a broken pickle: it is cut off after {len(program)} bytes") from None
-        raise BatchError(f"a broken pickle (at byte {machine.at})") from None
-    raise BatchError(f"a pickle of more than {MAX_OPERATIONS:,} operations; that is not CIFAR")
+            raise PickleError(f"a broken pickle: it is cut off after {len(program)} bytes") from None
+        raise PickleError(f"a broken pickle (at byte {machine.at})") from None
+    raise UnsupportedPickleError(f"a pickle of more than {max_operations:,} operations, which no dataset needs")
+
+
+def _name(code: int) -> str:
+    import pickletools  # slow to import, and only needed for this message
+
+    known = {opcode.code: f"{opcode.name} " for opcode in pickletools.opcodes}
+    return f"{known.get(chr(code), '')}0x{code:02x}"
 
 
 class _Machine:
     """A stack of values, its heights at the open marks, and what the program has put aside."""
 
-    __slots__ = ("at", "marks", "memo", "names", "program", "stack")
+    __slots__ = ("at", "find", "marks", "memo", "persistent", "program", "stack")
 
-    def __init__(self, program: bytes, names: Names) -> None:
+    def __init__(
+        self, program: bytes, find: Callable[[str, str], Any], persistent: Callable[[Any], Any] | None
+    ) -> None:
         self.program = program
-        self.names = names
+        self.find = find
+        self.persistent = persistent
         self.at = 0
         self.stack: list[Any] = []
         self.marks: list[int] = []
@@ -107,48 +131,54 @@ class _Machine:
     def reduce(self) -> None:
         arguments, call = self.stack.pop(), self.stack.pop()
         if not callable(call) or type(arguments) is not tuple or len(arguments) > _MAX_ARGUMENTS:
-            raise BatchError("a pickle that calls something else than a function of numpy")
+            raise UnsupportedPickleError("a pickle that calls something else than a function")
         try:
             self.stack.append(call(*arguments))
         except TypeError:
-            raise BatchError("a pickle that calls a function of numpy with wrong arguments") from None
+            raise UnsupportedPickleError("a pickle that calls a function with wrong arguments") from None
 
     def build(self) -> None:
         state, made = self.stack.pop(), self.stack[-1]
-        if not isinstance(made, Stateful):
-            raise BatchError(f"a pickle that changes an object of type {type(made).__name__}")
+        if not isinstance(made, StandIn):
+            raise UnsupportedPickleError(f"a pickle that changes an object of type {type(made).__name__}")
         made.set_state(state)
 
-    def find(self, module: Any, name: Any) -> None:
+    def refer(self) -> None:
+        if self.persistent is None:
+            raise UnsupportedPickleError("a pickle that refers to something outside it")
+        self.stack.append(self.persistent(self.stack.pop()))
+
+    def push_found(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
-            raise BatchError("a pickle that asks for a name that is none")
-        found = self.names.get((module, name))
-        if found is None:
-            asked = printable(f"{module[:60]}.{name[:60]}")
-            raise BatchError(f"a pickle that asks for {asked}, which a dataset has no need of")
-        self.stack.append(found)
+            raise UnsupportedPickleError("a pickle that asks for a name that is none")
+        self.stack.append(self.find(module, name))
 
     def find_lines(self) -> None:
         module = self.line()
-        self.find(module, self.line())
+        self.push_found(module, self.line())
 
     def find_stacked(self) -> None:
         name, module = self.stack.pop(), self.stack.pop()
-        self.find(module, name)
+        self.push_found(module, name)
 
     def append(self, values: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not list:
-            raise BatchError(f"a pickle that appends to an object of type {type(target).__name__}")
+            raise UnsupportedPickleError(f"a pickle that appends to an object of type {type(target).__name__}")
         target += values
 
-    def set_items(self, values: list[Any]) -> None:
+    def set_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        if type(target) is not dict or len(values) % 2:
-            raise BatchError(f"a pickle that sets items of an object of type {type(target).__name__}")
-        for key, value in zip(values[::2], values[1::2], strict=True):
+        if len(items) % 2:
+            raise IndexError
+        if isinstance(target, StandIn):
+            target.set_items(items)
+            return
+        if type(target) is not dict:
+            raise UnsupportedPickleError(f"a pickle that sets items of an object of type {type(target).__name__}")
+        for key, value in zip(items[::2], items[1::2], strict=True):
             if type(key) not in (bytes, str) or len(key) > _MAX_KEY:  # only these are sure to have a hash, and soon
-                raise BatchError(f"a pickle with a key of type {type(key).__name__}, expected a short name")
+                raise UnsupportedPickleError(f"a pickle with a key of type {type(key).__name__}, expected a short name")
             target[key] = value
 
     def pop_last(self, count: int) -> list[Any]:
@@ -201,6 +231,7 @@ _BY_OPCODE: dict[bytes, _Operation] = {
     b"K": _unsigned(1),  # BININT1
     b"M": _unsigned(2),  # BININT2
     b"\x8a": lambda m: m.stack.append(int.from_bytes(m.take(m.number(1)), "little", signed=True)),  # LONG1
+    b"G": lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),  # BINFLOAT
     b"U": _sized_bytes(1),  # SHORT_BINSTRING
     b"T": _sized_bytes(4),  # BINSTRING
     b"C": _sized_bytes(1),  # SHORT_BINBYTES
@@ -228,6 +259,7 @@ _BY_OPCODE: dict[bytes, _Operation] = {
     b"j": _get(4),  # LONG_BINGET
     b"c": _Machine.find_lines,  # GLOBAL
     b"\x93": _Machine.find_stacked,  # STACK_GLOBAL
+    b"Q": _Machine.refer,  # BINPERSID
     b"R": _Machine.reduce,
     b"b": _Machine.build,
 }

@@ -1,7 +1,7 @@
 """Reads CIFAR's pickles without running anything from them.
 
-A pickle is a program that calls whatever it can name; :mod:`packstore.sources.pickle_machine` runs it. Here it can
-name numpy's array and dtype constructors, which are stand-ins that only note what they are given, and
+A pickle is a program that calls whatever it can name; :mod:`packstore.core.pickle_machine` runs it. Here it can name
+numpy's array and dtype constructors, which are stand-ins that only note what they are given, and
 ``_codecs.encode``, with which Python 3 writes bytes for Python 2. So numpy itself sees nothing but bytes of a checked
 length, and no object of the program's own making.
 """
@@ -9,17 +9,22 @@ length, and no object of the program's own making.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.sources.pickle_machine import BatchError, Names, Stateful, run
-
-__all__ = ["BatchError", "array_of", "load_mapping", "names_of"]
+from packstore.core.errors import printable
+from packstore.core.pickle_machine import PickleError, StandIn, UnsupportedPickleError, run
 
 _MAX_BYTES = 1 << 28  # the largest published file, CIFAR-100's train, has 155 MB
+_MAX_OPERATIONS = 2_000_000  # this file takes 250,000
 _DTYPES = {"u1": "u1", "uint8": "u1", "i4": "i4", "int32": "i4", "i8": "i8", "int64": "i8"}
+
+
+class BatchError(Exception):
+    """A file of a batch that is broken, or a pickle that asks for more than arrays."""
 
 
 def load_mapping(file: IO[bytes]) -> dict[str, Any]:
@@ -31,7 +36,18 @@ def load_mapping(file: IO[bytes]) -> dict[str, Any]:
     data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise BatchError(f"a pickle of more than {_MAX_BYTES} bytes; that is not CIFAR")
-    found = run(data, _globals(len(data)))
+    names = _names(len(data))
+
+    def find(module: str, name: str) -> Callable[..., Any]:
+        if (module, name) not in names:
+            asked = printable(f"{module[:60]}.{name[:60]}")
+            raise UnsupportedPickleError(f"a pickle that asks for {asked}, which no dataset needs")
+        return names[module, name]
+
+    try:
+        found = run(data, find, _MAX_OPERATIONS)
+    except PickleError as error:
+        raise BatchError(str(error)) from None
     if type(found) is not dict:
         raise BatchError(f"a pickle of {type(found).__name__}, expected a dictionary")
     return {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in found.items()}
@@ -60,7 +76,7 @@ def names_of(value: Any) -> tuple[str, ...]:
         raise BatchError(f"a name that is not UTF-8: {error.object[:40]!r}") from None
 
 
-class _DType(Stateful):
+class _DType(StandIn):
     """Stands for ``numpy.dtype``: keeps its name and byte order."""
 
     __slots__ = ("name", "order")
@@ -82,7 +98,7 @@ class _DType(Stateful):
         self.order = ">" if state[1] in (">", b">") else "<"
 
 
-class _Array(Stateful):
+class _Array(StandIn):
     """Stands for ``numpy.ndarray``: keeps what the array is to be made of until :meth:`build` checks it."""
 
     __slots__ = ("data", "dtype", "fortran", "shape")
@@ -163,7 +179,7 @@ class _Encode:
             raise BatchError("a call of _codecs.encode that does not make bytes") from None
 
 
-def _globals(size_bytes: int) -> Names:
+def _names(size_bytes: int) -> dict[tuple[str, str], Callable[..., Any]]:
     """What a pickle of ``size_bytes`` can name: functions that only note what they are given."""
     return {
         ("numpy", "ndarray"): _ndarray,
