@@ -120,19 +120,18 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         if type(index) is int:
             return self._item(self._record(index))
         if isinstance(index, slice):
-            return self._batch(list(range(self._start, self._start + self._length)[index]))
+            return self._batch(np.arange(*index.indices(self._length), dtype=np.int64) + self._start)
         if isinstance(index, Iterable) and not (hasattr(index, "ndim") and index.ndim == 0):
-            return self._batch([self._record(_whole(i)) for i in index])
+            return self._batch(self._records(index))
         return self._item(self._record(_whole(index)))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The items at ``indices``: torch's ``DataLoader`` fetches a batch by this, and collates it itself."""
-        records = [self._record(_whole(i)) for i in indices]
-        whole = self._whole_images()
-        if whole is None or not records:
-            return [self._item(r) for r in records]
-        images = self._finish_images(whole, records).unbind()
-        return [self._item(r, image) for r, image in zip(records, images, strict=True)]
+        records = self._records(indices)
+        images = self._gathered_images(records)
+        if images is None:
+            return [self._item(record) for record in records.tolist()]
+        return [self._item(record, image) for record, image in zip(records.tolist(), images.unbind(), strict=True)]
 
     @property
     def reader(self) -> Reader:
@@ -214,6 +213,17 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             raise IndexError(f"index out of range: the dataset has {self._length} items")
         return self._start + index
 
+    def _records(self, indices: Iterable[Any]) -> NDArray[np.int64]:
+        """Record numbers of the items ``indices``. Raises as :meth:`__getitem__`."""
+        array = isinstance(indices, (np.ndarray, torch.Tensor)) and indices.ndim == 1 and indices.dtype != torch.bool
+        items: list[Any] = indices.tolist() if array else list(indices)  # type: ignore[attr-defined]
+        if not set(map(type, items)) <= {int}:
+            items = [_whole(i) for i in items]
+        if items and not -self._length <= min(items) <= max(items) < self._length:
+            raise IndexError(f"index out of range: the dataset has {self._length} items")
+        numbers = np.array(items, np.int64)
+        return np.where(numbers < 0, numbers + self._length, numbers) + self._start
+
     def _item(self, record: int, image: Any = None) -> Any:
         values = [self._value(name, record, image) for name in self.columns]
         return values[0] if len(values) == 1 else tuple(values)
@@ -240,15 +250,28 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             column = self._loaded[name] = reader.column(name)
         return column
 
-    def _batch(self, records: list[int]) -> Any:
-        whole = self._whole_images() if self.transform is None else None
-        values: list[Any] = []
-        for name in self.columns:
-            if name == "image" and whole is not None:
-                values.append(self._finish_images(whole, records))
-            else:
-                values.append(self._stack([self._value(name, r, None) for r in records]))
+    def _batch(self, records: NDArray[np.int64]) -> Any:
+        values = [self._batch_of(name, records) for name in self.columns]
         return values[0] if len(values) == 1 else tuple(values)
+
+    def _batch_of(self, name: str, records: NDArray[np.int64]) -> Any:
+        """One column of a batch: gathered at once where it is an array, else put together from single values."""
+        if name == "image":
+            images = self._gathered_images(records)
+            if images is not None and self.transform is None:
+                return images
+            one_by_one = [None] * len(records) if images is None else images.unbind()
+            return self._stack([self._value(name, r, i) for r, i in zip(records.tolist(), one_by_one, strict=True)])
+        transformed = name == "label" and self.target_transform is not None
+        column = None if name == "key" or transformed or self.checksums == "always" else self._column(name)
+        if not isinstance(column, np.ndarray) or not len(records):
+            return self._stack([self._value(name, r, None) for r in records.tolist()])
+        values = column[records]
+        if values.ndim > 1 or values.dtype.kind not in "iu":
+            return torch.from_numpy(values)
+        # Checksums use all 64 bits; int64 holds the same bits, as in the .pth layout.
+        values = values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64)
+        return torch.from_numpy(values).to(self.device)
 
     def _stack(self, values: list[Any]) -> Any:
         if not values:
@@ -266,22 +289,12 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     # Images -----------------------------------------------------------------------------------------------------
 
-    def _whole_images(self) -> torch.Tensor | None:
-        """All images of the store as one mapped tensor ``(N, …)``, where output and format allow; else None."""
-        if self.output != "tensor" or "image" not in self.columns or self.manifest.image.kind != "fixed":
+    def _gathered_images(self, records: NDArray[np.int64]) -> torch.Tensor | None:
+        """Images of ``records`` as a batch in memory of its own; None where they have to be read one by one."""
+        if self.output != "tensor" or "image" not in self.columns or not len(records):
             return None
-        if self.manifest.format == "lmdb" or self.manifest.shards:
-            return None  # LMDB keeps records apart, and shards would have to be concatenated: a copy of everything
-        reader = self.reader
-        if reader.checks_records:
-            return None  # each is checked on its own
-        if "image" not in self._loaded:
-            array = reader.fixed("image")
-            self._loaded["image"] = torch.from_numpy(array) if array.flags.writeable else None
-        return cast("torch.Tensor | None", self._loaded["image"])
-
-    def _finish_images(self, whole: torch.Tensor, records: list[int]) -> torch.Tensor:
-        return self._finish(whole[torch.tensor(records, dtype=torch.int64, device="cpu")])
+        whole = image_array(self.reader)
+        return None if whole is None else self._finish(torch.from_numpy(np.take(whole, records, axis=0)))
 
     def _finish(self, pixels: torch.Tensor) -> torch.Tensor:
         """From stored pixels, one image or a batch in memory of its own, to what the user gets."""
@@ -324,6 +337,15 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         from PIL import Image
 
         return Image.fromarray(self._pixels(record))
+
+
+def image_array(reader: Reader) -> NDArray[Any] | None:
+    """All images of a store as one mapped array ``(N, …)``; None where each is read by itself: they differ in shape,
+    are checked one by one, or lie apart."""
+    manifest = reader.manifest
+    if manifest.image.kind != "fixed" or manifest.shards or manifest.format == "lmdb" or reader.checks_records:
+        return None
+    return reader.fixed("image")
 
 
 class _Keys(Sequence[str]):

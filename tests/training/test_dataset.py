@@ -123,10 +123,46 @@ def test_every_way_of_indexing_gives_the_same_items(pack: Pack, suffix: str, enc
             ds[outside]
 
 
+@pytest.mark.parametrize("suffix", ["h5", "pth"])
+@pytest.mark.parametrize("encoding", ["uint8", "float16", "bfloat16"])
+def test_a_batch_is_one_gather(pack: Pack, suffix: str, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No record is read by itself, whichever way a batch is asked for."""
+    columns = ("image", "label", "checksum", "key")
+    ds = PackedDataset(pack(suffix, encoding, size=16), "val", columns=columns)
+    halved = PackedDataset(ds.path, "val", transform=lambda image: image[..., ::2], target_transform=lambda y: y + 1)
+    wanted = [3, 1, 1, -1]
+    items = [ds[i] for i in wanted]
+
+    def one_by_one(*_: Any) -> None:
+        raise AssertionError("a record was read by itself")
+
+    pairs = PackedDataset(ds.path, "val")
+    for dataset in (ds, halved, pairs):
+        for name in ("read", "view", "array"):
+            monkeypatch.setattr(dataset.reader, name, one_by_one)
+    with pytest.raises(AssertionError, match="by itself"):
+        ds[3]
+    for batch in (ds[wanted], ds[np.array(wanted)]):
+        assert torch.equal(batch[0], torch.stack([image for image, *_ in items]))
+        assert batch[1].tolist() == [label for _, label, *_ in items]
+        assert batch[2].view(torch.uint64).tolist() == [checksum for *_, checksum, _ in items]
+        assert batch[3] == [key for *_, key in items]
+        assert batch[1].dtype == batch[2].dtype == torch.int64
+    for got, expected in zip(next(iter(DataLoader(pairs, 4, sampler=wanted))), pairs[wanted], strict=True):
+        assert torch.equal(got, expected)
+    assert torch.equal(ds[1:4:2][0], ds[[1, 3]][0])
+    images, labels = halved[wanted]
+    assert torch.equal(images, ds[wanted][0][..., ::2])
+    assert torch.equal(labels, ds[wanted][1] + 1)
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["uint8", "float16", "float32"])
-def test_writing_into_an_item_changes_nothing_else(pack: Pack, suffix: str, encoding: str) -> None:
-    ds = PackedDataset(pack(suffix, encoding), "val")
+@pytest.mark.parametrize("options", [{}, {"size": 16}])
+def test_writing_into_an_item_changes_nothing_else(
+    pack: Pack, suffix: str, encoding: str, options: dict[str, Any]
+) -> None:
+    ds = PackedDataset(pack(suffix, encoding, **options), "val")
     before = ds[0][0].clone()
     ds[0][0].zero_()
     ds[[0, 1]][0].zero_()

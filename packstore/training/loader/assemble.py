@@ -24,6 +24,7 @@ from packstore.images.seekable import Crops, Cuts, Index, Worker, make_worker, n
 from packstore.images.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
 from packstore.stores.base import Reader, shaped
 from packstore.training.augment import Frames, Geometry, output_size, plan_ops
+from packstore.training.dataset import image_array
 from packstore.training.loader.rows import Rows, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
 from packstore.training.random_draws import Draws
@@ -123,10 +124,7 @@ class Assembler:
         self._shapes = None if self._encoded or manifest.image.kind == "fixed" else reader.fixed("shape")
         self.shape, self.dtype = self._row(manifest)
         self._cold = _COLD_BATCHES  # batches for which the system is asked to fetch all records beforehand
-        self._whole: NDArray[Any] | None = None
-        apart = manifest.format == "lmdb" or bool(manifest.shards) or reader.checks_records
-        if not operations and manifest.image.kind == "fixed" and not apart:
-            self._whole = reader.fixed("image")
+        self._whole = None if operations else image_array(reader)
 
     def _row(self, manifest: Manifest) -> tuple[tuple[int, ...], torch.dtype]:
         image = manifest.image
