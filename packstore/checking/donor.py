@@ -6,17 +6,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from packstore.checking.against import encoder_of, split_of
+from packstore.core.checksums import row_checksum, row_columns
 from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.encode import Encoded
 from packstore.sources.base import Entry, Source
 from packstore.sources.store import StoreSource
-from packstore.stores.row_checksums import row_checksums, row_columns, value_hashes
 
 _REPORT_EVERY = 4096
 
@@ -125,16 +124,7 @@ class Donor:
             return None
         if any(value is None for value in fields.values()):
             return None
-        return row_sum(self._manifest, fields)
-
-
-def row_sum(manifest: Manifest, fields: Mapping[str, Any]) -> int:
-    """The row checksum of one record, of its fields by name."""
-    values: dict[str, NDArray[Any]] = {}
-    for column in row_columns(manifest.columns):
-        value = fields[column.name]
-        values[column.name] = value_hashes([value], 1) if column.kind == "ragged" else np.asarray(value)[None]
-    return int(row_checksums(manifest.columns, values, 1)[0])
+        return row_checksum(self._manifest.columns, fields)
 
 
 def _key(entry: Entry) -> bytes:

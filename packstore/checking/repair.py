@@ -7,7 +7,6 @@ same name, does not slip in.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from contextlib import closing
@@ -16,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.checking.donor import Donor, Refused, Wanted, row_sum
+from packstore.checking.donor import Donor, Refused, Wanted
+from packstore.checking.store_check import StoreCheck, batches, key_of, parts
+from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.errors import DestinationError, StoreError, printable
-from packstore.core.manifest import FORMAT_NAMES, Column, Manifest, Skipped, ragged_digest
+from packstore.core.manifest import FORMAT_NAMES, Column, Skipped
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.sniff import MAX_PIXELS
@@ -30,8 +30,6 @@ from packstore.sources import open_source
 from packstore.stores import create_store, format_of, open_store
 from packstore.stores.base import Problem, Reader
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.check import StoreCheck, batches, key_of, parts
-from packstore.stores.row_checksums import ROW_CHECKSUM, row_checksums, row_columns, value_hashes
 from packstore.stores.sharded import ShardedReader
 
 
@@ -226,8 +224,9 @@ class _Repair:
         )
         if lost and (not partial or len(lost) == len(self.reader)):
             return report
-        digests = self._write({problem.record for problem in lost})
+        self._write({problem.record for problem in lost})
         if not lost:
+            digests = self.builder.digests()
             for column in self.manifest.columns[1:]:
                 if digests[column.name] != column.digest:
                     raise StoreError(
@@ -257,7 +256,8 @@ class _Repair:
         known = [] if stored is None else [int(stored)]
         own = {c.name: self.columns[c.name].get(record) for c in row_columns(self.manifest.columns)}
         if ROW_CHECKSUM.name not in self.trusted and all(value is not None for value in own.values()):
-            known.append(row_sum(self.manifest, own))  # the source confirms the fields: the checksum was damaged
+            # If the source confirms these fields, it is the checksum that was damaged.
+            known.append(row_checksum(self.manifest.columns, own))
         return known
 
     def _fixed(self, record: int) -> tuple[Any, Mapping[str, Any]]:
@@ -270,7 +270,7 @@ class _Repair:
             found = xxh3_64_intdigest(image)
             known = [] if stored is None else [int(stored)]
             if "checksum" not in self.trusted and own is not None:
-                known.append(xxh3_64_intdigest(own))  # the source confirms the image: the checksum was damaged
+                known.append(xxh3_64_intdigest(own))  # if the source confirms the image, the checksum was damaged
             if found not in known:
                 expected = " or ".join(f"{value:016x}" for value in known) or "one that is lost"
                 raise Refused(
@@ -282,7 +282,7 @@ class _Repair:
             missing = [c.name for c in row_columns(self.manifest.columns) if fields[c.name] is None]
             if missing:
                 raise Refused(f"the source does not have its {' or '.join(missing)}")
-            row, known = row_sum(self.manifest, fields), self._known_rows(record)
+            row, known = row_checksum(self.manifest.columns, fields), self._known_rows(record)
             if known and row not in known:
                 raise Refused(
                     f"its label, key and the like have the row checksum {row:016x} in the source, expected "
@@ -296,9 +296,8 @@ class _Repair:
         except StoreError:
             return None
 
-    def _write(self, lost: set[int | None]) -> dict[str, str]:
-        """Appends all records but the lost ones; returns the digests of the columns as they are now."""
-        digests = {c.name: _Digest(c) for c in self.manifest.columns[1:]}
+    def _write(self, lost: set[int | None]) -> None:
+        """Appends all records but the lost ones."""
         splits = self.manifest.splits
         edges = [(s.name, s.start, s.stop) for s in splits] or [("", 0, len(self.reader))]
         nbytes = 0
@@ -306,11 +305,10 @@ class _Repair:
             for name, start, stop in edges:
                 chosen = [r for r in range(max(batch.start, start), min(batch.stop, stop)) if r not in lost]
                 if chosen:
-                    nbytes += self._append(chosen, name, digests)
+                    nbytes += self._append(chosen, name)
             self.progress(Progress("repair", batch.stop, len(self.reader), nbytes))
-        return {name: digest.hexdigest() for name, digest in digests.items()}
 
-    def _append(self, records: list[int], split: str, digests: dict[str, _Digest]) -> int:
+    def _append(self, records: list[int], split: str) -> int:
         images: list[Any] = []
         rows: list[Mapping[str, Any]] = []
         for record in records:
@@ -325,23 +323,8 @@ class _Repair:
         for column in row_columns(self.manifest.columns):
             taken = [row[column.name] for row in rows]
             values[column.name] = [bytes(v) for v in taken] if column.kind == "ragged" else np.stack(taken)
-        sums = np.array([xxh3_64_intdigest(image) for image in images], np.uint64)
-        everything = values | {"checksum": sums}
-        if ROW_CHECKSUM.name in self.columns:
-            everything[ROW_CHECKSUM.name] = row_sums_of(self.manifest, values, len(records))
-        for name, digest in digests.items():
-            digest.add(everything[name])
-        self.builder.append(images, values, split, checksums=sums)
+        self.builder.append(images, values, split)
         return sum(memoryview(image).nbytes for image in images)
-
-
-def row_sums_of(manifest: Manifest, values: Mapping[str, Any], count: int) -> NDArray[np.uint64]:
-    """The row checksums of ``count`` records; ``values`` as for :meth:`StoreBuilder.append`."""
-    hashed = {
-        c.name: value_hashes(values[c.name], count) if c.kind == "ragged" else values[c.name]
-        for c in row_columns(manifest.columns)
-    }
-    return row_checksums(manifest.columns, hashed, count)
 
 
 class _Values:
@@ -371,27 +354,3 @@ class _Values:
                 except (StoreError, IndexError):
                     return None
         raise IndexError(record)
-
-
-class _Digest:
-    """The digest of a column whose values come batch after batch."""
-
-    def __init__(self, column: Column) -> None:
-        self._data, self._offsets, self._end = hashlib.sha256(), hashlib.sha256(bytes(8)), 0
-        self._ragged = column.kind == "ragged"
-
-    def add(self, values: Any) -> None:
-        """``values``: an array, or a list of bytes."""
-        if not self._ragged:
-            self._data.update(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes())
-            return
-        ends = self._end + np.cumsum([len(value) for value in values], dtype="<i8")
-        self._offsets.update(ends.tobytes())
-        self._end = int(ends[-1])
-        for value in values:
-            self._data.update(value)
-
-    def hexdigest(self) -> str:
-        if self._ragged:
-            return ragged_digest(self._offsets.digest(), self._data.digest())
-        return self._data.hexdigest()

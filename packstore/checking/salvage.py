@@ -19,6 +19,8 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.checking.remains import Piece, Remains, find_remains
 from packstore.checking.repair import refuse_inside, refuse_name
+from packstore.checking.store_check import row_checksums_of
+from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_columns
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.manifest import Manifest, Skipped
@@ -27,8 +29,6 @@ from packstore.packing.plan import with_overrides
 from packstore.stores import create_store
 from packstore.stores.base import Problem
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.check import column_digest, row_sums
-from packstore.stores.row_checksums import ROW_CHECKSUM, row_columns
 
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
 _MAX_LISTED = 10_000
@@ -245,7 +245,7 @@ class _Salvage:
             return lambda start, stop: [sound] * (stop - start)
 
         def by_row(start: int, stop: int) -> list[bool]:
-            found = row_sums(self.manifest.columns, columns, start, stop)
+            found = row_checksums_of(self.manifest.columns, columns, start, stop)
             return [found[i][0] == int(stored[i]) for i in range(start, stop)]
 
         return by_row

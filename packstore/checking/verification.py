@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.checking.against import Comparison
+from packstore.checking.store_check import StoreCheck, key_of
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
@@ -20,7 +21,6 @@ from packstore.packing.plan import check_numbers, with_overrides
 from packstore.sources import open_source
 from packstore.stores import open_store
 from packstore.stores.base import Problem, Reader
-from packstore.stores.check import StoreCheck, key_of
 
 _DECODED_BATCH = 16
 _MAX_PROBLEMS = 10_000

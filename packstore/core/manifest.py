@@ -7,12 +7,12 @@ no spaces, ASCII) with a SHA-256 over everything else in its ``digest`` field.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, cast
 
 from packstore.core.errors import ManifestError
@@ -69,8 +69,8 @@ class Column:
             None. A ragged ``HWC`` column holds pixels whose height, width and channels are in the ``shape`` column.
         classes: Names of the classes where the column holds class numbers, else None.
         nbytes: Bytes of all values together, without any container's overhead.
-        digest: SHA-256 (hexadecimal) of the values, by :func:`fixed_digest` or :func:`ragged_digest`; None for the
-            image column, whose records are each covered by the ``checksum`` column.
+        digest: SHA-256 (hexadecimal) of the values, see :mod:`packstore.core.checksums`; None for the image column,
+            whose records are each covered by the ``checksum`` column.
     """
 
     name: str
@@ -192,7 +192,7 @@ class Origin:
     digest: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, so that its digests can be kept
 class Manifest:
     """What a store is.
 
@@ -283,7 +283,7 @@ class Manifest:
                 return split
         raise KeyError(f"no split {name!r}; splits: {', '.join(s.name for s in self.splits) or 'none'}")
 
-    @property
+    @cached_property
     def dataset_digest(self) -> str:
         """SHA-256 of what the dataset *is*: encoding, columns with their digests, splits and normalisation.
 
@@ -292,7 +292,7 @@ class Manifest:
         d = to_plain(self)
         return sha256_json({k: d[k] for k in ("encoding", "records", "columns", "splits", "normalization")})
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the whole manifest, as it is in the ``digest`` field of its JSON."""
         return sha256_json(to_plain(self))
@@ -367,16 +367,6 @@ def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
     _check(row_numbers, "column 'row_checksum'", row)
     numbers = checksum is not None and (checksum.kind, checksum.dtype, checksum.shape)
     _check(numbers == ("fixed", "uint64", ()), "column 'checksum'", checksum)
-
-
-def fixed_digest(data: bytes | memoryview) -> str:
-    """Digest of a fixed column: SHA-256 of its little-endian, C-ordered bytes."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def ragged_digest(offsets_sha256: bytes, data_sha256: bytes) -> str:
-    """Digest of a ragged column: SHA-256 of (SHA-256 of its int64 offsets, N + 1 of them from 0) + (of its bytes)."""
-    return hashlib.sha256(offsets_sha256 + data_sha256).hexdigest()
 
 
 # How each field of each class is read back; what is not listed is a scalar of the given types.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import packstore
+from packstore.core.checksums import ROW_CHECKSUM
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.manifest import Column, Manifest, Origin, Skipped
 from packstore.core.parallel import default_workers, ordered_map, ordered_pieces
@@ -35,7 +36,6 @@ from packstore.stores import create_store
 from packstore.stores.base import disk_bytes
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.interrupted import finish
-from packstore.stores.row_checksums import ROW_CHECKSUM
 
 _SMALL_FILE = 16 << 10
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.columns import Buffer, ColumnData, Ragged
+from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_checksum, row_columns
+from packstore.core.columns import Buffer, ColumnData
 from packstore.core.errors import CorruptRecordError, StoreError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader
-from packstore.stores.check import column_digest, key_of
-from packstore.stores.row_checksums import ROW_CHECKSUM, row_columns
 
 
 class CheckedReader(Reader):
@@ -68,7 +66,7 @@ class CheckedReader(Reader):
                 self.check_column(column.name)
             return
         expected = int(self._reader.fixed(ROW_CHECKSUM.name)[index])
-        found = xxh3_64_intdigest(b"".join(self._field(column, index) for column in self._row))
+        found = row_checksum(self._row, {column.name: self._field(column, index) for column in self._row})
         if found != expected:
             raise CorruptRecordError(index, self._key(index), f"{expected:016x}", f"{found:016x}")
 
@@ -89,15 +87,16 @@ class CheckedReader(Reader):
             raise CorruptRecordError(index, self._key(index), f"{expected:016x}", f"{found:016x}")
         return data
 
-    def _field(self, column: Column, index: int) -> bytes:
+    def _field(self, column: Column, index: int) -> Any:
+        """The value of a record; None where its offsets are damaged."""
         data: Any = self._reader.column(column.name)
-        if isinstance(data, Ragged):
-            try:
-                return xxh3_64_intdigest(data[index]).to_bytes(8, "little")
-            except StoreError:
-                return b""  # its offsets are damaged, which the checksum will tell
-        value = data[index]
-        return np.ascontiguousarray(value, data.dtype.newbyteorder("<")).tobytes()
+        try:
+            return data[index]
+        except StoreError:
+            return None
 
     def _key(self, index: int) -> str:
-        return key_of(self._reader, index) or "its key is damaged, too"
+        try:
+            return self._reader.key(index)
+        except (StoreError, IndexError):
+            return "its key is damaged, too"

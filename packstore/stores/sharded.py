@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.checksums import file_digest
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import MANIFEST_FILE, allow_open_files, identity, open_regular, release_open_files
@@ -21,7 +22,6 @@ from packstore.core.manifest import FORMAT_NAMES, MAX_JSON_BYTES, Column, Manife
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.stores import registry as formats
 from packstore.stores.base import Problem, Reader, manifest_text, parse_manifest
-from packstore.stores.builder.spools import file_digest
 
 _OPEN_TRIES = 8
 _FILES_A_SHARD = 3

@@ -21,8 +21,6 @@ from packstore.core.manifest import (
     Shard,
     Skipped,
     Split,
-    fixed_digest,
-    ragged_digest,
 )
 
 SHA = "0123456789abcdef" * 4
@@ -327,9 +325,3 @@ def test_lookups() -> None:
         manifest.split("x")
     unlabelled = make(columns=(manifest.columns[0], *manifest.columns[2:]))
     assert unlabelled.classes is None
-
-
-def test_digests() -> None:
-    assert fixed_digest(b"abc") == hashlib.sha256(b"abc").hexdigest()
-    a, b = hashlib.sha256(b"a").digest(), hashlib.sha256(b"b").digest()
-    assert ragged_digest(a, b) == hashlib.sha256(a + b).hexdigest()

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
 
+from packstore.core.checksums import ROW_CHECKSUM, row_checksums, value_hashes
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import MANIFEST_FILE, identity, writing
@@ -26,7 +26,6 @@ from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.read_back import write_manifest
 from packstore.stores.builder.spools import ColumnSpool, plain_buffers, refuse_duplicates
 from packstore.stores.builder.work_directory import remove_run
-from packstore.stores.row_checksums import ROW_CHECKSUM, row_checksums, value_hashes
 
 _log = logging.getLogger(__name__)
 
@@ -107,6 +106,10 @@ class StoreBuilder:
     def columns(self) -> tuple[Column, ...]:
         """The columns, as they were given."""
         return self._columns
+
+    def digests(self) -> dict[str, str]:
+        """The digests of all columns but ``image``, of the records so far."""
+        return {column.name: self._spools[column.name].digest() for column in self._columns[1:]}
 
     def forget(self) -> None:
         """Does without what an interrupted run has left, and removes it. Only before the first record."""
@@ -312,7 +315,7 @@ class StoreBuilder:
                 except UnicodeEncodeError as error:
                     raise StoreError(f"a value of column {column.name!r} cannot be stored: {error}") from None
         if checksums is None:
-            checksums = np.fromiter(map(xxh3_64_intdigest, buffers), np.uint64, count)
+            checksums = value_hashes(buffers, count)
         given["checksum"] = checksums
         values = {name: self._spools[name].check(given[name], count) for name in given}
         hashes = {c.name: value_hashes(values[c.name], count) for c in self._columns[1:] if c.kind == "ragged"}

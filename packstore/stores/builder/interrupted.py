@@ -11,13 +11,13 @@ from typing import Any
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from packstore.core.checksums import file_digest
 from packstore.core.errors import DestinationError, StoreError, printable
 from packstore.core.files import DATA_FILE, identity
 from packstore.core.manifest import Column, Manifest, Shard, Skipped
 from packstore.stores import registry as formats
 from packstore.stores.base import Reader
 from packstore.stores.builder.journal import Fingerprint, Progressed, Receipt, difference, read_journal, read_receipt
-from packstore.stores.builder.spools import file_digest
 from packstore.stores.builder.work_directory import STORE, WorkDirectory, read_owner, remove_run, runs_of, work_path
 
 _log = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from packstore.core.checksums import file_digest
 from packstore.core.columns import ColumnData
 from packstore.core.errors import StoreError
 from packstore.core.files import sync_tree
@@ -15,7 +16,6 @@ from packstore.stores import registry as formats
 from packstore.stores.base import Writer
 from packstore.stores.builder.interrupted import Previous
 from packstore.stores.builder.read_back import read_again
-from packstore.stores.builder.spools import file_digest
 
 
 @dataclasses.dataclass(slots=True)

@@ -13,10 +13,11 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.checksums import column_digest, ragged_digest
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, drop
-from packstore.core.manifest import Column, fixed_digest, ragged_digest
+from packstore.core.manifest import Column
 
 OFFSET = np.dtype("<i8")
 _KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes; a multiple of the number of buckets would only save passes
@@ -95,10 +96,13 @@ class ColumnSpool:
         if (start, stop) != (0, self.records):
             return finished_column(self.column, data)
         self.check_spooled()
+        return dataclasses.replace(self.column, nbytes=self._data.nbytes, digest=self.digest())
+
+    def digest(self) -> str:
+        """The column's digest, of all values so far."""
         if self._offsets is None:
-            return dataclasses.replace(self.column, nbytes=self._data.nbytes, digest=self._data.sha.hexdigest())
-        digest = ragged_digest(self._offsets.sha.digest(), self._data.sha.digest())
-        return dataclasses.replace(self.column, nbytes=self._data.nbytes, digest=digest)
+            return self._data.sha.hexdigest()
+        return ragged_digest(self._offsets.sha.digest(), self._data.sha.digest())
 
     def check_spooled(self) -> None:
         """Raises :class:`StoreError` when the temporary files do not hold what was appended: somebody wrote to them."""
@@ -141,10 +145,8 @@ class OffsetSpool:
 
 def finished_column(column: Column, data: ColumnData) -> Column:
     """``column`` with the size and digest of ``data``."""
-    if isinstance(data, Ragged):
-        digest = ragged_digest(_sha256(data.offsets), _sha256(data.data))
-        return dataclasses.replace(column, nbytes=len(data.data), digest=digest)
-    return dataclasses.replace(column, nbytes=data.nbytes, digest=fixed_digest(_bytes_of(data)))
+    nbytes = len(data.data) if isinstance(data, Ragged) else data.nbytes
+    return dataclasses.replace(column, nbytes=nbytes, digest=column_digest([data]))
 
 
 def duplicate_keys(keys: Ragged, hashes: NDArray[np.uint64]) -> tuple[int, int] | None:
@@ -182,13 +184,6 @@ def refuse_duplicates(keys: Ragged, hashes: NDArray[np.uint64]) -> None:
         raise StoreError(f"records {pair[0]} and {pair[1]} have the same key {key!r}; keys must be unique")
 
 
-def file_digest(path: Path) -> tuple[int, str]:
-    """Size and SHA-256 of a file."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return file.tell(), digest
-
-
 def plain_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryview]:
     """Values of the ragged column ``name`` (or images) as ``bytes`` or flat byte views, so that ``len`` is their size.
 
@@ -202,14 +197,6 @@ def plain_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryvie
 def _flat(value: Buffer) -> bytes | memoryview:
     view = memoryview(value)
     return view.cast("B") if view.nbytes else b""  # a view with a zero in its shape cannot be cast
-
-
-def _bytes_of(array: NDArray[Any]) -> memoryview | bytes:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
-
-
-def _sha256(array: NDArray[Any]) -> bytes:
-    return hashlib.sha256(_bytes_of(array)).digest()
 
 
 class _Spool:

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64
 
+from packstore.core.checksums import column_digest
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
 from packstore.core.manifest import Column
-from packstore.stores.check import column_digest
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
 from packstore.stores.manifest_recovery import Found, best_manifest, find_manifest
 from packstore.stores.scavenge import Wreck, as_column

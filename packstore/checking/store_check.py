@@ -2,14 +2,13 @@
 
 The manifest is covered by its own digest, and a store with a damaged one does not open. From it everything else is
 proven: each column by the digest in the manifest, each image by the column ``checksum``, the other fields of a record
-by the column ``row_checksum`` (see :mod:`packstore.stores.row_checksums`). Where a column of checksums is damaged
+by the column ``row_checksum`` (see :mod:`packstore.core.checksums`). Where a column of checksums is damaged
 itself, it is put together anew from what the records have now: if that has the column's digest, the records are as they
 were.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,18 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_checksums, row_columns, value_hashes
 from packstore.core.columns import ColumnData, Ragged
 from packstore.core.errors import PackstoreError, StoreError
-from packstore.core.manifest import Column, fixed_digest, ragged_digest
+from packstore.core.manifest import Column
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader
-from packstore.stores.row_checksums import ROW_CHECKSUM, row_checksums, row_columns, value_hashes
 from packstore.stores.sharded import ShardedReader
 
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
 _ROWS = 4096
-_DIGEST_BYTES = 1 << 24
 _Told = Generator[Problem, None, set[str]]
 """Yields problems and returns the columns whose damage these tell."""
 
@@ -169,7 +167,7 @@ class StoreCheck:
         bad: dict[int, Mismatch] = {}
         for start in range(0, len(part.reader), _ROWS):
             stop = min(start + _ROWS, len(part.reader))
-            for i, (found, why) in row_sums(manifest.columns, columns, start, stop).items():
+            for i, (found, why) in row_checksums_of(manifest.columns, columns, start, stop).items():
                 if found != int(stored[i]):
                     bad[i] = Mismatch(found, int(stored[i]), why)
         if not bad:
@@ -260,7 +258,7 @@ def key_of(reader: Reader, record: int) -> str | None:
         return None
 
 
-def row_sums(
+def row_checksums_of(
     columns: tuple[Column, ...], data: dict[str, ColumnData], start: int, stop: int
 ) -> dict[int, tuple[int | None, str]]:
     """The row checksums of records ``start`` to ``stop - 1``, as their fields are now.
@@ -297,32 +295,6 @@ def row_sums(
     }
 
 
-def column_digest(pieces: list[ColumnData]) -> str:
-    """The digest of a column's values as a manifest has it; ``pieces`` are the column's in each file, in order."""
-    data, offsets, base = hashlib.sha256(), hashlib.sha256(), 0
-    if not isinstance(pieces[0], Ragged):
-        for piece in pieces:
-            if not isinstance(piece, Ragged):
-                _update(data, piece)
-        return data.hexdigest()
-    offsets.update(bytes(8))
-    for piece in pieces:
-        if isinstance(piece, Ragged):
-            # The first offset should be 0; where it is not, that must show.
-            _update(offsets, piece.offsets[1:], base + int(piece.offsets[0]))
-            _update(data, piece.data)
-            base += len(piece.data)
-    return ragged_digest(offsets.digest(), data.digest())
-
-
-def _update(sha: Any, array: NDArray[Any], add: int = 0) -> None:
-    little = array.dtype.newbyteorder("<")
-    step = max(1, _DIGEST_BYTES // max(1, array.nbytes // max(1, len(array))))
-    for start in range(0, len(array), step):
-        piece = np.ascontiguousarray(array[start : start + step] + add if add else array[start : start + step], little)
-        sha.update(piece.reshape(-1).view(np.uint8).data)
-
-
 def batches(reader: Reader) -> Iterator[range]:
     """Ranges of records of about the same number of bytes."""
     total = len(reader)
@@ -338,7 +310,7 @@ def _mended(stored: NDArray[Any], bad: dict[int, Mismatch], column: Column) -> b
     mended = np.array(stored)
     for i, mismatch in bad.items():
         mended[i] = mismatch.found
-    return fixed_digest(mended.data) == column.digest
+    return column_digest([mended]) == column.digest
 
 
 def _stored(name: str, mismatch: Mismatch) -> str:

@@ -1,0 +1,131 @@
+"""The checksums of a store, each defined here and nowhere else.
+
+=================  =======  ===========================================  =====================
+proves             hash     over                                         kept in
+=================  =======  ===========================================  =====================
+a record's image   XXH3-64  its bytes                                    column ``checksum``
+its other fields   XXH3-64  its row                                      column ``row_checksum``
+a column           SHA-256  all its values                               the manifest
+a shard            SHA-256  its file                                     the manifest
+the manifest       SHA-256  its JSON without this digest                 itself
+=================  =======  ===========================================  =====================
+
+The digest of a column says that a byte in it is wrong; only a checksum a record says whose. A *row* holds, for every
+column but ``image``, ``checksum`` and ``row_checksum`` and in the manifest's order, the record's bytes of a fixed
+column, or of a ragged one the XXH3-64 of the value as eight bytes; all little-endian.
+
+The digest of a fixed column is the SHA-256 of its values, little-endian and in C order. That of a ragged one is the
+SHA-256 of two SHA-256, one after the other: of its ``int64`` offsets (N + 1 of them, from 0) and of its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from packstore.core.columns import Buffer, ColumnData, Ragged
+from packstore.core.manifest import Column
+
+ROW_CHECKSUM = Column("row_checksum", "fixed", "uint64")
+_NOT_IN_ROWS = ("image", "checksum", ROW_CHECKSUM.name)
+_STEP_BYTES = 1 << 24
+"""A column is hashed in steps, since its values may have to be copied for it."""
+
+
+def value_hashes(values: Iterable[Buffer], count: int) -> NDArray[np.uint64]:
+    """The XXH3-64 of each of ``count`` values."""
+    return np.fromiter(map(xxh3_64_intdigest, values), np.uint64, count)
+
+
+def row_columns(columns: Iterable[Column]) -> list[Column]:
+    """The columns of which a row consists, in their order."""
+    return [column for column in columns if column.name not in _NOT_IN_ROWS]
+
+
+def row_checksum(columns: Iterable[Column], fields: Mapping[str, Any]) -> int:
+    """The row checksum of one record.
+
+    Args:
+        columns: All columns of the store.
+        fields: By name, the record's value in each column of :func:`row_columns`: a scalar or array of the column's
+            dtype, or the bytes of a ragged value. None for a value that cannot be read: then the row lacks it, and its
+            checksum is not the stored one.
+    """
+    return xxh3_64_intdigest(b"".join(_row_bytes(column, fields[column.name]) for column in row_columns(columns)))
+
+
+def _row_bytes(column: Column, value: Any) -> bytes:
+    if value is None:
+        return b""
+    if column.kind == "ragged":
+        return xxh3_64_intdigest(value).to_bytes(8, "little")
+    array = np.asarray(value)
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def row_checksums(columns: Iterable[Column], values: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.uint64]:
+    """The row checksums of many records at once.
+
+    Args:
+        columns: All columns of the store.
+        values: By name, of each column in :func:`row_columns`: for a fixed one the values, ``(count, *column.shape)``
+            in the column's dtype; for a ragged one their :func:`value_hashes`.
+        count: How many records.
+
+    Returns:
+        ``uint64``, shape ``(count,)``.
+    """
+    parts = []
+    for column in row_columns(columns):
+        array = values[column.name]
+        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        parts.append(little.reshape(count, -1).view(np.uint8) if little.size else np.empty((count, 0), np.uint8))
+    if not parts:
+        return np.full(count, xxh3_64_intdigest(b""), np.uint64)
+    rows = np.concatenate(parts, axis=1)
+    width, data = rows.shape[1], rows.tobytes()
+    return value_hashes((data[i * width : (i + 1) * width] for i in range(count)), count)
+
+
+def column_digest(files: Sequence[ColumnData]) -> str:
+    """The digest of a column, from its values in each file of the store, in order."""
+    data = hashlib.sha256()
+    if not isinstance(files[0], Ragged):
+        for values in files:
+            assert not isinstance(values, Ragged)
+            _hash(data, values)
+        return data.hexdigest()
+    offsets, base = hashlib.sha256(bytes(8)), 0
+    for values in files:
+        assert isinstance(values, Ragged)
+        # The first offset should be 0; adding it makes the digest differ where it is not.
+        _hash(offsets, values.offsets[1:], base + int(values.offsets[0]))
+        _hash(data, values.data)
+        base += len(values.data)
+    return ragged_digest(offsets.digest(), data.digest())
+
+
+def ragged_digest(offsets_sha256: bytes, data_sha256: bytes) -> str:
+    """The digest of a ragged column whose offsets and bytes were hashed as they came."""
+    return hashlib.sha256(offsets_sha256 + data_sha256).hexdigest()
+
+
+def _hash(sha: Any, array: NDArray[Any], add: int = 0) -> None:
+    little = array.dtype.newbyteorder("<")
+    step = max(1, _STEP_BYTES // max(1, array.nbytes // max(1, len(array))))
+    for start in range(0, len(array), step):
+        piece = np.ascontiguousarray(array[start : start + step] + add if add else array[start : start + step], little)
+        sha.update(piece.reshape(-1).view(np.uint8).data)
+
+
+def file_digest(path: Path) -> tuple[int, str]:
+    """Size and SHA-256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest

@@ -1,0 +1,97 @@
+"""The recipes of the checksums, reckoned here with hashlib and xxhash alone, as somebody without packstore would."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
+
+from packstore.core.checksums import (
+    ROW_CHECKSUM,
+    column_digest,
+    file_digest,
+    row_checksum,
+    row_checksums,
+    row_columns,
+    value_hashes,
+)
+from packstore.core.columns import Ragged
+from packstore.core.manifest import Column
+
+COLUMNS = (
+    Column("image", "ragged", "uint8"),
+    Column("label", "fixed", "int64"),
+    Column("box", "fixed", "float32", (2, 2)),
+    Column("empty", "fixed", "uint8", (0,)),
+    Column("key", "ragged", "uint8"),
+    Column("checksum", "fixed", "uint64"),
+    ROW_CHECKSUM,
+)
+
+
+def ragged(*values: bytes) -> Ragged:
+    offsets = np.array([0, *np.cumsum([len(value) for value in values])], np.int64)
+    return Ragged(offsets, np.frombuffer(b"".join(values), np.uint8))
+
+
+def sha(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<i8", ">i8", "<f4", ">f4"])
+def test_digest_of_a_fixed_column(dtype: str) -> None:
+    values = np.arange(24, dtype=dtype).reshape(4, 3, 2)
+    little = values.astype(values.dtype.newbyteorder("<")).tobytes()
+    assert column_digest([values]) == sha(little).hex()
+    assert column_digest([values[:1], values[1:1], values[1:]]) == sha(little).hex()
+    assert column_digest([np.asfortranarray(values)]) == sha(little).hex()
+
+
+def test_digest_of_a_fixed_column_without_values() -> None:
+    assert column_digest([np.empty((0, 2), "<i4")]) == column_digest([np.empty((5, 0), "<i4")]) == sha(b"").hex()
+
+
+def test_digest_of_a_ragged_column() -> None:
+    expected = sha(sha(np.array([0, 1, 1, 4], "<i8").tobytes()) + sha(b"abcd")).hex()
+    assert column_digest([ragged(b"a", b"", b"bcd")]) == expected
+    assert column_digest([ragged(b"a"), ragged(), ragged(b"", b"bcd")]) == expected
+    shifted = ragged(b"a", b"", b"bcd")
+    shifted.offsets[0] = 1
+    assert column_digest([shifted]) != expected
+
+
+def test_large_columns_are_hashed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, texts = np.arange(1000), ragged(*(b"x" * i for i in range(60)))
+    expected = column_digest([values]), column_digest([texts])
+    monkeypatch.setattr("packstore.core.checksums._STEP_BYTES", 100)
+    assert (column_digest([values]), column_digest([texts])) == expected
+
+
+def test_row_checksums() -> None:
+    labels, boxes = np.array([3, -1]), np.arange(8, dtype="<f4").reshape(2, 2, 2)
+    keys = [b"one.png", b"two.png"]
+    fields: list[dict[str, Any]] = [
+        {"label": labels[i], "box": boxes[i], "empty": np.empty(0, "u1"), "key": keys[i]} for i in range(2)
+    ]
+    rows = [
+        int(labels[i]).to_bytes(8, "little", signed=True) + boxes[i].tobytes() + xxh3_64_digest(keys[i])[::-1]
+        for i in range(2)
+    ]
+    expected = [xxh3_64_intdigest(row) for row in rows]
+    assert [column.name for column in row_columns(COLUMNS)] == ["label", "box", "empty", "key"]
+    assert [row_checksum(COLUMNS, each) for each in fields] == expected
+    values = {"label": labels, "box": boxes, "empty": np.empty((2, 0), "u1"), "key": value_hashes(keys, 2)}
+    assert row_checksums(COLUMNS, values, 2).tolist() == expected
+    swapped = {name: array.astype(array.dtype.newbyteorder(">")) for name, array in values.items()}
+    assert row_checksums(COLUMNS, swapped, 2).tolist() == expected
+    assert row_checksum(COLUMNS, fields[0] | {"key": None}) != expected[0]
+    assert row_checksums(COLUMNS[:1], {}, 3).tolist() == [xxh3_64_intdigest(b"")] * 3 == [row_checksum((), {})] * 3
+
+
+def test_digest_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    assert file_digest(tmp_path / "a") == (3, sha(b"abc").hex())
