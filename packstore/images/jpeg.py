@@ -18,7 +18,8 @@ def without_metadata(data: memoryview) -> bytes | memoryview:
     size, at, dropped = len(data), 2, False
     while at + 4 <= size:
         marker, stop = data[at + 1], at + 2 + (data[at + 2] << 8 | data[at + 3])
-        if data[at] != 0xFF or marker in _NO_LENGTH:  # bytes out of place, which libjpeg skips, and so do we
+        stray = data[at] != 0xFF
+        if stray or marker in _NO_LENGTH:
             found = _MARKER.search(data, at + 1)
             if found is None:
                 return data
@@ -27,7 +28,7 @@ def without_metadata(data: memoryview) -> bytes | memoryview:
             return b"".join((*kept, data[at:])) if dropped else data
         if marker in _METADATA:
             dropped = True
-        else:
+        elif not stray:  # libjpeg skips stray bytes, but Pillow wants a marker behind the start of the image
             kept.append(data[at:stop])
         at = stop
     return data

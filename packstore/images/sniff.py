@@ -133,7 +133,9 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
             continue
         length = data[at + 2] << 8 | data[at + 3]
         if length < 2:
-            raise HeaderError(f"is damaged: a JPEG segment of {length} bytes at byte {at}")
+            if marker not in _SKIPPED:
+                raise HeaderError(f"is damaged: a JPEG segment of {length} bytes at byte {at}")
+            length, plain = 2, False  # libjpeg goes on behind the length
         if marker == 0xDA:
             break
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
@@ -177,12 +179,15 @@ _latest: tuple[bytes, ImageInfo] | None = None
 meet see the one or the other."""
 _FRAME = struct.Struct(">BHHB")
 _NO_SEGMENT = frozenset((0x00, 0x01, *range(0xD0, 0xDA), 0xFF))
+_SKIPPED = frozenset((0xDC, *range(0xE0, 0xF0), 0xFE))
 
 
 def _next_marker(data: bytes, at: int) -> int:
     """Position of the next marker where no segment begins: fill bytes, markers without one, bytes out of place (which
     libjpeg skips with a warning)."""
     marker = data[at + 1]
+    if data[at : at + 4] == b"\xff\xd9\xff\xd8":  # tables end, and the image that uses them begins: T.81, B.4
+        return at + 4
     if data[at] == 0xFF and marker in (0xD8, 0xD9):
         what = "a second start" if marker == 0xD8 else "the end"
         raise HeaderError(f"is damaged: {what} of the image at byte {at}, before any scan")

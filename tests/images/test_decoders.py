@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simplejpeg
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
@@ -36,6 +36,7 @@ from packstore.images.decoders import (
     get_decoder,
 )
 from packstore.images.jpeg import is_whole, without_metadata
+from packstore.images.sniff import check_header
 from tests.conftest import SharedData
 from tests.makers.datasets import pixels
 
@@ -297,6 +298,35 @@ def test_extraneous_bytes_before_a_marker_are_accepted(decoder: Decoder) -> None
         np.testing.assert_array_equal(decoder.decode(data[:-2] + b"\1\2\3\4\xff\xd9"), reference(data))
         start = data.index(b"\xff\xdb")
         np.testing.assert_array_equal(decoder.decode(data[:start] + b"abc" + data[start:]), reference(data))
+
+
+SKIPPED_MARKERS = [0xDC, 0xE0, 0xE1, 0xE2, 0xED, 0xEE, 0xEF, 0xFE]
+
+
+@given(
+    marker=st.sampled_from(SKIPPED_MARKERS),
+    length=st.integers(0, 60),
+    content=st.lists(st.sampled_from(b"\x00\x04\x06A\x01\xc0\xd0\xd8\xd9\xda\xe1\xff"), max_size=24).map(bytes),
+    first=st.booleans(),
+)
+@example(0xED, 13, b"Photoshop 3.0\x00\x04\x06", True)  # as photoshop-200dpi-broken.jpg of Pillow's tests
+@example(0xE1, 0, b"", True)
+@example(0xFE, 1, b"A", False)
+@example(0xE2, 4, b"AA\xff\xd9\xff\xd8A", True)  # tables alone, then the image: T.81, B.4
+def test_segments_whose_length_lies_agree(marker: int, length: int, content: bytes, first: bool) -> None:
+    """Pillow and libjpeg go on at the next marker; what they read passes the header check and comes out the same."""
+    at = 2 if first else 20  # behind the start of the image, or behind JFIF
+    jpeg = ORDINARY["420 33x31"]
+    data = jpeg[:at] + bytes([0xFF, marker]) + length.to_bytes(2, "big") + content + jpeg[at:]
+    try:
+        expected = reference(data)
+    except Exception:  # Pillow raises almost anything
+        return
+    info = check_header(data)
+    assert (info.height, info.width) == expected.shape[:2]
+    for name, version in available_decoders().items():
+        if not version.startswith(UNAVAILABLE):
+            np.testing.assert_array_equal(get_decoder(name).decode(data), expected)
 
 
 def test_broken_exif_neither_warns_nor_fails(decoder: Decoder) -> None:

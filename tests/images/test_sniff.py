@@ -121,7 +121,7 @@ def test_the_end_of_a_thumbnail_is_not_the_end_of_the_image() -> None:
         (b"\xff\xd8\xff", "is truncated"),
         (b"\xff\xd8\xff\xd9", "before any scan"),
         (b"\xff\xd8\xff\xd8", "a second start"),
-        (b"\xff\xd8\xff\xe0\0\1", "a JPEG segment of 1 bytes"),
+        (b"\xff\xd8\xff\xdb\0\1", "a JPEG segment of 1 bytes"),
         (b"\xff\xd8\xff\xda\0\2\xff\xd9", "without a frame header"),
         (b"\xff\xd8\xff\xc0\0\x0b\x08\0\0\0\x10\x01\1\x11\0\xff\xda\0\2\xff\xd9", "has no pixels"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDX" + b"\0" * 20, "is damaged: a PNG that begins with b'IHDX'"),
