@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 _KEPT_BUFFERS = 4
 
 Tensors = tuple[torch.Tensor, ...]
-Finish = Callable[[Tensors], Any]
-"""Work on the device: gets the batch there, returns what the consumer gets (tensors in tuples or lists)."""
+DeviceWork = Callable[[Tensors], Any]
+"""A function that is called with the tensors on the device and returns what the consumer gets (tensors in tuples or
+lists)."""
 
 
 class Event(Protocol):
@@ -62,8 +63,8 @@ class Transport(ABC):
         return
 
     @abstractmethod
-    def send(self, host: Tensors, finish: Finish) -> Shipment:
-        """Starts the way of ``host`` to the device and of ``finish`` there; called from any thread."""
+    def send(self, host: Tensors, work: DeviceWork) -> Shipment:
+        """Starts the copy of ``host`` to the device, and ``work`` there; called from any thread."""
 
 
 class Shipment(ABC):
@@ -73,10 +74,10 @@ class Shipment(ABC):
 
     @abstractmethod
     def receive(self) -> Any:
-        """What ``finish`` returned, safe to use on the caller's current stream."""
+        """What the device work returned, safe to use on the caller's current stream."""
 
 
-class _Past:
+class _Done:
     """An event that has happened."""
 
     def query(self) -> bool:
@@ -116,24 +117,24 @@ class HostTransport(Transport):
                 return memory
         return np.empty(nbytes, np.uint8)
 
-    def send(self, host: Tensors, finish: Finish) -> Shipment:
-        return _HostShipment(host, finish)
+    def send(self, host: Tensors, work: DeviceWork) -> Shipment:
+        return _HostShipment(host, work)
 
 
 class _HostShipment(Shipment):
-    copied: Event = _Past()
+    copied: Event = _Done()
 
-    def __init__(self, host: Tensors, finish: Finish) -> None:
-        self._work: tuple[Tensors, Finish] | None = host, finish
+    def __init__(self, host: Tensors, work: DeviceWork) -> None:
+        self._waiting: tuple[Tensors, DeviceWork] | None = host, work
 
     def receive(self) -> Any:
         # In the consumer's thread: torch's own threads do this work, and workers have none to spare.
-        # And let go of both before: what finish holds must not live as long as the slot that this shipment stays in.
-        work, self._work = self._work, None
-        if work is None:
+        # Both are let go of first: what the work holds must not live as long as the slot that keeps this shipment.
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
             raise RuntimeError("a shipment is received once")
-        host, finish = work
-        return finish(host)
+        host, work = waiting
+        return work(host)
 
 
 class CudaTransport(Transport):
@@ -153,7 +154,7 @@ class CudaTransport(Transport):
     def catch_up(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
-    def send(self, host: Tensors, finish: Finish) -> Shipment:
+    def send(self, host: Tensors, work: DeviceWork) -> Shipment:
         copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         if self.followed is not None:
@@ -165,7 +166,7 @@ class CudaTransport(Transport):
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             there = tuple(tensor.to(self.device, non_blocking=True) for tensor in host)
             copied.record(self._stream)
-            value = finish(there)
+            value = work(there)
             done.record(self._stream)
         return _CudaShipment(self, value, copied, done)
 
@@ -193,8 +194,8 @@ class _CudaShipment(Shipment):
         return value
 
 
-class Made:
-    """Tensors of a device that are made once and read in several calls, in each of which another stream may be current.
+class ProducerStream:
+    """The stream on which some tensors were made, for consumers that read them on other streams.
 
     On a device without streams nothing is done.
     """
@@ -204,13 +205,13 @@ class Made:
         self._device = device
         self._stream: Any = None
 
-    def now(self) -> None:
-        """They are being made on the current stream."""
+    def record(self) -> None:
+        """The tensors are being made on the current stream."""
         if self._cuda:
             self._stream = torch.cuda.current_stream(self._device)
 
-    def use(self, *tensors: torch.Tensor) -> None:
-        """``tensors`` of them are going to be read on the current stream."""
+    def wait(self, *tensors: torch.Tensor) -> None:
+        """Lets the current stream, which is about to read ``tensors``, wait until they are made."""
         if not self._cuda or self._stream is None:
             return
         stream = torch.cuda.current_stream(self._device)
@@ -233,8 +234,8 @@ class PlainTransport(Transport):
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
-    def send(self, host: Tensors, finish: Finish) -> Shipment:
-        return _HostShipment(host, lambda tensors: finish(tuple(t.to(self.device) for t in tensors)))
+    def send(self, host: Tensors, work: DeviceWork) -> Shipment:
+        return _HostShipment(host, lambda tensors: work(tuple(t.to(self.device) for t in tensors)))
 
 
 class Slot:
@@ -299,7 +300,7 @@ class Ring:
 
 
 def _copied(slot: Slot) -> Event:
-    return slot.shipment.copied if slot.shipment is not None else _Past()
+    return slot.shipment.copied if slot.shipment is not None else _Done()
 
 
 def is_within(tensor: torch.Tensor, buffer: torch.Tensor) -> bool:

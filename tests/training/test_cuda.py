@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import packstore
 from packstore import DecodeError, PackedDataset, PackedLoader, prefetch
 from packstore.training.augment import Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop
-from packstore.training.loader.resident import free_memory
+from packstore.training.loader.residence import free_memory
 from packstore.training.ring import CudaTransport, Ring, transport_to
 from tests.makers.datasets import make_cifar10, make_folder
 

@@ -32,8 +32,8 @@ from packstore.training.augment import (
     RandomResizedCrop,
     Resize,
 )
-from packstore.training.loader.alone import is_alone, work_alone
 from packstore.training.loader.rows import Rows
+from packstore.training.loader.single_threaded import is_single_threaded, make_single_threaded
 from tests.makers.datasets import make_cifar10, make_folder, write_image
 
 RAGGED = [RandomResizedCrop(32), RandomHorizontalFlip()]
@@ -536,12 +536,12 @@ def test_resident_images_lie_ready_for_the_crop_where_memory_allows(
 ) -> None:
     ds = PackedDataset(stores("cifar.h5"), "train")
     free = int(allowed * 4 * len(ds) * 2 * 33 * 40 * 3)  # of which a quarter may be taken
-    monkeypatch.setattr("packstore.training.loader.resident.free_memory", lambda device: free)
+    monkeypatch.setattr("packstore.training.loader.residence.free_memory", lambda device: free)
     augment = [RandomCrop(32, padding=4), RandomHorizontalFlip()]
     loader = PackedLoader(ds, 16, augment=augment, shuffle=True, resident=wanted)
     assert loader.mode == "resident"
     found = all_batches(loader)
-    held = loader._images
+    held = loader._producer.images  # type: ignore[union-attr]
     assert held is not None
     memory = held if isinstance(held, torch.Tensor) else held.pixels
     assert memory.nbytes == len(ds) * bytes_an_image
@@ -550,7 +550,7 @@ def test_resident_images_lie_ready_for_the_crop_where_memory_allows(
 
 
 def test_resident_that_does_not_fit_says_both_numbers(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packstore.training.loader.resident.free_memory", lambda device: 1000)
+    monkeypatch.setattr("packstore.training.loader.residence.free_memory", lambda device: 1000)
     ds = PackedDataset(stores("cifar.h5"), "train")
     with pytest.raises(UsageError, match=r"307,200 bytes .* 1,000 are free"):
         PackedLoader(ds, 4, resident=True)
@@ -616,7 +616,7 @@ def test_a_view_by_numpy_is_not_written_over(
     stores: Stores, resident: bool, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It begins where no buffer does."""
-    monkeypatch.setitem(sys.modules["packstore.training.loader"]._RESIDENT_PIXELS, "cpu", 8 * 32 * 32)
+    monkeypatch.setitem(packstore.training.loader.resident._PIXELS_AT_ONCE, "cpu", 8 * 32 * 32)
 
     def view(images: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(images.numpy()[..., 1:, :])
@@ -726,7 +726,7 @@ def test_mirrored_before_resizing_or_after_is_the_same(
 
 def in_thread(function: Callable[[], Any]) -> Any:
     """What ``function`` gives in a thread in which torch works alone."""
-    with ThreadPoolExecutor(1, initializer=work_alone) as pool:
+    with ThreadPoolExecutor(1, initializer=make_single_threaded) as pool:
         return pool.submit(function).result()
 
 
@@ -735,13 +735,13 @@ def test_torch_works_alone_in_our_threads_and_as_before_in_others() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert in_thread(is_alone)
+        assert in_thread(is_single_threaded)
         assert in_thread(torch.get_num_threads) == 1
-        assert not is_alone()
+        assert not is_single_threaded()
         assert torch.get_num_threads() == 2
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(torch.get_num_threads).result() == 2
-            assert not pool.submit(is_alone).result()
+            assert not pool.submit(is_single_threaded).result()
     finally:
         torch.set_num_threads(before)
 

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from packstore.training.ring import Finish, HostTransport, Ring, Shipment, Tensors, Transport, tensors_in, transport_to
+from packstore.training.ring import (
+    DeviceWork,
+    HostTransport,
+    Ring,
+    Shipment,
+    Tensors,
+    Transport,
+    tensors_in,
+    transport_to,
+)
 
 
 class LateEvent:
@@ -25,12 +34,12 @@ class LateEvent:
 
 
 class LateShipment(Shipment):
-    def __init__(self, event: LateEvent, finish: Finish, there: list[torch.Tensor]) -> None:
-        self.copied, self._finish, self._there = event, finish, there
+    def __init__(self, event: LateEvent, work: DeviceWork, there: list[torch.Tensor]) -> None:
+        self.copied, self._work, self._there = event, work, there
 
     def receive(self) -> Any:
         self.copied.device.run_until(self.copied.number)
-        return self._finish(tuple(self._there))
+        return self._work(tuple(self._there))
 
 
 class LateTransport(Transport):
@@ -45,10 +54,10 @@ class LateTransport(Transport):
         self.made += 1
         return torch.zeros(tuple(shape), dtype=dtype)
 
-    def send(self, host: Tensors, finish: Finish) -> Shipment:
+    def send(self, host: Tensors, work: DeviceWork) -> Shipment:
         there: list[torch.Tensor] = []
         self.queue.append((host, there))
-        return LateShipment(LateEvent(self, len(self.queue) - 1), finish, there)
+        return LateShipment(LateEvent(self, len(self.queue) - 1), work, there)
 
     def run_until(self, number: int) -> None:
         while self.done <= number:

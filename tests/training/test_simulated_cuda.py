@@ -18,6 +18,7 @@ from packstore import DecodeError, PackedDataset, PackedLoader, prefetch
 from packstore.diagnose.bench import BenchOptions, bench
 from packstore.training.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.loader.job import Job
+from packstore.training.loader.streaming import Streaming
 from packstore.training.ring import CudaTransport, transport_to
 from tests.conftest import ROOT, Simulate
 from tests.makers.datasets import make_cifar10, make_folder
@@ -204,7 +205,7 @@ def test_resident_batches_share_no_memory(root: Path, device: Simulation) -> Non
 def test_what_enlarges_is_done_for_fewer_at_once(
     root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(importlib.import_module("packstore.training.loader")._RESIDENT_PIXELS, "cuda", 64 * 96 * 96)
+    monkeypatch.setitem(packstore.training.loader.resident._PIXELS_AT_ONCE, "cuda", 64 * 96 * 96)
     peaks = []
     for augment in ([Resize(96)], [Resize(96), CenterCrop(32)], [CenterCrop(32)]):
         loader = on(root, "x.pth", 8, resident=True, augment=augment, normalize="cifar10")
@@ -226,7 +227,7 @@ def test_streams_that_change_from_batch_to_batch(
 ) -> None:
     """Or from chunk to chunk, or from epoch to epoch: what one has made the others read when it is done, no earlier."""
     # Every third batch is the first of a chunk, and comes on the same stream as that of the chunk before.
-    monkeypatch.setitem(importlib.import_module("packstore.training.loader")._RESIDENT_PIXELS, "cuda", 300 * 32 * 32)
+    monkeypatch.setitem(packstore.training.loader.resident._PIXELS_AT_ONCE, "cuda", 300 * 32 * 32)
     options: dict[str, Any] = {"augment": [RandomHorizontalFlip()], "normalize": normalize, "resident": resident}
     cpu, loader = (
         PackedLoader(PackedDataset(root / "x.pth", "train", device=where, columns=("image",)), 100, **options)
@@ -457,8 +458,10 @@ def test_prefetch_keeps_what_is_no_tensor_and_does_not_wait(device: Simulation) 
 def test_the_copy_stream_follows_the_consumer_only_where_it_must(root: Path, device: Simulation) -> None:
     plain = on(root, "x.pth", 64, resident=False)
     list(plain)
-    assert isinstance(plain._transport, CudaTransport)
-    assert plain._transport.followed is None
+    assert isinstance(plain._producer, Streaming)
+    transport = plain._producer.transport
+    assert isinstance(transport, CudaTransport)
+    assert transport.followed is None
     assert transport_to(torch.device("cuda")).device == HERE
 
 

@@ -176,7 +176,7 @@ def _gil(dataset: PackedDataset) -> float:
     """Seconds an image."""
     import packstore.training.loader.rows as rows
 
-    assembler = PackedLoader(dataset, 256, augment=CROP, threads=1)._make_assembler()
+    assembler = PackedLoader(dataset, 256, augment=CROP, threads=1).pipeline.assembler
     images = {len(dataset.reader.read(r)): dataset._pixels(r) for r in range(min(256, len(dataset)))}
     records = np.arange(len(images))
     out = torch.empty((len(images), *assembler.shape), dtype=assembler.dtype)

@@ -35,7 +35,7 @@ from packstore.diagnose.bench.measure import (
 from packstore.diagnose.bench.trials import candidates, try_out
 from packstore.training.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.resident import free_memory
+from packstore.training.loader.residence import free_memory
 
 __all__ = ["AUGMENTS", "Advice", "BenchOptions", "BenchReport", "Rates", "Stage", "Trial", "Verdict", "bench"]
 
@@ -177,7 +177,7 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
     augment = augmenting(clock, loader, sample)
     alone = end_to_end(clock, "loader, 1 thread", make_loader(dataset, options.batch_size, 1, operations))
     together = end_to_end(clock, "loader", loader) if threads > 1 else alone
-    assembler = loader._make_assembler()
+    assembler = loader.pipeline.assembler
     copied = copying(clock, assembler.shape, assembler.dtype, options.batch_size, dataset.device)
     decode = None if whole is None else decode_rate(whole[0], augment, alone)
 
@@ -216,7 +216,7 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
         augment=words,
         options=options,
         rates=rates,
-        stages=_stages(rates, whole, bool(loader._at_decoding), alone, together, payload),
+        stages=_stages(rates, whole, bool(loader.pipeline.operations_at_decoding), alone, together, payload),
         verdict=verdict,
         trials=tuple(trials),
         advice=tuple(advise(rates, verdict, trials, format=manifest.format, payload_bytes=payload, disk_bytes=disk)),

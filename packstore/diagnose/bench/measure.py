@@ -21,8 +21,8 @@ from packstore.stores.base import Reader
 from packstore.training.augment import Frames, apply_ops, plan_ops
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
-from packstore.training.loader.alone import work_alone
 from packstore.training.loader.rows import Rows
+from packstore.training.loader.single_threaded import make_single_threaded
 from packstore.training.random_draws import Draws
 
 CHUNK = 16  # records that a thread takes at a time
@@ -66,7 +66,9 @@ class Clock:
             return done
 
         start = time.perf_counter()
-        with ThreadPoolExecutor(threads, thread_name_prefix="packstore-bench", initializer=work_alone) as pool:
+        with ThreadPoolExecutor(
+            threads, thread_name_prefix="packstore-bench", initializer=make_single_threaded
+        ) as pool:
             images = sum(pool.map(worker, range(threads)))
         return images / max(time.perf_counter() - start, 1e-9)
 
@@ -173,11 +175,11 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
     operations = tuple(loader.options.augment)
     if not operations:
         return None
-    here = loader._at_decoding
+    here = loader.pipeline.operations_at_decoding
     if here:
         frames = _frames(loader, sample)
         rows = Rows(
-            torch.empty((len(frames), *loader._make_assembler().shape), dtype=torch.uint8, device="cpu"), frames
+            torch.empty((len(frames), *loader.pipeline.assembler.shape), dtype=torch.uint8, device="cpu"), frames
         )
 
         def one(number: int) -> int:
@@ -202,7 +204,9 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
 
 def _frames(loader: PackedLoader, sample: Sample) -> Frames:
     sizes = np.array([image.shape[:2] for image in sample.pixels], np.int64)
-    return plan_ops(loader._at_decoding, sizes, Draws(0, 0, np.array(sample.records[: len(sizes)], np.int64)))
+    return plan_ops(
+        loader.pipeline.operations_at_decoding, sizes, Draws(0, 0, np.array(sample.records[: len(sizes)], np.int64))
+    )
 
 
 def copying(clock: Clock, row: tuple[int, ...], dtype: torch.dtype, batch_size: int, device: torch.device) -> float:

@@ -7,35 +7,32 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from packstore.training.loader.assemble import Prepared
-from packstore.training.loader.resident import planar
+from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.ring import Ring, Slot
-
-if TYPE_CHECKING:
-    from packstore.training.loader import PackedLoader
 
 _log = logging.getLogger("packstore")
 _DECODED_SLICE, _PIXELS_SLICE, _SMALL_BYTES, _LEAST_SLICE = 16, 64, 1 << 20, 4
-"""Images that a thread takes at a time. Of image files, which differ much in what they cost, few enough to balance
-(with two threads 5 percent more images a second by 16 than by 32). Of pixels more, so that threads meet less often; of
-small images as many as fill so many bytes. But no fewer than the last, however many threads there are."""
+"""Images that a thread takes at a time. Image files differ much in what they cost: few, for balance (with two threads
+16 give 5 percent more images a second than 32). Pixels: more, so that threads meet less often; of small images as many
+as fill ``_SMALL_BYTES``. Never fewer than ``_LEAST_SLICE``, however many threads there are."""
 
 
 class Job:
     """A batch under way: it is prepared, its slices are decoded, and it is sent to the device."""
 
-    def __init__(self, loader: PackedLoader, slot: Slot, records: NDArray[np.int64], epoch: int) -> None:
+    def __init__(self, pipeline: Pipeline, slot: Slot, records: NDArray[np.int64], epoch: int) -> None:
         self.records = records
-        self._loader = loader
+        self._pipeline = pipeline
         self._slot = slot
         self._epoch = epoch
-        self._errors: dict[int, Exception] | None = {} if loader.options.on_error == "skip" else None
+        self._errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
         self._buffer = torch.empty(0, device="cpu")
         self._floats: torch.Tensor | None = None
         self._prepared: Future[Prepared] | None = None
@@ -47,19 +44,19 @@ class Job:
 
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Job:
         """Hands the batch to the threads: one of them prepares it, and then hands them its slices."""
-        assembler, count = self._loader._make_assembler(), len(self.records)
-        self._buffer = ring.buffer(self._slot, 0, (count, *assembler.shape), assembler.dtype)
-        dtype = self._loader._finish.dtype_in_threads
+        assembler = self._pipeline.assembler
+        self._buffer = ring.buffer(self._slot, 0, (len(self.records), *assembler.shape), assembler.dtype)
+        dtype = self._pipeline.device_steps.dtype_in_threads
         if dtype is not None:
             self._floats = ring.buffer(self._slot, 1, self._buffer.shape, dtype)
         self._prepared = pool.submit(self._prepare, pool, threads)
         return self
 
     def _prepare(self, pool: ThreadPoolExecutor, threads: int) -> Prepared:
-        loader, count, floats = self._loader, len(self.records), self._floats
-        assembler = loader._make_assembler()
-        prepared = assembler.prepare(self._buffer, self.records, loader.options.seed, self._epoch, self._errors)
-        most = _DECODED_SLICE if loader.dataset.manifest.holds_files else _PIXELS_SLICE
+        pipeline, count, floats = self._pipeline, len(self.records), self._floats
+        seed = pipeline.options.seed
+        prepared = pipeline.assembler.prepare(self._buffer, self.records, seed, self._epoch, self._errors)
+        most = _DECODED_SLICE if pipeline.dataset.manifest.holds_files else _PIXELS_SLICE
         most = max(most, _SMALL_BYTES * count // max(1, prepared.out.nbytes))
         parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE))
         bounds = [count * part // parts for part in range(parts + 1)]
@@ -70,12 +67,12 @@ class Job:
         return prepared
 
     def _fill(self, prepared: Prepared, floats: torch.Tensor | None, first: int, stop: int) -> list[int]:
-        loader = self._loader
-        failed = loader._make_assembler().fill(prepared, first, stop, self._errors)
+        pipeline = self._pipeline
+        failed = pipeline.assembler.fill(prepared, first, stop, self._errors)
         if floats is not None:
             start = perf_counter()
-            loader._finish.normalize_rows(prepared.out[first:stop], floats[first:stop])
-            loader._stats.add("augment", perf_counter() - start)
+            pipeline.device_steps.normalize_rows(prepared.out[first:stop], floats[first:stop])
+            pipeline.stats.add("augment", perf_counter() - start)
         return failed
 
     def send_early(self, ring: Ring) -> None:
@@ -92,23 +89,23 @@ class Job:
         except Exception as error:
             self._error = error
 
-    def result(self, ring: Ring) -> tuple[Any, int]:
-        """The batch, and how many of its records were skipped. Waits for it."""
+    def result(self, ring: Ring) -> Batch:
+        """The batch, as soon as it is ready."""
         try:
             if self._error is not None:
                 raise self._error
             start = perf_counter()
             self._wait()
-            self._loader._stats.add("wait", perf_counter() - start)
+            self._pipeline.stats.add("wait", perf_counter() - start)
             if self._slot.shipment is None or self._modes != _modes():
                 self._send(ring)
             assert self._slot.shipment is not None
             start = perf_counter()
             images, columns = received = self._slot.shipment.receive()
-            value = self._loader._assembled(images, self._sent, columns)
+            item = self._pipeline.item(images, self._sent, columns)
             ring.release(self._slot, received)
-            self._loader._stats.add("copy", perf_counter() - start)
-            return value, len(self.records) - len(self._sent)
+            self._pipeline.stats.add("copy", perf_counter() - start)
+            return Batch(item, len(self._sent), len(self.records) - len(self._sent))
         finally:
             self._forget()
 
@@ -134,21 +131,24 @@ class Job:
                 _log.warning("skipped: %s", error)
             self._errors = None  # said once, however often the batch is sent
         self._sent = records
-        columns = self._loader._fixed_columns(records)
+        columns = self._pipeline.numbers(records)
         others = [torch.from_numpy(records), *columns.values()]
         if ring.transport.asynchronous:
             others = [self._page_locked(ring, 2 + number, column) for number, column in enumerate(others)]
-        finish = partial(self._finish, tuple(columns))
+        finish = partial(self._on_device, tuple(columns))
         self._slot.shipment = ring.transport.send((batch, *others), finish)
-        self._loader._stats.add("copy", perf_counter() - start)
+        self._pipeline.stats.add("copy", perf_counter() - start)
 
     def _page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
         """``column`` in a buffer of the ring: from other memory the host may have to wait for the copy."""
         return ring.buffer(self._slot, number, column.shape, column.dtype).copy_(column)
 
-    def _finish(self, names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]) -> tuple[Any, dict[str, torch.Tensor]]:
-        images = planar(tensors[0], self._loader._make_assembler())
-        return self._loader._finish(images, tensors[1], self._epoch), dict(zip(names, tensors[2:], strict=True))
+    def _on_device(
+        self, names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        images = self._pipeline.as_images(tensors[0])
+        columns = dict(zip(names, tensors[2:], strict=True))
+        return self._pipeline.device_steps(images, tensors[1], self._epoch), columns
 
     def cancel(self) -> None:
         self._cancelled = True

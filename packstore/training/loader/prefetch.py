@@ -12,7 +12,7 @@ import torch
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import as_normalization
-from packstore.training.loader.finish import Normalizer
+from packstore.training.loader.normalizer import Normalizer
 from packstore.training.ring import Shipment, Transport, transport_to
 
 Rebuild = Callable[[Iterator[torch.Tensor]], Any]
@@ -81,13 +81,13 @@ class prefetch:  # noqa: N801 - used like a function
         for batch in self.iterable:
             tensors: list[torch.Tensor] = []
             rebuild = _take_apart(batch, tensors)
-            waiting.append((transport.send(tuple(tensors), self._finish), rebuild))
+            waiting.append((transport.send(tuple(tensors), self._on_device), rebuild))
             if len(waiting) > self._ahead:
                 yield _received(*waiting.popleft())
         while waiting:
             yield _received(*waiting.popleft())
 
-    def _finish(self, there: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    def _on_device(self, there: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         return [self._image(t) if _is_image(t) else t for t in there]
 
     def _image(self, images: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ def _updated(mapping: Any, values: dict[Any, Any]) -> Any:
 
 
 def _take_apart(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
-    """Puts all tensors of ``batch`` into ``tensors``; what it gives puts others in their places, and holds none."""
+    """Appends all tensors of ``batch`` to ``tensors``. Returns a function that rebuilds the structure around others."""
     if isinstance(batch, torch.Tensor):
         tensors.append(batch)
         return lambda there: next(there)

@@ -2,174 +2,136 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Generator
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
-from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.errors import UsageError
-from packstore.core.manifest import Manifest
-from packstore.training.augment import Padded, RandomCrop, RandomHorizontalFlip
-from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.options import BatchCallable
-from packstore.training.ring import Ring, transport_to
+from packstore.training.augment import Padded
+from packstore.training.loader.epochs import Epochs
+from packstore.training.loader.pipeline import Batch, Pipeline
+from packstore.training.loader.residence import CropMemory
+from packstore.training.ring import ProducerStream, Ring, is_within, transport_to
 
-SHARE = {"cpu": 0.25, "cuda": 0.5}
-"""Share of the free memory that ``resident="auto"`` takes at most."""
+_LOADED_BYTES = 32 << 20  # of images that are loaded at a time
 
-_CHUNK_BYTES = 32 << 20
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had on a device. Raises :class:`UsageError` where that is not known."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device.type == "cpu":
-        info = Path("/proc/meminfo")
-        if info.exists():
-            fields = dict(line.split(":", 1) for line in info.read_text().splitlines())
-            return int(fields["MemAvailable"].split()[0]) * 1024
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    raise UsageError(f"how much memory {device} has is not known; say resident=True or resident=False")
+# Pixels of the images that are augmented at once (2,048 of CIFAR): more than a batch, since a call costs as much as
+# many images. On a GPU, where it is 150 kernel launches of some 5 µs, more still: the indices by which pixels are
+# gathered, 8 bytes each, then take 256 MB.
+_PIXELS_AT_ONCE = {"cpu": 1 << 21, "cuda": 1 << 25}
+_GATHERED_AT_ONCE = 65536  # images that are not augmented, on the CPU
 
 
-@dataclass(frozen=True, slots=True)
-class CropMemory:
-    """Memory for resident images that a crop is cut straight out of: :class:`packstore.training.augment.Padded`.
+class Resident:
+    """Gives the batches of an epoch, gathered from images that stay in device memory.
 
     Attributes:
-        crop: The crop that comes first.
-        mirrored: Whether images are kept mirrored, too, for the flip after it.
+        images: All images of the split, once they are loaded.
     """
 
-    crop: RandomCrop
-    mirrored: bool
+    def __init__(self, pipeline: Pipeline, epochs: Epochs, memory: CropMemory | None) -> None:
+        self.images: torch.Tensor | Padded | None = None
+        self._pipeline = pipeline
+        self._epochs = epochs
+        self._memory = memory
+        self._numbers: dict[str, torch.Tensor] = {}
+        # Of the images; for the columns the host waits when they are copied.
+        self._producer = ProducerStream(pipeline.dataset.device)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process."""
+        producer = ProducerStream(self._pipeline.dataset.device)
+        return self.__dict__ | {"images": None, "_numbers": {}, "_producer": producer}
 
-@dataclass(frozen=True, slots=True)
-class Residence:
-    """Whether a loader's images are resident.
+    def batches(self, epoch: int, first: int) -> Generator[Batch, None, None]:
+        """The batches of ``epoch`` from number ``first`` on."""
+        pipeline, first_record = self._pipeline, self._epochs.first_record
+        device, steps = pipeline.dataset.device, pipeline.device_steps
+        images = self._load()
+        pipeline.stats.start()
+        # On a GPU all steps are for many batches at once, of which each is then a copy. On the CPU a batch stays in the
+        # caches from step to step, and without operations each is gathered by itself.
+        together = device.type != "cpu"
+        whole = not together and not isinstance(images, Padded) and not steps.batched
+        pixels = _PIXELS_AT_ONCE.get(device.type, _PIXELS_AT_ONCE["cpu"])
+        at_once = _GATHERED_AT_ONCE if whole else pixels // steps.largest(images)
+        gathered: torch.Tensor | None = None
+        producer = ProducerStream(device)
+        with_keys = "key" in pipeline.dataset.columns
+        for places, records, sizes in self._epochs.groups_on(device, epoch, first, at_once, with_keys):
+            start = perf_counter()
+            chunk = images
+            if together:
+                self._producer.wait(images)  # type: ignore[arg-type]  # padded it is on the CPU alone
+                producer.wait(places, *([] if gathered is None else [gathered]))
+                producer.record()
+            if isinstance(images, Padded):
+                chunk = steps.cut(images, places, places + first_record, epoch)
+            elif not whole:
+                mode = torch.is_inference_mode_enabled()
+                if gathered is not None and len(gathered) == len(places) and gathered.is_inference() == mode:
+                    torch.index_select(images, 0, places, out=gathered)
+                else:
+                    gathered = images.index_select(0, places)
+                chunk = steps.augment(gathered, places + first_record, epoch)
+                if together:
+                    chunk = steps.convert(chunk)
+                if is_within(chunk, gathered):
+                    gathered = None  # the consumer gets it; otherwise it is used again, since fresh memory costs more
+            offset = 0
+            # The user's tensors are no views that split makes: autograd would take all of them for one.
+            for own in torch.split(places, sizes):
+                rows = slice(offset, offset + len(own))
+                offset += len(own)
+                if together:
+                    producer.wait(places, chunk)  # type: ignore[arg-type]
+                # Nor, on a GPU, parts of the chunk: each would keep all of it, and in-place operations count for all.
+                batch = images.index_select(0, own) if whole else chunk[rows]  # type: ignore[union-attr,index]
+                batch = batch.clone() if together else steps.convert(batch)
+                numbers = {name: column.index_select(0, own) for name, column in self._numbers.items()}
+                pipeline.stats.add("augment", perf_counter() - start)
+                yield Batch(pipeline.item(steps.transform(batch), records[rows], numbers), len(own))
+                start = perf_counter()
 
-    Attributes:
-        resident: Whether they are.
-        reason: Why, in words.
-        memory: What they lie in; None for a plain tensor.
-    """
+    def _load(self) -> torch.Tensor | Padded:
+        if self.images is None:
+            pipeline = self._pipeline
+            self.images = self._loaded_images()
+            self._producer.record()
+            first = self._epochs.first_record
+            numbers = pipeline.numbers(np.arange(first, first + len(pipeline.dataset)))
+            self._numbers = {name: values.to(pipeline.dataset.device) for name, values in numbers.items()}
+        return self.images
 
-    resident: bool
-    reason: str
-    memory: CropMemory | None = None
-
-
-def resident_bytes(manifest: Manifest, records: int, memory: CropMemory | None = None) -> int | None:
-    """Bytes that ``records`` images take when they are resident; None when they have no common shape."""
-    image = manifest.image
-    if image.kind != "fixed":
-        return None
-    if memory is None:
-        return image.record_nbytes * records
-    channels, height, width = image.shape if image.layout == "CHW" else (image.shape[-1], *image.shape[:-1])
-    itemsize = NUMPY_DTYPE[image.dtype].itemsize
-    return memory.crop.padded_bytes(records, (channels, height, width), itemsize, memory.mirrored)
-
-
-def choose(
-    manifest: Manifest, records: int, device: torch.device, wanted: bool | str, augment: Sequence[Any] = ()
-) -> Residence:
-    """Whether to be resident, and how.
-
-    Args:
-        manifest: The store's.
-        records: How many would be.
-        device: Where.
-        wanted: What the user says: True, False or "auto".
-        augment: The loader's operations.
-
-    Raises:
-        UsageError: It is wanted but impossible: with the bytes needed and those that are free.
-    """
-    needed = resident_bytes(manifest, records)
-    if wanted is False:
-        return Residence(False, "asked for")
-    if needed is None:
-        if wanted is True:
-            raise UsageError(
-                f"resident=True needs images of one shape, and this store's {manifest.encoding} images have none; "
-                "pack it with --encoding uint8 --size S, or stream"
-            )
-        return Residence(False, f"{manifest.encoding} images have no common shape")
-    if device.type not in SHARE:
-        return Residence(wanted is True, "asked for" if wanted is True else f"the free memory of {device} is not known")
-    free = free_memory(device)
-    allowed = int(free * SHARE[device.type])
-    if wanted is True and needed > free:
-        raise UsageError(f"the images take {needed:,} bytes on {device}, where {free:,} are free; use resident=False")
-    memory = None
-    for way in _ways(augment, device):
-        more = resident_bytes(manifest, records, way) or needed
-        if more <= allowed:
-            memory, needed = way, more
-            break
-    if wanted is True:
-        return Residence(True, "asked for", memory)
-    what = f"{needed:,} bytes of images, {allowed:,} allowed ({SHARE[device.type]:.0%} of the free memory of {device})"
-    return Residence(needed <= allowed, what, memory)
-
-
-def _ways(augment: Sequence[Any], device: torch.device) -> Iterator[CropMemory]:
-    """Memory that suits the operations, the fastest first. None for a GPU, which gathers pixel by pixel in any case."""
-    if device.type == "cpu" and augment and isinstance(augment[0], RandomCrop):
-        if len(augment) > 1 and isinstance(augment[1], RandomHorizontalFlip):
-            yield CropMemory(augment[0], mirrored=True)
-        yield CropMemory(augment[0], mirrored=False)
-
-
-def load_images(
-    assembler: Assembler,
-    start: int,
-    records: int,
-    device: torch.device,
-    pre_transform: BatchCallable | None,
-    memory: CropMemory | None,
-) -> torch.Tensor | Padded:
-    """Images ``start`` … of a store on the device, ``(N, 3, H, W)``; chunk by chunk through a ring.
-
-    ``pre_transform`` is called with chunks ``(M, 3, H, W)``; what it returns is kept instead.
-    """
-    per_record = max(1, int(np.prod(assembler.shape)) * assembler.dtype.itemsize)
-    chunk = max(1, _CHUNK_BYTES // per_record)
-    ring = Ring(transport_to(device), 2)
-    whole: torch.Tensor | Padded | None = None
-
-    def chunks() -> Iterator[tuple[int, int]]:
-        return ((first, min(first + chunk, records)) for first in range(0, records, chunk))
-
-    for first, last in chunks():
-        slot = ring.acquire()
-        assert slot is not None
-        buffer = ring.buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
-        prepared = assembler.prepare(buffer, np.arange(start + first, start + last), 0, 0, None)
-        assembler.fill(prepared, 0, last - first, None)
-        slot.shipment = ring.transport.send((buffer,), lambda tensors: planar(tensors[0], assembler))
-        images = slot.shipment.receive()
-        images = images if pre_transform is None else pre_transform(images)
-        if whole is None and memory is not None:
-            whole = memory.crop.padded(records, images, memory.mirrored)
-        elif whole is None:
-            whole = torch.empty((records, *images.shape[1:]), dtype=images.dtype, device=device)
-        if isinstance(whole, Padded):
-            whole.put(first, images)
-        else:
-            whole[first:last] = images
-        ring.release(slot, ())
-    return torch.empty((0, 3, 0, 0), dtype=torch.uint8, device=device) if whole is None else whole
-
-
-def planar(images: torch.Tensor, assembler: Assembler) -> torch.Tensor:
-    """A batch as it is stored, as ``(B, 3, H, W)``: a view with channels last where pixels are stored like that."""
-    return images.permute(0, 3, 1, 2) if assembler.shape[-1] == 3 and assembler.dtype == torch.uint8 else images
+    def _loaded_images(self) -> torch.Tensor | Padded:
+        """All images of the split on the device, ``(N, 3, H, W)``, or what ``pre_transform`` makes of them; chunk by
+        chunk through a ring."""
+        pipeline, assembler, start = self._pipeline, self._pipeline.assembler, self._epochs.first_record
+        device, count = pipeline.dataset.device, len(pipeline.dataset)
+        pre_transform = pipeline.options.pre_transform
+        step = max(1, _LOADED_BYTES // max(1, int(np.prod(assembler.shape)) * assembler.dtype.itemsize))
+        ring = Ring(transport_to(device), 2)
+        whole: torch.Tensor | Padded | None = None
+        for first in range(0, count, step):
+            last = min(first + step, count)
+            slot = ring.acquire()
+            assert slot is not None
+            buffer = ring.buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
+            prepared = assembler.prepare(buffer, np.arange(start + first, start + last), 0, 0, None)
+            assembler.fill(prepared, 0, last - first, None)
+            slot.shipment = ring.transport.send((buffer,), lambda tensors: pipeline.as_images(tensors[0]))
+            images = slot.shipment.receive()
+            images = images if pre_transform is None else pre_transform(images)
+            if whole is None and self._memory is not None:
+                whole = self._memory.crop.padded(count, images, self._memory.mirrored)
+            elif whole is None:
+                whole = torch.empty((count, *images.shape[1:]), dtype=images.dtype, device=device)
+            if isinstance(whole, Padded):
+                whole.put(first, images)
+            else:
+                whole[first:last] = images
+            ring.release(slot, ())
+        assert whole is not None  # a loader has records
+        return whole

@@ -12,14 +12,14 @@ from torch.utils.dlpack import from_dlpack
 
 from packstore.core.errors import UsageError
 from packstore.training.augment import Frames, render
-from packstore.training.loader.alone import is_alone
+from packstore.training.loader.single_threaded import is_single_threaded
 
 # The kernel behind interpolate(antialias=True), with an output to write into and without interpolate's checks, which
 # under the GIL cost more than this call.
 _resize: Any = torch._C._nn._upsample_bilinear2d_aa
 SERIAL_ELEMENTS = 32768
-"""torch shares work out to its threads from this many elements on, see :mod:`packstore.training.loader.alone`. Where a
-thread does not work alone, pieces are kept smaller."""
+"""torch shares out work of more elements to its threads; where that cannot be switched off, pieces are no larger. See
+:mod:`packstore.training.loader.single_threaded`."""
 
 
 class SizeError(UsageError):
@@ -86,7 +86,7 @@ class Rows:
             render(np.ascontiguousarray(pixels), self._frames, row, self.array[row])  # type: ignore[arg-type]
             return
         size, flip, out = self.sizes[row], self._flips[row], self._planes[row]
-        if is_alone():
+        if is_single_threaded():
             # To mirror before resizing or after gives the same bytes. Here it is no more than the copy that resizing
             # makes of what is not contiguous.
             source = _planes(pixels)

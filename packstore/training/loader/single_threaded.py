@@ -1,11 +1,12 @@
-"""Threads in which torch works alone, without its own threads, which would get in the way of ours.
+"""Threads of ours in which torch starts no threads of its own.
 
-torch shares what it does with more than 32,768 elements out to a pool of its own. Where every core has a thread of ours
-already, these wait for each other (a mirrored 224 x 224 image: 8 ms of processor time instead of 26 µs, with two of
-our threads on two cores). OpenMP, on which torch's pool is built, keeps the number of threads for each calling thread;
-torch itself only offers to set it for all (``torch.set_num_threads``), so OpenMP is asked directly. Where that is not
-possible, as outside Linux, :func:`is_alone` says so, and work is cut into small pieces, which takes more calls: each
-gives the GIL away and has to get it back (crops of JPEG files: 1 to 2 percent fewer images a second).
+torch shares out what has more than 32,768 elements to a pool of its own. Where every core already runs a thread of
+ours, the two get in each other's way (a mirrored 224 x 224 image: 8 ms of processor time instead of 26 µs, with two of
+our threads on two cores). torch sets its number of threads for the whole process (``torch.set_num_threads``); OpenMP,
+on which its pool is built, keeps one for each calling thread, so OpenMP is asked directly. Where that is not possible,
+as outside Linux, :func:`is_single_threaded` says so, and work is cut into pieces below 32,768 elements. That takes more
+calls, each of which gives the GIL away and has to get it back (crops of JPEG files: 1 to 2 percent fewer images a
+second).
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ _LIBRARIES = ("libgomp", "libiomp5", "libomp")
 _thread = threading.local()
 
 
-def work_alone() -> None:
-    """Makes the calling thread, which should be one of ours, one in which torch works alone, where that can be."""
+def make_single_threaded() -> None:
+    """Keeps torch on the calling thread, which should be one of ours, where that is possible."""
     torch.get_num_threads()  # torch sets a thread's number when it is first asked, and would set it again later
     for library in _openmp():
         library.omp_set_num_threads(1)
-    _thread.alone = torch.get_num_threads() == 1
+    _thread.single = torch.get_num_threads() == 1
 
 
-def is_alone() -> bool:
-    """Whether :func:`work_alone` was called in this thread, with success."""
-    return getattr(_thread, "alone", False)
+def is_single_threaded() -> bool:
+    """Whether :func:`make_single_threaded` has succeeded in this thread."""
+    return getattr(_thread, "single", False)
 
 
 @functools.cache

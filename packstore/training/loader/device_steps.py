@@ -1,0 +1,115 @@
+"""What happens to a batch on its device: operations, normalisation, dtype, memory format, the user's transforms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from packstore.core.errors import UsageError
+from packstore.core.manifest import Manifest, Normalization
+from packstore.images.normalization import as_normalization
+from packstore.training.augment import Padded, apply_ops, cut_ops, output_size
+from packstore.training.augment.base import Operation
+from packstore.training.loader.normalizer import Normalizer
+from packstore.training.loader.options import LoaderOptions
+from packstore.training.random_draws import Draws
+
+
+class DeviceSteps:
+    """Turns a batch of stored images on the device into what the model gets.
+
+    Attributes:
+        batched: Whether there are operations that work on whole batches.
+    """
+
+    def __init__(self, manifest: Manifest, options: LoaderOptions, first: int, in_threads: bool = False) -> None:
+        """
+        Args:
+            manifest: The store's.
+            options: The loader's.
+            first: Place of the first operation of ``options.augment`` that runs on batches.
+            in_threads: Whether the decoding threads may normalise, where no operation comes before it: on the CPU,
+                where torch's own threads would get in their way.
+        """
+        self._options = options
+        self._first = first
+        self._operations = tuple(options.augment)[first:]
+        self._floats = manifest.holds_floats
+        normalization = options.normalize
+        if normalization is not None and not isinstance(normalization, Normalization):
+            normalization = as_normalization(normalization)
+        if normalization is not None and self._floats:
+            raise UsageError(
+                f"a {manifest.encoding} store holds images that are normalised already; leave normalize out"
+            )
+        dtype = options.dtype
+        if normalization is not None and dtype is None:
+            dtype = torch.float32
+        self._normalizer = None if dtype is None else Normalizer(normalization, dtype)
+        self.dtype_in_threads = dtype if in_threads and not self._floats and not self._operations else None
+
+    @property
+    def batched(self) -> bool:
+        return bool(self._operations)
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Whether batches go through functions of the user's."""
+        return self._options.transform is not None or any(not isinstance(op, Operation) for op in self._operations)
+
+    def largest(self, images: torch.Tensor | Padded) -> int:
+        """Pixels of an image of all ``images`` where they are most: as it is, or after some operation.
+
+        What ``pre_transform`` made need not be an image: then a pixel is three numbers. A user's function is taken to
+        double both sides.
+        """
+        if isinstance(images, Padded):
+            size = images.size
+        elif images.ndim == 4:
+            size = (images.shape[2], images.shape[3])
+        else:
+            size = (1, -(-images[:1].numel() // 3))
+        after = [output_size(self._operations[:n], size) for n in range(1, len(self._operations) + 1)]
+        return max(1, *(h * w for h, w in (size, *(s or (2 * size[0], 2 * size[1]) for s in after))))
+
+    def cut(self, images: Padded, places: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
+        """:meth:`augment` of the images at ``places`` of all, which lie in memory that the first operation made."""
+        draws = Draws(self._options.seed, epoch, records)
+        return cut_ops(self._operations, images, places, draws, self._first)
+
+    def augment(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
+        """The batch operations.
+
+        Args:
+            images: ``(B, 3, H, W)`` on the device.
+            records: int64 ``(B,)``, on the same device.
+            epoch: For random operations.
+        """
+        return apply_ops(self._operations, images, Draws(self._options.seed, epoch, records), self._first)
+
+    def convert(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalisation, dtype and memory format."""
+        if self._normalizer is not None:
+            images = self._normalizer(images) if images.dtype == torch.uint8 else images.to(self._normalizer.dtype)
+        if self._options.channels_last is True:
+            images = images.contiguous(memory_format=torch.channels_last)
+        elif self._options.channels_last is False:
+            images = images.contiguous()
+        return images
+
+    def normalize_rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
+        """See :meth:`Normalizer.rows`."""
+        if self._normalizer is not None:
+            self._normalizer.rows(pixels, out)
+
+    def __call__(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> Any:
+        """All steps in order; the user's ``transform`` last."""
+        return self.transform(self.convert(self.augment(images, records, epoch)))
+
+    def transform(self, images: torch.Tensor) -> Any:
+        """The user's ``transform``."""
+        return images if self._options.transform is None else self._options.transform(images)
+
+    def labels(self, labels: torch.Tensor) -> Any:
+        return labels if self._options.target_transform is None else self._options.target_transform(labels)

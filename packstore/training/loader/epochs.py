@@ -1,0 +1,122 @@
+"""The record numbers of a loader's batches, epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.training.dataset import PackedDataset
+from packstore.training.loader.options import LoaderOptions, as_indices
+from packstore.training.order import Order
+
+_ORDERED_AT_ONCE = 65536  # records whose places are worked out at once: 256 take 47 µs, 16,384 0.3 ms, these 0.6 ms
+
+
+class Epochs:
+    """The batches of every epoch on one rank, as record numbers.
+
+    Attributes:
+        first_record: Number of the split's first record in the store.
+        order: The order of an epoch without a sampler.
+    """
+
+    def __init__(
+        self, dataset: PackedDataset, batch_size: int, options: LoaderOptions, rank: int, world_size: int
+    ) -> None:
+        self.first_record = dataset.reader.split(dataset.split).start
+        self._records = len(dataset)
+        self._sampler = options.sampler
+        self._subset = None if options.indices is None else as_indices(options.indices, len(dataset))
+        self.order = Order(
+            length=len(dataset) if self._subset is None else len(self._subset),
+            batch_size=batch_size,
+            seed=options.seed,
+            shuffle=options.shuffle,
+            drop_last=options.drop_last,
+            rank=rank,
+            world_size=world_size,
+            block=options.block,
+        )
+
+    def count(self, epoch: int) -> int:
+        """Batches of an epoch. Raises :class:`TypeError` for a sampler without a length."""
+        if self._sampler is None:
+            return self.order.batches(epoch)
+        return self._sampler_order(len(self._sampler)).batches(0)  # type: ignore[arg-type]
+
+    def batches(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
+        """Record numbers of each batch, from batch ``first`` on."""
+        for records, sizes in self.groups(epoch, first, _ORDERED_AT_ONCE):
+            offset = 0
+            for size in sizes:
+                yield records[offset : offset + size]
+                offset += size
+
+    def groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
+        """Groups of batches with about ``images`` records each: their record numbers, and the size of each batch."""
+        order, numbered, indices = self._of(epoch)
+        count = order.batches(numbered)
+        at_once = max(1, images // order.batch_size)
+        for start in range(first, count, at_once):
+            bounds = [order.bounds(number) for number in range(start, min(start + at_once, count))]
+            if order.world_size == 1:  # one batch begins where another ends
+                places = np.arange(bounds[0][0], bounds[-1][1])
+            else:
+                places = np.concatenate([np.arange(*pair) for pair in bounds])
+            positions = order.sequence(numbered, places)
+            records = (positions if indices is None else indices[positions]) + self.first_record
+            yield records, [end - begin for begin, end in bounds]
+
+    def groups_on(
+        self, device: torch.device, epoch: int, first: int, images: int, numbers: bool
+    ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64], list[int]]]:
+        """:meth:`groups`, led by the records' places in the split: int64 on ``device``.
+
+        The order of an epoch is worked out on the device where that is not the CPU, so that the host neither computes
+        nor copies it while batches are gathered.
+
+        Args:
+            device: Where the places are wanted.
+            epoch: Number of the epoch.
+            first: Number of the first batch.
+            images: As for :meth:`groups`.
+            numbers: Whether the host needs record numbers; if not, they may be empty.
+        """
+        if device.type == "cpu" or numbers:
+            for records, sizes in self.groups(epoch, first, images):
+                yield torch.from_numpy(records - self.first_record).to(device, non_blocking=True), records, sizes
+            return
+        order, numbered, indices = self._of(epoch)
+        bounds = [order.bounds(number) for number in range(first, order.batches(numbered))]
+        if not bounds:
+            return
+        if order.world_size == 1:
+            positions = torch.arange(bounds[0][0], bounds[-1][1], device=device)
+        else:
+            positions = torch.from_numpy(np.concatenate([np.arange(*pair) for pair in bounds])).to(device)
+        places = order.sequence(numbered, positions)
+        if indices is not None:
+            places = torch.from_numpy(indices).to(device)[places]
+        at_once = max(1, images // order.batch_size)
+        offset, none = 0, np.empty(0, np.int64)
+        for start in range(0, len(bounds), at_once):
+            sizes = [end - begin for begin, end in bounds[start : start + at_once]]
+            yield places[offset : offset + sum(sizes)], none, sizes
+            offset += sum(sizes)
+
+    def _sampler_order(self, length: int) -> Order:
+        return replace(self.order, length=length, shuffle=False, block=None)
+
+    def _of(self, epoch: int) -> tuple[Order, int, NDArray[np.int64] | None]:
+        """The order of an epoch, the number by which that knows the epoch, and the dataset indices it refers to."""
+        sampler = self._sampler
+        if sampler is None:
+            return self.order, epoch, self._subset
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        drawn = as_indices(np.fromiter((int(i) for i in sampler), np.int64), self._records, "what sampler gives")
+        return self._sampler_order(len(drawn)), 0, drawn

@@ -1,0 +1,64 @@
+"""Batches from threads that read and decode into a ring of buffers, which are copied to the device."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from packstore.core.parallel import default_workers
+from packstore.training.loader.epochs import Epochs
+from packstore.training.loader.job import Job
+from packstore.training.loader.pipeline import Batch, Pipeline
+from packstore.training.loader.single_threaded import make_single_threaded
+from packstore.training.ring import Ring, Transport, transport_to
+
+
+class Streaming:
+    """Gives the batches of an epoch, some of them under way at a time.
+
+    Attributes:
+        transport: The way to the device; made for the first epoch, kept for the next, since it has memory to use again.
+    """
+
+    def __init__(self, pipeline: Pipeline, epochs: Epochs) -> None:
+        self._pipeline = pipeline
+        self._epochs = epochs
+        self.transport: Transport | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process."""
+        return self.__dict__ | {"transport": None}
+
+    def batches(self, epoch: int, first: int) -> Generator[Batch, None, None]:
+        """The batches of ``epoch`` from number ``first`` on. Threads work only while this runs."""
+        pipeline, options = self._pipeline, self._pipeline.options
+        transport = self.transport = self.transport or transport_to(pipeline.dataset.device)
+        ring = Ring(transport, options.prefetch + 1)
+        if pipeline.device_steps.calls_user_code:  # it may use tensors that the caller has just made
+            transport.catch_up()
+        threads = options.threads or default_workers()
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader", initializer=make_single_threaded)
+        pending: deque[Job] = deque()
+        pipeline.stats.start()
+        try:
+            records_of_batches = self._epochs.batches(epoch, first)
+            while True:
+                while len(pending) < options.prefetch:
+                    records = next(records_of_batches, None)
+                    slot = None if records is None else ring.acquire()
+                    if records is None or slot is None:
+                        break
+                    pending.append(Job(pipeline, slot, records, epoch).start(ring, pool, threads))
+                if not pending:
+                    return
+                batch = pending.popleft().result(ring)
+                if pending and transport.asynchronous:
+                    pending[0].send_early(ring)
+                yield batch
+                del batch  # the consumer's alone from here on, so that its memory is free before the next batch
+        finally:
+            for job in pending:
+                job.cancel()
+            pool.shutdown(wait=True, cancel_futures=True)
