@@ -1,0 +1,143 @@
+"""Finds annotations beside images: what packing the images alone would lose without a word.
+
+A look at a bounded number of names, never a full listing. It finds files that name images (lists, CSV, JSON, XML), files
+under the stems of images (captions, boxes), folders of masks, and files that hold nothing but annotations (``.mat``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from packstore.core.errors import printable
+from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
+
+_TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst")
+_OPAQUE = (".mat", ".parquet", ".arrow", ".feather")
+"""Files of these kinds are not opened: beside images they hold their labels."""
+_SIDECARS = (".txt", ".json", ".xml", ".caption", ".yaml", ".npy", ".npz", ".mat", ".cls")
+_METADATA = re.compile(
+    r"(metadata|labels?|annotations?|captions?|_annotations\.coco)\.(csv|tsv|jsonl?|parquet)|data\.ya?ml"
+)
+_MASKS = re.compile(
+    r"(.*[_-])?(masks?|labels?|annotations?|segmentations?(class|object)?|seg|gt|ground_?truth|trimaps?|depths?)([_-].*)?"
+)
+_IMAGES = re.compile(r"(images?|imgs?|jpegimages|inputs?|photos?|pictures?|rgb)")
+_FOLDERS, _NAMES, _FILES, _BYTES = 256, 512, 64, 1 << 18
+"""At most so many folders are looked at, names in each, files read, and bytes of each of these."""
+_MENTIONS = 3
+_WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
+
+
+@dataclass(slots=True)
+class _Folder:
+    """Names in a folder: at most :data:`_NAMES` of each."""
+
+    path: str
+    images: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+
+
+def find_annotations(root: str) -> list[str]:
+    """What seems to annotate the images below ``root``: a phrase each (``"metadata.csv"``), none where nothing does."""
+    folders = list(_look(root))
+    found = [*_sidecars(folders), *_masks(folders)]
+    known = {os.path.splitext(name)[0] for folder in folders for name in folder.images}  # noqa: PTH122
+    read = 0
+    for folder in folders:
+        for name in folder.others:
+            lower, shown = name.lower(), printable(f"{folder.path}/{name}" if folder.path else name)
+            if _METADATA.fullmatch(lower) or (lower.endswith(_OPAQUE) and len(folder.others) < _NAMES):
+                found.append(shown)
+            elif lower.endswith(_TEXT) and read < _FILES and not lower.startswith(("readme", "license")):
+                read += 1
+                if _mentions(f"{root}/{folder.path}/{name}", known):
+                    found.append(f"{shown} (it names the images)")
+    return list(dict.fromkeys(found))
+
+
+def _look(root: str) -> Iterator[_Folder]:
+    """The folders below ``root`` breadth first, so that what lies near the top is seen in any case."""
+    waiting = [""]
+    for path in islice(_growing(waiting), _FOLDERS):
+        folder = _Folder(path)
+        try:
+            with os.scandir(f"{root}/{path}") as entries:
+                for entry in islice(entries, 4 * _NAMES):
+                    name = entry.name
+                    if name[0] == "." or name.lower() in SYSTEM_NAMES:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        folder.folders.append(name)
+                    elif name.lower().endswith(IMAGE_SUFFIXES):
+                        folder.images.append(name)
+                    else:
+                        folder.others.append(name)
+        except OSError:
+            continue  # the listing that follows says why
+        for names in (folder.images, folder.others, folder.folders):
+            names.sort()
+            del names[_NAMES:]
+        yield folder
+        waiting += [f"{path}/{name}" if path else name for name in folder.folders]
+
+
+def _growing(items: list[str]) -> Iterator[str]:
+    """The items of a list that may grow meanwhile."""
+    number = 0
+    while number < len(items):
+        yield items[number]
+        number += 1
+
+
+def _stems(names: list[str]) -> set[str]:
+    return {os.path.splitext(name)[0] for name in names}  # noqa: PTH122
+
+
+def _sidecars(folders: list[_Folder]) -> Iterator[str]:
+    """Files that lie under the stems of images: beside these, or in a folder of their own."""
+    stems = {stem for folder in folders for stem in _stems(folder.images)}
+    if not stems:
+        return
+    for folder in folders:
+        files = [name for name in folder.others if name.lower().endswith(_SIDECARS)]
+        if len(_stems(files) & stems) >= max(1, min(_MENTIONS, len(stems)), len(files) // 2):
+            suffix = os.path.splitext(files[0])[1]  # noqa: PTH122
+            place = printable(folder.path) or "the folder itself"
+            yield f"a {suffix} file for each image in {place}"
+
+
+def _masks(folders: list[_Folder]) -> Iterator[str]:
+    """Folders of images under the stems of another folder's images, where their names say what they are.
+
+    Equal stems alone mean nothing: in many sets each class counts from 1.
+    """
+    holding = [folder for folder in folders if folder.images]
+    for mask in holding:
+        name = mask.path.rpartition("/")[2].lower()
+        for image in holding:
+            other = image.path.rpartition("/")[2].lower()
+            if mask is image or not (_MASKS.fullmatch(name) or (_IMAGES.fullmatch(other) and len(holding) == 2)):
+                continue
+            if _MASKS.fullmatch(other) and not _MASKS.fullmatch(name):
+                continue
+            common = _stems(mask.images) & _stems(image.images)
+            if 2 * len(common) >= len(image.images):
+                beside = printable(image.path) or "the folder itself"
+                yield f"{printable(mask.path)} has files of the same names as {beside}"
+                break
+
+
+def _mentions(path: str, known: set[str]) -> bool:
+    """Whether the beginning of a file names images, by their stems: three of them, or all where there are fewer."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - names may be of any bytes
+            text = file.read(_BYTES)
+    except OSError:
+        return False
+    words = {os.path.splitext(word.decode("utf-8", "surrogateescape"))[0] for word in _WORD.findall(text)}  # noqa: PTH122
+    return bool(known) and len(words & known) >= min(_MENTIONS, len(known))

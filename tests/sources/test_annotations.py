@@ -1,0 +1,142 @@
+"""What lies beside images and would be lost with them packed alone is found; what only looks so is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from packstore.sources.annotations import find_annotations
+
+LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
+    "hugging face": ({"train/metadata.csv": "file_name,label\n", "train/a.jpg": "", "train/b.jpg": ""}, "metadata.csv"),
+    "jsonl": ({"metadata.jsonl": "", "a.jpg": ""}, "metadata.jsonl"),
+    "coco": (
+        {
+            "train2017/000000000009.jpg": "",
+            "train2017/000000000025.jpg": "",
+            "annotations/instances_train2017.json": '{"images": [{"file_name": "000000000009.jpg"}, '
+            '{"file_name": "000000000025.jpg"}]}',
+        },
+        "instances_train2017.json (it names the images)",
+    ),
+    "yolo": (
+        {
+            "images/train/a.jpg": "",
+            "images/train/b.jpg": "",
+            "labels/train/a.txt": "0 .5 .5 .1 .1",
+            "labels/train/b.txt": "",
+            "data.yaml": "names: [x]",
+        },
+        "a .txt file for each image in labels/train",
+    ),
+    "voc": (
+        {
+            "JPEGImages/2007_1.jpg": "",
+            "JPEGImages/2007_2.jpg": "",
+            "Annotations/2007_1.xml": "<annotation/>",
+            "Annotations/2007_2.xml": "<annotation/>",
+            "ImageSets/Main/train.txt": "2007_1\n2007_2\n",
+        },
+        "a .xml file for each image in Annotations",
+    ),
+    "segmentation": (
+        {"images/a.jpg": "", "images/b.jpg": "", "masks/a.png": "", "masks/b.png": ""},
+        "masks has files of the same names as images",
+    ),
+    "segmentation in splits": (
+        {"train/img/a.jpg": "", "train/gt/a.png": "", "val/img/b.jpg": "", "val/gt/b.png": ""},
+        "train/gt has files of the same names as train/img",
+    ),
+    "cub": (
+        {
+            "images/001.Albatross/Albatross_1.jpg": "",
+            "images/001.Albatross/Albatross_2.jpg": "",
+            "images/002.Auklet/Auklet_1.jpg": "",
+            "images.txt": "1 001.Albatross/Albatross_1.jpg\n2 001.Albatross/Albatross_2.jpg\n"
+            "3 002.Auklet/Auklet_1.jpg\n",
+            "image_class_labels.txt": "1 1\n2 1\n3 2\n",
+        },
+        "images.txt (it names the images)",
+    ),
+    "flowers": (
+        {"jpg/image_1.jpg": "", "jpg/image_2.jpg": "", "imagelabels.mat": "", "setid.mat": ""},
+        "imagelabels.mat",
+    ),
+    "food": (
+        {
+            "images/pie/1005649.jpg": "",
+            "images/pie/1011328.jpg": "",
+            "images/ribs/1000000.jpg": "",
+            "meta/train.txt": "pie/1005649\nribs/1000000\npie/1011328\n",
+            "meta/classes.txt": "pie\nribs\n",
+        },
+        "meta/train.txt (it names the images)",
+    ),
+    "tiny imagenet": (
+        {
+            "train/n01/images/n01_0.JPEG": "",
+            "train/n01/n01_boxes.txt": "n01_0.JPEG\t0\t0\t62\t62\n",
+            "val/images/val_0.JPEG": "",
+            "val/images/val_1.JPEG": "",
+            "val/val_annotations.txt": "val_0.JPEG\tn01\t0\nval_1.JPEG\tn01\t0\nn01_0.JPEG\tn01",
+        },
+        "val/val_annotations.txt (it names the images)",
+    ),
+    "captions beside": ({"a.jpg": "", "a.txt": "a cat", "b.jpg": "", "b.txt": "a dog"}, "a .txt file for each image"),
+    "a list of labels": ({"x/a.jpg": "", "x/b.jpg": "", "anything.csv": "id,y\nb,0\na,1\n"}, "anything.csv"),
+}
+
+INNOCENT: dict[str, dict[str, str]] = {
+    "classes that count from 1": {f"{name}/{i}.jpg": "" for name in ("cat", "dog", "images") for i in range(9)},
+    "two classes": {f"{name}/{i}.jpg": "" for name in ("ants", "bees") for i in range(9)},
+    "a list of classes": {"cat/1.jpg": "", "cat/2.jpg": "", "cat/3.jpg": "", "classes.txt": "cat\ndog\n"},
+    "a readme": {"cat/a.jpg": "", "cat/b.jpg": "", "README.md": "a b", "readme.txt": "a b", "LICENSE.txt": "a"},
+    "a script": {"cat/a.jpg": "", "make.py": "a", "cat/notes.md": "a"},
+    "hidden": {"cat/a.jpg": "", ".labels.csv": "a,1", ".git/config.txt": "a"},
+    "masks as a class": {"masks/1.jpg": "", "faces/2.jpg": "", "masks/3.jpg": "", "faces/4.jpg": ""},
+    "nothing": {},
+}
+
+
+def fill(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_annotations_are_found(name: str, tmp_path: Path) -> None:
+    files, expected = LAYOUTS[name]
+    found = find_annotations(str(fill(tmp_path, files)))
+    assert any(expected in phrase for phrase in found), found
+
+
+@pytest.mark.parametrize("name", INNOCENT)
+def test_what_is_none_is_not_found(name: str, tmp_path: Path) -> None:
+    assert find_annotations(str(fill(tmp_path, INNOCENT[name]))) == []
+
+
+def test_the_look_is_bounded(tmp_path: Path) -> None:
+    """What lies near the top is found, however many folders there are."""
+    for number in range(400):
+        (tmp_path / f"{number:03}" / "deep").mkdir(parents=True)
+        (tmp_path / f"{number:03}" / "deep" / f"x{number}.jpg").touch()
+    (tmp_path / "zzz.mat").touch()
+    assert find_annotations(str(tmp_path)) == ["zzz.mat"]
+
+
+def test_odd_names_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    Path(str(tmp_path), "cat", "a\udcff.jpg").touch()
+    Path(str(tmp_path), "b\udcff\n.csv").write_bytes(b"a\xff.jpg")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (found,) = find_annotations(str(tmp_path))
+    assert "\n" not in found
+    assert found.isprintable()
+
+
+def test_real_folders(demo_folder: Path, shared_data: Path) -> None:
+    assert find_annotations(str(demo_folder)) == []
+    assert find_annotations(str(shared_data / "imagenet-600")) == []
