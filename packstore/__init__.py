@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import (
+    AmbiguousSourceError,
     CorruptRecordError,
     DecodeError,
     DestinationError,
@@ -62,6 +63,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "AmbiguousSourceError",
     "ConvertOptions",
     "ConvertReport",
     "CorruptRecordError",

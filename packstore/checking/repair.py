@@ -125,7 +125,13 @@ def repair(
             shard_size=shard_size(reader),
         )
         with builder:
-            opened = open_source(source, kind=chosen.source_kind, labels=chosen.labels, max_pixels=chosen.max_pixels)
+            opened = open_source(
+                source,
+                kind=chosen.source_kind,
+                labels=chosen.labels,
+                max_pixels=chosen.max_pixels,
+                packed_as=manifest.origin.kind,
+            )
             with closing(opened):
                 check = StoreCheck(reader, workers=chosen.workers or default_workers(), progress=progress)
                 count = sum(1 for _ in check.run())

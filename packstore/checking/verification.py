@@ -196,7 +196,13 @@ class _Verification:
 
     def against(self, path: Path) -> None:
         options = self.options
-        source = open_source(path, kind=options.source_kind, labels=options.labels, max_pixels=options.max_pixels)
+        source = open_source(
+            path,
+            kind=options.source_kind,
+            labels=options.labels,
+            max_pixels=options.max_pixels,
+            packed_as=self.reader.manifest.origin.kind,
+        )
         with closing(source):
             comparison = Comparison(self.reader, source, options.decoder)
             for problem in comparison.run(self.workers, self.progress):

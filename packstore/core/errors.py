@@ -24,6 +24,10 @@ class NotInSourceError(SourceError, UsageError):
     """What the arguments name is not there: a split of the source, a file of labels. The CLI exits with 2."""
 
 
+class AmbiguousSourceError(SourceError, UsageError):
+    """A source that can be read in several ways, or not all of it: the user has to say how. The CLI exits with 2."""
+
+
 class SampleError(SourceError):
     """One sample of a source is unusable: empty, truncated, not an image, unreadable.
 

@@ -6,11 +6,13 @@ A kind is imported when it is asked whether a path is its own. May import ``core
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
-from packstore.core.errors import SourceError, UsageError, printable
+from packstore.core.errors import AmbiguousSourceError, SourceError, UsageError, printable
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
+from packstore.sources.annotations import annotated
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.refusals import unrecognised
 
@@ -23,6 +25,7 @@ def open_source(
     kind: str | None = None,
     labels: str | os.PathLike[str] | None = None,
     max_pixels: int = MAX_PIXELS,
+    packed_as: str | None = None,
 ) -> Source:
     """Opens the source at ``path``.
 
@@ -34,8 +37,10 @@ def open_source(
         labels: A CSV file with the columns ``file,label`` and optionally ``split``, paths relative to ``path``; the
             source is then of a kind that takes one (``flat``).
         max_pixels: See :class:`SourceOptions`.
+        packed_as: The kind that a store was packed from: decides where the path alone is ambiguous.
 
     Raises:
+        AmbiguousSourceError: Something annotates the images that no kind reads, and ``kind`` is None.
         UsageError: An unknown kind, or labels for a kind that has its own.
         SourceError: There is nothing at ``path``, or nothing of a known kind.
     """
@@ -48,13 +53,19 @@ def open_source(
         place.stat()
     except (OSError, ValueError) as error:
         raise SourceError(_unreachable(place, error)) from None
-    found = named or _recognise(place, options)
-    return found.open(place, options)
+    if named is None:
+        try:
+            named = _recognise(place, options)
+        except AmbiguousSourceError:
+            if packed_as is None or packed_as not in SOURCES:
+                raise
+            named, options = SOURCES[packed_as], replace(options, named=True)
+    return named.open(place, options)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Kind:
-    """The first kind that is certain of ``path``, else the first for which it is possible."""
-    possible: Kind | None = None
+    """The first kind that is most certain of ``path``. Raises :class:`AmbiguousSourceError` for a partial one."""
+    best, so_far = None, Certainty.NO
     for name in SOURCES:  # plug-ins come last, and are not even looked for where a built-in kind is certain
         kind: Kind = SOURCES[name]
         if options.labels is not None and not kind.takes_labels:
@@ -62,11 +73,13 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         certainty = kind.recognise(path, options)
         if certainty is Certainty.CERTAIN:
             return kind
-        if certainty is Certainty.POSSIBLE and possible is None:
-            possible = kind
-    if possible is None:
+        if certainty > so_far:
+            best, so_far = kind, certainty
+    if best is None:
         raise unrecognised(path, [SOURCES[name] for name in SOURCES])
-    return possible
+    if so_far is Certainty.PARTIAL:
+        raise annotated(path, best.name)
+    return best
 
 
 def _unreachable(path: Path, error: OSError | ValueError) -> str:

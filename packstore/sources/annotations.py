@@ -1,6 +1,6 @@
 """Finds annotations beside images: what packing the images alone would lose without a word.
 
-A look at a bounded number of names, never a full listing. It finds files that name images (lists, CSV, JSON, XML), files
+A look at a bounded number of names, never a full listing. It finds files that name images (lists, CSV, JSON), files
 under the stems of images (captions, boxes), folders of masks, and files that hold nothing but annotations (``.mat``).
 """
 
@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 
-from packstore.core.errors import printable
+from packstore.core.errors import AmbiguousSourceError, printable
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
 
 _TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst")
@@ -26,7 +27,8 @@ _MASKS = re.compile(
     r"(.*[_-])?(masks?|labels?|annotations?|segmentations?(class|object)?|seg|gt|ground_?truth|trimaps?|depths?)([_-].*)?"
 )
 _IMAGES = re.compile(r"(images?|imgs?|jpegimages|inputs?|photos?|pictures?|rgb)")
-_FOLDERS, _NAMES, _FILES, _BYTES = 256, 512, 64, 1 << 18
+_NAMED = 4
+_FOLDERS, _NAMES, _FILES, _BYTES = 256, 256, 64, 1 << 18
 """At most so many folders are looked at, names in each, files read, and bytes of each of these."""
 _MENTIONS = 3
 _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
@@ -40,6 +42,16 @@ class _Folder:
     images: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
+
+
+def annotated(path: Path, kind: str) -> AmbiguousSourceError:
+    """The error for a folder of the given kind with annotations, which it does not read."""
+    found = find_annotations(str(path.absolute()))
+    some = ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+    return AmbiguousSourceError(
+        f"{printable(str(path))} holds more than images: {some}. Pack the images alone with --source {kind}; or give "
+        "labels in a CSV file (columns file,label) with --labels"
+    )
 
 
 def find_annotations(root: str) -> list[str]:

@@ -23,13 +23,16 @@ from packstore.images.sniff import MAX_PIXELS
 class Certainty(IntEnum):
     """What a kind says of a path.
 
-    ``CERTAIN``: the path is of this kind; no further kind is asked. ``POSSIBLE``: nothing contradicts it, and nothing
-    proves it; the first such kind opens the path when none is certain, and says what is missing. ``NO``: it is not.
+    ``CERTAIN``: the path is of this kind; no further kind is asked. ``PARTIAL``: it is, but something in it would be
+    left out, so the user is asked unless another kind is certain. ``POSSIBLE``: nothing contradicts it, and nothing
+    proves it; the first such kind opens the path when there is no better one, and says what is missing. ``NO``: it is
+    not.
     """
 
     NO = 0
     POSSIBLE = 1
-    CERTAIN = 2
+    PARTIAL = 2
+    CERTAIN = 3
 
 
 @dataclass(frozen=True, slots=True)

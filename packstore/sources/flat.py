@@ -11,6 +11,7 @@ from pathlib import Path
 from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.sources.annotations import find_annotations
 from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, paged, stamp_of
 from packstore.sources.folder import FolderSource
 from packstore.sources.labels import LabelsFile, LabelsSummary, Row, number_of, split_name
@@ -187,7 +188,9 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.CERTAIN
     if not path.is_dir():
         return Certainty.NO
-    return Certainty.CERTAIN if holds_images(str(path)) else Certainty.POSSIBLE
+    if not holds_images(str(path)):
+        return Certainty.POSSIBLE
+    return Certainty.PARTIAL if find_annotations(str(path)) else Certainty.CERTAIN
 
 
 KIND = Kind("flat", "a folder of images, with labels in a CSV file or none", _recognise, FlatSource, takes_labels=True)

@@ -16,6 +16,7 @@ from typing import NoReturn
 from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.sources.annotations import find_annotations
 from packstore.sources.base import SPLIT_ORDER, Certainty, Entry, Kind, SourceOptions, Survey, paged
 from packstore.sources.folder import FolderSource
 from packstore.sources.listing import (
@@ -270,7 +271,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     root = list_directory(place)
     above = (*ancestry(place), root.identity)
     if any(tree_holds_images(place, name, above) for name in sorted(root.directories)):
-        return Certainty.CERTAIN
+        return Certainty.PARTIAL if find_annotations(place) else Certainty.CERTAIN
     return Certainty.POSSIBLE if root.directories and not root.images else Certainty.NO
 
 

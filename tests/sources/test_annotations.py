@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from packstore import AmbiguousSourceError, convert, verify
+from packstore.sources import open_source
 from packstore.sources.annotations import find_annotations
+from tests.makers.images import encode, picture
 
 LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
     "hugging face": ({"train/metadata.csv": "file_name,label\n", "train/a.jpg": "", "train/b.jpg": ""}, "metadata.csv"),
@@ -140,3 +143,35 @@ def test_odd_names_do_no_harm(tmp_path: Path) -> None:
 def test_real_folders(demo_folder: Path, shared_data: Path) -> None:
     assert find_annotations(str(demo_folder)) == []
     assert find_annotations(str(shared_data / "imagenet-600")) == []
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_folder_with_annotations_is_a_question(name: str, tmp_path: Path) -> None:
+    """Exit code 2 (a usage error), what was seen, and the option that packs the images alone."""
+    files, expected = LAYOUTS[name]
+    root = fill(tmp_path, files)
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(root)
+    message = str(caught.value)
+    kind = (
+        "flat" if all("/" not in file for file in files if file.lower().endswith((".jpg", ".jpeg"))) else "imagefolder"
+    )
+    assert expected.removesuffix(" (it names the images)") in message or "more" in message
+    assert f"--source {kind}" in message
+    assert open_source(root, kind=kind).kind == kind
+
+
+@pytest.mark.parametrize("name", INNOCENT)
+def test_other_folders_open_unasked(name: str, tmp_path: Path) -> None:
+    open_source(fill(tmp_path, {"cat/z.jpg": "", **INNOCENT[name]}))
+
+
+def test_images_that_were_packed_alone_are_verified_against_their_folder(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "cub" / "cat").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cub" / "cat" / f"{name}.jpg").write_bytes(encode(picture(), "JPEG"))
+    (tmp_path / "cub" / "images.txt").write_text("1 cat/a.jpg\n2 cat/b.jpg\n")
+    with pytest.raises(AmbiguousSourceError, match=r"images\.txt \(it names the images\)"):
+        convert(tmp_path / "cub", tmp_path / "x.lmdb")
+    convert(tmp_path / "cub", tmp_path / "x.lmdb", source_kind="imagefolder")
+    assert verify(tmp_path / "x.lmdb", against=tmp_path / "cub").ok

@@ -64,11 +64,11 @@ def test_images_without_labels(tmp_path: Path) -> None:
 
 def test_folders_without_images_do_not_make_an_image_folder(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"image")
-    (tmp_path / "annotations").mkdir()
-    (tmp_path / "annotations" / "a.xml").write_bytes(b"<a/>")
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "make.py").write_bytes(b"pass")
     source = open_source(tmp_path)
     assert source.kind == "flat"
-    assert dict(source.survey().ignored) == {"not images (.xml)": 1}
+    assert dict(source.survey().ignored) == {"not images (.py)": 1}
 
 
 def test_images_in_subfolders_are_counted_when_flat_is_forced(folder: Path) -> None:

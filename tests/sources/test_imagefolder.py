@@ -289,7 +289,7 @@ def test_images_without_class_folders_are_no_image_folder(tmp_path: Path) -> Non
 
 
 def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:
-    files = ["a/1.jpg", "a/.2.jpg", "a/Thumbs.db", "a/x.txt", "a/y.TXT", "a/noext", "loose.jpg", "labels.csv"]
+    files = ["a/1.jpg", "a/.2.jpg", "a/Thumbs.db", "a/x.txt", "a/y.TXT", "a/noext", "loose.jpg", "sizes.csv"]
     files += [".git/x.jpg", "__MACOSX/a/1.jpg", "a/@eaDir/1.jpg", "a/.ipynb_checkpoints/1.jpg", "a/desktop.ini"]
     survey = open_source(fill(tmp_path / "root", files)).survey()
     assert survey.records == 1
