@@ -9,13 +9,15 @@ from pathlib import Path
 
 from packstore.core.columns import NUMPY_DTYPE, Ragged
 from packstore.core.errors import StoreError, printable
-from packstore.core.files import DATA_FILE, MANIFEST_FILE, SHARD, open_regular
-from packstore.core.manifest import FORMATS, MAX_JSON_BYTES, Column, Manifest, Origin, Split
+from packstore.core.files import MANIFEST_FILE, open_regular
+from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest, Origin, Split
+from packstore.core.registry import FORMATS
 from packstore.images.sniff import HeaderError, sniff
-from packstore.stores import registry as formats
-from packstore.stores import scavenge as wreck
+from packstore.stores.format import Format
 from packstore.stores.manifest_recovery import Found, find_manifest
-from packstore.stores.scavenge import Wreck
+from packstore.stores.opening import directory_format, open_reader, scavenge_file
+from packstore.stores.ownership import is_shard, shard_number
+from packstore.stores.scavenge import Scavenged, scavenge_reader
 
 _HOW = {
     "whole": "",
@@ -32,7 +34,7 @@ class Piece:
         name: The shard's, or None in a store of one file.
         start: Number of its first record.
         records: How many it had; None when nothing says that.
-        wreck: What was found in it, or None.
+        scavenged: What was found in it, or None.
         why: Why nothing was found, else empty.
         width: Bytes of each image, or None where they differ.
     """
@@ -40,7 +42,7 @@ class Piece:
     name: str | None
     start: int
     records: int | None
-    wreck: Wreck | None
+    scavenged: Scavenged | None
     why: str = ""
     width: int | None = None
 
@@ -70,21 +72,21 @@ class Remains:
 def find_remains(path: Path) -> Remains:
     """Looks for what is left at ``path``. Raises :class:`StoreError` when that is nothing."""
     shown = printable(str(path))
-    if path.is_dir() and not (path / DATA_FILE).is_file():
+    if path.is_dir() and directory_format(path) is None:
         return _sharded(path)
     try:
-        found_wreck, note = _opened(path), ""
+        scavenged, note = _opened(path), ""
     except StoreError as error:
-        found_wreck, note = wreck.of_file(path), _reason(error)
-    found = found_wreck.found or _inferred(found_wreck)
+        scavenged, note = scavenge_file(path), _reason(error)
+    found = scavenged.found or _inferred(scavenged, path)
     if found is None:
         raise StoreError(
             f"{shown} holds no manifest that can be read, and its images are no image files, so nothing says what they "
             "are; pack it again from its source"
         )
     width = found.manifest.image.record_nbytes if found.manifest.image.kind == "fixed" else None
-    piece = Piece(None, 0, found.manifest.records, found_wreck, width=width)
-    if found_wreck.found is None:
+    piece = Piece(None, 0, found.manifest.records, scavenged, width=width)
+    if scavenged.found is None:
         notes = [note, "its manifest is lost: names of classes and splits, options and origin are, too"]
     else:
         notes = [each for each in (note, _HOW[found.how]) if each]
@@ -96,29 +98,28 @@ def _reason(error: StoreError) -> str:
     return str(error).partition("; restore it")[0]
 
 
-def _opened(path: Path) -> Wreck:
+def _opened(path: Path) -> Scavenged:
     """What is in a store that opens. Raises :class:`StoreError` when it does not."""
-    reader = formats.open_reader(path)
-    if reader.manifest.format != "lmdb":
-        return wreck.of_reader(reader)
-    # Pages of it that nothing leads to any more may hold records all the same.
-    return wreck.of_file(path, Found(reader.manifest, True, "whole"))
+    reader = open_reader(path)
+    if FORMATS[reader.manifest.format].scavenges_sound_stores:
+        return scavenge_file(path, Found(reader.manifest, True, "whole"))
+    return scavenge_reader(reader)
 
 
 def _sharded(path: Path) -> Remains:
     """The shards of a store, by their own manifests where the one of the whole is lost."""
     notes: list[str] = []
     whole = _whole(path, notes)
-    there = {p.name for p in path.iterdir() if SHARD.fullmatch(p.name)}
+    formats: list[Format] = list(FORMATS.values())
+    there = {p.name: f for p in path.iterdir() for f in formats if is_shard(p.name, f)}
     if whole is not None:
         names = [shard.name for shard in whole.manifest.shards]
-        notes += [f"{name} is not the store's, and is left out" for name in sorted(there - set(names))]
+        notes += [f"{name} is not the store's, and is left out" for name in sorted(there.keys() - set(names))]
     else:
-        suffixes = sorted({name.rpartition(".")[2] for name in there})
-        last = max((int(name[6:11]) for name in there), default=-1)
-        if len(suffixes) != 1:
+        if len(set(there.values())) != 1:
             raise StoreError(f"{printable(str(path))} holds no store: no manifest and no shards of one format")
-        names = [f"shard-{i:05d}.{suffixes[0]}" for i in range(last + 1)]
+        last = max(there)  # numbers have five digits, so names sort as numbers do
+        names = [there[last].shard_name(i) for i in range(shard_number(last) + 1)]
     pieces: list[Piece] = []
     start = 0
     for number, name in enumerate(names):
@@ -131,7 +132,7 @@ def _sharded(path: Path) -> Remains:
         start += piece.records or 0
         if piece.records is None:
             notes.append(f"{name} is lost, and how many records it had; those behind it have lower numbers now")
-    manifests = [p.wreck.found.manifest for p in pieces if p.wreck is not None and p.wreck.found is not None]
+    manifests = [m for m in map(_manifest, pieces) if m is not None]
     if whole is None and not manifests:
         raise StoreError(f"{printable(str(path))} holds shards, but nothing in them can be read")
     manifest = whole.manifest if whole is not None else _merged(manifests, pieces)
@@ -162,21 +163,25 @@ def _shard(path: Path, name: str, start: int, expected: str | None, notes: list[
     if not path.exists():
         return Piece(name, start, None, None, "its shard is missing")
     try:
-        found_wreck = _opened(path)
+        scavenged = _opened(path)
     except StoreError as error:
         try:
-            found_wreck = wreck.of_file(path)
+            scavenged = scavenge_file(path)
         except StoreError as worse:
             return Piece(name, start, None, None, f"nothing in its shard can be read: {worse}")
         notes.append(f"{name}: {_reason(error)}")
-    found = found_wreck.found
+    found = scavenged.found
     if found is None:
         return Piece(name, start, None, None, "the manifest of its shard is lost")
     if expected is not None and found.proven and found.manifest.digest != expected:
         return Piece(name, start, None, None, "its shard is another one, or one of another store")
     if _HOW[found.how]:
         notes.append(f"{name}: {_HOW[found.how]}")
-    return Piece(name, start, found.manifest.records, found_wreck)
+    return Piece(name, start, found.manifest.records, scavenged)
+
+
+def _manifest(piece: Piece) -> Manifest | None:
+    return piece.scavenged.found.manifest if piece.scavenged is not None and piece.scavenged.found is not None else None
 
 
 def _merged(manifests: list[Manifest], pieces: list[Piece]) -> Manifest:
@@ -184,8 +189,8 @@ def _merged(manifests: list[Manifest], pieces: list[Piece]) -> Manifest:
     first = manifests[0]
     total = sum(piece.records or 0 for piece in pieces)
     splits: list[Split] = []
-    known = [p.wreck.found.manifest if p.wreck is not None and p.wreck.found is not None else None for p in pieces]
-    for piece, manifest in zip(pieces, known, strict=True):
+    for piece in pieces:
+        manifest = _manifest(piece)
         for split in manifest.splits if manifest is not None else ():
             begin, end = piece.start + split.start, piece.start + split.stop
             if splits and splits[-1].name == split.name:
@@ -200,9 +205,10 @@ def _blank(manifest: Manifest, records: int) -> tuple[Column, ...]:
     return tuple(replace(c, nbytes=c.record_nbytes * records, digest=None) for c in manifest.columns)
 
 
-def _inferred(found: Wreck) -> Found | None:
-    """A manifest for files of images that are there without one; None when they are anything else."""
-    if "shape" in found.columns or not {"key", "checksum"} <= found.columns.keys():
+def _inferred(found: Scavenged, path: Path) -> Found | None:
+    """A manifest for image files that are there without one; None when the images are anything else."""
+    format = directory_format(path)
+    if format is None or "shape" in found.columns or not {"key", "checksum"} <= found.columns.keys():
         return None
     for record in range(found.records):
         candidates = found.images(record)
@@ -223,5 +229,5 @@ def _inferred(found: Wreck) -> Found | None:
         else:
             dtype = next(n for n, d in NUMPY_DTYPE.items() if d == data.dtype)
             columns.append(Column(name, "fixed", dtype, data.shape[1:], nbytes=data.nbytes))
-    manifest = Manifest(FORMATS[0], "original", found.records, tuple(columns), Origin("", ""))
+    manifest = Manifest(format.name, "original", found.records, tuple(columns), Origin("", ""))
     return Found(manifest, False, "unproven")

@@ -21,9 +21,10 @@ from packstore.checking.donor import Donor, Refused, Wanted
 from packstore.checking.store_check import StoreCheck, batches, key_of, parts
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.errors import DestinationError, StoreError, printable
-from packstore.core.manifest import FORMAT_NAMES, Column, Skipped
+from packstore.core.manifest import Column, Skipped
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.registry import FORMATS
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.plan import check_numbers, with_overrides
 from packstore.sources import open_source
@@ -178,8 +179,8 @@ def refuse_name(destination: Path, format: str) -> None:
     asked = format_of(destination)
     if asked not in (None, format):
         raise DestinationError(
-            f"{shown} has the suffix of {FORMAT_NAMES[asked]}, and what is written is {FORMAT_NAMES[format]} like the "
-            "damaged store; choose another name, and let packstore convert bring it to another format afterwards"
+            f"{shown} has the suffix of {FORMATS[asked].title}, and what is written is {FORMATS[format].title} like "
+            "the damaged store; choose another name, and let packstore convert bring it to another format afterwards"
         )
 
 

@@ -190,11 +190,11 @@ class _Salvage:
 
     def _piece(self, piece: Piece) -> Iterator[tuple[int, Problem | None]]:
         """Takes what can be saved of a file into the new store; yields each record, with a problem when it is lost."""
-        if piece.wreck is None:
+        if piece.scavenged is None:
             for record in range(piece.start, piece.start + (piece.records or 0)):
                 yield record, Problem(piece.why, record, None, piece.name)
             return
-        columns, count = piece.wreck.columns, piece.records or 0
+        columns, count = piece.scavenged.columns, piece.records or 0
         sums = _numbers(columns.get("checksum"), count)
         orphans = self._orphans(piece, sums)
         proven_rows = self._proven_rows(piece)
@@ -223,24 +223,24 @@ class _Salvage:
 
     def _orphans(self, piece: Piece, sums: NDArray[np.uint64] | None) -> Mapping[int, Buffer]:
         """Images of records without an entry, found by their checksums."""
-        assert piece.wreck is not None
+        assert piece.scavenged is not None
         if sums is None:
             return {}
-        wreck = piece.wreck
-        lost = {int(sums[i]) for i in range(len(sums)) if not wreck.images(i)}
-        return dict(wreck.orphans(lost)) if lost else {}
+        scavenged = piece.scavenged
+        lost = {int(sums[i]) for i in range(len(sums)) if not scavenged.images(i)}
+        return dict(scavenged.orphans(lost)) if lost else {}
 
     def _proven_rows(self, piece: Piece) -> Any:
         """A function: from the records ``start`` to ``stop - 1`` to whether each one's fields are what they were."""
-        assert piece.wreck is not None
-        wreck, names = piece.wreck, [c.name for c in self.fields]
-        columns = {name: wreck.columns[name] for name in names if name in wreck.columns}
+        assert piece.scavenged is not None
+        scavenged, names = piece.scavenged, [c.name for c in self.fields]
+        columns = {name: scavenged.columns[name] for name in names if name in scavenged.columns}
         whole = len(columns) == len(names)
         sound = False
-        if whole and wreck.found is not None and wreck.found.proven:
-            described = wreck.found.manifest
+        if whole and scavenged.found is not None and scavenged.found.proven:
+            described = scavenged.found.manifest
             sound = all(column_digest([columns[name]]) == described.column(name).digest for name in names)
-        stored = _numbers(wreck.columns.get(ROW_CHECKSUM.name), piece.records or 0)
+        stored = _numbers(scavenged.columns.get(ROW_CHECKSUM.name), piece.records or 0)
         if sound or not whole or stored is None:
             return lambda start, stop: [sound] * (stop - start)
 
@@ -252,10 +252,10 @@ class _Salvage:
 
     def _take(self, piece: Piece, i: int, image: Buffer) -> None:
         """Puts a record into the batch. Raises :class:`_Lost` when a field of it is gone, or cannot be."""
-        assert piece.wreck is not None
+        assert piece.scavenged is not None
         values: dict[str, Any] = {}
         for column in self.fields:
-            data = piece.wreck.columns.get(column.name)
+            data = piece.scavenged.columns.get(column.name)
             try:
                 value: Any = None if data is None else data[i]
             except (StoreError, IndexError):
@@ -303,8 +303,8 @@ class _Salvage:
 
 def _image(piece: Piece, i: int, sums: NDArray[np.uint64] | None, orphans: Mapping[int, Buffer]) -> tuple[Buffer, bool]:
     """The image of a record, and whether its checksum proves it. Raises :class:`_Lost` without any."""
-    assert piece.wreck is not None
-    candidates = piece.wreck.images(i)
+    assert piece.scavenged is not None
+    candidates = piece.scavenged.images(i)
     expected = None if sums is None else int(sums[i])
     for candidate in reversed(candidates):
         if expected is not None and xxh3_64_intdigest(candidate) == expected:

@@ -15,7 +15,7 @@ import click
 
 from packstore.cli.common import human_bytes, pasted, quantity, wrapped
 from packstore.core.errors import printable
-from packstore.core.manifest import FORMAT_NAMES
+from packstore.core.registry import FORMATS
 
 if TYPE_CHECKING:
     from packstore.core.progress import Progress, ProgressCallback
@@ -154,7 +154,7 @@ def describe(report: BenchReport) -> str:
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
     what = (
         f"{report.path}{split}: {quantity(report.records, 'record')}, {m.encoding} in "
-        f"{FORMAT_NAMES[m.format]}, {human_bytes(report.record_bytes)} each, median {width} x {height} pixels"
+        f"{FORMATS[m.format].title}, {human_bytes(report.record_bytes)} each, median {width} x {height} pixels"
     )
     how = (
         f"{report.augment}, batches of {report.options.batch_size}, {quantity(rates.threads, 'thread')} on "

@@ -21,8 +21,7 @@ from packstore.cli.common import (
     quantity,
 )
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.core.manifest import FORMAT_NAMES, FORMATS
-from packstore.core.registry import ENCODINGS
+from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ _LISTED = 10
     metavar="KIND",
     help="imagefolder (its folders are classes), flat, cifar10, cifar100 or store, forced.",
 )
-@click.option("--format", type=click.Choice(FORMATS), help="Format, whatever the suffix of DEST.")
+@click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of DEST.")
 @click.option("--shard-size", type=ByteSize(), help="Split into shards of about this size, e.g. 1GiB.")
 @click.option("--overwrite", is_flag=True, help="Replace DEST, if it is a store, once the new one is complete.")
 @click.option("--restart", is_flag=True, help="Do not go on from an interrupted run of the same conversion.")
@@ -140,7 +139,7 @@ def describe_plan(plan: Plan) -> str:
         shape = f", {channels} x {height} x {width} (CHW)" if planes else f", {height} x {width} x {channels} (HWC)"
     lines = [
         f"source       {printable(str(plan.source.path))} ({plan.source.kind}), {human_bytes(survey.size_bytes)}",
-        f"destination  {printable(str(plan.destination))} ({FORMAT_NAMES[plan.format]})",
+        f"destination  {printable(str(plan.destination))} ({FORMATS[plan.format].title})",
         f"encoding     {encode.encoding}{shape}",
     ]
     if (loss := encoding.describe_loss(encode)) is not None:
@@ -169,7 +168,7 @@ def describe_report(report: ConvertReport) -> str:
     ratio = report.disk_bytes / max(1, report.source_bytes)
     lines = [
         f"{printable(str(report.destination))}: {quantity(manifest.records, 'record')} "
-        f"({manifest.encoding} in {FORMAT_NAMES[manifest.format]})"
+        f"({manifest.encoding} in {FORMATS[manifest.format].title})"
     ]
     if manifest.splits:
         lines.append("  splits   " + ", ".join(f"{s.name} {len(s):,}" for s in manifest.splits))

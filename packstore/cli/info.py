@@ -10,7 +10,7 @@ import click
 
 from packstore.cli.common import describe_normalization, human_bytes, quantity
 from packstore.core.errors import printable
-from packstore.core.manifest import FORMAT_NAMES
+from packstore.core.registry import FORMATS
 
 if TYPE_CHECKING:
     from packstore.stores.base import Reader
@@ -56,7 +56,7 @@ def describe(reader: Reader) -> str:
     shape = f", {' x '.join(map(str, m.image.shape))} ({m.image.layout})" if m.image.shape else ""
     rows = [
         ("path", printable(str(reader.path))),
-        ("format", f"{FORMAT_NAMES[m.format]} (layout version {m.format_version})"),
+        ("format", f"{FORMATS[m.format].title} (layout version {m.format_version})"),
         ("records", f"{len(reader):,}"),
         ("encoding", f"{m.encoding}{shape}"),
     ]
@@ -72,8 +72,9 @@ def describe(reader: Reader) -> str:
         rows.append(("per class", _spread(list(_class_counts(reader).values()))))
     each = disk / max(1, len(reader))
     rows.append(("on disk", f"{human_bytes(disk)}, {human_bytes(each)} a record"))
-    if m.format == "lmdb" and m.records and disk > 1.2 * sum(c.nbytes for c in m.columns):
-        rows.append(("", "LMDB keeps values over 2 kB in whole 4 KiB pages; HDF5 and .pth do not"))
+    padding = FORMATS[m.format].padding
+    if padding and m.records and disk > 1.2 * sum(c.nbytes for c in m.columns):
+        rows.append(("", f"{padding}; HDF5 and .pth do not"))
     for c in m.columns:
         kind = c.dtype + ("" if c.kind == "fixed" else ", ragged")
         mean = human_bytes(c.nbytes / max(1, m.records))

@@ -26,6 +26,10 @@ NUMPY_DTYPE: dict[str, np.dtype[Any]] = {
 """The numpy dtype in which a column dtype is read and written."""
 
 
+OFFSET = np.dtype("<i8")
+"""The numpy dtype of a ragged column's offsets."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ragged(Sequence[memoryview]):
     """A ragged column: value ``i`` is ``data[offsets[i]:offsets[i + 1]]``.

@@ -26,10 +26,8 @@ _promising = threading.RLock()
 
 MANIFEST_FILE = "manifest.json"
 """The manifest of a sharded store, in its directory."""
-DATA_FILE = "data.mdb"
-LMDB_FILES = (DATA_FILE, "lock.mdb")
-"""An LMDB's files; any program that opens it with locks makes the second."""
-SHARD = re.compile(r"shard-\d{5}\.(lmdb|h5|pth)")
+SHARD = re.compile(r"shard-(?P<number>\d{5})(?P<suffix>\.[a-z0-9._-]{1,32})")
+"""The name of a shard, of whatever format."""
 
 
 @contextmanager
@@ -150,22 +148,6 @@ def sync_tree(path: Path) -> None:
         for name in files:
             sync_file(Path(directory, name))
         sync_directory(Path(directory))
-
-
-def remove_known(path: Path) -> None:
-    """Removes a store that was begun, whatever there is of it, by the names that packstore gives; all else stays."""
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-        return
-    for entry in sorted(path.iterdir()):
-        if SHARD.fullmatch(entry.name) or entry.name in (MANIFEST_FILE, *LMDB_FILES):
-            if entry.is_dir() and not entry.is_symlink():
-                for file in LMDB_FILES:
-                    (entry / file).unlink(missing_ok=True)
-                remove_empty(entry)
-            else:
-                entry.unlink(missing_ok=True)
-    remove_empty(path)
 
 
 def remove_empty(path: Path) -> None:

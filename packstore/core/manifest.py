@@ -16,15 +16,13 @@ from functools import cached_property
 from typing import Any, Literal, cast
 
 from packstore.core.errors import ManifestError
+from packstore.core.files import SHARD
 from packstore.core.plainjson import canonical, from_plain, sha256_json, to_plain, unique
-from packstore.core.registry import ENCODINGS
+from packstore.core.registry import ENCODINGS, FORMATS
 
 FORMAT_VERSION = 1
 """Version of the store layouts that this code writes. A reader refuses a higher one."""
 
-FORMATS = ("lmdb", "hdf5", "pth")
-FORMAT_NAMES = {"lmdb": "LMDB", "hdf5": "HDF5", "pth": ".pth"}
-"""How a format is called when people read it."""
 ITEM_SIZE = {"uint8": 1, "int32": 4, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
 """Bytes of one element by dtype name; these are the dtypes that a column may have. All are little-endian at rest."""
 
@@ -144,13 +142,13 @@ NORMALIZATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file (a directory for LMDB) of a sharded store.
+    """One file (or directory) of a sharded store.
 
     Attributes:
-        name: File name inside the store's directory, without any path separator.
+        name: File name inside the store's directory, see :data:`packstore.core.files.SHARD`.
         records: Number of records in it.
-        nbytes: Size of the file (for LMDB of its ``data.mdb``).
-        digest: SHA-256 of the file (for LMDB of its ``data.mdb``).
+        nbytes: Size of its data file (for LMDB ``data.mdb``).
+        digest: SHA-256 of its data file.
         manifest_digest: The shard's own :attr:`Manifest.digest`; tells shards of equal size apart when they are opened.
     """
 
@@ -161,7 +159,7 @@ class Shard:
     manifest_digest: str
 
     def __post_init__(self) -> None:
-        _check(re.fullmatch(r"shard-\d{5}\.(lmdb|h5|pth)", self.name) is not None, "shard name", self.name)
+        _check(SHARD.fullmatch(self.name) is not None, "shard name", self.name)
         _check(0 <= self.records <= _MAX_RECORDS and self.nbytes >= 0, "shard size", (self.records, self.nbytes))
         _check(_SHA256.fullmatch(self.digest) is not None, "shard digest", self.digest)
         _check(_SHA256.fullmatch(self.manifest_digest) is not None, "shard manifest digest", self.manifest_digest)
@@ -197,7 +195,7 @@ class Manifest:
     """What a store is.
 
     Attributes:
-        format: ``lmdb``, ``hdf5`` or ``pth``.
+        format: Name of the container's format: ``lmdb``, ``hdf5``, ``pth`` or a plug-in's.
         encoding: How the images were encoded; a name of :data:`packstore.core.registry.ENCODINGS`, or of a plug-in
             that need not be present: the image column itself says what is at rest.
         records: Number of records.

@@ -65,6 +65,10 @@ class Registry:
         yield from self._places
         yield from (n for n in dict.fromkeys([*self._entry_points(), *self._objects]) if n not in self._places)
 
+    def values(self) -> Iterator[Any]:
+        """All objects in the order of their names, each loaded when it is reached."""
+        return (self[name] for name in self)
+
     @property
     def built_in(self) -> tuple[str, ...]:
         """The names that packstore has itself; reads no entry points."""
@@ -97,7 +101,7 @@ FORMATS = Registry(
         "pth": "packstore.stores.pth:FORMAT",
     },
 )
-"""Containers: objects of :class:`packstore.stores.base.Format`."""
+"""Containers: objects of :class:`packstore.stores.format.Format`."""
 
 SOURCES = Registry(
     "kind of source",

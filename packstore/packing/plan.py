@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from packstore.core.errors import DestinationError, SampleError, UsageError, printable
-from packstore.core.manifest import FORMATS, Manifest, Normalization
+from packstore.core.manifest import Manifest, Normalization
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.core.registry import ENCODINGS, SOURCES
+from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.images.encode import EncodeOptions, Encoder, Encoding, encodings_that_accept, parse_size
 from packstore.images.normalization import as_normalization
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources import open_source
-from packstore.sources.base import Entry, Source, Survey, paged
+from packstore.sources.base import Entry, Source, Survey
 from packstore.stores import format_of, is_store
 from packstore.stores.builder.interrupted import sealed_before
+from packstore.stores.format import Format
 
 DEFAULT_QUALITY = 90
 _SAMPLED = 24
@@ -85,7 +86,7 @@ class ConvertOptions:
         if self.on_error not in ("raise", "skip"):
             raise UsageError(f"on_error should be 'raise' or 'skip', got {self.on_error!r}")
         if self.format is not None and self.format not in FORMATS:
-            raise UsageError(f"unknown format {self.format!r}; formats: {', '.join(FORMATS)}")
+            raise UsageError(f"unknown format {self.format!r}; use one of: {', '.join(FORMATS)}")
         if self.encoding is not None and self.encoding not in ENCODINGS:
             raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(ENCODINGS)}")
         check_numbers(self, "workers", "shard_size", "max_pixels")
@@ -250,7 +251,8 @@ def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertO
     """The encoding and its options with all defaults filled in; and whether the normalisation is to be computed."""
     source: type[Encoding] = ENCODINGS[survey.encoding]
     normalized = source.layout == "CHW"
-    asked = options.encoding or (survey.encoding if normalized or format != "pth" else "float16")
+    default = None if normalized else FORMATS[format].default_encoding
+    asked = options.encoding or default or survey.encoding
     encoding: type[Encoding] = ENCODINGS[asked].of_source(source)
     normalize = options.normalize
     if options.quality is not None and "quality" not in encoding.accepts:
@@ -356,17 +358,17 @@ def _estimate(format: str, encoder: Encoder, survey: Survey, probe: _Probe) -> i
     records = survey.records
     image = encoder.columns()[0]
     columns = survey.key_bytes + records * (8 + 8 + 8 * len(survey.columns))
+    container: Format = FORMATS[format]
     if image.kind == "fixed":
-        nbytes = image.record_nbytes
-        images = records * (paged(nbytes) if format == "lmdb" else nbytes)
+        images = records * container.stored_bytes(image.record_nbytes)
     elif encoder.passes_through:
-        images = survey.paged_bytes if format == "lmdb" else survey.size_bytes
+        padding = (count * (container.stored_bytes(size) - size) for size, count in survey.size_counts.items())
+        images = survey.size_bytes + sum(padding)
     else:
         sizes = probe.encoded_sizes(encoder, records)
-        each = [paged(size) if format == "lmdb" else size for size in sizes]
+        each = [container.stored_bytes(size) for size in sizes]
         images = sum(each) * records // max(1, len(each))
-    # What a container adds whatever it holds: LMDB leaves a few pages behind with each transaction.
-    return images + columns + (49152 if format == "lmdb" else 8192)
+    return images + columns + container.overhead_bytes
 
 
 _GEOMETRY = ("size", "fit", "resize", "max_side", "exif_transpose")

@@ -110,7 +110,8 @@ class Survey:
             store's own encoding.
         shape: Shape that all arrays share, or None for files and ragged stores.
         size_bytes: Bytes of all images as they lie in the source.
-        paged_bytes: The same with each image rounded up to whole 4 KiB pages, as LMDB keeps larger values.
+        size_counts: How many images have which size, rounded up by :func:`rounded_size`: formats that pad images
+            estimate from it what they will take.
         key_bytes: Bytes of all keys together.
         ignored: Number of files passed over, by reason in the plural (``hidden``, ``not images (.txt)`` …).
         store: The manifest when the source is a packstore store.
@@ -121,7 +122,7 @@ class Survey:
     encoding: str
     shape: tuple[int, ...] | None
     size_bytes: int
-    paged_bytes: int
+    size_counts: Mapping[int, int]
     key_bytes: int
     ignored: Mapping[str, int] = field(default_factory=dict)
     store: Manifest | None = None
@@ -201,12 +202,6 @@ SPLIT_ORDER = ("train", "training", "val", "valid", "validation", "dev", "test",
 """Directory names that are splits rather than classes, in the order in which splits are packed."""
 
 
-def paged(size: int) -> int:
-    """Bytes that LMDB takes for a value of ``size``.
-
-    Above about 2 KB these are whole 4 KiB pages with a header of 16 bytes; below, a share of a leaf page, which holds
-    as many entries (10 bytes of key, 8 of header, 2 of index) as fit.
-    """
-    if size > 2020:
-        return -(-(size + 16) // 4096) * 4096
-    return 4096 // (4080 // (size + 20))
+def rounded_size(size: int) -> int:
+    """``size`` rounded up to 64 bytes, so that :attr:`Survey.size_counts` stays small for any number of images."""
+    return -(-size // 64) * 64

@@ -12,7 +12,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.annotations import find_annotations
-from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, paged, stamp_of
+from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, rounded_size, stamp_of
 from packstore.sources.folder import FolderSource
 from packstore.sources.labels import LabelsFile, LabelsSummary, Row, number_of, split_name
 from packstore.sources.listing import (
@@ -68,7 +68,7 @@ class FlatSource(FolderSource):
             encoding="original",
             shape=None,
             size_bytes=sum(sizes),
-            paged_bytes=sum(map(paged, sizes)),
+            size_counts=Counter(map(rounded_size, sizes)),
             key_bytes=sum(map(key_size, listing.images)),
             ignored=dict(ignored),
         )
@@ -108,7 +108,8 @@ class FlatSource(FolderSource):
     def _survey_labelled(self, labels: LabelsFile, split: str | None, progress: ProgressCallback) -> Survey:
         summary = self._summarise(labels)
         splits = dict.fromkeys(self._choose(summary.splits, split), 0)
-        size_bytes = paged_bytes = key_bytes = records = 0
+        size_bytes = key_bytes = records = 0
+        size_counts: Counter[int] = Counter()
         for row in labels.rows():
             size, *_ = self._size(labels, row)
             if row.split not in splits:
@@ -116,7 +117,7 @@ class FlatSource(FolderSource):
             size = size if size <= self.max_bytes else 0  # larger ones are not read
             splits[row.split] += 1
             size_bytes += size
-            paged_bytes += paged(size)
+            size_counts[rounded_size(size)] += 1
             key_bytes += key_size(row.file)
             records += 1
             if records % _REPORT_EVERY == 0:
@@ -128,7 +129,7 @@ class FlatSource(FolderSource):
             encoding="original",
             shape=None,
             size_bytes=size_bytes,
-            paged_bytes=paged_bytes,
+            size_counts=size_counts,
             key_bytes=key_bytes,
             ignored=self._unnamed(labels, summary),
         )

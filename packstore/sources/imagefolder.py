@@ -17,7 +17,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.annotations import find_annotations
-from packstore.sources.base import SPLIT_ORDER, Certainty, Entry, Kind, SourceOptions, Survey, paged
+from packstore.sources.base import SPLIT_ORDER, Certainty, Entry, Kind, SourceOptions, Survey, rounded_size
 from packstore.sources.folder import FolderSource
 from packstore.sources.listing import (
     NO_FILE,
@@ -89,14 +89,15 @@ class ImageFolderSource(FolderSource):
         classes = _all_classes(folders)
         per_class: Counter[str] = Counter()
         splits: dict[str, int] = {}
-        size_bytes = paged_bytes = key_bytes = 0
+        size_bytes = key_bytes = 0
+        size_counts: Counter[int] = Counter()
         for folder in chosen:
             before = sum(splits.values())
             count = 0
             for label, directory, listing in self._list_anew(folder, ignored):
                 sizes = [size for size in listing.sizes if 0 < size <= self.max_bytes]  # others are not read
                 size_bytes += sum(sizes)
-                paged_bytes += sum(map(paged, sizes))
+                size_counts.update(map(rounded_size, sizes))
                 key_bytes += sum(map(key_size, listing.images))
                 key_bytes += len(listing.images) * (key_size(directory) + 1 if directory else 0)
                 per_class[label] += len(listing.images)
@@ -116,7 +117,7 @@ class ImageFolderSource(FolderSource):
             encoding="original",
             shape=None,
             size_bytes=size_bytes,
-            paged_bytes=paged_bytes,
+            size_counts=size_counts,
             key_bytes=key_bytes,
             ignored=dict(ignored),
         )

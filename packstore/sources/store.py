@@ -13,7 +13,7 @@ from packstore.core.columns import Buffer, ImageData
 from packstore.core.errors import CorruptRecordError, SourceError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey, paged
+from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.refusals import first_bytes
 from packstore.stores import open_store
 from packstore.stores.base import Reader, shaped
@@ -53,11 +53,11 @@ class StoreSource(Source):
             raise SourceError(f"{printable(str(self.path))} holds no records{where}")
         image = manifest.image
         if image.kind == "fixed":
-            size_bytes, paged_bytes = image.record_nbytes * records, paged(image.record_nbytes) * records
+            size_bytes, size_counts = image.record_nbytes * records, {image.record_nbytes: records}
         else:
             # The lengths of ragged images are not a column in every format: the mean stands for each of them.
             size_bytes = image.nbytes * records // manifest.records
-            paged_bytes = paged(-(-image.nbytes // manifest.records)) * records
+            size_counts = {-(-image.nbytes // manifest.records): records}
         key_offsets = self.reader.ragged("key").offsets
         return Survey(
             splits=splits,
@@ -65,7 +65,7 @@ class StoreSource(Source):
             encoding=manifest.encoding,
             shape=image.shape if image.kind == "fixed" else None,
             size_bytes=size_bytes,
-            paged_bytes=paged_bytes,
+            size_counts=size_counts,
             key_bytes=int(key_offsets[stop] - key_offsets[start]),
             store=manifest,
         )

@@ -1,4 +1,4 @@
-"""Stores: N records with a manifest in LMDB, HDF5 or ``.pth``. Importing this loads none of the three libraries."""
+"""Stores: N records with a manifest in LMDB, HDF5, ``.pth`` or a plug-in. Importing this loads no format's library."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Literal
 
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, UsageError
-from packstore.core.manifest import FORMATS, Column
-from packstore.stores import registry as formats
+from packstore.core.manifest import Column
+from packstore.core.registry import FORMATS
+from packstore.stores import opening
 from packstore.stores.base import Problem, Reader, Writer
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.journal import Fingerprint, Progressed
@@ -52,7 +53,7 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
     """
     if checksums not in ("never", "always"):
         raise UsageError(f"checksums should be 'never' or 'always', got {checksums!r}")
-    reader = formats.open_reader(Path(path))
+    reader = opening.open_reader(Path(path))
     if checksums == "never":
         return reader
     from packstore.stores.checked import CheckedReader
@@ -63,7 +64,7 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
 def is_store(path: str | os.PathLike[str]) -> bool:
     """Whether a packstore store of any format lies at ``path``: it has a valid manifest. Never raises for a path."""
     try:
-        formats.read_manifest(Path(path))
+        opening.read_manifest(Path(path))
     except StoreError:
         return False
     return True
@@ -71,7 +72,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 
 def format_of(path: str | os.PathLike[str]) -> str | None:
     """The format that a name's suffix asks for (``.lmdb``; ``.h5``, ``.hdf5``; ``.pth``, ``.pt``), or None."""
-    return formats.SUFFIXES.get(Path(path).suffix.lower())
+    return opening.format_of(Path(path))
 
 
 def create_store(
@@ -89,7 +90,7 @@ def create_store(
 
     Args:
         path: The destination, in an existing directory.
-        format: ``lmdb``, ``hdf5`` or ``pth``.
+        format: ``lmdb``, ``hdf5``, ``pth`` or a plug-in's name.
         encoding: What the image column holds.
         columns: All columns without size and digest: ``image`` first, then labels, ``key`` (ragged), ``checksum``
             (uint64) and, for raw pixels of varying size, ``shape`` (int32, ``(3,)``).
@@ -106,8 +107,7 @@ def create_store(
         DestinationError: The destination exists, is foreign, or cannot be written.
         StoreError: Columns or a shard size that cannot be.
     """
-    if format not in FORMATS:
-        raise UsageError(f"unknown format {format!r}; formats: {', '.join(FORMATS)}")
+    FORMATS[format]  # raises where it is unknown
     return StoreBuilder(
         Path(path),
         format=format,

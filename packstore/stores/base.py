@@ -1,7 +1,7 @@
-"""The contracts of the three formats: a :class:`Reader` and a :class:`Writer`, one pair a format.
+"""The contracts of an open store, :class:`Reader`, and of a file that is being written, :class:`Writer`.
 
 A reader has four abstract methods; everything else has a correct default here that a format overrides for speed.
-``packstore/testing/stores.py`` is the same contract as tests.
+``packstore.testing.StoreSuite`` is the same contract as tests.
 """
 
 from __future__ import annotations
@@ -104,9 +104,11 @@ class Reader(ABC):
         path: Where the store lies.
         manifest: What it is.
         checks_records: Every record is checked against its checksums when it is read; whole images come no other way.
+        has_image_array: :meth:`column` gives images too: a fixed column as one array, without a copy.
     """
 
     checks_records = False
+    has_image_array = False
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
@@ -121,7 +123,7 @@ class Reader(ABC):
     def column(self, name: str) -> ColumnData:
         """A whole column, mapped or loaded once and then kept: shape ``(N, *column.shape)`` for a fixed one
         (``bfloat16`` as ``uint16`` bit patterns), :class:`Ragged` for a ragged one. Raises :class:`KeyError` for an
-        unknown name, and :class:`StoreError` for ``image`` where the format keeps images apart (LMDB)."""
+        unknown name, and :class:`StoreError` for ``image`` without :attr:`has_image_array`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import mmap
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ class MappedReader(Reader):
 
     Arrays and memoryviews hold the map by themselves, in threads, after :meth:`close` and after a fork.
     """
+
+    has_image_array = True
 
     def __init__(self, path: Path, manifest: Manifest, data: Mapping[str, ColumnData]) -> None:
         """``data`` holds every column of the manifest, of the right dtypes and shapes."""
@@ -106,3 +110,23 @@ def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator
                 f"offsets of column {name!r} are {int(part[i])} and {int(part[i + 1])}, over {len(data.data)} bytes",
                 record=start + i,
             )
+
+
+def consecutive_images(path: Path, start: int, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+    """See :meth:`packstore.stores.format.Format.partial_images`: of a writer that puts images one behind the other.
+
+    ``start`` is where the first one lies."""
+    ends = start + np.cumsum(sizes.astype(np.int64))
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            raise StoreError(f"{printable(str(path))} is empty")
+        mapped = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+
+    def image(number: int) -> memoryview:
+        end = int(ends[number])
+        if end > size:
+            raise StoreError(f"{printable(str(path))} ends after {size} bytes, before image {number}")
+        return mapped[end - int(sizes[number]) : end]
+
+    return image

@@ -17,11 +17,18 @@ from numpy.typing import NDArray
 from packstore.core.checksums import file_digest
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
-from packstore.core.files import MANIFEST_FILE, allow_open_files, identity, open_regular, release_open_files
-from packstore.core.manifest import FORMAT_NAMES, MAX_JSON_BYTES, Column, Manifest, Shard
+from packstore.core.files import (
+    MANIFEST_FILE,
+    allow_open_files,
+    identity,
+    open_regular,
+    release_open_files,
+)
+from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest, Shard
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.stores import registry as formats
+from packstore.core.registry import FORMATS
 from packstore.stores.base import Problem, Reader, manifest_text, parse_manifest
+from packstore.stores.format import Format
 
 _OPEN_TRIES = 8
 _FILES_A_SHARD = 3
@@ -35,7 +42,7 @@ class ShardedReader(Reader):
     def __init__(self, path: Path) -> None:
         for _ in range(_OPEN_TRIES):
             before = _manifest_identity(path)
-            manifest = read_manifest(path)
+            manifest = read_sharded_manifest(path)
             files, promised = _hold(manifest, path)
             if _manifest_identity(path) == before:
                 break
@@ -43,6 +50,7 @@ class ShardedReader(Reader):
         else:
             raise StoreError(f"{printable(str(path))} was replaced by other stores while it was opened; open it again")
         super().__init__(path, manifest)
+        self._format: Format = FORMATS[manifest.format]
         self._files = files
         self._finalizer = weakref.finalize(self, _drop, files, promised)
         self._starts = [0, *itertools.accumulate(s.records for s in self.manifest.shards)]
@@ -139,7 +147,7 @@ class ShardedReader(Reader):
 
     def _check_shard(self, number: int, shard: Shard, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
         start = self._starts[number]
-        file = formats.data_file(self.manifest.format, self.path / shard.name)
+        file = self._format.data_file(self.path / shard.name)
         if file.exists() and not file.is_file():  # a pipe would keep us waiting, a device would never end
             yield Problem("is neither a file nor a link to one", shard=shard.name, lost=True)
             return
@@ -169,7 +177,7 @@ class ShardedReader(Reader):
     def _refuse_replaced(self) -> None:
         """Raises :class:`StoreError` when the manifest is another one now: then no shard is damaged or missing."""
         try:
-            same = read_manifest(self.path).digest == self.manifest.digest
+            same = read_sharded_manifest(self.path).digest == self.manifest.digest
         except StoreError:
             return
         if not same:
@@ -180,7 +188,7 @@ class ShardedReader(Reader):
 
     def _check_file(self, shard: Shard, held: int | None) -> None:
         try:
-            file = formats.data_file(self.manifest.format, self.path / shard.name)
+            file = self._format.data_file(self.path / shard.name)
             size = os.fstat(held).st_size if held is not None else file.stat().st_size
         except OSError as error:
             raise StoreError(f"{self._where(shard)} cannot be opened: {error.strerror or error}") from error
@@ -191,12 +199,12 @@ class ShardedReader(Reader):
         path, where = self.path / shard.name, self._where(shard)
         try:
             # Not held: it could not be opened then, which may have changed.
-            file = open_regular(formats.data_file(self.manifest.format, path)) if held is None else held
+            file = open_regular(self._format.data_file(path)) if held is None else held
         except OSError as error:
             raise StoreError(f"{where} cannot be opened: {error.strerror or error}") from error
         try:
             self._check_file(shard, file)
-            reader = formats.open_file_reader(self.manifest.format, path, file)
+            reader = self._format.open(path, file)
         finally:
             os.close(file)
         found, whole = reader.manifest, self.manifest
@@ -205,7 +213,7 @@ class ShardedReader(Reader):
             reader.close()
             raise StoreError(
                 f"{where} is of another store: it holds {found.records} records of {found.encoding} "
-                f"({FORMAT_NAMES[found.format]}), expected {shard.records} of {whole.encoding}"
+                f"({FORMATS[found.format].title}), expected {shard.records} of {whole.encoding}"
             )
         if found.digest != shard.manifest_digest:
             reader.close()
@@ -222,9 +230,10 @@ def _hold(manifest: Manifest, path: Path) -> tuple[list[int | None], int]:
     promised = allow_open_files(_FILES_A_SHARD * len(manifest.shards))
     allowed = promised // _FILES_A_SHARD
     files: list[int | None] = [None] * len(manifest.shards)
+    format: Format = FORMATS[manifest.format]
     for i, shard in enumerate(manifest.shards[:allowed]):
         try:
-            files[i] = open_regular(formats.data_file(manifest.format, path / shard.name))
+            files[i] = open_regular(format.data_file(path / shard.name))
         except OSError:
             continue
     return files, promised
@@ -245,7 +254,7 @@ def _manifest_identity(path: Path) -> tuple[int, int]:
         raise StoreError(f"{printable(str(path / MANIFEST_FILE))} cannot be read: {error.strerror or error}") from error
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_sharded_manifest(path: Path) -> Manifest:
     """The manifest of the sharded store at ``path``. Raises :class:`StoreError`."""
     file = path / MANIFEST_FILE
     shown = printable(str(path))
@@ -258,7 +267,8 @@ def read_manifest(path: Path) -> Manifest:
     if not manifest.shards:
         raise StoreError(f"{shown} has a manifest that names no shards")
     names = [shard.name for shard in manifest.shards]
-    expected = [f"shard-{i:05d}.{formats.SHARD_SUFFIX[manifest.format]}" for i in range(len(names))]
+    format: Format = FORMATS[manifest.format]
+    expected = [format.shard_name(i) for i in range(len(names))]
     if names != expected:
         raise StoreError(f"{shown} has a manifest with the shards {names!r:.200}, not {expected!r:.200}")
     return manifest

@@ -342,10 +342,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 def image_array(reader: Reader) -> NDArray[Any] | None:
     """All images of a store as one mapped array ``(N, …)``; None where each is read by itself: they differ in shape,
     are checked one by one, or lie apart."""
-    manifest = reader.manifest
-    if manifest.image.kind != "fixed" or manifest.shards or manifest.format == "lmdb" or reader.checks_records:
-        return None
-    return reader.fixed("image")
+    return reader.fixed("image") if reader.manifest.image.kind == "fixed" and reader.has_image_array else None
 
 
 class _Keys(Sequence[str]):

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError
 from packstore.core.progress import Progress
 from packstore.sources import Source, cifar, open_source
-from packstore.sources.base import paged
 from packstore.sources.cifar import files as cifar_files
 from packstore.sources.cifar import gzipped
 from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping
@@ -208,7 +207,7 @@ def test_every_layout_gives_the_same(tmp_path: Path, kind: str, binary: bool, wh
     assert list(survey.splits.items()) == [("train", train), ("test", ROWS)]
     assert (survey.encoding, survey.shape, survey.store) == ("uint8", (32, 32, 3), None)
     assert survey.size_bytes == survey.records * 3072
-    assert survey.paged_bytes == survey.records * paged(3072)
+    assert survey.size_counts == {3072: survey.records}
     assert survey.key_bytes == sum(len(entry.key) for entry in source.entries())
     columns = {column.name: column.classes for column in survey.columns}
     if kind == "cifar10":

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from packstore.core.errors import SampleError, SourceError
 from packstore.core.progress import Progress
 from packstore.sources import Source, labels, open_source
-from packstore.sources.base import paged
 from tests.conftest import SharedData
 
 FILES = ("b.jpg", "a.jpg", "sub/c.png", "sub/deep/d.JPEG")
@@ -54,7 +53,7 @@ def test_images_without_labels(tmp_path: Path) -> None:
     assert listed(source) == [("a.PNG", "", ()), ("b.jpg", "", ())]
     assert source.read(next(source.entries())) == b"image"
     assert (dict(survey.splits), survey.columns, survey.encoding) == ({"": 2}, (), "original")
-    assert (survey.size_bytes, survey.paged_bytes, survey.key_bytes) == (10, 2 * paged(5), 10)
+    assert (survey.size_bytes, survey.size_counts, survey.key_bytes) == (10, {64: 2}, 10)
     assert dict(survey.ignored) == {"hidden": 1, "system files": 1, "not images (.txt)": 1}
     with pytest.raises(SourceError, match="has no split 'train'; splits: it has none"):
         source.survey("train")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.core.progress import Progress
 from packstore.sources import Source, open_source
-from packstore.sources.base import SPLIT_ORDER, paged
+from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
 from tests.conftest import SharedData
 from tests.makers.images import all_images
@@ -118,7 +118,7 @@ def test_any_tree_gives_what_torchvision_finds(
     survey = source.survey()
     assert survey.columns[0].classes == tuple(classes)
     assert survey.records == len(expected)
-    assert (survey.size_bytes, survey.paged_bytes) == (5 * len(expected), paged(5) * len(expected))
+    assert (survey.size_bytes, survey.size_counts) == (5 * len(expected), {64: len(expected)})
     assert survey.key_bytes == sum(len(os.fsencode(key)) for key, _ in expected)
 
 
@@ -138,7 +138,7 @@ def test_sizes(tmp_path: Path) -> None:
     fill(tmp_path / "root/b", ["1.jpg"], b"x" * 5000)
     survey = open_source(tmp_path / "root").survey()
     assert survey.size_bytes == 5200
-    assert survey.paged_bytes == 2 * paged(100) + paged(5000)
+    assert survey.size_counts == {128: 2, 5056: 1}
     assert survey.key_bytes == 3 * len("a/1.jpg")
     assert [entry.size_bytes for entry in open_source(tmp_path / "root").entries()] == [100, 100, 5000]
 

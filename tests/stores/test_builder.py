@@ -158,7 +158,7 @@ def test_the_name_does_not_matter(tmp_path: Path, suffix: str) -> None:
 def test_unusable_arguments(tmp_path: Path) -> None:
     records = make_records()
     good = {"encoding": "original", "columns": records.columns}
-    with pytest.raises(UsageError, match="unknown format 'zarr'; formats: lmdb, hdf5, pth"):
+    with pytest.raises(UsageError, match="unknown format 'zarr'; use one of: lmdb, hdf5, pth"):
         create_store(tmp_path / "x", format="zarr", **good)
     with pytest.raises(StoreError, match="shard size must be at least 1 byte, got 0"):
         create_store(tmp_path / "x", format="hdf5", **good, shard_size=0)

@@ -83,7 +83,7 @@ with h5py.File(sys.argv[1], "r") as file:
     def test_an_h5py_that_puts_the_images_elsewhere(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hdf5_store, "_COPY_BYTES", 1000)
         for payload in (512, 4096 * 3):
-            monkeypatch.setattr(hdf5_store, "PAYLOAD", payload)
+            monkeypatch.setattr(hdf5_store, "IMAGES_START", payload)
             target = path.with_name(f"{payload}.h5")
             records = make_records()
             with begin(target, records) as builder:

@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from packstore.core.registry import FORMATS
+
 WORTHWHILE = 1.15
 """A way of packing is advised when the loader was that many times as fast with it."""
 
@@ -190,7 +192,7 @@ def advise(
         rates: What was measured.
         verdict: What :func:`judge` says of it.
         trials: Other ways of packing that were tried; the first one is the sample as it is.
-        format: ``lmdb``, ``hdf5`` or ``pth``.
+        format: Name of the store's format.
         payload_bytes: Mean bytes of a record's image.
         disk_bytes: Mean bytes that a record takes on disk.
     """
@@ -209,10 +211,9 @@ def advise(
         if verdict.stage == "copy" and rates.on_gpu:
             what = "a store of one image size that fits into device memory can stay there: resident=True"
             found.append(Advice(what, verdict.why))
-    if format == "lmdb" and disk_bytes > WASTEFUL * payload_bytes:
-        why = (
-            f"{disk_bytes:,.0f} bytes on disk for {payload_bytes:,.0f} of image: LMDB keeps small values in whole pages"
-        )
+    padding = FORMATS[format].padding
+    if padding and disk_bytes > WASTEFUL * payload_bytes:
+        why = f"{disk_bytes:,.0f} bytes on disk for {payload_bytes:,.0f} of image: {padding}"
         found.append(Advice("pack such small images into HDF5 or .pth", why))
     return found
 

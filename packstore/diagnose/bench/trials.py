@@ -87,10 +87,9 @@ def try_out(
         folder.mkdir(parents=True)
         for number, data in enumerate(sample.data[:RECORDS]):
             (folder / f"{number:05}{_suffix(data)}").write_bytes(data)
-        store_format = "lmdb" if dataset.manifest.format == "lmdb" else "hdf5"
         for number, way in enumerate([Candidate("", {"encoding": "original"}), *ways]):
             path = Path(scratch) / str(number)
-            convert(folder.parent, path, format=store_format, check="none", workers=threads, **way.options)
+            convert(folder.parent, path, format=dataset.manifest.format, check="none", workers=threads, **way.options)
             with_device = PackedDataset(path, device=dataset.device)
             operations, words = make_augment(with_device.manifest)
             loader = make_loader(with_device, batch_size, threads, operations)

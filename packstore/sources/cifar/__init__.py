@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey, paged, stamp_of
+from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey, stamp_of
 from packstore.sources.cifar.files import CifarFiles, find_files, no_cifar
 from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
 
@@ -109,7 +109,7 @@ class CifarSource(Source):
             encoding="uint8",
             shape=_SHAPE,
             size_bytes=records * _PIXELS,
-            paged_bytes=records * paged(_PIXELS),
+            size_counts={_PIXELS: records},
             key_bytes=sum(_key_bytes(name, count) for name, count in splits.items()),
         )
 

@@ -18,7 +18,7 @@ from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import MANIFEST_FILE, identity, writing
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped, Split
-from packstore.stores import registry as formats
+from packstore.core.registry import FORMATS
 from packstore.stores.builder.interrupted import Previous, find_previous
 from packstore.stores.builder.journal import Fingerprint, Journal, Progressed
 from packstore.stores.builder.parts import Part, Parts
@@ -26,6 +26,8 @@ from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.read_back import write_manifest
 from packstore.stores.builder.spools import ColumnSpool, plain_buffers, refuse_duplicates
 from packstore.stores.builder.work_directory import remove_run
+from packstore.stores.format import Format
+from packstore.stores.ownership import owned_files
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class StoreBuilder:
         blank = tuple(dataclasses.replace(c, nbytes=0, digest=None) for c in columns)
         # Raises for whatever no manifest can hold.
         Manifest(format, encoding, 0, blank, Origin("", ""))
-        self._format = format
+        self._format: Format = FORMATS[format]
         self._encoding = encoding
         self._columns = blank
         self._shard_size = shard_size
@@ -77,8 +79,8 @@ class StoreBuilder:
         self._journal: Journal | None = None
         self.previous: Previous | None = None
         self.kept: Path | None = None
-        self._staging = Staging(Path(path), overwrite=overwrite, owned=formats.owned_files)
-        self._parts = Parts(self._staging.path, format, blank[0], shard_size)
+        self._staging = Staging(Path(path), overwrite=overwrite, owned=owned_files)
+        self._parts = Parts(self._staging.path, self._format, blank[0], shard_size)
         try:
             with writing(self._staging.destination):
                 self._take_up(fingerprint, restart)
@@ -276,7 +278,7 @@ class StoreBuilder:
         versions: Mapping[str, str] | None,
     ) -> Manifest:
         return Manifest(
-            self._format,
+            self._format.name,
             self._encoding,
             0,
             self._columns,

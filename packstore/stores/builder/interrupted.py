@@ -13,12 +13,13 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.checksums import file_digest
 from packstore.core.errors import DestinationError, StoreError, printable
-from packstore.core.files import DATA_FILE, identity
+from packstore.core.files import identity
 from packstore.core.manifest import Column, Manifest, Shard, Skipped
-from packstore.stores import registry as formats
 from packstore.stores.base import Reader
 from packstore.stores.builder.journal import Fingerprint, Progressed, Receipt, difference, read_journal, read_receipt
 from packstore.stores.builder.work_directory import STORE, WorkDirectory, read_owner, remove_run, runs_of, work_path
+from packstore.stores.format import Format
+from packstore.stores.opening import open_reader, read_manifest
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Previous:
         skipped: Entries that were left out.
     """
 
-    def __init__(self, run: Path, receipt: Receipt, format: str, image: Column) -> None:
+    def __init__(self, run: Path, receipt: Receipt, format: Format, image: Column) -> None:
         """Raises :class:`StoreError` when what is there is not what the receipt says."""
         if receipt.progressed is None:
             raise StoreError("its receipt says how it ended, not how it went")
@@ -79,7 +80,7 @@ class Previous:
         source = self._run / STORE / shard.name
         if source.is_dir():
             path.mkdir()
-            source, path = formats.data_file(self._format, source), formats.data_file(self._format, path)
+            source, path = self._format.data_file(source), self._format.data_file(path)
         try:
             # Linked, so that this run, too, can be interrupted without a loss.
             path.hardlink_to(source)
@@ -104,27 +105,27 @@ class Previous:
     def _prove(self, shard: Shard) -> Reader:
         path = self._run / STORE / shard.name
         try:
-            found = file_digest(formats.data_file(self._format, path))
+            found = file_digest(self._format.data_file(path))
         except OSError as error:
             raise StoreError(f"{shard.name} of the interrupted run cannot be read: {error.strerror or error}") from None
-        reader = formats.open_reader(path)
+        reader = open_reader(path)
         if found != (shard.nbytes, shard.digest) or reader.manifest.digest != shard.manifest_digest:
             raise StoreError(f"{shard.name} of the interrupted run is not as its receipt says")
         return reader
 
     def _open_partial(self) -> Callable[[int], memoryview]:
         path = self._run / STORE
-        if path.is_dir() and not (self._format == "lmdb" and (path / DATA_FILE).exists()):
-            path = path / formats.shard_name(self._format, len(self._shards))
+        if path.is_dir() and not (self._format.files and self._format.data_file(path).exists()):
+            path = path / self._format.shard_name(len(self._shards))
         sizes = self._rows["size"][self._starts[-1] :]
         try:
-            return formats.partial_images(self._format, path, sizes)
+            return self._format.partial_images(path, sizes)
         except OSError as error:
             raise StoreError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
 
 
 def find_previous(
-    runs: Sequence[Path], fingerprint: Fingerprint, format: str, image: Column, *, restart: bool
+    runs: Sequence[Path], fingerprint: Fingerprint, format: Format, image: Column, *, restart: bool
 ) -> Previous | None:
     """The run that got furthest among ``runs``, if it did what ``fingerprint`` says; all others are removed.
 
@@ -188,7 +189,7 @@ def finish(
         differs = objection(receipt.progressed)
     if differs is None:
         WorkDirectory(destination).remove()
-        return formats.read_manifest(destination)
+        return read_manifest(destination)
     if overwrite:
         return None
     raise DestinationError(
@@ -202,7 +203,7 @@ def _sealed_receipt(destination: Path) -> Receipt | None:
     if not work.is_dir() or read_owner(work) is None:
         return None
     try:
-        sealed = formats.read_manifest(destination).digest, identity(destination)[1]
+        sealed = read_manifest(destination).digest, identity(destination)[1]
     except (StoreError, OSError):
         return None
     receipts = (read_receipt(run) for run in runs_of(work))

@@ -12,10 +12,10 @@ from packstore.core.columns import ColumnData
 from packstore.core.errors import StoreError
 from packstore.core.files import sync_tree
 from packstore.core.manifest import Column, Manifest, Shard
-from packstore.stores import registry as formats
 from packstore.stores.base import Writer
 from packstore.stores.builder.interrupted import Previous
 from packstore.stores.builder.read_back import read_again
+from packstore.stores.format import Format
 
 
 @dataclasses.dataclass(slots=True)
@@ -51,7 +51,7 @@ class Parts:
         previous: Where shards may be taken over from.
     """
 
-    def __init__(self, path: Path, format: str, image: Column, shard_size: int | None) -> None:
+    def __init__(self, path: Path, format: Format, image: Column, shard_size: int | None) -> None:
         """``path`` is the file, or with ``shard_size`` (bytes of images a shard) the directory of shards."""
         self._path = path
         self._format = format
@@ -105,14 +105,14 @@ class Parts:
 
     def _begin(self, start: int) -> Part:
         number = len(self._parts)
-        path = self._path if self._shard_size is None else self._path / formats.shard_name(self._format, number)
+        path = self._path if self._shard_size is None else self._path / self._format.shard_name(number)
         part = Part(path, start, start)
         shard = self.previous.sealed(number, start) if self.previous is not None else None
         if self.previous is not None and shard is not None:
             self.previous.adopt(shard, path)
             part.adopted = shard
         else:
-            part.writer = formats.new_writer(self._format, path, self._image)
+            part.writer = self._format.new_writer(path, self._image)
         self._parts.append(part)
         return part
 
@@ -122,7 +122,7 @@ class Parts:
         records, shard = part.stop - part.start, part.adopted
         if shard is None:
             _seal(part, manifest, columns)
-            nbytes, digest = file_digest(formats.data_file(self._format, part.path))
+            nbytes, digest = file_digest(self._format.data_file(part.path))
             shard = Shard(part.path.name, records, nbytes, digest, manifest.digest)
         elif (shard.records, shard.manifest_digest) != (records, manifest.digest):
             raise StoreError(

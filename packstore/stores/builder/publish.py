@@ -18,6 +18,7 @@ from pathlib import Path
 from packstore.core.errors import DestinationError, printable
 from packstore.core.files import identity, sync_directory, sync_tree, writing
 from packstore.stores.builder.work_directory import ASIDE, STORE, WorkDirectory
+from packstore.stores.ownership import NotAStoreError
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +29,8 @@ _AT_FDCWD = -100
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 
 Owned = Callable[[Path], list[Path]]
-"""Gives the files of which a store consists. Raises :class:`ForeignError` when there is no store, and
+"""Gives the files of which a store consists. Raises :class:`NotAStoreError` when there is no store, and
 :class:`DestinationError` when not all there is packstore's."""
-
-
-class ForeignError(DestinationError):
-    """What lies at a destination is not a packstore store."""
 
 
 class Staging:
@@ -122,7 +119,7 @@ class Staging:
         if not self._overwrite:
             try:
                 self._owned(self.destination)
-            except ForeignError:  # --overwrite would not help
+            except NotAStoreError:  # --overwrite would not help
                 raise DestinationError(
                     f"{shown} exists already and is not a packstore store; choose another name"
                 ) from None

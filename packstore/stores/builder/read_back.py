@@ -13,9 +13,10 @@ from packstore.core.columns import Buffer
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
-from packstore.stores import registry as formats
+from packstore.core.registry import FORMATS
 from packstore.stores.base import Reader, manifest_text
 from packstore.stores.builder.spools import finished_column
+from packstore.stores.opening import open_reader
 
 _BATCH_BYTES = 4 << 20
 
@@ -31,14 +32,13 @@ def read_again(path: Path, manifest: Manifest) -> None:
         StoreError: Something differs, or the file does not even open.
     """
     shown = printable(str(path))
-    with formats.open_reader(path) as reader:
+    with open_reader(path) as reader:
         if reader.manifest.digest != manifest.digest:
             raise _differs(shown, "its manifest")
         for column in manifest.columns[1:]:
             if finished_column(column, reader.column(column.name)) != column:
                 raise _differs(shown, f"column {column.name!r}")
-        # What lies around the data: of a .pth its zip's checksums too, which nothing else looks at.
-        problem = next(iter(reader.check_structure(quick=manifest.format != "pth")), None)
+        problem = next(iter(reader.check_structure(quick=FORMATS[manifest.format].quick_read_back)), None)
         if problem is not None:
             raise _differs(shown, f"the structure ({problem.what})")
         checksums, done = reader.fixed("checksum"), 0

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.checksums import column_digest, ragged_digest
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
+from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, drop
 from packstore.core.manifest import Column
 
-OFFSET = np.dtype("<i8")
 _KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes; a multiple of the number of buckets would only save passes
 
 

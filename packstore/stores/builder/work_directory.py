@@ -27,7 +27,8 @@ from pathlib import Path
 import xxhash
 
 from packstore.core.errors import DestinationError, printable
-from packstore.core.files import beyond_standard_streams, remove_empty, remove_known, writing
+from packstore.core.files import beyond_standard_streams, remove_empty, writing
+from packstore.stores.ownership import remove_unfinished
 
 try:
     import fcntl
@@ -115,7 +116,7 @@ class WorkDirectory:
             aside = run / ASIDE
             if os.path.lexists(aside):
                 if os.path.lexists(self._destination):
-                    remove_known(aside)  # it is replaced
+                    remove_unfinished(aside)  # it is replaced
                 else:
                     aside.rename(self._destination)
                     undone = True
@@ -317,7 +318,7 @@ def remove_run(path: Path) -> None:
     """Removes the directory of one run, but nothing in it that packstore did not put there."""
     (path / f"{RECEIPT}.new").unlink(missing_ok=True)
     (path / JOURNAL).unlink(missing_ok=True)
-    remove_known(path / STORE)
+    remove_unfinished(path / STORE)
     # Last: it says that the conversion is complete, where it is, should this be killed half-way.
     (path / RECEIPT).unlink(missing_ok=True)
     remove_empty(path)

@@ -1,1 +1,55 @@
 """HDF5: write, read, check and scavenge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.manifest import Column, Manifest
+from packstore.stores.base import Reader, Writer
+from packstore.stores.format import Format
+from packstore.stores.manifest_recovery import Found
+from packstore.stores.mapped import consecutive_images
+from packstore.stores.scavenge import Scavenged
+
+
+class Hdf5(Format):
+    """One file of contiguous datasets."""
+
+    name = "hdf5"
+    title = "HDF5"
+    suffixes = (".h5", ".hdf5")
+    magic = b"\x89HDF\r\n\x1a\n"
+    quick_read_back = True
+
+    def open(self, path: Path, descriptor: int | None = None) -> Reader:
+        from packstore.stores.hdf5.store import Hdf5Reader
+
+        return Hdf5Reader(path, descriptor)
+
+    def new_writer(self, path: Path, image: Column) -> Writer:
+        from packstore.stores.hdf5.store import Hdf5Writer
+
+        return Hdf5Writer(path, image)
+
+    def read_manifest(self, path: Path) -> Manifest:
+        from packstore.stores.hdf5.store import read_manifest
+
+        return read_manifest(path)
+
+    def partial_images(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+        from packstore.stores.hdf5.store import IMAGES_START
+
+        return consecutive_images(path, IMAGES_START, sizes)
+
+    def scavenge(self, path: Path, data: memoryview, found: Found | None) -> Scavenged:
+        from packstore.stores.hdf5.scavenge import scavenge
+
+        assert found is not None
+        return scavenge(data, found)
+
+
+FORMAT = Hdf5()

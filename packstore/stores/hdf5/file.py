@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from packstore.stores.hdf5.checked import UNDEFINED, DamagedError, FileBytes, UnsupportedError, lookup3
+from packstore.stores.hdf5.heap import Heap
+
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-UNDEFINED = 0xFFFFFFFFFFFFFFFF
-"""An address that leads nowhere."""
 _SUPERBLOCK = struct.Struct("<8sBBBBQQQQI")
 _CONTINUATION = struct.Struct("<QQ")
 _DATASPACE, _LINK_INFO, _DATATYPE, _LINK, _EXTERNAL, _LAYOUT = 0x01, 0x02, 0x03, 0x06, 0x07, 0x08
@@ -32,15 +33,6 @@ _FLOATS = {  # precision, exponent at and bits, mantissa at and bits, bias (chap
     4: (0x1F20, struct.pack("<HHBBBBI", 0, 32, 23, 8, 0, 23, 127), "<f4"),
 }
 _INTEGERS = {(1, 0): "|u1", (2, 0): "<u2", (4, 8): "<i4", (8, 8): "<i8", (8, 0): "<u8"}  # size and sign bit
-_MASK = 0xFFFFFFFF
-
-
-class Damage(Exception):  # noqa: N818 - the reader turns it into a StoreError
-    """What is wrong with the file."""
-
-
-class Foreign(Exception):  # noqa: N818
-    """It may be sound HDF5, but packstore did not write it."""
 
 
 class Message(NamedTuple):
@@ -60,39 +52,35 @@ class Extent:
     nbytes: int
 
 
-class Hdf5File:
+class Hdf5File(FileBytes):
     """The objects of one file, over a map of it."""
 
     def __init__(self, data: memoryview) -> None:
-        """``data`` is the whole file. Reads the superblock only. Raises :class:`Damage` or :class:`Foreign`."""
-        self.data = data
+        """``data`` is the whole file. Reads the superblock only.
+
+        Raises :class:`DamagedError` or :class:`UnsupportedError`, as all methods do."""
+        super().__init__(data)
         found = _SUPERBLOCK.unpack(self.piece(0, _SUPERBLOCK.size, "superblock"))
         signature, version, offsets, lengths, _, base, extension, end, root, checksum = found
         if signature != SIGNATURE:
-            raise Damage("it does not begin as HDF5 does")
+            raise DamagedError("it does not begin as HDF5 does")
         if version not in (2, 3):
-            raise Foreign(f"it has a superblock of version {version}")
+            raise UnsupportedError(f"it has a superblock of version {version}")
         if lookup3(data[: _SUPERBLOCK.size - 4]) != checksum:
-            raise Damage("the checksum of its superblock does not match")
+            raise DamagedError("the checksum of its superblock does not match")
         if (offsets, lengths, base, extension) != (8, 8, 0, UNDEFINED):
-            raise Foreign("its superblock is not as packstore writes it")
+            raise UnsupportedError("its superblock is not as packstore writes it")
         if end > len(data):
-            raise Damage("the file is shorter than its header says")
+            raise DamagedError("the file is shorter than its header says")
         self.root: int = root
 
-    def piece(self, start: int, size: int, what: str) -> memoryview:
-        """``size`` bytes from ``start`` on. Raises :class:`Damage` unless they lie in the file."""
-        if not 0 <= start <= start + size <= len(self.data):
-            raise Damage(f"its {what} lies outside of the file (at byte {start})")
-        return self.data[start : start + size]
-
     def messages(self, address: int) -> list[Message]:
-        """The messages of the object at ``address``. Raises :class:`Damage` or :class:`Foreign`."""
+        """The messages of the object at ``address``. Raises :class:`DamagedError` or :class:`UnsupportedError`."""
         head = self.piece(address, 6, "object header")
         if bytes(head[:2]) == b"\1\0":
-            raise Foreign("it has an object header of version 1")
+            raise UnsupportedError("it has an object header of version 1")
         if bytes(head[:5]) != b"OHDR\x02":
-            raise Damage(f"there is no object header at byte {address}")
+            raise DamagedError(f"there is no object header at byte {address}")
         flags = head[5]
         start = address + 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
         width = 1 << (flags & 3)
@@ -104,17 +92,17 @@ class Hdf5File:
         for count, (begin, start, size) in enumerate(chunks):  # grows by the continuations that are found
             total += size
             if count >= _MAX_CHUNKS or total > _MAX_HEADER:
-                raise Damage(f"the object header at byte {address} does not end")
+                raise DamagedError(f"the object header at byte {address} does not end")
             body = self.piece(start, size + 4, "object header")
             if lookup3(self.data[begin : start + size]) != int.from_bytes(body[size:], "little"):
-                raise Damage(f"the checksum of the object header at byte {begin} does not match")
+                raise DamagedError(f"the checksum of the object header at byte {begin} does not match")
             for message in _messages(body[:size], 6 if flags & 4 else 4):
                 if message.kind != _CONTINUED:
                     found.append(message)
                     continue
                 begin, length = _unpacked(_CONTINUATION, message.body)
                 if length < 8 or bytes(self.piece(begin, 4, "object header")) != b"OCHK":
-                    raise Damage(f"there is no continued object header at byte {begin}")
+                    raise DamagedError(f"there is no continued object header at byte {begin}")
                 chunks.append((begin, begin + 4, length - 8))
         return found
 
@@ -131,7 +119,7 @@ class Hdf5File:
     def attribute(self, holder: list[Message], name: str) -> bytes | None:
         """The value of an object's attribute, by its messages, that is a string of fixed length; None without it.
 
-        Raises :class:`Damage`, and :class:`Foreign` for an attribute of another type.
+        Raises :class:`DamagedError`, and :class:`UnsupportedError` for an attribute of another type.
         """
         bodies: list[memoryview] = []
         for kind, body in holder:
@@ -146,17 +134,17 @@ class Hdf5File:
         return None
 
     def dataset(self, address: int) -> Extent:
-        """The dataset at ``address``. Raises :class:`Damage`; :class:`Foreign` unless it is plain and contiguous."""
+        """The dataset at ``address``; unsupported unless it is plain and contiguous."""
         found: dict[int, memoryview] = {}
         for kind, body in self.messages(address):
             if kind in (_EXTERNAL, _FILTERS):
-                raise Foreign("it has external files or filters")
+                raise UnsupportedError("it has external files or filters")
             found.setdefault(kind, body)
         if not {_DATASPACE, _DATATYPE, _LAYOUT} <= found.keys():
-            raise Foreign("it is no dataset")
+            raise UnsupportedError("it is no dataset")
         layout = found[_LAYOUT]
         if len(layout) < 18 or layout[0] not in (3, 4) or layout[1] != 1:
-            raise Foreign("it is not contiguous")
+            raise UnsupportedError("it is not contiguous")
         start, nbytes = _CONTINUATION.unpack_from(layout, 2)
         shape = _shape(found[_DATASPACE])
         return Extent(_dtype(found[_DATATYPE]), shape, None if start == UNDEFINED else start, nbytes)
@@ -165,12 +153,10 @@ class Hdf5File:
         """Links or attributes that do not lie in the header itself but, as their info message says, in a heap."""
         at = 2 + (index_bytes if len(info) > 1 and info[1] & 1 else 0)
         if len(info) < at + 16 or info[0] != 0:
-            raise Foreign(f"its {what} are not kept as packstore keeps them")
+            raise UnsupportedError(f"its {what} are not kept as packstore keeps them")
         heap, index = _CONTINUATION.unpack_from(info, at)
         if heap == UNDEFINED:
             return
-        from packstore.stores.hdf5.heap import Heap
-
         yield from Heap(self, heap).objects(index)
 
 
@@ -180,9 +166,9 @@ def _messages(body: memoryview, header: int) -> Iterator[Message]:
         kind, size, flags = struct.unpack_from("<BHB", body, at)
         at += header
         if at + size > len(body):
-            raise Damage("a message of an object header reaches out of it")
+            raise DamagedError("a message of an object header reaches out of it")
         if flags & _SHARED and kind in (_DATASPACE, _DATATYPE, _LAYOUT, _ATTRIBUTE, _LINK):
-            raise Foreign("it shares messages between objects")
+            raise UnsupportedError("it shares messages between objects")
         yield Message(kind, body[at : at + size])
         at += size
 
@@ -190,7 +176,7 @@ def _messages(body: memoryview, header: int) -> Iterator[Message]:
 def _link(body: memoryview) -> tuple[str, int | None]:
     """The name and the target of a link message."""
     if len(body) < 11 or body[0] != 1:  # a name of no letters and an address
-        raise Damage("a link is broken")
+        raise DamagedError("a link is broken")
     flags, at, kind = body[1], 2, 0
     if flags & 8:
         kind, at = body[at], at + 1
@@ -199,7 +185,7 @@ def _link(body: memoryview) -> tuple[str, int | None]:
     size = int.from_bytes(body[at : at + width], "little")
     at += width
     if at + size + 8 > len(body) and kind == 0:
-        raise Damage("a link is broken")
+        raise DamagedError("a link is broken")
     name = bytes(body[at : at + size]).decode("utf-8", "backslashreplace")
     return name, int.from_bytes(body[at + size : at + size + 8], "little") if kind == 0 else None
 
@@ -207,38 +193,38 @@ def _link(body: memoryview) -> tuple[str, int | None]:
 def _attribute(body: memoryview, name: str) -> tuple[bool, bytes | None]:
     """Whether ``body`` is the attribute ``name``, and then its value."""
     if len(body) < 9 or body[0] != 3:
-        raise Foreign("it has an attribute that is not as packstore writes it")
+        raise UnsupportedError("it has an attribute that is not as packstore writes it")
     flags, sizes = body[1], struct.unpack_from("<HHH", body, 2)
     pieces, at = [], 9
     for size in sizes:
         pieces.append(body[at : at + size])
         at += size
     if at > len(body):
-        raise Damage("an attribute is broken")
+        raise DamagedError("an attribute is broken")
     if bytes(pieces[0]).rstrip(b"\0") != name.encode("ascii"):
         return False, None
     dtype = pieces[1]
     if flags or len(dtype) < 8 or dtype[0] & 15 != 3 or _shape(pieces[2]) != ():
-        raise Foreign(f"its attribute {name!r} is not a string of fixed length")
+        raise UnsupportedError(f"its attribute {name!r} is not a string of fixed length")
     size = int.from_bytes(dtype[4:8], "little")
     if at + size > len(body):
-        raise Damage(f"its attribute {name!r} ends early")
+        raise DamagedError(f"its attribute {name!r} ends early")
     return True, bytes(body[at : at + size]).rstrip(b"\0")
 
 
 def _shape(body: memoryview) -> tuple[int, ...]:
     if len(body) < 4 or body[0] not in (1, 2):
-        raise Foreign("it has a dataspace that is not as packstore writes it")
+        raise UnsupportedError("it has a dataspace that is not as packstore writes it")
     rank, at = body[1], 4 if body[0] == 2 else 8
     if rank > _MAX_RANK or len(body) < at + 8 * rank or (body[0] == 2 and body[3] > 1):
-        raise Damage("a dataspace is broken")
+        raise DamagedError("a dataspace is broken")
     return struct.unpack_from(f"<{rank}Q", body, at)
 
 
 def _dtype(body: memoryview) -> str:
     """Numpy's name of a little-endian datatype, or one that describes another for a message."""
     if len(body) < 8:
-        raise Damage("a datatype is broken")
+        raise DamagedError("a datatype is broken")
     kind, bits, size = body[0] & 15, int.from_bytes(body[1:4], "little"), int.from_bytes(body[4:8], "little")
     if kind == 0 and len(body) >= 12 and struct.unpack_from("<HH", body, 8) == (0, 8 * size) and not bits & 7:
         found = _INTEGERS.get((size, bits))
@@ -251,38 +237,5 @@ def _dtype(body: memoryview) -> str:
 
 def _unpacked(form: struct.Struct, body: memoryview) -> tuple[Any, ...]:
     if len(body) < form.size:
-        raise Damage("a message of an object header is too short")
+        raise DamagedError("a message of an object header is too short")
     return form.unpack_from(body)
-
-
-def lookup3(data: bytes | memoryview) -> int:
-    """Bob Jenkins' hash of 2006 (``hashlittle``, from 0), which HDF5 uses as the checksum of its structures."""
-    size = len(data)
-    a = b = c = (0xDEADBEEF + size) & _MASK
-    if not size:
-        return c
-    words: tuple[int, ...] = struct.unpack(
-        f"<{(size + 11) // 12 * 3}I", bytes(data).ljust((size + 11) // 12 * 12, b"\0")
-    )
-    for i in range(0, len(words) - 3, 3):
-        a, b, c = (a + words[i]) & _MASK, (b + words[i + 1]) & _MASK, c + words[i + 2] & _MASK
-        a = (a - c & _MASK) ^ (c << 4 & _MASK | c >> 28)
-        c = c + b & _MASK
-        b = (b - a & _MASK) ^ (a << 6 & _MASK | a >> 26)
-        a = a + c & _MASK
-        c = (c - b & _MASK) ^ (b << 8 & _MASK | b >> 24)
-        b = b + a & _MASK
-        a = (a - c & _MASK) ^ (c << 16 & _MASK | c >> 16)
-        c = c + b & _MASK
-        b = (b - a & _MASK) ^ (a << 19 & _MASK | a >> 13)
-        a = a + c & _MASK
-        c = (c - b & _MASK) ^ (b << 4 & _MASK | b >> 28)
-        b = b + a & _MASK
-    a, b, c = (a + words[-3]) & _MASK, (b + words[-2]) & _MASK, (c + words[-1]) & _MASK
-    c = ((c ^ b) - (b << 14 & _MASK | b >> 18)) & _MASK
-    a = ((a ^ c) - (c << 11 & _MASK | c >> 21)) & _MASK
-    b = ((b ^ a) - (a << 25 & _MASK | a >> 7)) & _MASK
-    c = ((c ^ b) - (b << 16 & _MASK | b >> 16)) & _MASK
-    a = ((a ^ c) - (c << 4 & _MASK | c >> 28)) & _MASK
-    b = ((b ^ a) - (a << 14 & _MASK | a >> 18)) & _MASK
-    return ((c ^ b) - (b << 24 & _MASK | b >> 8)) & _MASK

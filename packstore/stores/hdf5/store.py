@@ -20,17 +20,18 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
+from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import Problem, Writer, parse_manifest, unreadable
-from packstore.stores.builder.spools import OFFSET, OffsetSpool
-from packstore.stores.hdf5.file import Damage, Foreign, Hdf5File, Message
+from packstore.stores.builder.spools import OffsetSpool
+from packstore.stores.hdf5.checked import DamagedError, UnsupportedError
+from packstore.stores.hdf5.file import Hdf5File, Message
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 
-PAYLOAD = 4096
+IMAGES_START = 4096
 """Where the images begin in the file: the first aligned place after the headers of the root and ``/image``."""
 _ALIGNMENT = 4096
 _COPY_BYTES = 1 << 20
@@ -50,7 +51,7 @@ class Hdf5Writer(Writer):
     def __init__(self, path: Path, image: Column) -> None:
         super().__init__(path, image)
         self._file: IO[bytes] | None = open_file(path, "xb")
-        self._file.seek(PAYLOAD)
+        self._file.seek(IMAGES_START)
         self._nbytes = 0
         self._ends = OffsetSpool(path.parent) if image.kind == "ragged" else None
 
@@ -77,8 +78,8 @@ class Hdf5Writer(Writer):
             self._file = open_file(self.path, "r+b")
             if self._nbytes == 0:
                 offset = 0
-            elif offset != PAYLOAD:
-                _move(self._file, PAYLOAD, offset, self._nbytes)  # an h5py that allocates differently
+            elif offset != IMAGES_START:
+                _move(self._file, IMAGES_START, offset, self._nbytes)  # an h5py that allocates differently
             _copy(skeleton, self._file, 0, offset)
             _copy(skeleton, self._file, offset + self._nbytes, end)
             self._file.truncate(end)
@@ -163,11 +164,11 @@ def _open(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[
 def _as_store_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except Damage as damage:
-        raise unreadable(path, "HDF5", damage) from None
-    except Foreign as foreign:
+    except DamagedError as error:
+        raise unreadable(path, "HDF5", error) from None
+    except UnsupportedError as error:
         raise StoreError(
-            f"{printable(str(path))} is HDF5 that packstore did not write: {printable(str(foreign))}"
+            f"{printable(str(path))} is HDF5 that packstore did not write: {printable(str(error))}"
         ) from None
 
 
@@ -216,9 +217,9 @@ def _array(
     address = _address(members, name, shown)
     try:
         found = file.dataset(address)
-    except Foreign as foreign:
+    except UnsupportedError as error:
         raise StoreError(
-            f"{shown}: dataset {name!r} is not plain and contiguous ({foreign}); packstore did not write it"
+            f"{shown}: dataset {name!r} is not plain and contiguous ({error}); packstore did not write it"
         ) from None
     if (found.dtype, found.shape) != (dtype.str, shape):
         raise StoreError(f"{shown}: dataset {name!r} is {found.dtype} {found.shape}, not {dtype.str} {shape}")

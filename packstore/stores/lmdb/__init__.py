@@ -1,1 +1,60 @@
 """LMDB: write, read, check and scavenge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.manifest import Column, Manifest
+from packstore.stores.base import Reader, Writer
+from packstore.stores.format import Format
+from packstore.stores.lmdb.pages import DATA_FILE, value_bytes
+from packstore.stores.manifest_recovery import Found
+from packstore.stores.scavenge import Scavenged
+
+
+class Lmdb(Format):
+    """A directory with ``data.mdb``, and ``lock.mdb`` once any program has opened it with locks."""
+
+    name = "lmdb"
+    title = "LMDB"
+    suffixes = (".lmdb",)
+    files = (DATA_FILE, "lock.mdb")
+    padding = "LMDB keeps values over 2 kB in whole 4 KiB pages"
+    overhead_bytes = 49152  # each transaction leaves a few pages behind
+    quick_read_back = True
+    scavenges_sound_stores = True  # pages that nothing leads to any more may hold records
+
+    def open(self, path: Path, descriptor: int | None = None) -> Reader:
+        from packstore.stores.lmdb.store import LmdbReader
+
+        return LmdbReader(path, descriptor)
+
+    def new_writer(self, path: Path, image: Column) -> Writer:
+        from packstore.stores.lmdb.store import LmdbWriter
+
+        return LmdbWriter(path, image)
+
+    def read_manifest(self, path: Path) -> Manifest:
+        from packstore.stores.lmdb.store import read_manifest
+
+        return read_manifest(path)
+
+    def stored_bytes(self, size: int) -> int:
+        return value_bytes(size)
+
+    def partial_images(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+        from packstore.stores.lmdb.store import partial_images
+
+        return partial_images(path)
+
+    def scavenge(self, path: Path, data: memoryview, found: Found | None) -> Scavenged:
+        from packstore.stores.lmdb.scavenge import scavenge
+
+        return scavenge(data, found)
+
+
+FORMAT = Lmdb()

@@ -28,6 +28,7 @@ _META = struct.Struct("<16xIIQQ")  # magic, version, address, map size
 _DB = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf and overflow pages, entries, root
 NODE = struct.Struct("<HHHH")  # low and high half of the size (or page number), flags, key size
 _RECORD = struct.Struct("<HHHH10s")  # a node whose key is that of a record
+DATA_FILE = "data.mdb"
 KEY_SIZE = 10
 MAX_KEY_SIZE = 511  # LMDB's own, as it is built nearly everywhere
 _META_DB, _META_END = 40, 136
@@ -35,6 +36,17 @@ _MAGIC, _VERSION = 0xBEEFC0DE, 1
 BRANCH, LEAF, OVERFLOW_PAGE = 1, 2, 4
 BIG = 1
 _META_PAGE = 8
+
+
+def value_bytes(size: int) -> int:
+    """Bytes that LMDB takes for a record of ``size`` bytes.
+
+    Above about 2 KB these are whole 4 KiB pages with a header of 16 bytes; below, a share of a leaf page, which holds
+    as many entries (10 bytes of key, 8 of header, 2 of index) as fit.
+    """
+    if size > 2020:
+        return -(-(size + 16) // 4096) * 4096
+    return 4096 // (4080 // (size + 20))
 
 
 class Damage(Exception):  # noqa: N818 - the LMDB modules turn it into a StoreError or a Problem

@@ -23,7 +23,7 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
 from packstore.core.manifest import Column
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
 from packstore.stores.manifest_recovery import Found, best_manifest, find_manifest
-from packstore.stores.scavenge import Wreck, as_column
+from packstore.stores.scavenge import Scavenged, array_names, column_from_bytes
 
 _HEADER, _NODE = struct.Struct("<QHHHH"), struct.Struct("<HHHH")
 _HEADER_SIZE, _DIGITS, _BIG = 16, 10, 1
@@ -35,14 +35,14 @@ _MAX_KEY = 511
 _MAX_TRIED = 1000
 
 
-def of_pages(data: memoryview, hint: Found | None) -> Wreck:
+def scavenge(data: memoryview, hint: Found | None) -> Scavenged:
     """What lies in a ``data.mdb``, of which ``data`` are the bytes."""
     scan = _Scan(data)
     texts = scan.named.get("manifest", ())
     named = hint or best_manifest(bytes(text) for text in reversed(texts))
     found = named if named is not None and named.proven else find_manifest(data) or named
     records = scan.records if found is None else found.manifest.records
-    return Wreck(found, scan.columns(found, records), records, scan.images, scan.orphans)
+    return Scavenged(found, scan.columns(found, records), records, scan.images, scan.orphans)
 
 
 class _Scan:
@@ -149,8 +149,7 @@ class _Scan:
                 self.named.setdefault(key.decode("ascii"), []).append(self._data[value : value + size])
 
     def _copies(self, column: Column, records: int, *, adrift: bool = False) -> Iterator[ColumnData]:
-        names = [column.name] if column.kind == "fixed" else [f"{column.name}/bytes", f"{column.name}/offsets"]
-        expected = [column.nbytes, 8 * (records + 1)] if column.kind == "ragged" else [column.nbytes]
+        expected = [column.nbytes, 8 * (records + 1)]
         # The last bytes of a value are the array's, whatever has become of the header before them.
         pieces = [
             [
@@ -158,11 +157,11 @@ class _Scan:
                 for value in (self._adrift(size) if adrift else self._values(name, size))
                 if len(value) > size
             ]
-            for name, size in zip(names, expected, strict=True)
+            for name, size in zip(array_names(column), expected, strict=False)
         ]
         for first in pieces[0]:
             for second in pieces[1] if len(pieces) > 1 else [first]:
-                yield as_column(column, records, [first, second])
+                yield column_from_bytes(column, records, [first, second])
 
     def _values(self, name: str, size: int) -> Iterator[memoryview]:
         """What may be the array ``name``: long values without an entry, then those with one."""

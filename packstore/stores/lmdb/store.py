@@ -21,15 +21,14 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
+from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
-from packstore.core.files import DATA_FILE, beyond_standard_streams, reading, sync_file
+from packstore.core.files import beyond_standard_streams, reading, sync_file
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader, Spans, Writer, parse_manifest, unreadable
-from packstore.stores.builder.spools import OFFSET
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
-from packstore.stores.lmdb.pages import Damage, Pages
+from packstore.stores.lmdb.pages import DATA_FILE, Damage, Pages
 from packstore.stores.lmdb.runs import Disorder, runs
 from packstore.stores.mapped import check_offsets
 
@@ -168,7 +167,7 @@ def _lmdb_errors(path: Path) -> Iterator[None]:
 
 
 def partial_images(path: Path) -> Callable[[int], memoryview]:
-    """See :func:`packstore.stores.registry.partial_images`: what finished transactions have put there."""
+    """See :meth:`packstore.stores.format.Format.partial_images`: the images of finished transactions."""
     pages = _open_pages(path)
 
     def image(number: int) -> memoryview:

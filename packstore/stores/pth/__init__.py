@@ -1,1 +1,55 @@
 """``.pth``: write, read, check and scavenge, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.manifest import Column, Manifest
+from packstore.stores.base import Reader, Writer
+from packstore.stores.format import Format
+from packstore.stores.manifest_recovery import Found
+from packstore.stores.mapped import consecutive_images
+from packstore.stores.scavenge import Scavenged
+
+
+class Pth(Format):
+    """One zip in torch's own layout."""
+
+    name = "pth"
+    title = ".pth"
+    suffixes = (".pth", ".pt")
+    magic = b"PK\x03\x04"
+    default_encoding = "float16"
+
+    def open(self, path: Path, descriptor: int | None = None) -> Reader:
+        from packstore.stores.pth.store import PthReader
+
+        return PthReader(path, descriptor)
+
+    def new_writer(self, path: Path, image: Column) -> Writer:
+        from packstore.stores.pth.store import PthWriter
+
+        return PthWriter(path, image)
+
+    def read_manifest(self, path: Path) -> Manifest:
+        from packstore.stores.pth.store import read_manifest
+
+        return read_manifest(path)
+
+    def partial_images(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+        from packstore.stores.pth.store import IMAGES_START
+
+        return consecutive_images(path, IMAGES_START, sizes)
+
+    def scavenge(self, path: Path, data: memoryview, found: Found | None) -> Scavenged:
+        from packstore.stores.pth.scavenge import scavenge
+
+        assert found is not None
+        return scavenge(data, found)
+
+
+FORMAT = Pth()

@@ -1,0 +1,63 @@
+"""The bytes of an HDF5 file, taken with bounds checks, and HDF5's own checksum over them."""
+
+from __future__ import annotations
+
+import struct
+
+UNDEFINED = 0xFFFFFFFFFFFFFFFF
+"""An address that leads nowhere."""
+_MASK = 0xFFFFFFFF
+
+
+class DamagedError(Exception):
+    """The file is damaged; says where. The reader turns it into a :class:`~packstore.core.errors.StoreError`."""
+
+
+class UnsupportedError(Exception):
+    """The file may be sound HDF5, but has something that packstore never writes; says what."""
+
+
+class FileBytes:
+    """All bytes of one file."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+
+    def piece(self, start: int, size: int, what: str) -> memoryview:
+        """``size`` bytes from ``start`` on. Raises :class:`DamagedError` unless they lie in the file."""
+        if not 0 <= start <= start + size <= len(self.data):
+            raise DamagedError(f"its {what} lies outside of the file (at byte {start})")
+        return self.data[start : start + size]
+
+
+def lookup3(data: bytes | memoryview) -> int:
+    """Bob Jenkins' hash of 2006 (``hashlittle``, from 0), which HDF5 uses as the checksum of its structures."""
+    size = len(data)
+    a = b = c = (0xDEADBEEF + size) & _MASK
+    if not size:
+        return c
+    words: tuple[int, ...] = struct.unpack(
+        f"<{(size + 11) // 12 * 3}I", bytes(data).ljust((size + 11) // 12 * 12, b"\0")
+    )
+    for i in range(0, len(words) - 3, 3):
+        a, b, c = (a + words[i]) & _MASK, (b + words[i + 1]) & _MASK, c + words[i + 2] & _MASK
+        a = (a - c & _MASK) ^ (c << 4 & _MASK | c >> 28)
+        c = c + b & _MASK
+        b = (b - a & _MASK) ^ (a << 6 & _MASK | a >> 26)
+        a = a + c & _MASK
+        c = (c - b & _MASK) ^ (b << 8 & _MASK | b >> 24)
+        b = b + a & _MASK
+        a = (a - c & _MASK) ^ (c << 16 & _MASK | c >> 16)
+        c = c + b & _MASK
+        b = (b - a & _MASK) ^ (a << 19 & _MASK | a >> 13)
+        a = a + c & _MASK
+        c = (c - b & _MASK) ^ (b << 4 & _MASK | b >> 28)
+        b = b + a & _MASK
+    a, b, c = (a + words[-3]) & _MASK, (b + words[-2]) & _MASK, (c + words[-1]) & _MASK
+    c = ((c ^ b) - (b << 14 & _MASK | b >> 18)) & _MASK
+    a = ((a ^ c) - (c << 11 & _MASK | c >> 21)) & _MASK
+    b = ((b ^ a) - (a << 25 & _MASK | a >> 7)) & _MASK
+    c = ((c ^ b) - (b << 16 & _MASK | b >> 16)) & _MASK
+    a = ((a ^ c) - (c << 4 & _MASK | c >> 28)) & _MASK
+    b = ((b ^ a) - (a << 14 & _MASK | a >> 18)) & _MASK
+    return ((c ^ b) - (b << 24 & _MASK | b >> 8)) & _MASK

@@ -1,0 +1,120 @@
+"""Opening a store of any format, or scavenging it: recognised by what lies there and never by its name."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+from packstore.core.errors import MissingStoreError, StoreError, printable
+from packstore.core.files import MANIFEST_FILE, open_regular
+from packstore.core.manifest import Manifest
+from packstore.core.registry import FORMATS
+from packstore.stores.base import Reader
+from packstore.stores.format import Format
+from packstore.stores.manifest_recovery import Found, find_manifest
+from packstore.stores.scavenge import Scavenged
+from packstore.stores.sharded import ShardedReader, read_sharded_manifest
+
+_START_BYTES = 512
+
+
+def recognise(path: Path) -> Format | None:
+    """The format of the store at ``path``; None for a sharded one. Raises :class:`StoreError` where no store lies."""
+    shown = printable(str(path))
+    try:
+        if path.is_dir():
+            return _recognise_directory(path)
+        if not path.exists():
+            raise MissingStoreError(f"{shown} does not exist")
+        if not path.is_file():
+            raise StoreError(f"{shown} is neither a file nor a directory, so it is not a store")
+        with path.open("rb") as file:
+            start = file.read(_START_BYTES)
+        found: Format | None = next((format for format in FORMATS.values() if format.recognises(path, start)), None)
+    except StoreError:  # of which one is a ValueError, too
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise StoreError(f"{shown} cannot be opened: {getattr(error, 'strerror', None) or error}") from None
+    if found is not None:
+        return found
+    if path.name in (*_data_files(), MANIFEST_FILE):
+        raise StoreError(f"{shown} is part of a store; name the directory that it lies in")
+    raise StoreError(f"{shown} is not a store: it begins with {start[:8]!r}" if start else f"{shown} is an empty file")
+
+
+def directory_format(path: Path) -> Format | None:
+    """The format of the unsharded store that the directory ``path`` is, or None."""
+    # Not the plug-ins where it is sharded: looking for those takes 30 ms.
+    for name in FORMATS.built_in if (path / MANIFEST_FILE).is_file() else FORMATS:
+        format: Format = FORMATS[name]
+        if format.recognises(path, b""):
+            return format
+    return None
+
+
+def _recognise_directory(path: Path) -> Format | None:
+    found = directory_format(path)
+    if found is not None or (path / MANIFEST_FILE).is_file():
+        return found
+    names = ", ".join(_data_files())
+    raise StoreError(f"{printable(str(path))} is a directory without {names} or {MANIFEST_FILE}, so it is not a store")
+
+
+def _data_files() -> list[str]:
+    return [format.files[0] for format in FORMATS.values() if format.files]
+
+
+def open_reader(path: Path) -> Reader:
+    """Opens a store of any format. Raises :class:`StoreError`."""
+    format = recognise(path)
+    return ShardedReader(path) if format is None else format.open(path)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a store, without opening its data. Raises :class:`StoreError`."""
+    format = recognise(path)
+    return read_sharded_manifest(path) if format is None else format.read_manifest(path)
+
+
+def format_of(path: Path) -> str | None:
+    """The format that a name's suffix asks for (``.lmdb``; ``.h5``, ``.hdf5``; ``.pth``, ``.pt``), or None."""
+    name = path.name.lower()
+    for format in FORMATS.values():
+        if any(name.endswith(suffix) and name != suffix for suffix in format.suffixes):
+            return str(format.name)
+    return None
+
+
+def scavenge_file(path: Path, hint: Found | None = None) -> Scavenged:
+    """What lies in a store, or a shard, of one file or directory, which need not open.
+
+    Args:
+        path: Of the store.
+        hint: Its manifest, where that is known from elsewhere.
+
+    Raises:
+        StoreError: Nothing of a store can be found there; says what was missed.
+    """
+    format = directory_format(path) if path.is_dir() else None
+    file = path if format is None else format.data_file(path)
+    try:
+        descriptor = open_regular(file)
+        try:
+            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is empty"
+        raise StoreError(f"{printable(str(file))} cannot be read: {reason}") from error
+    data = memoryview(mapped)
+    if format is not None:
+        return format.scavenge(path, data, hint)
+    found = hint or find_manifest(data)
+    if found is None:
+        raise StoreError(
+            f"{printable(str(path))} holds no manifest that can be read, and without one nothing says where in it the "
+            "records lie"
+        )
+    named: Format = FORMATS[found.manifest.format]
+    return named.scavenge(path, data, found)

@@ -1,0 +1,17 @@
+"""Getting records out of a damaged ``.pth``: its entries follow each other in the order of the manifest's columns."""
+
+from __future__ import annotations
+
+from packstore.stores.manifest_recovery import Found
+from packstore.stores.pth.layout import content_start
+from packstore.stores.scavenge import Scavenged, array_sizes, scavenge_by_places
+
+
+def scavenge(data: memoryview, found: Found) -> Scavenged:
+    """What lies in a ``.pth`` with this manifest, of which ``data`` are the bytes."""
+    starts: dict[str, int] = {}
+    position = 0
+    for number, (name, size) in enumerate(array_sizes(found.manifest)):
+        starts[name] = content_start(position, f"archive/data/{number}")
+        position = starts[name] + size
+    return scavenge_by_places(data, found, starts)
