@@ -32,8 +32,8 @@ from packstore.core.errors import ManifestError, PackstoreError, StoreError
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest, Origin
 from packstore.core.pickle_machine import PickleError
 from packstore.stores import create_store, is_store, open_store
-from packstore.stores import registry as formats
-from packstore.stores.hdf5.file import lookup3
+from packstore.stores.hdf5.checked import lookup3
+from packstore.stores.opening import read_manifest
 from packstore.stores.pth.pickle_reader import unpickle
 from tests.makers.datasets import make_folder
 from tests.makers.fuzz_targets import _repair_manifest, signed, use
@@ -74,7 +74,7 @@ def store(stores: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 def plain_manifest(path: Path) -> dict[str, Any]:
-    return json.loads(formats.read_manifest(path).to_json())  # type: ignore[no-any-return]
+    return json.loads(read_manifest(path).to_json())  # type: ignore[no-any-return]
 
 
 def put_manifest(path: Path, text: bytes) -> None:
@@ -270,7 +270,7 @@ def test_lies_that_are_told_from_the_file_are_refused(store: Callable[[str], Pat
 def test_manifests_with_odd_values_anywhere(name: str, store: Callable[[str], Path]) -> None:
     rng = random.Random(name)
     path = store(name)
-    text = formats.read_manifest(path).to_json().encode()
+    text = read_manifest(path).to_json().encode()
     for _ in range(12):
         put_manifest(path, _repair_manifest(_repair_manifest(text, rng), rng))
         survives(path)
@@ -304,7 +304,7 @@ def test_json_that_is_no_manifest(what: str, store: Callable[[str], Path]) -> No
 
 
 def test_a_name_twice_is_no_manifest_even_with_its_digest(store: Callable[[str], Path]) -> None:
-    text = formats.read_manifest(store("uint8.h5")).to_json()
+    text = read_manifest(store("uint8.h5")).to_json()
     with pytest.raises(ManifestError, match="a name appears twice"):
         Manifest.from_json(text.replace('"records":6', '"records":7,"records":6'))
 
