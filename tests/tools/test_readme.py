@@ -1,68 +1,67 @@
-"""The README's commands and examples, run as they stand there, in order, in an empty directory."""
+"""README and guide: the commands and examples run as they stand there, and what the text names exists.
+
+Each page runs by itself, in order, in a directory that holds what the README's first commands make.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from packstore.cli import cli
+from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-WITHOUT_PACKSTORE = "## What a store looks like without packstore"
+ROOT = Path(__file__).parents[2]
+PAGES = {path.stem: path for path in sorted((ROOT / "packstore" / "guide").glob("*.md"))}
+TEXTS = {"readme": ROOT / "README.md", **PAGES}
+WRITTEN = {**TEXTS, "contributing": ROOT / ".github" / "CONTRIBUTING.md"}
+QUICKER = {"bench": ["--seconds", "0.01", "--no-tries"], "doctor": ["--no-disk"]}
+"""What these commands are given here beside what the text says."""
+SLOW = ("readme", "measuring")
+"""Pages that run them all the same."""
+WITHOUT_PACKSTORE = "formats"
+"""The page whose Python does without packstore."""
 
 
-def blocks(language: str, text: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+def text_of(name: str) -> str:
+    return WRITTEN[name].read_text("utf-8")
 
 
-def commands() -> list[str]:
-    """Every packstore command of the README. The first block is the set-up itself, with a placeholder in it."""
-    lines = [line for block in blocks("sh", README)[1:] for line in block.splitlines()]
-    return [line.replace("./tools/packstore", "packstore") for line in lines if line.strip()]
+def blocks(name: str) -> Iterator[tuple[str, str]]:
+    """Language and content of each block of code, in order."""
+    yield from re.findall(r"^```(\w+)\n(.*?)^```$", text_of(name), re.DOTALL | re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which all commands of the README have been run."""
-    place = tmp_path_factory.mktemp("readme")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    assert len(commands()) >= 13
-    for command in commands():
-        done = subprocess.run(
-            command,
-            shell=True,
-            cwd=place,
-            env={**os.environ, "PATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
+def packstore(line: str) -> None:
+    """Runs a command of the text, in this process: a new one would take a second to import torch."""
+    program, *arguments = shlex.split(line, comments=True)
+    assert program == "packstore", line
+    arguments += QUICKER.get(arguments[0], [])
+    try:
+        code = cli.main(arguments, prog_name="packstore", standalone_mode=False)
+    except click.exceptions.Exit as end:
+        code = end.exit_code
+    assert not code, line
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``packstore-demo`` and ``demo.lmdb``, as the README's first commands make them: for reading only."""
+    place = tmp_path_factory.mktemp("guide")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        packstore("packstore demo packstore-demo")
+        packstore("packstore convert packstore-demo demo.lmdb -q")
     return place
-
-
-def run_python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
-
-
-def test_the_commands_run(workplace: Path) -> None:
-    for name in ("demo.lmdb", "files.h5", "small.lmdb", "pixels.h5", "tensors.pth", "files.pth", "parts.lmdb"):
-        assert (workplace / name).exists(), name
-    assert (workplace / "parts.lmdb" / "manifest.json").exists()
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_the_library_examples_run(workplace: Path, number: int) -> None:
-    code = blocks("python", README.split(WITHOUT_PACKSTORE)[0])[number]
-    # Worker processes import the main module, which a script guards; an example need not.
-    done = run_python(code.replace("num_workers=2", "num_workers=0"), workplace)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
 
 
 FACTS = {
@@ -75,17 +74,128 @@ FACTS = {
 }
 
 
-@pytest.mark.parametrize("library", sorted(FACTS))
-def test_the_reading_examples_run_without_packstore(workplace: Path, library: str) -> None:
-    (code,) = (
-        b for b in blocks("python", README.split(WITHOUT_PACKSTORE)[1]) if re.search(rf"^import .*{library}", b, re.M)
-    )
-    code = f"import sys; sys.modules['packstore'] = None\n{code}\n{FACTS[library]}\nprint('done')"
-    done = run_python(code, workplace)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("done\n")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in TEXTS]
+)
+def test_a_page_runs(
+    name: str, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for registry in (FORMATS, SOURCES, ENCODINGS):
+        monkeypatch.setattr(registry, "_objects", {**registry._objects})
+    if name != "readme":
+        for path in demo.iterdir():
+            (tmp_path / path.name).symlink_to(path)
+    plain = []
+    for language, code in blocks(name):
+        if language == "sh":
+            for line in code.splitlines():
+                # The README's first block is the set-up itself.
+                if line.startswith("./tools/"):
+                    assert name in ("readme", "contributing")
+                else:
+                    packstore(line)
+        elif name == WITHOUT_PACKSTORE:
+            plain.append(code)
+        elif language == "python":
+            capsys.readouterr()
+            exec(compile(code, f"{name}.md", "exec"), {"__name__": "page"})
+            assert capsys.readouterr().out, code
+    assert len(plain) == (len(FACTS) if name == WITHOUT_PACKSTORE else 0)
+    for code in plain:
+        (library,) = (each for each in FACTS if re.search(rf"^import .*{each}", code, re.MULTILINE))
+        program = f"import sys; sys.modules['packstore'] = None\n{code}\n{FACTS[library]}"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
 
 
-def test_every_command_is_in_the_readme() -> None:
-    for name in cli.commands:
-        assert f"packstore {name}" in README
+def test_the_pages_show_much() -> None:
+    """That blocks are found at all."""
+    found = [(language, code) for name in TEXTS for language, code in blocks(name)]
+    assert sum(len(code.splitlines()) for language, code in found if language == "sh") >= 25
+    assert sum(language == "python" for language, _ in found) >= 8
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_begins_with_a_title_and_a_sentence(name: str) -> None:
+    """The list of topics shows the sentence."""
+    title, sentence, _ = text_of(name).split("\n\n", 2)
+    assert re.fullmatch(r"# \S.*", title)
+    assert re.fullmatch(r"[A-Z][^\n]*[.]", sentence)
+    assert len(sentence) <= 110
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_links_lead_somewhere(name: str) -> None:
+    for link in re.findall(r"\]\(([^)#]+)", text_of(name)):
+        assert link.startswith("https://") or (WRITTEN[name].parent / link).exists(), link
+
+
+def test_the_readme_is_short_and_leads_to_every_page() -> None:
+    readme = text_of("readme")
+    assert len(readme.splitlines()) <= 120
+    for name in PAGES:
+        assert f"(packstore/guide/{name}.md)" in readme
+    assert "Nothing has been measured on a GPU yet" in readme[:2000]
+
+
+def test_every_command_is_named() -> None:
+    texts = "\n".join(text_of(name) for name in TEXTS)
+    for command in cli.commands:
+        assert f"packstore {command}" in texts
+
+
+OTHERS = {
+    "--extra-index-url",
+    "--images",
+    "--cifar",
+    "--only",
+    "--peers",
+    "--checkpoint",
+    "--epochs",
+    "--minutes",
+    "--strict",
+}
+"""Options of pip, mypy, ``tools/`` and the examples."""
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_options_and_files_that_are_named_exist(name: str) -> None:
+    options = {option for command in [cli, *cli.commands.values()] for each in command.params for option in each.opts}
+    text = text_of(name)
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= options | OTHERS | {"--help", "--version"}
+    for path in re.findall(r"\b((?:packstore|tools|tests)/[\w./-]*\w)", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_contributing_has_a_row_for_each_room() -> None:
+    rooms = {path.parent.name for path in (ROOT / "packstore").glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)/` \|", text_of("contributing"), re.MULTILINE)) == rooms
+
+
+def test_an_installation_has_the_pages(tmp_path: Path) -> None:
+    """A source distribution of the repository, and a wheel of that, both by setuptools alone."""
+    pytest.importorskip("setuptools", "77")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy2(ROOT / name, tree)
+    shutil.copytree(ROOT / "packstore", tree / "packstore", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    build = "import sys; from setuptools import build_meta; print(build_meta.build_{}(sys.argv[1]))"
+    # What is compiled is optional, and takes long.
+    env = {**os.environ, "CC": "false"}
+
+    def run(kind: str, cwd: Path) -> Path:
+        command = [sys.executable, "-c", build.format(kind), str(tmp_path)]
+        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return tmp_path / done.stdout.splitlines()[-1]
+
+    sdist = run("sdist", tree)
+    shutil.unpack_archive(sdist, tmp_path / "unpacked")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    shutil.unpack_archive(run("wheel", unpacked), tmp_path / "wheel", "zip")
+    for place in (unpacked, tmp_path / "wheel"):
+        assert {path.name for path in (place / "packstore" / "guide").iterdir()} == {
+            path.name for path in PAGES.values()
+        }
