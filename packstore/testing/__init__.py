@@ -1,1 +1,23 @@
-"""The contracts as test suites: inherit one to prove a format, a source or an encoding of your own. Imports pytest."""
+"""The contracts as test suites: inherit one to prove a format, a source or an encoding of your own.
+
+Each suite loads on first use. Needs pytest and hypothesis, which packstore itself does not.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from packstore.testing.sources import SourceSuite
+    from packstore.testing.stores import StoreSuite
+
+__all__ = ["SourceSuite", "StoreSuite"]
+
+_SUITES = {"SourceSuite": "packstore.testing.sources", "StoreSuite": "packstore.testing.stores"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SUITES:
+        raise AttributeError(f"module 'packstore.testing' has no attribute {name!r}")
+    return getattr(import_module(_SUITES[name]), name)

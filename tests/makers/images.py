@@ -33,6 +33,11 @@ def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def tiny(seed: int) -> bytes:
+    """A PNG file of a few pixels; another one for each seed."""
+    return encode(Image.frombytes("RGB", (3, 2), seed.to_bytes(18, "big")), "PNG")
+
+
 @functools.cache
 def all_images() -> dict[str, bytes]:
     """Files by name; the name begins with the kind that :func:`packstore.images.sniff.sniff` tells."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,8 +14,11 @@ from hypothesis import strategies as st
 
 from packstore.core.errors import SampleError, SourceError
 from packstore.core.progress import Progress
-from packstore.sources import Source, labels, open_source
+from packstore.images.sniff import max_file_bytes
+from packstore.sources import Entry, Source, labels, open_source
+from packstore.testing import SourceSuite
 from tests.conftest import SharedData
+from tests.makers.images import tiny
 
 FILES = ("b.jpg", "a.jpg", "sub/c.png", "sub/deep/d.JPEG")
 
@@ -42,6 +47,51 @@ def failure(folder: Path, text: str | bytes) -> str:
 
 def listed(source: Source, split: str | None = None) -> list[tuple[str, str, tuple[int, ...]]]:
     return [entry[:3] for entry in source.entries(split)]
+
+
+class TestFlat(SourceSuite):
+    kind = "flat"
+    bytes_per_sample = 400  # the names, sizes and times of one directory
+
+    def make(self, folder: Path, samples: int) -> Path:
+        for number in range(samples):
+            (folder / f"{number}\udcff.png").write_bytes(tiny(number))
+        return folder
+
+    def change(self, path: Path) -> None:
+        (path / "0\udcff.png").rename(path / "0.png")
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        (path / entry.key).unlink()
+        os.mkfifo(path / entry.key)
+        return True
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        os.truncate(path / entry.key, max_file_bytes(1) + 1)
+        return True
+
+
+class TestFlatWithLabels(TestFlat):
+    bytes_per_sample = 100
+
+    def make(self, folder: Path, samples: int) -> Path:
+        (folder / "photos").mkdir()
+        lines = ["file,label,split"]
+        for number in range(samples):
+            name = f"{number % 5}/{number}\udcff.png"
+            (folder / "photos" / name).parent.mkdir(exist_ok=True)
+            (folder / "photos" / name).write_bytes(tiny(number))
+            lines.append(f"./{name},class {number % 3},{('test', 'train', 'extra')[number % 3]}")
+        (folder / "labels.csv").write_text("\n".join(lines), errors="surrogateescape")
+        return folder / "photos"
+
+    def options(self, path: Path) -> Mapping[str, Any]:
+        return {"labels": path.parent / "labels.csv"}
+
+    def change(self, path: Path) -> None:
+        """Exchanges two labels, which leaves the size of the file."""
+        file = path.parent / "labels.csv"
+        file.write_bytes(file.read_bytes().replace(b"class 1", b"class 2", 1))
 
 
 def test_images_without_labels(tmp_path: Path) -> None:

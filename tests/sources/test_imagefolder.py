@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.core.progress import Progress
-from packstore.sources import Source, open_source
+from packstore.images.sniff import max_file_bytes
+from packstore.sources import Entry, Source, open_source
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
+from packstore.testing import SourceSuite
 from tests.conftest import SharedData
-from tests.makers.images import all_images
+from tests.makers.images import all_images, tiny
 
 
 def fill(root: Path, files: Iterable[str | bytes], data: bytes = b"image") -> Path:
@@ -61,6 +63,34 @@ def failure(path: Path, split: str | None = None, kind: str | None = "imagefolde
     with pytest.raises(SourceError) as caught:
         open_source(path, kind=kind).survey(split)
     return str(caught.value)
+
+
+class TestImageFolder(SourceSuite):
+    kind = "imagefolder"
+
+    def make(self, folder: Path, samples: int) -> Path:
+        for number in range(samples):
+            split, label = ("train", "val", "train")[number % 3], number // 3 % 4 + number // 400 * 4
+            fill(folder, [f"{split}/{label}/{number}\udcff.png"], tiny(number))
+        return folder
+
+    def change(self, path: Path) -> None:
+        """Exchanges two files of one size and age, which only their times of change tell."""
+        first, second = sorted((path / "train").rglob("*.png"))[:2]
+        for file in (first, second):
+            os.utime(file, ns=(0, 0))
+        first.rename(path / "aside")
+        second.rename(first)
+        (path / "aside").rename(second)
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        (path / entry.key).unlink()
+        (path / entry.key).symlink_to("nowhere")
+        return True
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        os.truncate(path / entry.key, max_file_bytes(1) + 1)
+        return True
 
 
 def test_order_and_labels_are_those_of_torchvision(tmp_path: Path) -> None:
@@ -412,17 +442,6 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         source.read(entry)
     with pytest.raises(SourceError, match="root/a cannot be listed: Permission denied"):
         source.survey()
-
-
-def test_nothing_stays_open(tmp_path: Path) -> None:
-    root = fill(tmp_path / "root", [f"{name}/{number}.jpg" for name in "abc" for number in range(3)])
-    source = open_source(root)
-    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
-    source.survey()
-    for entry in source.entries():
-        source.read(entry)
-    source.close()
-    assert (len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0) == before
 
 
 def test_relative_paths_survive_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import packstore
 from packstore.core.errors import CorruptRecordError, SourceError, StoreError
 from packstore.core.manifest import Column, Origin
-from packstore.sources import open_source
+from packstore.sources import Entry, open_source
 from packstore.sources.store import StoreSource
 from packstore.stores import create_store
+from packstore.testing import SourceSuite
+from tests.makers.images import tiny
 
 KEY, CHECKSUM = Column("key", "ragged", "uint8"), Column("checksum", "fixed", "uint64")
 LABEL = Column("label", "fixed", "int64", classes=("cat", "dog"))
@@ -51,6 +54,55 @@ def write(
             builder.append(images, {c.name: given[c.name] for c in columns if c.name in given}, split)
         builder.commit(origin=Origin("imagefolder", "folder"))
     return path
+
+
+class StoreSourceSuite(SourceSuite):
+    kind = "store"
+    exact_sizes = False  # of ragged images the mean stands for each
+    suffix: str
+    more: dict[str, Any]
+
+    def make(self, folder: Path, samples: int) -> Path:
+        for number in range(samples):
+            image = folder / "photos" / ("train", "val")[number % 2] / f"{number % 3}" / f"{number}\udcff.png"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            image.write_bytes(tiny(number))
+        packstore.convert(folder / "photos", folder / f"store{self.suffix}", **self.more)
+        return folder / f"store{self.suffix}"
+
+    def change(self, path: Path) -> None:
+        moved = next((path.parent / "photos").rglob("0*.png"))
+        moved.rename(moved.with_name("new.png"))
+        packstore.convert(path.parent / "photos", path, overwrite=True, **self.more)
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        with packstore.open(path) as store:
+            record = bytes(store.read(entry.ref))
+        for file in [path] if path.is_file() else sorted(path.iterdir()):
+            data = bytearray(file.read_bytes())
+            at = data.find(record)
+            if at >= 0:
+                data[at + len(record) // 2] ^= 1
+                file.write_bytes(data)
+                return True
+        raise AssertionError("the record lies in no file")
+
+
+class TestLmdbSource(StoreSourceSuite):
+    suffix, more = ".lmdb", {}
+
+
+class TestHdf5ShardsSource(StoreSourceSuite):
+    suffix, more = ".h5", {"shard_size": 100_000}
+
+    def make(self, folder: Path, samples: int) -> Path:
+        self.more = {"shard_size": max(500, samples * 20)}
+        return super().make(folder, samples)
+
+
+class TestPthSource(StoreSourceSuite):
+    suffix, more = ".pth", {"encoding": "float16"}
+    exact_sizes = True
 
 
 @every_format

@@ -1,0 +1,318 @@
+"""The contract of a source as tests. Each kind inherits :class:`SourceSuite` and adds what is its own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import tracemalloc
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from packstore.checking.verification import verify
+from packstore.core.errors import CorruptRecordError, NotInSourceError, PackstoreError, SampleError, UsageError
+from packstore.core.progress import Progress
+from packstore.core.registry import SOURCES
+from packstore.packing.conversion import convert
+from packstore.sources import Entry, Source, open_source
+
+_FEW = 12
+
+
+class SourceSuite:
+    """Tests of one kind of source. A subclass says how to make a source, and how to harm it.
+
+    Attributes:
+        kind: The name of the kind in the registry.
+        recognised: The path alone tells the kind; False where ``--source`` has to name it.
+        exact_sizes: ``Entry.size_bytes`` is the exact size of each image, so that all add up to the survey's.
+        undecodable_keys: A key can have bytes that are not UTF-8; :meth:`make` makes at least one such key.
+        many: Number of samples that the memory for listing is measured with.
+        bytes_per_sample: Memory that listing may take for each sample; a list of all entries takes 300 bytes and more.
+    """
+
+    kind: ClassVar[str]
+    recognised: ClassVar[bool] = True
+    exact_sizes: ClassVar[bool] = True
+    undecodable_keys: ClassVar[bool] = True
+    many: ClassVar[int] = 2000
+    bytes_per_sample: ClassVar[int] = 100
+
+    def make(self, folder: Path, samples: int) -> Path:
+        """Makes a source of about ``samples`` samples, at least six, in the empty ``folder``; returns the path to open.
+
+        The images can be decoded and differ from each other.
+        """
+        raise NotImplementedError
+
+    def options(self, path: Path) -> Mapping[str, Any]:
+        """What :func:`open_source` needs besides the path: ``labels``."""
+        return {}
+
+    def change(self, path: Path) -> None:
+        """Exchanges an image, a label or a key for another."""
+        raise NotImplementedError
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        """Makes the image of one sample unreadable; the listing stays. False where only the whole source can be."""
+        return False
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        """Makes the file of one sample larger than ``max_file_bytes(1)``. False where images are no files."""
+        return False
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "source"
+        folder.mkdir()
+        return self.make(folder, _FEW)
+
+    @pytest.fixture
+    def source(self, path: Path) -> Iterator[Source]:
+        with closing(self.open(path)) as source:
+            yield source
+
+    def open(self, path: Path, **more: Any) -> Source:
+        """Opens the source, by its name only where it has to be."""
+        return open_source(path, kind=None if self.recognised else self.kind, **self.options(path), **more)
+
+    def test_the_kind_is_recognised_and_can_be_named(self, path: Path) -> None:
+        kinds = [None, self.kind] if self.recognised else [self.kind]
+        for kind in kinds:
+            with closing(open_source(path, kind=kind, **self.options(path))) as source:
+                assert (source.kind, source.path) == (self.kind, path)
+
+    def test_the_kind_says_what_it_is(self, path: Path) -> None:
+        kind = SOURCES[self.kind]
+        assert kind.name == self.kind
+        assert kind.help
+        assert kind.help.isprintable()
+        if not kind.takes_labels:
+            with pytest.raises(UsageError, match="has its own labels"):
+                open_source(path, kind=self.kind, labels=path)
+
+    def test_the_order_is_the_same_at_each_call(self, path: Path, source: Source) -> None:
+        entries = list(source.entries())
+        assert len(entries) >= 6
+        assert list(source.entries()) == entries
+        both = zip(source.entries(), source.entries(), strict=True)
+        assert all(one == other for one, other in both)
+        with closing(self.open(path)) as another:
+            assert list(another.entries()) == entries
+
+    def test_entries_need_no_survey_and_a_survey_no_entries(self, path: Path, source: Source) -> None:
+        entries = list(source.entries())
+        survey = source.survey()
+        with closing(self.open(path)) as another:
+            assert another.survey() == survey
+            assert list(another.entries()) == entries
+        for split in survey.splits:
+            with closing(self.open(path)) as another:
+                assert another.survey(split or None) == source.survey(split or None)
+                listed = another.entries()
+                begun = [next(listed)]
+                another.survey()
+                assert [*begun, *listed] == entries
+
+    def test_a_survey_counts_the_entries(self, source: Source) -> None:
+        survey, entries = source.survey(), list(source.entries())
+        assert survey.records == len(entries)
+        runs = [entries[i].split for i in range(len(entries)) if i == 0 or entries[i].split != entries[i - 1].split]
+        assert runs == list(survey.splits)
+        for split, count in survey.splits.items():
+            assert sum(entry.split == split for entry in entries) == count
+        if self.exact_sizes:
+            assert sum(entry.size_bytes for entry in entries) == survey.size_bytes
+        counted = sum(size * count for size, count in survey.size_counts.items())
+        assert survey.size_bytes <= counted <= survey.size_bytes + 64 * survey.records
+        assert sum(len(entry.key.encode("utf-8", "surrogateescape")) for entry in entries) == survey.key_bytes
+        for number, column in enumerate(survey.columns):
+            assert (column.kind, column.dtype, column.shape) == ("fixed", "int64", ())
+            limit = 1 << 63 if column.classes is None else len(column.classes)
+            assert all(0 <= entry.labels[number] < limit for entry in entries)
+        assert {len(entry.labels) for entry in entries} == {len(survey.columns)}
+
+    def test_a_survey_reports_its_progress(self, source: Source) -> None:
+        seen: list[Progress] = []
+        survey = source.survey(progress=seen.append)
+        assert {report.stage for report in seen} <= {"scan"}
+        done = [report.done for report in seen]
+        assert done == sorted(done)
+        assert done[-1:] in ([], [survey.records])
+
+    def test_one_split(self, source: Source) -> None:
+        survey, entries = source.survey(), list(source.entries())
+        for split in filter(None, survey.splits):
+            one = source.survey(split)
+            assert dict(one.splits) == {split: survey.splits[split]}
+            assert one.columns == survey.columns
+            assert list(source.entries(split)) == [entry for entry in entries if entry.split == split]
+
+    def test_an_unknown_split_is_refused_with_those_there_are(self, source: Source) -> None:
+        known = ", ".join(filter(None, source.survey().splits)) or "it has none"
+        for split in ("no such", ""):
+            with pytest.raises(NotInSourceError, match=f"splits: {known}$"):
+                source.survey(split)
+            with pytest.raises(NotInSourceError, match=f"splits: {known}$"):
+                source.entries(split)  # at once, not with the first entry
+
+    def test_keys_are_unique_and_survive_bytes(self, source: Source) -> None:
+        keys = [entry.key for entry in source.entries()]
+        assert len(set(keys)) == len(keys)
+        raw = [key.encode("utf-8", "surrogateescape") for key in keys]
+        assert [data.decode("utf-8", "surrogateescape") for data in raw] == keys
+        if self.undecodable_keys:
+            assert any("\udc80" <= character <= "\udcff" for key in keys for character in key)
+
+    def test_images_are_what_the_survey_says(self, source: Source) -> None:
+        survey = source.survey()
+        images = set()
+        for entry in source.entries():
+            image = source.read(entry)
+            if isinstance(image, np.ndarray):
+                assert survey.encoding not in ("original", "jpeg", "seekable")
+                assert survey.shape in (None, image.shape)
+                assert image.flags.c_contiguous
+                images.add(image.tobytes())
+            else:
+                assert survey.encoding in ("original", "jpeg", "seekable")
+                assert not self.exact_sizes or len(image) == entry.size_bytes
+                images.add(bytes(image))
+        assert len(images) == survey.records
+
+    def test_an_entry_is_read_by_any_opening(self, path: Path, source: Source) -> None:
+        entries = list(source.entries())
+        with closing(self.open(path)) as another:
+            for entry in reversed(entries):
+                assert same(another.read(pickle.loads(pickle.dumps(entry))), source.read(entry))
+
+    def test_several_threads_read_at_once(self, source: Source) -> None:
+        entries = list(source.entries())
+        expected = [copied(source.read(entry)) for entry in entries]
+        start = threading.Barrier(4)
+
+        def read_all(thread: int) -> bool:
+            start.wait()
+            order = np.random.default_rng(thread).permutation(len(entries)).tolist()
+            return all(same(source.read(entries[i]), expected[i]) for i in order)
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(read_all, range(4)))
+
+    def test_closing_twice_and_reading_after_it(self, source: Source) -> None:
+        entry = next(source.entries())
+        image = source.read(entry)
+        expected = copied(image)
+        source.close()
+        source.close()
+        assert same(image, expected)  # an image outlives its source
+        with suppress(PackstoreError):
+            assert same(source.read(entry), expected)
+
+    def test_nothing_stays_open(self, path: Path) -> None:
+        descriptors = Path("/proc/self/fd")
+        if not descriptors.is_dir():
+            pytest.skip("open files are counted in /proc")
+        with closing(self.open(path)) as source:  # libraries that are loaded now may keep files of their own
+            source.read(next(source.entries()))
+        before = len(os.listdir(descriptors))
+        with closing(self.open(path)) as source:
+            source.survey()
+            for entry in source.entries():
+                source.read(entry)
+        assert len(os.listdir(descriptors)) == before
+
+    def test_a_sample_that_cannot_be_read_is_named(self, path: Path) -> None:
+        with closing(self.open(path)) as source:
+            good = {entry.key: copied(source.read(entry)) for entry in source.entries()}
+            spoiled = list(source.entries())[2]
+        if not self.spoil(path, spoiled):
+            pytest.skip("a single sample cannot be spoiled")
+        with closing(self.open(path)) as source:
+            entries = list(source.entries())
+            assert [entry.key for entry in entries] == list(good)
+            assert source.survey().records == len(entries)
+            for entry in entries:
+                if entry.key != spoiled.key:
+                    assert same(source.read(entry), good[entry.key])
+                    continue
+                with pytest.raises(PackstoreError) as caught:
+                    source.read(entry)
+                assert isinstance(caught.value, SampleError | CorruptRecordError)
+                assert caught.value.key == spoiled.key
+                assert str(caught.value).isprintable()
+
+    def test_a_file_too_large_for_its_pixels_is_not_read(self, path: Path) -> None:
+        with closing(self.open(path)) as source:
+            large = list(source.entries())[2]
+        if not self.enlarge(path, large):
+            pytest.skip("its images are no files")
+        with closing(self.open(path, max_pixels=1)) as source:
+            for entry in source.entries():
+                if entry.key == large.key:
+                    with pytest.raises(SampleError, match="max_pixels") as caught:
+                        source.read(entry)
+                    assert caught.value.key == large.key
+                else:
+                    source.read(entry)
+
+    def test_a_number_of_pixels_that_is_none(self, path: Path) -> None:
+        for wrong in (0, -1, 1.5, True):
+            with pytest.raises(UsageError, match="max_pixels"):
+                self.open(path, max_pixels=wrong)
+
+    def test_stamp_and_entries_show_a_change(self, path: Path) -> None:
+        def state() -> tuple[str, list[Entry]]:
+            with closing(self.open(path)) as source:
+                assert source.stamp() == source.stamp()
+                return source.stamp(), list(source.entries())
+
+        before = state()
+        assert state() == before
+        self.change(path)
+        assert state() != before
+
+    def test_entries_are_listed_lazily_in_bounded_memory(self, tmp_path: Path) -> None:
+        peaks = []
+        for samples in (_FEW, self.many):
+            folder = tmp_path / f"{samples}"
+            folder.mkdir()
+            with closing(self.open(self.make(folder, samples))) as source:
+                records = source.survey().records
+                assert sum(1 for _ in source.entries()) == records  # what the interpreter caches is not counted
+                entries = source.entries()
+                assert iter(entries) is entries
+                tracemalloc.start()
+                try:
+                    assert sum(1 for _ in entries) == records
+                    peaks.append(tracemalloc.get_traced_memory()[1])
+                finally:
+                    tracemalloc.stop()
+        assert peaks[1] - peaks[0] < self.bytes_per_sample * self.many + (32 << 10)
+
+    def test_it_packs_and_the_store_holds_it(self, path: Path, tmp_path: Path) -> None:
+        options = {"source_kind": None if self.recognised else self.kind, **self.options(path)}
+        report = convert(path, tmp_path / "packed.h5", **options)
+        assert report.manifest.origin.kind == self.kind
+        with closing(self.open(path)) as source:
+            assert report.manifest.records == source.survey().records
+        checked = verify(tmp_path / "packed.h5", decode=True, against=path, **options)
+        assert checked.problems == ()
+
+
+def copied(image: Any) -> Any:
+    """An image that does not depend on its source."""
+    return image.copy() if isinstance(image, np.ndarray) else bytes(image)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two images of a source are equal: bytes, or arrays of one shape and dtype."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return type(one) is type(other) and bytes(one) == bytes(other)
