@@ -5,6 +5,7 @@ Each page runs by itself, in order, in a directory that holds what the README's 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from pathlib import Path
 import click
 import pytest
 
+from packstore import LoaderOptions
 from packstore.cli import cli
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 
@@ -143,6 +145,13 @@ def test_every_command_is_named() -> None:
     texts = "\n".join(text_of(name) for name in TEXTS)
     for command in cli.commands:
         assert f"packstore {command}" in texts
+
+
+def test_every_option_is_explained() -> None:
+    for option in [option for each in cli.commands["convert"].params for option in each.opts]:
+        assert f"`{option}" in text_of("packing") or not option.startswith("--"), option
+    for field in dataclasses.fields(LoaderOptions):
+        assert re.search(rf"\b{field.name}=", text_of("loading")), field.name
 
 
 OTHERS = {
