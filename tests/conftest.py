@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.makers.tiers import assign_tiers
+from tests.makers.tiers import SEED, assign_tiers
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Workers of pytest-xdist inherit it, and so all draw the same cases.
-SEED = int(os.environ.setdefault("PACKSTORE_TEST_SEED", str(random.SystemRandom().randrange(1 << 30))))
 UNTIL = int(os.environ.get("PACKSTORE_TEST_UNTIL", "0"))
 """When the time of this run is over, in seconds since 1970; 0: never."""
 
@@ -50,7 +48,7 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    assign_tiers(items, SEED)
+    assign_tiers(items)
     if UNTIL:
         random.Random(SEED).shuffle(items)
 
@@ -101,6 +99,12 @@ def need() -> Need:
             pytest.skip(f"{name} is not available here")
 
     return check
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Random numbers that depend on the seed of the run and the name of the test."""
+    return random.Random(f"{SEED} {request.node.nodeid}")
 
 
 @pytest.fixture(scope="session")

@@ -282,3 +282,12 @@ def test_a_clone_in_the_working_directory_is_not_taken_for_the_package(tmp_path:
     code = "import packstore; print(packstore.convert.__module__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "packstore.packing.conversion\n", done.stderr
+
+
+def test_no_test_file_imports_another() -> None:
+    """What several need is in ``tests/makers``, or a fixture; suites of tests are in ``packstore/testing``."""
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path.name != "__init__.py"]
+    for path in files:
+        names = [name for _, name in imports(path.name, ast.parse(path.read_text("utf-8")))]
+        taken = [name for name in names if name.startswith("tests.")]
+        assert all(name.startswith(("tests.makers.", "tests.conftest.")) for name in taken), path

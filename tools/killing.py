@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.makers.stores import content
+
 SYSCALLS = (
     "write,pwrite64,writev,pwritev,rename,renameat,renameat2,link,linkat,unlink,unlinkat,mkdir,mkdirat,rmdir,fsync,"
     "fdatasync,ftruncate,fallocate"
@@ -57,12 +59,6 @@ class Tally:
     taken_over: int = 0
     losses: list[str] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
-
-
-def content(path: Path) -> dict[str, bytes]:
-    """All files of a store, by name."""
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
 def small_steps() -> None:
@@ -144,13 +140,13 @@ class Killer:
                 break
         self.finish(case, out, overwrite)
 
-    def at_calls(self, case: str, every: int = 1) -> None:
-        """Kills a conversion at every (or each ``every``-th) system call that changes the file system, by strace."""
+    def at_calls(self, case: str, every: int = 1, first: int = 0) -> None:
+        """Kills a conversion at each ``every``-th system call that changes the file system, by strace."""
         suffix, _ = CASES[case]
         self.reference(case)
         out = self._scratch / f"out{suffix}"
         for number, (call, count) in enumerate(self._calls(case, out)):
-            if number % every:
+            if number % every != first:
                 continue
             inject = ["-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={count}"]
             done = self._traced(case, out, inject)
@@ -212,7 +208,8 @@ class Killer:
         """The calls of an uninterrupted run, as (name, which of this name). Threads count by themselves for strace, so
         only those of the first, which does all but the syncing, are listed."""
         log = self._scratch.with_name(f"{self._scratch.name}.trace")
-        done = self._traced(case, out, ["-e", f"trace={SYSCALLS}"], log)
+        # The first call of all is that by which the program began: it tells which thread is the first.
+        done = self._traced(case, out, ["-e", f"trace=execve,{SYSCALLS}"], log)
         if done.returncode:
             raise LossError(f"{case}: the traced run failed: {done.stderr}")
         _remove(out)

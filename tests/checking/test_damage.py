@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,21 +16,9 @@ from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.stores import create_store, open_store
 from packstore.stores.pth.layout import layout
 from packstore.testing.stores import append, make_records
-from tests.conftest import ROOT
+from tests.makers.tools import load_tool
 
 SUFFIXES = ("lmdb", "h5", "pth")
-
-
-def load_tool(name: str) -> ModuleType:
-    loader = SourceFileLoader(f"tools_{name}", str(ROOT / "tools" / name))
-    spec = spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    import sys
-
-    sys.modules[loader.name] = module  # dataclasses look their module up
-    loader.exec_module(module)
-    return module
 
 
 flips: Any = load_tool("flip")
@@ -92,6 +77,7 @@ def test_every_byte_of_the_records_and_many_others(source: Path, tmp_path: Path,
     assert packstore.verify(store.path).ok, "the flips were not undone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_bytes_of_a_sharded_store(source: Path, tmp_path: Path, suffix: str) -> None:
     store = pack(source, tmp_path / f"a.{suffix}", "uint8", 60)
@@ -105,6 +91,7 @@ def test_bytes_of_a_sharded_store(source: Path, tmp_path: Path, suffix: str) -> 
     assert tally.counts["idle"] == 0, tally.shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard_size", [None, 60])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_truncations(source: Path, tmp_path: Path, suffix: str, shard_size: int | None) -> None:

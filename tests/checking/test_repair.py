@@ -17,9 +17,9 @@ import packstore
 from packstore import ConvertOptions, RepairOptions, VerifyOptions
 from packstore.cli import cli
 from packstore.core.errors import DestinationError, StoreError, UsageError
-from packstore.stores import open_store
-from tests.cli.test_cli import run
+from tests.makers.command import run
 from tests.makers.datasets import write_image
+from tests.makers.stores import content, damage
 
 SUFFIXES = ("lmdb", "h5", "pth")
 ENCODINGS: dict[str, dict[str, Any]] = {
@@ -41,55 +41,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    if path.is_file():
-        return {"": path.read_bytes()}
-    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
-
-
 def digest(path: Path) -> str:
-    return hashlib.sha256(repr(sorted(contents(path).items())).encode()).hexdigest()
-
-
-def change(path: Path, value: bytes, offset: int) -> None:
-    """Changes a byte of a value, wherever in the files of a store it lies."""
-    places = 0
-    for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
-        content = bytearray(file.read_bytes())
-        place = content.find(value)
-        while place >= 0:
-            content[place + offset] ^= 0x21
-            places += 1
-            place = content.find(value, place + 1)
-        file.write_bytes(content)
-    assert places
-
-
-def damage(path: Path, images: list[int], columns: list[str], record: int = 3) -> None:
-    with open_store(path) as reader:
-        values = [(bytes(reader.read(i)), len(reader.read(i)) // 2) for i in images]
-        for name in columns:
-            if name == "key":
-                key = reader.key(record).encode()
-                values.append((key, len(key) - 1))
-            else:
-                start = 0
-                for shard in reader.manifest.shards:
-                    if start <= record < start + shard.records:
-                        break
-                    start += shard.records
-                else:
-                    shard = None  # type: ignore[assignment]
-                stop = len(reader) if shard is None else start + shard.records
-                part = reader.fixed(name)[start if shard else 0 : stop]
-                values.append(
-                    (
-                        part.tobytes(),
-                        (record - (start if shard else 0)) * part.dtype.itemsize * (3 if name == "shape" else 1),
-                    )
-                )
-    for value, offset in values:
-        change(path, value, offset)
+    return hashlib.sha256(repr(sorted(content(path).items())).encode()).hexdigest()
 
 
 @pytest.mark.parametrize("shard_size", [None, 700])
@@ -105,7 +58,7 @@ def test_the_repaired_store_is_the_original(
     damage(bad, [], ["row_checksum"], 1)
     before = digest(bad)
     report = packstore.repair(bad, source, tmp_path / "fixed")
-    assert contents(tmp_path / "fixed") == contents(good)
+    assert content(tmp_path / "fixed") == content(good)
     assert report.identical
     assert {p.record for p in report.replaced} >= {0, 3, 4}
     assert report.copied == 6 - len(report.replaced)
@@ -114,7 +67,7 @@ def test_the_repaired_store_is_the_original(
     # From another store, too, even one in another format.
     again = packstore.repair(bad, good, tmp_path / "again")
     assert again.identical
-    assert contents(tmp_path / "again") == contents(good)
+    assert content(tmp_path / "again") == content(good)
 
 
 @pytest.mark.parametrize("column", ["label", "key", "shape", "checksum", "row_checksum"])
@@ -126,7 +79,7 @@ def test_each_column(source: Path, tmp_path: Path, suffix: str, column: str) -> 
     damage(bad, [], [column])
     report = packstore.repair(bad, source, tmp_path / "fixed")
     assert report.problem_count >= 1
-    assert contents(tmp_path / "fixed") == contents(good)
+    assert content(tmp_path / "fixed") == content(good)
 
 
 @settings(max_examples=12)
@@ -141,11 +94,11 @@ def test_any_damage_that_opens_is_repaired_or_refused(tmp_path_factory: pytest.T
     packstore.convert(root / "photos", good, encoding=data.draw(st.sampled_from(["original", "uint8"])))
     shutil.copytree(good, bad) if good.is_dir() else shutil.copy(good, bad)
     file = bad / "data.mdb" if bad.is_dir() else bad
-    content = bytearray(file.read_bytes())
+    raw = bytearray(file.read_bytes())
     rng = random.Random(data.draw(st.integers(0, 2**32)))
     for _ in range(data.draw(st.integers(1, 6))):
-        content[rng.randrange(len(content))] ^= rng.randrange(1, 256)
-    file.write_bytes(content)
+        raw[rng.randrange(len(raw))] ^= rng.randrange(1, 256)
+    file.write_bytes(raw)
     try:
         report = packstore.repair(bad, root / "photos", root / "fixed")
     except StoreError:
@@ -155,7 +108,7 @@ def test_any_damage_that_opens_is_repaired_or_refused(tmp_path_factory: pytest.T
         assert not (root / "fixed").exists()
         assert report.lost or packstore.verify(bad).ok
     else:
-        assert contents(root / "fixed") == contents(good)
+        assert content(root / "fixed") == content(good)
 
 
 def test_a_changed_source_does_not_slip_in(source: Path, tmp_path: Path) -> None:
@@ -223,9 +176,9 @@ def test_what_cannot_be_repaired(source: Path, tmp_path: Path) -> None:
             packstore.salvage(store, tmp_path / name)
     with pytest.raises(DestinationError, match=r"exists already; choose another name$"):
         packstore.salvage(store, tmp_path / "taken.h5")
-    content = bytearray(store.read_bytes())
-    content[20] ^= 1
-    store.write_bytes(content)
+    raw = bytearray(store.read_bytes())
+    raw[20] ^= 1
+    store.write_bytes(raw)
     with pytest.raises(StoreError, match="packstore salvage"):
         packstore.repair(store, source, tmp_path / "fixed.h5")
     packstore.convert(source, tmp_path / "u.h5", encoding="uint8", size=6)

@@ -23,9 +23,9 @@ from packstore.stores import create_store, open_store
 from packstore.stores import manifest_recovery as mend_module
 from packstore.stores.manifest_recovery import find_manifest, mend
 from packstore.testing.stores import append, make_records
-from tests.checking.test_repair import contents, damage
-from tests.cli.test_cli import run
+from tests.makers.command import run
 from tests.makers.datasets import write_image
+from tests.makers.stores import content, damage
 
 SUFFIXES = ("lmdb", "h5", "pth")
 Content = dict[str, tuple[bytes, int]]
@@ -130,15 +130,15 @@ def test_a_store_with_a_broken_beginning_and_end(source: Path, tmp_path: Path, s
     file = data_file(bad)
     start, size = {"lmdb": (0, 8192), "h5": (0, 90), "pth": (file.stat().st_size - 1000, 1000)}[suffix]
     overwrite(file, start, b"\xa5" * size)
-    before = contents(bad)
+    before = content(bad)
     with pytest.raises(StoreError):
         open_store(bad)
     report = packstore.salvage(bad, tmp_path / "fixed")
     assert report.complete
     assert (report.recovered, report.missing_count) == (12, 0)
     assert any("cannot be opened" in note or "not a store" in note for note in report.notes), report.notes
-    assert contents(tmp_path / "fixed") == contents(good)
-    assert contents(bad) == before, "the damaged store was written to"
+    assert content(tmp_path / "fixed") == content(good)
+    assert content(bad) == before, "the damaged store was written to"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -148,11 +148,11 @@ def test_damaged_records_are_left_out_and_listed(source: Path, tmp_path: Path, s
     good = held(store)
     damage(store, [1, 9], ["label"])
     manifest = b'{"columns":[{"classes"'
-    content = data_file(store).read_bytes()
-    place = content.find(manifest)
+    raw = data_file(store).read_bytes()
+    place = raw.find(manifest)
     while place >= 0:  # LMDB may keep an old copy
         overwrite(data_file(store), place + 30, b"?")
-        place = content.find(manifest, place + 1)
+        place = raw.find(manifest, place + 1)
     report = packstore.salvage(store, tmp_path / "fixed")
     assert {p.record for p in report.missing} == {1, 3, 9}
     assert {p.key for p in report.missing} == {"train/ant/01.png", "train/ant/03.png", "val/ant/09.png"}
@@ -171,6 +171,7 @@ def test_damaged_records_are_left_out_and_listed(source: Path, tmp_path: Path, s
     assert not again.complete
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(data=st.data())
 def test_nothing_wrong_gets_in(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
@@ -231,7 +232,7 @@ def test_lmdb_values_without_an_entry_are_found_by_their_checksum(tmp_path: Path
     for number in range(150):  # more than a leaf page has entries
         write_image(tmp_path / "photos" / f"{number:03}.png", 33, 40, number)
     packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb")
-    good = contents(tmp_path / "a.lmdb")
+    good = content(tmp_path / "a.lmdb")
     file = tmp_path / "a.lmdb" / "data.mdb"
     for page in leaf_pages(file.read_bytes()):
         if b"0000000000" in file.read_bytes()[page * 4096 : page * 4096 + 4096]:
@@ -240,7 +241,7 @@ def test_lmdb_values_without_an_entry_are_found_by_their_checksum(tmp_path: Path
         reader.read(0)
     report = packstore.salvage(tmp_path / "a.lmdb", tmp_path / "fixed.lmdb")
     assert (report.complete, report.recovered) == (True, 150)
-    assert contents(tmp_path / "fixed.lmdb") == good
+    assert content(tmp_path / "fixed.lmdb") == good
 
 
 @pytest.mark.parametrize("name", [b"label", b"shape", b"key/bytes", b"key/offsets", b"checksum"])
@@ -266,11 +267,11 @@ def test_lmdb_columns_without_an_entry_are_found_by_their_digest(tmp_path: Path,
 def test_lmdb_without_any_manifest(source: Path, tmp_path: Path) -> None:
     packstore.convert(source, tmp_path / "a.lmdb")
     good, file = held(tmp_path / "a.lmdb"), tmp_path / "a.lmdb" / "data.mdb"
-    content = file.read_bytes()
-    place = content.find(b'{"columns"')
+    raw = file.read_bytes()
+    place = raw.find(b'{"columns"')
     while place >= 0:
         overwrite(file, place, bytes(2500))
-        place = content.find(b'{"columns"', place + 1)
+        place = raw.find(b'{"columns"', place + 1)
     report = packstore.salvage(tmp_path / "a.lmdb", tmp_path / "fixed.lmdb")
     assert held(tmp_path / "fixed.lmdb") == good
     assert any("its manifest is lost" in note for note in report.notes)
@@ -290,12 +291,12 @@ def sharded(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Pat
 
 
 def test_shards_without_the_manifest_of_the_whole(sharded: Path, tmp_path: Path) -> None:
-    good = contents(sharded)
+    good = content(sharded)
     (sharded / "manifest.json").unlink()
     report = packstore.salvage(sharded, tmp_path / "fixed")
     assert (report.recovered, report.missing_count) == (12, 0)
     assert any("manifest.json" in note for note in report.notes)
-    assert contents(tmp_path / "fixed") == good
+    assert content(tmp_path / "fixed") == good
 
 
 def test_a_missing_shard(sharded: Path, tmp_path: Path) -> None:
@@ -345,6 +346,7 @@ def test_what_cannot_be_salvaged(source: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "fixed.h5").exists()
 
 
+@pytest.mark.slow
 def test_pipes_and_endless_files_in_place_of_a_store(source: Path, tmp_path: Path) -> None:
     """Nobody waits for a pipe to be written to, and no file is read just because it says that it is a manifest."""
     packstore.convert(source, tmp_path / "a.h5", shard_size=2000)

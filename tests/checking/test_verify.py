@@ -67,6 +67,7 @@ def test_a_flipped_byte_in_a_column_is_found(folder: Path, tmp_path: Path, suffi
     assert any(column in p.what or p.record is not None for p in report.problems)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["original", "uint8"])
 def test_every_flipped_byte_of_a_store_is_found_or_harmless(tmp_path: Path, suffix: str, encoding: str) -> None:

@@ -21,15 +21,8 @@ import packstore
 from packstore.cli import cli
 from packstore.cli.common import ByteSize, human_bytes
 from packstore.stores import is_store
+from tests.makers.command import COMMAND, run
 from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
-
-COMMAND = [sys.executable, "-m", "packstore"]
-
-
-def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120, check=False
-    )
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +93,7 @@ def test_dry_run_tells_the_plan_and_writes_nothing(folder: Path, tmp_path: Path)
     assert "at quality 77" in seekable.stdout
 
 
+@pytest.mark.slow
 def test_skipped_files_are_listed_and_the_exit_code_is_3(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos", splits=())
     (tmp_path / "photos" / "bee" / "\x1b[31mred\n.jpg").write_bytes(b"")
@@ -123,6 +117,7 @@ def one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_errors_are_one_line_with_the_right_exit_code(folder: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -181,6 +176,7 @@ def test_cifar_to_pth_from_the_shell(tmp_path: Path) -> None:
     assert "train 100, test 20" in done.stdout
 
 
+@pytest.mark.slow
 def test_demo_makes_a_folder_that_packs(tmp_path: Path) -> None:
     assert run("demo", cwd=tmp_path).returncode == 0
     assert run("convert", "packstore-demo", "demo.lmdb", cwd=tmp_path).returncode == 0
@@ -196,6 +192,8 @@ def large_folder(root: Path, files: int) -> Path:
     return root
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(1, per="number")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("shards", [[], ["--shard-size", "1MB"]])
 def test_an_interrupted_conversion_leaves_nothing_that_opens(
@@ -371,6 +369,7 @@ def test_of_another_dataset_a_few_differences_are_enough(tmp_path: Path) -> None
     assert "every record differs" not in done.stdout
 
 
+@pytest.mark.slow
 def test_commands_that_are_shown_can_be_pasted(tmp_path: Path) -> None:
     """Also where a path has a space: the shell gets from the printed line what it needs."""
     done = run("demo", "my demo", cwd=tmp_path)
@@ -407,6 +406,8 @@ def test_clean_of_what_never_was(tmp_path: Path) -> None:
     assert run("clean", tmp_path).returncode == 0
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(1, per="suffix")
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
 @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
 def test_closed_standard_streams_do_no_harm(tmp_path: Path, closed: str, suffix: str) -> None:

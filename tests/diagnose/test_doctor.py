@@ -38,6 +38,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_all_of_it_is_looked_at(report: dict[str, Any]) -> None:
     sections = report["sections"]
     assert list(sections) == ["versions", "JPEG", "GPU", "processor", "memory", "limits", "disk"]
@@ -54,6 +55,7 @@ def test_all_of_it_is_looked_at(report: dict[str, Any]) -> None:
     assert len(problems) == report["problem_count"]
 
 
+@pytest.mark.slow
 def test_libraries_that_are_broken_in_any_way_are_reported(tmp_path: Path) -> None:
     (tmp_path / "h5py.py").write_text("raise RuntimeError('two\\nlines')")
     (tmp_path / "lmdb.py").write_text("import os; os.abort()")
@@ -72,6 +74,7 @@ def test_libraries_that_are_broken_in_any_way_are_reported(tmp_path: Path) -> No
     assert versions["numpy"]["value"]
 
 
+@pytest.mark.slow
 def test_people_see_a_problem_under_its_fact(tmp_path: Path) -> None:
     (tmp_path / "h5py.py").write_text("raise ImportError('\\x1b[31mred')")
     done = doctor("--no-disk", tmp_path / "not" / "there.lmdb", PYTHONPATH=str(tmp_path))

@@ -142,6 +142,7 @@ def all_decoders() -> list[Decoder]:
     return [get_decoder(name) for name, what in available_decoders().items() if not what.startswith(UNAVAILABLE)]
 
 
+@pytest.mark.sampled(fast=100)
 @pytest.mark.parametrize("name", [*ORDINARY, *OTHERS])
 def test_pixels_are_those_of_pillow(decoder: Decoder, name: str) -> None:
     data = {**ORDINARY, **OTHERS}[name]
@@ -174,6 +175,7 @@ def test_a_fast_decoder_is_really_used(decoder: Decoder, monkeypatch: pytest.Mon
             np.testing.assert_array_equal(decoder.decode(ORDINARY[name]), expected[name])
 
 
+@pytest.mark.slow
 def test_real_images_are_those_of_pillow(shared_data: SharedData) -> None:
     files = [path for path in sorted((shared_data / "imagenet-600").rglob("*")) if path.is_file()]
     found = all_decoders()

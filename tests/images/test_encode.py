@@ -819,6 +819,7 @@ def test_patches_of_small_images(height: int, width: int) -> None:
     assert abs(column - width // 2) <= 4
 
 
+@pytest.mark.slow
 def test_real_images_compare_across_decoders_and_resizers(shared_data: SharedData) -> None:
     files: list[Path] = [p for p in sorted((shared_data / "imagenet-600").rglob("*")) if p.is_file()][::10]
     for options in (EncodeOptions("jpeg", resize=256), EncodeOptions("uint8", resize=128), EncodeOptions("uint8")):

@@ -73,6 +73,7 @@ def test_a_bomb_is_refused_by_its_header(name: str, folder: Path) -> None:
                 get_decoder(decoder).decode(data)
 
 
+@pytest.mark.slow
 def test_bombs_take_no_memory(tmp_path: Path) -> None:
     """All of them, by every decoder, in a process that may take 256 MiB more than it has."""
     for name, data in bombs().items():
@@ -215,6 +216,8 @@ NAMES = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("what", NAMES)
 def test_names_of_any_bytes(what: str, folder: Path) -> None:
     """A good file under any name is packed with exactly that name; a bad one is named on one harmless line."""
@@ -277,6 +280,7 @@ def test_a_source_that_is_none(what: str, kind: str | None, tmp_path: Path) -> N
     assert not isinstance(caught.value, SampleError)
 
 
+@pytest.mark.slow
 def test_files_that_nobody_may_read(folder: Path) -> None:
     code = (
         LESS_RIGHTS
@@ -419,6 +423,7 @@ def test_archives_that_are_refused(what: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out.lmdb").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1 << 28, 1 << 40, (1 << 63) - 1])
 def test_a_member_that_claims_an_enormous_size(size: int, tmp_path: Path) -> None:
     def claim(made: list[tuple[tarfile.TarInfo, bytes]]) -> None:
@@ -450,6 +455,7 @@ except SourceError as error:
     assert out.startswith("refused")
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb(tmp_path: Path) -> None:
     """Half a gigabyte of zeros in half a megabyte, as one member and as an endless header."""
     import gzip

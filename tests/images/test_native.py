@@ -35,7 +35,8 @@ from packstore.images.seekable import (
 )
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.loader.rows import Rows
-from tests.images.test_seekable import boxes, cut, files, forged, index_of, noisy, save, seekable
+from tests.makers.jpegs import boxes, cut, noisy
+from tests.makers.seekable import files, forged, index_of, save, seekable
 
 Need = Callable[[str, bool], None]
 Box = tuple[int, int, int, int]
@@ -88,6 +89,7 @@ def test_a_crop_has_the_pixels_of_the_whole(case: tuple[bytes, list[Box]], choic
             np.testing.assert_array_equal(found, expected[:, ::-1] if mirror else expected)
 
 
+@pytest.mark.sampled(4, fast=1)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_every_small_box_is_spliced(worker: Worker, sampling: str) -> None:
     data = seekable(70, 100, sampling)
@@ -133,6 +135,7 @@ def test_a_box_that_needs_nearly_everything(worker: Worker, mirrored: bool) -> N
         np.testing.assert_array_equal(crop(worker, data, box, mirrored), expected[:, ::-1] if mirrored else expected)
 
 
+@pytest.mark.slow
 def test_metadata_and_several_parts_of_an_index(worker: Worker) -> None:
     image = noisy(1500, 3300)
     data = add_index(
@@ -151,6 +154,7 @@ def test_metadata_and_several_parts_of_an_index(worker: Worker) -> None:
         np.testing.assert_array_equal(crop(worker, data, box), cut(whole, box))
 
 
+@pytest.mark.slow
 def test_memory_grows_as_it_has_to(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = make_worker()
     assert fresh is not None

@@ -27,7 +27,7 @@ from packstore.images.decoders import UNAVAILABLE, Decoder, available_decoders, 
 from packstore.images.decoders.region import load_region
 from packstore.training.augment import RandomResizedCrop
 from tests.conftest import Need, SharedData
-from tests.makers.jpegs import SAMPLINGS, USUAL, cut, jpeg
+from tests.makers.jpegs import SAMPLINGS, USUAL, boxes, cut, jpeg
 
 KINDS: list[list[str]] = [[], ["-restart", "1"], ["-restart", "3B"], ["-optimize", "-quality", "95"], ["-progressive"]]
 
@@ -65,12 +65,6 @@ class Watched:
         image: NDArray[np.uint8] = self._region(*arguments)
         self.given[-1] = image.size
         return image
-
-
-@st.composite
-def boxes(draw: st.DrawFn, height: int, width: int) -> tuple[int, int, int, int]:
-    rows, columns = draw(st.integers(1, height)), draw(st.integers(1, width))
-    return draw(st.integers(0, height - rows)), draw(st.integers(0, width - columns)), rows, columns
 
 
 @st.composite

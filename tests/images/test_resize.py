@@ -263,6 +263,7 @@ def test_large_parts_of_large_images_have_the_pixels_of_the_whole() -> None:
         np.testing.assert_array_equal(resized_centre(turned, covering, size), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss has other units elsewhere")
 def test_thin_images_need_little_memory() -> None:
     """60,000 x 1 pixels enlarged to cover 224 x 224 would have 3 GPixel."""
@@ -316,6 +317,7 @@ def test_threads_give_the_same_pixels() -> None:
         assert all((r == expected).all() for r in pool.map(lambda _: resize(image, 100, 150), range(64)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
 def test_resizing_starts_no_threads_and_leaves_torchs_setting_alone() -> None:
     """Workers are threads already; torch would add as many again to each of them."""

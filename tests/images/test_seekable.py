@@ -8,9 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +24,6 @@ from packstore.images.encode.seekable import encode_seekable
 from packstore.images.resize import resize
 from packstore.images.seekable import (
     Cut,
-    Index,
     NotSeekableError,
     add_index,
     check_index,
@@ -44,19 +41,10 @@ from packstore.images.seekable.markers import restart_interval
 from packstore.images.seekable.transform import transform, transform_version
 from tests.conftest import SharedData
 from tests.makers.datasets import pixels
+from tests.makers.jpegs import SAMPLING_FACTORS, boxes, cjpeg, cut, noisy
+from tests.makers.seekable import files, forged, index_of, save, seekable, with_checksum
 
 Need = Callable[[str, bool], None]
-SAMPLINGS = {
-    "gray": "gray",
-    "444": "1x1,1x1,1x1",
-    "422": "2x1,1x1,1x1",
-    "420": "2x2,1x1,1x1",
-    "440": "1x2,1x1,1x1",
-    "411": "4x1,1x1,1x1",
-    "410": "4x2,1x1,1x1",
-    "large MCUs": "2x1,2x1,2x1",
-    "chroma of two kinds": "2x2,1x2,2x1",
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,37 +53,8 @@ def programs(request: pytest.FixtureRequest) -> None:
     need("jpegtran", shutil.which("jpegtran") is not None and shutil.which("cjpeg") is not None)
 
 
-def save(image: NDArray[np.uint8] | Image.Image, **options: Any) -> bytes:
-    out = io.BytesIO()
-    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(out, "JPEG", **options)
-    return out.getvalue()
-
-
-def noisy(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Neighbouring pixels differ much, so that a wrong neighbour shows."""
-    rng = np.random.default_rng(seed)
-    return pixels(height, width, seed) // 2 + rng.integers(0, 120, (height, width, 3), np.uint8)
-
-
-def cjpeg(image: NDArray[np.uint8], sampling: str, *options: str) -> bytes:
-    how = ["-grayscale"] if sampling == "gray" else ["-sample", SAMPLINGS[sampling]]
-    height, width, _ = image.shape
-    ppm = b"P6 %d %d 255\n" % (width, height) + image.tobytes()
-    return subprocess.run(["cjpeg", *how, *options], input=ppm, check=True, capture_output=True).stdout
-
-
-def seekable(height: int, width: int, sampling: str = "420", interval: int = 1, seed: int = 0) -> bytes:
-    return add_index(cjpeg(noisy(height, width, seed), sampling, "-restart", f"{interval}B"))
-
-
 def decoders() -> list[Decoder]:
     return [get_decoder(name) for name, what in available_decoders().items() if not what.startswith(UNAVAILABLE)]
-
-
-def index_of(data: bytes) -> Index:
-    index = read_index(data)
-    assert index is not None
-    return index
 
 
 def spliced(data: bytes, box: tuple[int, int, int, int]) -> Cut | None:
@@ -104,30 +63,7 @@ def spliced(data: bytes, box: tuple[int, int, int, int]) -> Cut | None:
     return plan if plan.height and splice(data, index_of(data), plan) is not None else None
 
 
-def cut(image: NDArray[np.uint8], box: tuple[int, int, int, int]) -> NDArray[np.uint8]:
-    top, left, height, width = box
-    return image[top : top + height, left : left + width]
-
-
 # Crops.
-
-
-@st.composite
-def boxes(draw: st.DrawFn, height: int, width: int) -> tuple[int, int, int, int]:
-    rows, columns = draw(st.integers(1, height)), draw(st.integers(1, width))
-    return draw(st.integers(0, height - rows)), draw(st.integers(0, width - columns)), rows, columns
-
-
-@st.composite
-def files(draw: st.DrawFn) -> tuple[bytes, list[tuple[int, int, int, int]]]:
-    sampling = draw(st.sampled_from(list(SAMPLINGS)))
-    height, width = draw(st.integers(1, 120)), draw(st.integers(1, 160))
-    image = noisy(height, width, draw(st.integers(0, 3)))
-    whole = cjpeg(image, sampling, "-quality", str(draw(st.sampled_from([20, 75, 95]))))
-    columns = frame_of(whole, segments(whole)).mcus[1]
-    interval = draw(st.sampled_from([n for n in range(1, columns + 1) if columns % n == 0]))
-    data = add_index(cjpeg(image, sampling, "-restart", f"{interval}B"))
-    return data, draw(st.lists(boxes(height, width), min_size=1, max_size=6))
 
 
 @given(files())
@@ -140,7 +76,8 @@ def test_a_crop_has_the_pixels_of_the_whole(case: tuple[bytes, list[tuple[int, i
             np.testing.assert_array_equal(decoder.decode_crop(data, box), cut(whole, box))
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.sampled(4, fast=1)
+@pytest.mark.parametrize("sampling", SAMPLING_FACTORS)
 def test_every_small_box_is_spliced(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it lies; otherwise the tests above would compare whole images with themselves."""
     data = seekable(70, 100, sampling)
@@ -237,7 +174,8 @@ def test_lengths_of_every_width(bits: int) -> None:
 # Rewriting.
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.sampled(fast=20)
+@pytest.mark.parametrize("sampling", SAMPLING_FACTORS)
 @pytest.mark.parametrize("options", [(), ("-progressive",), ("-restart", "3B"), ("-optimize", "-quality", "97")])
 @pytest.mark.parametrize("size", [(1, 1), (7, 5), (61, 83), (120, 376)])
 def test_rewriting_keeps_every_pixel(sampling: str, options: tuple[str, ...], size: tuple[int, int]) -> None:
@@ -379,7 +317,7 @@ def test_the_library_refuses_what_the_program_refuses(library: str) -> None:
 
 
 def test_intervals_divide_rows_and_follow_the_price() -> None:
-    for sampling in SAMPLINGS:
+    for sampling in SAMPLING_FACTORS:
         whole = cjpeg(noisy(375, 500), sampling)
         frame = frame_of(whole, segments(whole))
         columns = frame.mcus[1]
@@ -449,18 +387,6 @@ def test_a_damaged_file_is_never_wrong_in_silence(data: st.DataObject) -> None:
         assert whole is None or np.array_equal(crop, cut(whole, box))
 
 
-def with_checksum(data: bytes) -> bytes:
-    """The file with the right checksum in its index, where that is still in its place."""
-    start = data.find(b"packstore\0") - 4 + _OPENING.size
-    if start < _OPENING.size or len(data) < start + _HEAD.size:
-        return data
-    tables_at, scan_at = _HEAD.unpack_from(data, start)[1:3]
-    crc = zlib.crc32(
-        data[tables_at:scan_at], zlib.crc32(data[start + 4 : start - _OPENING.size + 2 + _length(data, start)])
-    )
-    return data[:start] + crc.to_bytes(4, "big") + data[start + 4 :]
-
-
 def test_every_byte_of_the_index_counts(sample: bytes) -> None:
     start = sample.index(b"packstore\0") - 4
     stop = start + 2 + int.from_bytes(sample[start + 2 : start + 4], "big")
@@ -469,22 +395,6 @@ def test_every_byte_of_the_index_counts(sample: bytes) -> None:
         assert read_index(broken) is None, at
     for at in range(index_of(sample).tables_at, index_of(sample).scan_at):
         assert read_index(sample[:at] + bytes([sample[at] ^ 1]) + sample[at + 1 :]) is None, at
-
-
-def forged(data: bytes, change: Callable[[NDArray[np.uint8], list[int]], None]) -> bytes:
-    """A file whose index is other than it should be, with a right checksum."""
-    start = data.index(b"packstore\0") - 4 + _OPENING.size
-    index = index_of(data)
-    head = list(_HEAD.unpack_from(data, start))
-    low = np.frombuffer(data, np.uint8, index.across * index.rows, index.lengths_at).copy()
-    change(low, head)
-    rest = data[index.lengths_at + len(low) : start - _OPENING.size + 2 + _length(data, start)]
-    body = _HEAD.pack(*head) + low.tobytes() + rest
-    return with_checksum(data[:start] + body + data[start + len(body) :])
-
-
-def _length(data: bytes, start: int) -> int:
-    return int.from_bytes(data[start - _OPENING.size + 2 : start - _OPENING.size + 4], "big")
 
 
 def test_forged_boundaries_are_seen(sample: bytes) -> None:

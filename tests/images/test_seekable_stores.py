@@ -25,8 +25,8 @@ from packstore.images.seekable import Cut, Index, add_index, check_index, make_s
 from packstore.stores import create_store
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.loader import assemble
-from tests.images.test_seekable import forged
 from tests.makers.datasets import make_folder, pixels
+from tests.makers.seekable import forged
 
 Need = Callable[[str, bool], None]
 LISTS = {

@@ -6,6 +6,7 @@ marked ``soak``, so that with one seed the default tier and soak are together al
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from collections import defaultdict
@@ -14,11 +15,14 @@ from typing import Any
 
 import pytest
 
+SEED = int(os.environ.setdefault("PACKSTORE_TEST_SEED", str(random.SystemRandom().randrange(1 << 30))))
+"""What a run draws its cases with. Workers of pytest-xdist inherit it, and so all draw the same."""
+
 ORDERS = {"cuda": ("late", "ahead"), "device": ("late", "backwards", "ahead", 3)}
 """Fixtures with an order of work of the simulated device as parameter: a run takes one of these."""
 
 
-def assign_tiers(items: Sequence[pytest.Item], seed: int) -> None:
+def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
     """Marks cases beyond the samples that a run takes.
 
     A test marked ``sampled(n)`` runs ``n`` of its cases, drawn with ``seed``; the others become ``soak``. With

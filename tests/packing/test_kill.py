@@ -1,35 +1,21 @@
-"""Conversions that are killed: a bounded number; ``tools/kill`` runs thousands."""
+"""Conversions that are killed: a few, and in a soak thousands."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.makers.datasets import make_folder
+from tests.makers.tools import load_tool
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def load_killing() -> Any:
-    spec = importlib.util.spec_from_file_location("killing", ROOT / "tools" / "killing.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["killing"] = module  # as a dataclass needs it
-    spec.loader.exec_module(module)
-    return module
-
-
-killing = load_killing()
+killing: Any = load_tool("killing.py")
 
 
 @pytest.fixture
-def killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Any:
     from packstore.packing import conversion
     from packstore.stores.builder import journal as receipts
     from packstore.stores.lmdb import store as lmdb_store
@@ -43,23 +29,30 @@ def killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(module, name, getattr(module, name))  # to be set back
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    return killing.Killer(make_folder(tmp_path / "photos"), scratch, seed=int(os.environ.get("PACKSTORE_SEED", "1")))
+    return killing.Killer(make_folder(tmp_path / "photos"), scratch, seed=rng.randrange(1 << 30))
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(1, per="case")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-@pytest.mark.parametrize("case", ["lmdb", "hdf5", "pth", "hdf5 shards", "lmdb shards"])
+@pytest.mark.parametrize("case", killing.CASES)
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_killed_at_random_moments_nothing_is_lost(killer: Any, case: str, overwrite: bool) -> None:
+@pytest.mark.parametrize("turn", range(40))
+def test_killed_at_random_moments_nothing_is_lost(killer: Any, case: str, overwrite: bool, turn: int) -> None:
     for _ in range(3):
         killer.at_random(case, overwrite=overwrite)
     assert killer.tally.losses == []
 
 
-@pytest.mark.parametrize(("case", "every"), [("lmdb", 10), ("hdf5", 9), ("pth shards", 5)])
-def test_killed_at_system_calls_nothing_is_lost(killer: Any, case: str, every: int, need: Any) -> None:
+@pytest.mark.slow
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("first", range(40))
+@pytest.mark.parametrize("case", killing.CASES)
+def test_killed_at_system_calls_nothing_is_lost(killer: Any, case: str, first: int, need: Any) -> None:
+    """At each 40th call, from that of number ``first`` on."""
     need("strace", killing.can_trace())
-    killer.at_calls(case, every)
-    assert killer.tally.kills >= 4
+    killer.at_calls(case, 40, first)
+    assert killer.tally.kills >= 1
     assert killer.tally.losses == []
 
 

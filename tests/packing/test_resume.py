@@ -23,6 +23,7 @@ from packstore.stores.builder import work_directory as work
 from packstore.stores.builder.journal import read_receipt
 from packstore.stores.builder.work_directory import RECEIPT, STORE, find_leftovers, runs_of, work_path
 from tests.makers.datasets import make_folder, write_image
+from tests.makers.stores import content
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
 
@@ -42,12 +43,6 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path / "photos")  # 24 images, 12 of them in train
-
-
-def content(path: Path) -> dict[str, bytes]:
-    """All files of a store."""
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
 def cut_short(source: Path, destination: Path, after: int, **options: Any) -> Path:
@@ -76,6 +71,7 @@ def reference(folder: Path, tmp_path: Path) -> Any:
     return convert
 
 
+@pytest.mark.sampled(5, per="suffix", fast=1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(
     "options",

@@ -704,6 +704,7 @@ def test_discarding_what_was_never_made_says_nothing(
     assert caplog.text == ""
 
 
+@pytest.mark.sampled(4, fast=1)
 @pytest.mark.parametrize("shard_size", [None, 3000])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("environment", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])

@@ -164,6 +164,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_many_processes_and_threads_read_the_same(folder: Path, tmp_path: Path) -> None:
     paths, expected = [], []
     for suffix, shard_size in itertools.product(SUFFIXES, (None, 3000)):
@@ -209,6 +210,7 @@ def test_forked_processes_read_on(
         assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_workers_of_a_dataloader(folder: Path, tmp_path: Path, start: str) -> None:
@@ -333,6 +335,7 @@ def test_a_work_directory_that_goes_as_it_is_looked_at(tmp_path: Path, monkeypat
     holder.remove()
 
 
+@pytest.mark.slow
 def test_of_many_converters_at_once_one_wins(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.h5"
     command = [sys.executable, "-B", "-m", "packstore", "convert", "-q", str(folder), str(out)]

@@ -20,9 +20,10 @@ import packstore
 from packstore.stores import is_store
 from packstore.stores.lmdb import store as lmdb_store
 from tests.makers.datasets import make_folder
-from tests.packing.test_kill import killing
-from tests.packing.test_resume import content
+from tests.makers.stores import content
+from tests.makers.tools import load_tool
 
+killing: Any = load_tool("killing.py")
 SUFFIXES = (".lmdb", ".h5", ".pth")
 CALLS = "write,pwrite64,writev,fsync,fdatasync,rename,renameat2,mkdir,ftruncate"
 
@@ -96,6 +97,8 @@ def failures(counts: Counter[str]) -> Iterator[tuple[str, str, int]]:
                 yield call, chosen, number
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_call_that_fails(
     traced: Callable[..., Any],
@@ -151,6 +154,8 @@ def test_a_failed_sync_in_the_background(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(("call", "error"), [("renameat2", "EIO"), ("fsync", "EIO")])
 def test_the_old_store_stays_when_the_new_one_fails(
@@ -167,6 +172,8 @@ def test_the_old_store_stays_when_the_new_one_fails(
     assert list(tmp_path.iterdir()) == [out]
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_write_that_lies_is_never_published(
     traced: Callable[..., Any],
@@ -208,6 +215,7 @@ def test_a_write_that_lies_is_never_published(
     assert found >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_interrupted_calls_are_made_again(
     traced: Callable[..., Any], reference: Callable[[str], dict[str, bytes]], tmp_path: Path, suffix: str
@@ -220,6 +228,7 @@ def test_interrupted_calls_are_made_again(
     assert content(out) == reference(suffix)
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_one_line(folder: Path, tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (192 << 20, 192 << 20))
@@ -237,6 +246,7 @@ def test_out_of_memory_is_one_line(folder: Path, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["photos"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_disk_that_is_full(folder: Path, tmp_path: Path, suffix: str) -> None:
     """A real one, of one megabyte, most of which is taken when packing has begun."""

@@ -225,6 +225,7 @@ LIES: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
+@pytest.mark.sampled(60, fast=20)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("lie", LIES)
 def test_manifests_that_lie(lie: str, suffix: str, store: Callable[[str], Path]) -> None:
@@ -266,6 +267,7 @@ def test_lies_that_are_told_from_the_file_are_refused(store: Callable[[str], Pat
     assert all(message.isprintable() and len(message) < 1000 for message in messages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [f"{e}{s}" for s in SUFFIXES for e in (*ENCODINGS, "sharded")])
 def test_manifests_with_odd_values_anywhere(name: str, store: Callable[[str], Path]) -> None:
     rng = random.Random(name)
@@ -309,6 +311,7 @@ def test_a_name_twice_is_no_manifest_even_with_its_digest(store: Callable[[str],
         Manifest.from_json(text.replace('"records":6', '"records":7,"records":6'))
 
 
+@pytest.mark.slow
 def test_a_manifest_of_gigabytes_is_not_read(store: Callable[[str], Path]) -> None:
     path = store("sharded.lmdb")
     with (path / "manifest.json").open("wb") as file:
@@ -410,6 +413,7 @@ PICKLES["large tuples, over and over"] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", PICKLES)
 def test_pickles_that_are_programs(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -794,6 +798,7 @@ def test_offsets_that_lie(what: str, column: str, suffix: str, store: Callable[[
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_line_says_it_on_one_line(store: Callable[[str], Path], tmp_path: Path) -> None:
     lying = store("uint8.h5")
     manifest = plain_manifest(lying)

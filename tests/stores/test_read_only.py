@@ -41,6 +41,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_nothing_of_a_directory_without_write_permission_is_written(stores: Path) -> None:
     """As an ordinary user, with files and directories all read-only: nothing appears or changes."""
     code = (
@@ -91,6 +92,7 @@ def read_only_mount(stores: Path, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.slow
 def test_a_read_only_mount(read_only_mount: Path) -> None:
     with pytest.raises(OSError, match="Read-only"):
         (read_only_mount / "probe").touch()

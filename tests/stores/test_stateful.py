@@ -36,6 +36,7 @@ from packstore.stores.builder import work_directory as work
 from packstore.stores.builder.work_directory import find_leftovers, is_held, read_owner, remove_leftover, work_path
 from packstore.stores.lmdb import store as lmdb_store
 from tests.makers.datasets import write_image
+from tests.makers.stores import content, files_of
 
 Content = dict[str, bytes]
 
@@ -51,14 +52,6 @@ OPTIONS = st.fixed_dictionaries(
 
 class CutError(BaseException):
     """What ends a run: not an Exception, as an interrupt is none."""
-
-
-def files_of(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-
-
-def content(path: Path) -> Content:
-    return {str(file.relative_to(path)): file.read_bytes() for file in files_of(path)}
 
 
 def delete(path: Path) -> None:
@@ -326,6 +319,7 @@ class Life(RuleBasedStateMachine):
 LIFE = settings(max_examples=max(15, settings().max_examples * 15 // 40), stateful_step_count=15, print_blob=True)
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 def test_a_life_of_a_store() -> None:
     Life.taken_over = 0

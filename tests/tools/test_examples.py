@@ -26,6 +26,8 @@ def run(name: str, *arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("encoding", ["uint8", "float16"])
 def test_cifar(tmp_path: Path, encoding: str) -> None:
     packstore.convert(make_cifar10(tmp_path), tmp_path / "c.pth", encoding=encoding)
@@ -34,6 +36,7 @@ def test_cifar(tmp_path: Path, encoding: str) -> None:
     assert "of 20" in out
 
 
+@pytest.mark.slow
 def test_images_and_resume(tmp_path: Path) -> None:
     packstore.convert(make_folder(tmp_path / "photos"), tmp_path / "a.lmdb")
     options = (tmp_path / "a.lmdb", "--batch-size", 3, "--size", 32, "--device", "cpu")

@@ -30,6 +30,7 @@ SLOW = {"lmdb": 120, "hdf5": 200, "cifar_archive": 250, "cifar_binary": 300, "pt
 """Targets whose inputs take milliseconds."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_parsers_answer_whatever_they_are_given(target: Target) -> None:
     with warnings.catch_warnings():
@@ -79,6 +80,7 @@ def _fragile(data: bytes) -> None:
                 continue
 
 
+@pytest.mark.slow
 def test_the_fuzzer_finds_faults_and_loops() -> None:
     target = Target("fragile", _fragile, (PackstoreError,), ("test_fuzz.py",))
     result = fuzz(target, [b"PACK"], rng=random.Random(1), count=3000, limit_seconds=0.2)
@@ -87,6 +89,7 @@ def test_the_fuzzer_finds_faults_and_loops() -> None:
     assert [find.data for find in again.finds] == [find.data for find in result.finds]
 
 
+@pytest.mark.slow
 def test_the_tool_runs_and_counts() -> None:
     command = [sys.executable, "tools/fuzz", "labels", "offsets", "--seconds", "0.5"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)

@@ -286,6 +286,8 @@ def test_a_record_that_does_not_decode_is_named(tmp_path: Path) -> None:
         PackedDataset(tmp_path / "a.lmdb")[0]
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(1, per="start encoding")
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["original", "uint8", "float16"])
 @pytest.mark.parametrize("start", ["fork", "spawn"])

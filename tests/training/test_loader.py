@@ -298,6 +298,7 @@ def _distributed(rank: int, path: str, address: str, queue: Any) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_of_torch_distributed(stores: Stores, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -666,6 +667,7 @@ def test_memory_of_one_epoch_serves_the_next(stores: Stores, monkeypatch: pytest
     assert len(made) == first
 
 
+@pytest.mark.slow
 def test_a_process_ends_while_an_iterator_lives(stores: Stores) -> None:
     code = (
         "import sys\nfrom packstore import PackedDataset, PackedLoader\n"

@@ -68,6 +68,7 @@ def test_each_number_stands_alone(records: list[int], draw: int, count: int) -> 
     assert draws.uniform(draw, count).tolist() == [draws.uniform(draw + i).tolist() for i in range(count)]
 
 
+@pytest.mark.slow
 def test_the_mixing_is_a_bijection() -> None:
     # Every step is one on 32 bits; on fewer values at least nothing may collide.
     values = np.concatenate([np.arange(300_000), 2**32 - 1 - np.arange(300_000), np.arange(300_000) << 13])
@@ -76,6 +77,7 @@ def test_the_mixing_is_a_bijection() -> None:
     assert 0 <= int(mix(values).min()) <= int(mix(values).max()) < 2**32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["records", "epochs", "streams", "draws", "seeds", "high records"])
 def test_bytes_are_uniform(what: str) -> None:
     numbers = {

@@ -127,6 +127,7 @@ def test_new_memory_holds_nonsense(device: Simulation) -> None:
 # The loader -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize(
     ("name", "augment", "resident"),
     [
@@ -154,6 +155,7 @@ def test_the_host_never_waits(root: Path, device: Simulation, name: str, augment
     assert device.staged == []
 
 
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"shuffle": True, "indices": range(3, 1100)}, {}])
 @pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}])
 def test_the_order_of_a_resident_epoch_is_worked_out_there(
@@ -219,6 +221,7 @@ def test_what_enlarges_is_done_for_fewer_at_once(
     assert max(peaks) < 6 * a_chunk  # of 1,500 images of 96 x 96, resized in float32, it would be 150
 
 
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("each", ["batch", "chunk", "epoch"])
 @pytest.mark.parametrize("normalize", [None, "cifar10"])
@@ -473,6 +476,7 @@ def test_bench_on_the_device(root: Path, device: Simulation, name: str) -> None:
     assert report.verdict.stage in {*stages, "loader"}
 
 
+@pytest.mark.slow
 def test_the_measuring_script_runs(
     root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

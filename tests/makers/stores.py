@@ -1,0 +1,54 @@
+"""Stores as files: what is in them, and damage to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from packstore.stores import open_store
+
+
+def files_of(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+
+
+def content(path: Path) -> dict[str, bytes]:
+    """All files of a store, by name."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in files_of(path)}
+
+
+def change(path: Path, value: bytes, offset: int) -> None:
+    """Changes a byte of a value, wherever in the files of a store it lies."""
+    places = 0
+    for file in files_of(path):
+        data = bytearray(file.read_bytes())
+        place = data.find(value)
+        while place >= 0:
+            data[place + offset] ^= 0x21
+            places += 1
+            place = data.find(value, place + 1)
+        file.write_bytes(data)
+    assert places
+
+
+def damage(path: Path, images: list[int], columns: list[str], record: int = 3) -> None:
+    """Changes a byte of each of these images, and of the values that ``record`` has in these columns."""
+    with open_store(path) as reader:
+        values = [(bytes(reader.read(i)), len(reader.read(i)) // 2) for i in images]
+        for name in columns:
+            if name == "key":
+                key = reader.key(record).encode()
+                values.append((key, len(key) - 1))
+            else:
+                start = 0
+                for shard in reader.manifest.shards:
+                    if start <= record < start + shard.records:
+                        break
+                    start += shard.records
+                else:
+                    shard = None  # type: ignore[assignment]
+                stop = len(reader) if shard is None else start + shard.records
+                part = reader.fixed(name)[start if shard else 0 : stop]
+                width = part.dtype.itemsize * (3 if name == "shape" else 1)
+                values.append((part.tobytes(), (record - (start if shard else 0)) * width))
+    for value, offset in values:
+        change(path, value, offset)
