@@ -34,7 +34,7 @@ class Room:
 
 ROOMS = (
     Room("core", "", "numpy xxhash"),
-    Room("images", "core", "numpy torch PIL turbojpeg simplejpeg jpeg4py cv2"),
+    Room("images", "core", "numpy torch PIL pillow_heif turbojpeg simplejpeg jpeg4py cv2"),
     Room("stores", "core", "numpy xxhash h5py lmdb"),
     Room("sources", "core images stores", "numpy xxhash"),
     Room("packing", "core images stores sources", "numpy xxhash"),
@@ -47,7 +47,7 @@ ROOMS = (
     Room("face", "core stores packing checking training cli"),
 )
 
-TOOLS = ("execnet", "mypy", "packstore[jpeg4py,opencv]", "packstore", "pytest-xdist", "ruff", "types-tqdm")
+TOOLS = ("execnet", "mypy", "packstore[heif,jpeg4py,opencv]", "packstore", "pytest-xdist", "ruff", "types-tqdm")
 """Distributions of the test extra that nothing imports."""
 
 MAY_PRINT = ("cli", "face", "testing")
@@ -56,7 +56,12 @@ MAY_PRINT = ("cli", "face", "testing")
 HEAVY = "torch h5py lmdb numpy PIL cv2 simplejpeg turbojpeg jpeg4py xxhash"
 """What ``import packstore`` and ``packstore --help`` must not load."""
 
-IMPORT_NAMES = {"pillow": "PIL", "pyturbojpeg": "turbojpeg", "opencv-python-headless": "cv2"}
+IMPORT_NAMES = {
+    "pillow": "PIL",
+    "pillow-heif": "pillow_heif",
+    "pyturbojpeg": "turbojpeg",
+    "opencv-python-headless": "cv2",
+}
 """Import names of distributions that are called otherwise."""
 
 

@@ -12,6 +12,9 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from packstore.images.heif import BadBoxesError, heif_header, is_heif
+from packstore.images.unread import unread_kind, unread_reason
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -54,7 +57,7 @@ class ImageInfo(NamedTuple):
     """What the header of an image file says.
 
     Attributes:
-        kind: ``jpeg``, ``png``, ``gif``, ``bmp``, ``webp``, ``tiff`` or ``pnm``.
+        kind: ``jpeg``, ``png``, ``gif``, ``bmp``, ``webp``, ``tiff``, ``pnm``, ``avif`` or ``heif``.
         width: In pixels, at least 1.
         height: In pixels, at least 1.
         components: Samples a pixel as stored: 1 for gray and for palettes, 2 gray with alpha, 3, 4 (CMYK in a JPEG,
@@ -96,10 +99,19 @@ def check_header(data: Data) -> ImageInfo:
     return _look(data if type(data) is bytes else bytes(data), True)
 
 
+def begins_like_image(start: bytes) -> bool:
+    """Whether the first 16 bytes of a file are surely an image's, of a kind that packstore reads or not."""
+    if start.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")):
+        return True
+    return start[:4] + start[8:12] == b"RIFFWEBP" or is_heif(start) or unread_kind(start) is not None
+
+
 def _look(data: bytes, whole: bool) -> ImageInfo:
     try:
         if data[:3] == b"\xff\xd8\xff":
             return _jpeg(data, whole)
+        if is_heif(data[:12]):
+            return _heif(data, whole)
         for magic, look in _KINDS:
             if data.startswith(magic):
                 info = look(data, whole)
@@ -110,6 +122,9 @@ def _look(data: bytes, whole: bool) -> ImageInfo:
         raise HeaderError(f"is truncated: its header is cut off after {len(data)} bytes") from None
     if not data:
         raise HeaderError("is empty")
+    kind = unread_kind(data[:16])
+    if kind is not None:
+        raise HeaderError(unread_reason(kind))
     raise HeaderError(f"is not an image (begins with {data[:8]!r})")
 
 
@@ -292,6 +307,22 @@ def _webp(data: bytes, whole: bool) -> ImageInfo:
     if len(data) < 30:
         raise IndexError
     raise HeaderError(f"is damaged: a WebP whose first chunk is {name!r}, without an image header")
+
+
+def _heif(data: bytes, whole: bool) -> ImageInfo:
+    try:
+        header = heif_header(data)
+    except BadBoxesError as error:
+        raise HeaderError(f"is damaged: {error}") from None
+    if whole and header.end > len(data):
+        raise HeaderError(f"is truncated: HEIF boxes end at byte {header.end}, the file has {len(data)}")
+    if whole and not header.has_data:
+        raise HeaderError("is truncated: HEIF without the data of its images")
+    # libheif crops and turns by itself; Pillow's AVIF does neither, and gives the turn as an orientation.
+    width, height = header.shown if header.kind == "heif" else (header.width, header.height)
+    if width < 1 or height < 1:
+        raise HeaderError(f"has no pixels: its header says {width} x {height}")
+    return ImageInfo(header.kind, width, height, 3)
 
 
 def _u24(data: bytes, at: int) -> int:

@@ -45,6 +45,7 @@ class FlatSource(FolderSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self._labels = None if options.labels is None else LabelsFile(options.labels)
+        self.by_suffix = self._labels is None
         self._summary: LabelsSummary | None = None
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:

@@ -9,9 +9,12 @@ from pathlib import Path
 
 from packstore.core.errors import SampleError, printable
 from packstore.images.sniff import max_file_bytes
+from packstore.images.unread import UNREAD_SUFFIXES, unread_reason
 from packstore.sources.base import Entry, Source, SourceOptions
+from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.refusals import not_a_folder
 
+_IMAGE_SUFFIXES = frozenset(IMAGE_SUFFIXES)
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux
 _RELATIVE = os.open in os.supports_dir_fd
@@ -23,7 +26,13 @@ class FolderSource(Source):
 
     The key of a sample is its path relative to the folder, with ``/``; its ``ref`` is None, or
     :data:`packstore.sources.listing.NO_FILE` for what is not to be opened.
+
+    Attributes:
+        by_suffix: The samples are the files with an image's suffix. Another file that is an image by its first bytes
+            is a bad sample: packed, it would differ from ``ImageFolder``; passed over, it would be lost.
     """
+
+    by_suffix = True
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -41,7 +50,16 @@ class FolderSource(Source):
         """The bytes of the file. Raises :class:`SampleError` when it cannot be read or is not a file."""
         if entry.ref is not None:
             raise SampleError(entry.key, "is not a file but a pipe, a socket or a device")
+        suffix = entry.key[entry.key.rfind(".") :].lower()
+        if suffix not in _IMAGE_SUFFIXES:
+            self._check_name(entry.key, suffix)
         return self._files.read(entry.key, entry.size_bytes, entry.modified_ns)
+
+    def _check_name(self, key: str, suffix: str) -> None:
+        if suffix in UNREAD_SUFFIXES:
+            raise SampleError(key, unread_reason(UNREAD_SUFFIXES[suffix]))
+        if self.by_suffix:
+            raise SampleError(key, "is an image by its first bytes, but not by its name: rename it (.jpg, .png …)")
 
     def close(self) -> None:
         """See :meth:`Source.close`. Reading opens directories again."""

@@ -15,14 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packstore.core.errors import SourceError, printable
+from packstore.images.sniff import begins_like_image
+from packstore.images.unread import UNREAD_SUFFIXES
 
 IMAGE_SUFFIXES = (
     # torchvision.datasets.folder.IMG_EXTENSIONS
     *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"),
     # and beyond it
-    *(".gif", ".jpe", ".jfif"),
+    *(".gif", ".jpe", ".jfif", ".avif", ".heic", ".heif", ".hif"),
 )
 """Suffixes of image files, in any case. Reading an image tells by its content whether the name lies."""
+
+_SAMPLES = (*IMAGE_SUFFIXES, *UNREAD_SUFFIXES)
+_OTHERS = (
+    *(".txt", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".toml", ".ini", ".md", ".html", ".log"),
+    *(".py", ".sh", ".ipynb", ".npy", ".npz", ".mat", ".pkl", ".pth", ".pt", ".h5", ".hdf5", ".mdb", ".db", ".parquet"),
+    *(".zip", ".tar", ".gz", ".tgz", ".xz", ".zst", ".7z", ".rec", ".idx", ".lst", ".cls", ".pdf", ".mp4", ".avi"),
+)
+"""Files of these suffixes are not opened to see whether they are images."""
 
 SYSTEM_NAMES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "lost+found"})
 """Files and directories, in lower case, that operating systems leave in folders; those with a dot are hidden anyway."""
@@ -79,10 +89,12 @@ def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
                     folder = _is_directory(entry)
                     if name[0] == ".":
                         passed.append(name)
-                    elif not folder and name.lower().endswith(IMAGE_SUFFIXES):
+                    elif not folder and name.lower().endswith(_SAMPLES):
                         images.append(name)
                     elif folder and name.lower() not in SYSTEM_NAMES:
                         directories.append(name)
+                    elif not folder and _is_image(name, descriptor):
+                        images.append(name)
                     else:
                         passed.append(name)
             images.sort()
@@ -109,11 +121,26 @@ def holds_images(path: str) -> bool:
     try:
         with os.scandir(path) as entries:
             return any(
-                entry.name[0] != "." and entry.name.lower().endswith(IMAGE_SUFFIXES) and not _is_directory(entry)
+                entry.name[0] != "." and entry.name.lower().endswith(_SAMPLES) and not _is_directory(entry)
                 for entry in entries
             )
     except OSError as error:
         raise _unlistable(path, error) from None
+
+
+def _is_image(name: str, descriptor: int) -> bool:
+    """Whether a file in an open directory is an image by its first bytes: none is lost because of its name."""
+    lower = name.lower()
+    if lower.endswith(_OTHERS) or lower in SYSTEM_NAMES:
+        return False
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
+        try:
+            return stat.S_ISREG(os.fstat(file).st_mode) and begins_like_image(os.read(file, 16))
+        finally:
+            os.close(file)
+    except OSError:
+        return False
 
 
 def _unlistable(path: str, error: OSError) -> SourceError:

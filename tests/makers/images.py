@@ -38,6 +38,25 @@ def tiny(seed: int) -> bytes:
     return encode(Image.frombytes("RGB", (3, 2), seed.to_bytes(18, "big")), "PNG")
 
 
+def heic(width: int, height: int, orientation: int = 1) -> bytes:
+    """A HEIC file, by the extra ``heif``. ``orientation`` is the one in its EXIF."""
+    import pillow_heif
+
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    image = pillow_heif.from_pillow(picture(width=width, height=height))
+    image.save(buffer, quality=50, exif=exif.tobytes() if orientation != 1 else None)
+    return buffer.getvalue()
+
+
+def avif(width: int, height: int, orientation: int = 1) -> bytes:
+    """An AVIF file. ``orientation`` is the one in its EXIF."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encode(picture(width=width, height=height), "AVIF", quality=50, speed=10, exif=exif)
+
+
 @functools.cache
 def all_images() -> dict[str, bytes]:
     """Files by name; the name begins with the kind that :func:`packstore.images.sniff.sniff` tells."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError
+from packstore.images.heif import heif_header, is_heif
 from packstore.images.jpeg import without_metadata
 from packstore.images.sniff import HeaderError, sniff, too_many_pixels
 
@@ -36,6 +37,8 @@ _PLUGINS: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
     ("PpmImagePlugin", "PpmImageFile", (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6")),
     ("BmpImagePlugin", "BmpImageFile", (b"BM",)),
 )
+_AVIF = "PIL.AvifImagePlugin", "AvifImageFile"
+_HEIF = "pillow_heif.as_plugin", "HeifImageFile"
 _ORIENTATION = 0x0112
 
 _TURNS: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
@@ -67,10 +70,10 @@ def decode(data: memoryview, max_pixels: int) -> NDArray[np.uint8]:
     """
     if bytes(data[:3]) == b"\xff\xd8\xff":
         data = memoryview(without_metadata(data))  # a broken EXIF must neither warn nor fail: no pixel needs it
-    if bytes(data[:4]) == b"RIFF":
-        # Opening a WebP takes memory for two whole images already.
+    if bytes(data[:4]) == b"RIFF" or is_heif(bytes(data[:12])):
+        # Opening one takes memory for two whole images already.
         with suppress(HeaderError):
-            header = sniff(bytes(data[:64]))
+            header = sniff(bytes(data[:64] if bytes(data[:4]) == b"RIFF" else data))
             check_size(header.width, header.height, max_pixels)
     try:
         with _open(data) as image:
@@ -117,15 +120,31 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
 
 def _open(data: memoryview) -> Image.Image:
     head = bytes(data[:16])
+    if is_heif(head):
+        return _open_heif(data)
     for module, name, prefixes in _PLUGINS:
         if head.startswith(prefixes) and (head[:4] != b"RIFF" or head[8:12] == b"WEBP"):
             plugin = importlib.import_module(f"PIL.{module}")
             image: Image.Image = getattr(plugin, name)(io.BytesIO(data))
             return image
     raise DecodeError(
-        "not an image of a kind that packstore reads (JPEG, PNG, GIF, WebP, TIFF, PNM, BMP): "
+        "not an image of a kind that packstore reads (JPEG, PNG, GIF, WebP, TIFF, PNM, BMP, AVIF, HEIF): "
         f"{len(data)} bytes that begin with {repr(head[:8])[1:]}"
     )
+
+
+def _open_heif(data: memoryview) -> Image.Image:
+    avif = heif_header(bytes(data)).kind == "avif"
+    module, name = _AVIF if avif else _HEIF
+    try:
+        plugin = getattr(importlib.import_module(module), name)
+        if avif and not importlib.import_module("PIL.features").check("avif"):
+            raise ImportError("this Pillow was built without AVIF")
+    except (ImportError, AttributeError) as error:
+        need = "Pillow 11.3 or newer, from a wheel" if avif else "pip install 'packstore[heif]'"
+        raise DecodeError(f"{'an AVIF' if avif else 'a HEIF'} image, which takes {need} ({error})") from None
+    image: Image.Image = plugin(io.BytesIO(data))
+    return image
 
 
 def _quiet_about_size(pixels: int) -> AbstractContextManager[None]:

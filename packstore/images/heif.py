@@ -1,0 +1,127 @@
+"""The header of a HEIF or AVIF file: ISO base media boxes (ISO/IEC 14496-12) with image items (ISO/IEC 23008-12).
+
+The size of the primary item is its ``ispe`` property; what is shown of it, ``clap`` and ``irot`` say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+AVIF_BRANDS = (b"avif", b"avis")
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_MAX_BOXES = 4096
+
+
+class HeifHeader(NamedTuple):
+    """What the boxes say.
+
+    Attributes:
+        kind: ``avif`` or ``heif``.
+        width: Of the primary item as it is coded, in pixels.
+        height: Likewise.
+        shown: Width and height as they are shown: cropped by ``clap``, turned by ``irot``.
+        has_data: A box for the images' data is there.
+        end: Where the last top-level box ends, in bytes: a file with less is truncated.
+    """
+
+    kind: str
+    width: int
+    height: int
+    shown: tuple[int, int]
+    has_data: bool
+    end: int
+
+
+class BadBoxesError(ValueError):
+    """Boxes that are cut off, or contradict each other; the text follows "is damaged: "."""
+
+
+def is_heif(start: bytes) -> bool:
+    """Whether a file that begins with ``start`` (at least 12 bytes) is one of either kind."""
+    return start[4:8] == b"ftyp" and start[8:12] in (*AVIF_BRANDS, *HEIF_BRANDS)
+
+
+def heif_header(data: bytes) -> HeifHeader:
+    """Reads the boxes of a whole file. Raises :class:`BadBoxesError`, and :class:`IndexError` for one that is cut off
+    within its header."""
+    kind = ""
+    meta: tuple[int, int] | None = None
+    has_data, end = False, 0
+    for name, start, stop in _boxes(data, 0, len(data), top=True):
+        if name == b"ftyp":
+            brands = {data[start : start + 4], *(data[at : at + 4] for at in range(start + 8, min(stop, len(data)), 4))}
+            kind = "avif" if brands.intersection(AVIF_BRANDS) else "heif"
+        elif name == b"meta" and meta is None:
+            meta = start + 4, stop  # behind version and flags
+        has_data |= name == b"mdat"
+        end = stop
+    if meta is None:
+        raise IndexError("no meta box")
+    inside = {name: (start, stop) for name, start, stop in _boxes(data, *meta)}
+    if not {b"pitm", b"iprp"} <= inside.keys():
+        raise BadBoxesError("HEIF without a primary item")
+    start, _ = inside[b"pitm"]
+    primary = _number(data, start + 4, 2 if data[start] == 0 else 4)
+    properties = {name: (start, stop) for name, start, stop in _boxes(data, *inside[b"iprp"])}
+    if not {b"ipco", b"ipma"} <= properties.keys():
+        raise BadBoxesError("HEIF without properties of its items")
+    kinds = list(_boxes(data, *properties[b"ipco"]))
+    size: tuple[int, int] | None = None
+    crop: tuple[int, int] | None = None
+    turns = 0
+    for index in _associated(data, properties[b"ipma"], primary):
+        if not 1 <= index <= len(kinds):
+            raise BadBoxesError(f"HEIF property {index} of {len(kinds)}")
+        name, start, _ = kinds[index - 1]
+        if name == b"ispe":
+            size = _number(data, start + 4, 4), _number(data, start + 8, 4)
+        elif name == b"clap":
+            width, per_width, height, per_height = (_number(data, start + 4 * i, 4) for i in range(4))
+            crop = width // max(1, per_width), height // max(1, per_height)
+        elif name == b"irot":
+            turns = data[start] & 3
+    if size is None:
+        raise BadBoxesError("HEIF whose primary item has no size")
+    shown = crop or size
+    return HeifHeader(kind, *size, shown if turns % 2 == 0 else shown[::-1], has_data or b"idat" in inside, end)
+
+
+def _boxes(data: bytes, start: int, stop: int, *, top: bool = False) -> Iterator[tuple[bytes, int, int]]:
+    """Name, start and end of the content of each box. At the top, one may end beyond the data."""
+    count = 0
+    while start + 8 <= stop:
+        size, name, header = _number(data, start, 4), data[start + 4 : start + 8], 8
+        if size == 1:
+            size, header = _number(data, start + 8, 8), 16
+        elif size == 0:
+            size = stop - start
+        count += 1
+        if size < header or count > _MAX_BOXES or (start + size > stop and not top):
+            raise BadBoxesError(f"a HEIF box of {size} bytes at byte {start}")
+        yield name, start + header, start + size
+        start += size
+
+
+def _associated(data: bytes, place: tuple[int, int], item: int) -> Iterator[int]:
+    """Numbers, from 1 on, of the properties of an item: the ``ipma`` box."""
+    at, stop = place
+    version, wide = data[at], data[at + 3] & 1
+    entries = _number(data, at + 4, 4)
+    at += 8
+    id_bytes, index_bytes = (2 if version < 1 else 4), (2 if wide else 1)
+    for _ in range(entries):
+        if at >= stop:
+            raise BadBoxesError("HEIF whose properties are cut off")
+        found, count = _number(data, at, id_bytes), data[at + id_bytes]
+        at += id_bytes + 1
+        if found == item:
+            for place_of in range(at, at + count * index_bytes, index_bytes):
+                yield _number(data, place_of, index_bytes) & (0x7FFF if wide else 0x7F)
+        at += count * index_bytes
+
+
+def _number(data: bytes, at: int, size: int) -> int:
+    if at + size > len(data):
+        raise IndexError(at)
+    return int.from_bytes(data[at : at + size], "big")

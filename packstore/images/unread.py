@@ -1,0 +1,44 @@
+"""Kinds of images that packstore does not read, by suffix and by first bytes: they are named, never passed over."""
+
+from __future__ import annotations
+
+_RAW = "a camera raw"
+UNREAD_SUFFIXES = {
+    ".jxl": "a JPEG XL",
+    **dict.fromkeys((".jp2", ".j2k", ".jpx", ".jpf"), "a JPEG 2000"),
+    **dict.fromkeys((".tga", ".icb", ".vda"), "a Targa"),
+    ".dds": "a DirectDraw surface",
+    ".psd": "a Photoshop",
+    ".exr": "an OpenEXR",
+    ".hdr": "a Radiance",
+    ".qoi": "a QOI",
+    ".ico": "an icon",
+    **dict.fromkeys((".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".sr2", ".srf", ".raf"), _RAW),
+    **dict.fromkeys((".orf", ".rw2", ".pef", ".srw", ".x3f", ".3fr", ".erf", ".kdc", ".mrw", ".iiq"), _RAW),
+}
+"""Suffixes in lower case, and what a file with one is."""
+
+_MAGICS = (
+    (b"\xff\x0a", "a JPEG XL"),
+    (b"\0\0\0\x0cJXL \r\n\x87\n", "a JPEG XL"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", "a JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "a JPEG 2000"),
+    (b"DDS ", "a DirectDraw surface"),
+    (b"8BPS", "a Photoshop"),
+    (b"\x76\x2f\x31\x01", "an OpenEXR"),
+    (b"#?RADIANCE", "a Radiance"),
+    (b"qoif", "a QOI"),
+    (b"FUJIFILMCCD-RAW", _RAW),
+    (b"IIRO", _RAW),
+    (b"IIU\0", _RAW),
+)
+
+
+def unread_kind(start: bytes) -> str | None:
+    """``a JPEG XL`` for the first bytes of one, and so on; None for what is no image, or one that is read."""
+    return next((kind for magic, kind in _MAGICS if start.startswith(magic)), None)
+
+
+def unread_reason(kind: str) -> str:
+    """Why such a file is no sample, to follow its name."""
+    return f"is {kind} image, which packstore does not read: convert it to PNG, TIFF or JPEG"

@@ -1,0 +1,87 @@
+"""HEIF and AVIF: sizes by their headers equal those of their pixels, and damaged boxes are errors with a reason."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import numpy as np
+import pillow_heif
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from packstore.core.errors import DecodeError
+from packstore.images.decoders import get_decoder
+from packstore.images.sniff import HeaderError, check_header, sniff
+from tests.makers.images import avif, heic
+
+HEIC, AVIF = heic(36, 23), avif(36, 23)
+
+
+@pytest.mark.parametrize("make", [heic, avif])
+@pytest.mark.parametrize(("width", "height"), [(64, 48), (65, 47), (1, 1), (17, 160)])
+def test_the_header_has_the_size_of_the_pixels(make: object, width: int, height: int) -> None:
+    assert callable(make)
+    data = make(width, height)
+    info = check_header(data)
+    assert (info.kind, info.width, info.height) == ("heif" if make is heic else "avif", width, height)
+    assert get_decoder().decode(data).shape == (height, width, 3)
+
+
+@pytest.mark.parametrize("make", [heic, avif])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation(make: object, orientation: int) -> None:
+    """As packstore gives it with ``exif_transpose``, each of the eight stands upright; the header fits the pixels."""
+    assert callable(make)
+    data = make(48, 32, orientation)
+    plain, upright = get_decoder().decode(data), get_decoder().decode(data, exif_transpose=True)
+    info = check_header(data)
+    assert plain.shape == (info.height, info.width, 3)
+    with Image.open(io.BytesIO(data)) if make is avif else pillow_heif.open_heif(data).to_pillow() as image:
+        assert plain.shape == (image.height, image.width, 3)
+    turned = make is avif and orientation >= 5
+    assert upright.shape == (plain.shape[1::-1] if turned else plain.shape[:2]) + (3,)
+
+
+def test_pixels_are_pillows() -> None:
+    with Image.open(io.BytesIO(AVIF)) as image:
+        assert np.array_equal(get_decoder().decode(AVIF), np.array(image.convert("RGB")))
+
+
+@pytest.mark.parametrize("data", [HEIC, AVIF])
+def test_truncated_at_any_byte(data: bytes) -> None:
+    for length in range(len(data)):
+        with pytest.raises(HeaderError) as caught:
+            check_header(data[:length])
+        assert not length or caught.value.reason.startswith(("is truncated", "is damaged", "is not an image"))
+
+
+@given(st.sampled_from([HEIC, AVIF]), st.integers(0, 2**32), st.integers(1, 8))
+def test_damaged_boxes_are_header_errors(data: bytes, seed: int, changes: int) -> None:
+    rng, damaged = random.Random(seed), bytearray(data)
+    for _ in range(changes):
+        damaged[rng.randrange(min(len(data), 600))] = rng.randrange(256)
+    for look in (sniff, check_header):
+        try:
+            info = look(bytes(damaged))
+        except HeaderError:
+            continue
+        assert min(info.width, info.height) >= 1
+
+
+def test_many_boxes_take_no_time() -> None:
+    with pytest.raises(HeaderError, match="damaged"):
+        sniff(HEIC[:24] + b"\0\0\0\x08free" * 100_000)
+
+
+def test_more_pixels_than_allowed_are_refused_before_decoding() -> None:
+    with pytest.raises(DecodeError, match="max-pixels"):
+        get_decoder(max_pixels=800).decode(HEIC)
+
+
+def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pillow_heif.as_plugin", None)
+    with pytest.raises(DecodeError, match=r"a HEIF image, which takes pip install 'packstore\[heif\]'"):
+        get_decoder().decode(HEIC)

@@ -1,0 +1,73 @@
+"""Files that are images and cannot be read are bad samples: an error by default, listed with ``on_error="skip"``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from packstore import SampleError, convert, verify
+from packstore.images.unread import UNREAD_SUFFIXES
+from packstore.sources import open_source
+from tests.makers.images import avif, encode, heic, picture
+
+JPEG = encode(picture(), "JPEG")
+CASES = {
+    "a.jxl": (b"\xff\x0a\xfa\x1f", "is a JPEG XL image, which packstore does not read"),
+    "a.CR2": (b"II*\0\x10\0\0\0CR\x02\0", "is a camera raw image, which packstore does not read"),
+    "a.nef": (JPEG, "is a camera raw image"),
+    "a.tga": (b"\0\0\x02\0", "is a Targa image"),
+    "a.dds": (b"DDS |", "is a DirectDraw surface image"),
+    "a.png": (b"8BPS\0\x01", "is a Photoshop image, which packstore does not read"),
+    "photo": (JPEG, "is an image by its first bytes, but not by its name: rename it"),
+    "photo.jpg_large": (JPEG, "is an image by its first bytes"),
+    "photo.dat": (b"\0\0\0\x0cJXL \r\n\x87\n\0\0\0\0", "is an image by its first bytes"),
+    "photo.bin": (encode(picture(), "WEBP"), "is an image by its first bytes"),
+}
+
+
+def folder(root: Path, flat: bool, name: str, data: bytes) -> Path:
+    place = root if flat else root / "cat"
+    place.mkdir(parents=True)
+    (place / "fine.jpg").write_bytes(JPEG)
+    (place / name).write_bytes(data)
+    return root
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_an_error_or_listed(name: str, flat: bool, tmp_path: Path) -> None:
+    data, reason = CASES[name]
+    root = folder(tmp_path / "root", flat, name, data)
+    with pytest.raises(SampleError, match=re.escape(name) + ": " + re.escape(reason)):
+        convert(root, tmp_path / "x.lmdb")
+    report = convert(root, tmp_path / "x.lmdb", on_error="skip")
+    ((key, why),) = ((skipped.key, skipped.reason) for skipped in report.manifest.skipped)
+    assert key == ("" if flat else "cat/") + name
+    assert why.startswith(reason)
+    assert report.manifest.records == 1
+    assert verify(tmp_path / "x.lmdb", against=root).ok
+
+
+def test_suffixes_are_in_lower_case() -> None:
+    assert all(suffix == suffix.lower() and suffix.startswith(".") for suffix in UNREAD_SUFFIXES)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("a.txt", JPEG), ("notes", b"BMW is a car"), ("a.svg", b"<svg/>"), ("P1", b"P1 x"), ("e", b"")]
+)
+def test_other_files_are_passed_over(name: str, data: bytes, tmp_path: Path) -> None:
+    survey = open_source(folder(tmp_path / "root", False, name, data), kind="imagefolder").survey()
+    assert survey.records == 1
+    assert sum(survey.ignored.values()) == 1
+
+
+def test_heif_and_avif_are_images(tmp_path: Path) -> None:
+    root = folder(tmp_path / "root", False, "b.HEIC", heic(36, 23))
+    (root / "cat" / "c.avif").write_bytes(avif(36, 23))
+    report = convert(root, tmp_path / "x.h5", encoding="uint8", size=16)
+    assert report.manifest.records == 3
+    assert verify(tmp_path / "x.h5", against=root, decode=True).ok
+    assert convert(root, tmp_path / "y.lmdb").manifest.records == 3
+    assert verify(tmp_path / "y.lmdb", against=root, decode=True).ok
