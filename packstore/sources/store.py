@@ -17,6 +17,7 @@ from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions
 from packstore.sources.refusals import first_bytes
 from packstore.stores import open_store
 from packstore.stores.base import Reader, shaped
+from packstore.stores.opening import START_BYTES, looks_like_store
 
 _CHUNK = 4096
 _INTERNAL = ("image", "key", "checksum", "row_checksum", "shape")
@@ -132,11 +133,7 @@ def _is_label(column: Column) -> bool:
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """By the outward form of a store; opening it finds whether it is one."""
-    if path.is_dir():
-        sharded = (path / "manifest.json").is_file() and any(path.glob("shard-00000.*"))
-        found = sharded or (path / "data.mdb").is_file()
-    else:
-        found = first_bytes(path).startswith((b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"))
+    found = looks_like_store(path, first_bytes(path, START_BYTES))
     return Certainty.CERTAIN if found else Certainty.NO
 
 

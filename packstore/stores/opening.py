@@ -16,7 +16,8 @@ from packstore.stores.manifest_recovery import Found, find_manifest
 from packstore.stores.scavenge import Scavenged
 from packstore.stores.sharded import ShardedReader, read_sharded_manifest
 
-_START_BYTES = 512
+START_BYTES = 512
+"""Bytes of a file by which formats recognise it."""
 
 
 def recognise(path: Path) -> Format | None:
@@ -30,8 +31,8 @@ def recognise(path: Path) -> Format | None:
         if not path.is_file():
             raise StoreError(f"{shown} is neither a file nor a directory, so it is not a store")
         with path.open("rb") as file:
-            start = file.read(_START_BYTES)
-        found: Format | None = next((format for format in FORMATS.values() if format.recognises(path, start)), None)
+            start = file.read(START_BYTES)
+        found = _file_format(path, start)
     except StoreError:  # of which one is a ValueError, too
         raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
@@ -41,6 +42,20 @@ def recognise(path: Path) -> Format | None:
     if path.name in (*_data_files(), MANIFEST_FILE):
         raise StoreError(f"{shown} is part of a store; name the directory that it lies in")
     raise StoreError(f"{shown} is not a store: it begins with {start[:8]!r}" if start else f"{shown} is an empty file")
+
+
+def looks_like_store(path: Path, start: bytes) -> bool:
+    """Whether what lies at ``path`` has the outward form of a store; opening it finds whether it is one.
+
+    ``start`` is the first :data:`START_BYTES` of a file, and empty for a directory. Raises :class:`OSError`."""
+    if not path.is_dir():
+        return _file_format(path, start) is not None
+    sharded = (path / MANIFEST_FILE).is_file() and any(path.glob("shard-00000.*"))
+    return sharded or directory_format(path) is not None
+
+
+def _file_format(path: Path, start: bytes) -> Format | None:
+    return next((format for format in FORMATS.values() if format.recognises(path, start)), None)
 
 
 def directory_format(path: Path) -> Format | None:

@@ -20,4 +20,8 @@ _SUITES = {"SourceSuite": "packstore.testing.sources", "StoreSuite": "packstore.
 def __getattr__(name: str) -> Any:
     if name not in _SUITES:
         raise AttributeError(f"module 'packstore.testing' has no attribute {name!r}")
+    import pytest
+
+    # Before the module is loaded, so that an assertion that fails shows its values.
+    pytest.register_assert_rewrite(_SUITES[name], "packstore.testing.records")
     return getattr(import_module(_SUITES[name]), name)

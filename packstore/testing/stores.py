@@ -1,8 +1,4 @@
-"""The contract of a store as tests. Each format inherits :class:`StoreSuite` and adds what is its own.
-
-What a store holds is checked around packstore as well: a format's ``PLAIN_READER`` is a program that reads the
-documented layout with the plain library alone, and ``write_plain`` makes a store without packstore's writer.
-"""
+"""The contract of a format as tests: see :class:`StoreSuite`."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import dataclasses
 import gc
 import hashlib
 import json
-import math
 import multiprocessing
 import os
 import pickle
@@ -19,7 +14,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,155 +26,32 @@ from hypothesis import strategies as st
 
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import DestinationError, StoreError
-from packstore.core.manifest import Column, Manifest, Origin, Skipped
-from packstore.stores import Ragged, Reader, StoreBuilder, create_store, format_of, is_store, open_store
-
-ORIGIN = Origin("flat", "somewhere")
-CLASSES = ("ant", "bee", "cat")
-KINDS = ("ragged", "uint8", "float16", "bfloat16", "ragged-uint8")
-ODD_KEYS = ["a/b.jpg", "ünï/コード.png", "caf\udce9.JPEG", "new\nline", "", "x" * 300, "train/\U0001f600"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Records:
-    """What goes into a store, and should come out."""
-
-    encoding: str
-    columns: tuple[Column, ...]
-    images: list[bytes]
-    values: dict[str, Any]
-    splits: list[str]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def part(self, start: int, stop: int) -> tuple[list[bytes], dict[str, Any]]:
-        return self.images[start:stop], {name: v[start:stop] for name, v in self.values.items()}
+from packstore.core.manifest import Manifest, Skipped
+from packstore.core.registry import FORMATS
+from packstore.stores import Ragged, create_store, format_of, is_store, open_store
+from packstore.stores.builder import journal
+from packstore.stores.builder.work_directory import find_leftovers, remove_leftover
+from packstore.stores.format import Format
+from packstore.testing.records import (
+    KINDS,
+    ORIGIN,
+    Records,
+    append,
+    assert_holds,
+    begin,
+    finished,
+    flip,
+    interrupted,
+    listing,
+    make_records,
+    sha256_hex,
+    write,
+)
 
 
-def make_records(kind: str = "ragged", count: int = 7, seed: int = 0, sizes: Sequence[int] | None = None) -> Records:
-    """Records of a kind (see ``KINDS``) that are all different, in two splits."""
-    rng = np.random.default_rng(seed)
-    encoding, image, shapes = kind, Column("image", "ragged", "uint8"), None
-    if kind == "ragged":
-        encoding = "original"
-        sizes = sizes or [[5, 0, 3000, 100, 9000, 1, 0][i % 7] for i in range(count)]
-    elif kind == "uint8":
-        image = Column("image", "fixed", "uint8", (5, 4, 3), "HWC")
-    elif kind == "ragged-uint8":
-        encoding, image = "uint8", Column("image", "ragged", "uint8", (), "HWC")
-        shapes = np.array([(1 + i % 5, 2 + i % 3, 3) for i in range(count)], np.int32)
-        sizes = [math.prod(s) for s in shapes.tolist()]
-    else:
-        image = Column("image", "fixed", kind, (3, 4, 5), "CHW")
-    columns = [
-        image,
-        Column("label", "fixed", "int64", classes=CLASSES),
-        Column("key", "ragged", "uint8"),
-        Column("checksum", "fixed", "uint64"),
-    ]
-    values: dict[str, Any] = {
-        "label": [i % len(CLASSES) for i in range(count)],
-        "key": [ODD_KEYS[i] if i < len(ODD_KEYS) else f"train/{i}" for i in range(count)],
-    }
-    if shapes is not None:
-        columns.append(Column("shape", "fixed", "int32", (3,)))
-        values["shape"] = shapes
-    images = [rng.bytes(n) for n in (sizes or [image.record_nbytes] * count)]
-    first = -(-2 * count // 3)
-    return Records(encoding, tuple(columns), images, values, ["train"] * first + ["val"] * (count - first))
-
-
-def begin(path: Path, records: Records, **options: Any) -> StoreBuilder:
-    format = options.pop("format", None) or format_of(path)
-    assert format is not None
-    return create_store(path, format=format, encoding=records.encoding, columns=records.columns, **options)
-
-
-def append(builder: StoreBuilder, records: Records, batch: int = 3) -> None:
-    start = 0
-    while start < len(records):
-        stop = start + 1
-        while stop < min(start + batch, len(records)) and records.splits[stop] == records.splits[start]:
-            stop += 1
-        builder.append(*records.part(start, stop), records.splits[start])
-        start = stop
-
-
-def write(path: Path, records: Records, *, batch: int = 3, **options: Any) -> Manifest:
-    with begin(path, records, **options) as builder:
-        append(builder, records, batch)
-        return builder.commit(origin=ORIGIN, versions={"packstore": "0"}, skipped=[Skipped("bad", "empty")])
-
-
-def interrupted(path: Path, records: Records, error: BaseException, **options: Any) -> None:
-    """A run that fails between the last record and the commit."""
-    with begin(path, records, **options) as builder:
-        append(builder, records)
-        raise error
-
-
-def finished(records: Records) -> tuple[tuple[Column, ...], dict[str, Any]]:
-    """Columns with sizes and digests and the values of all but ``image``, reckoned here and not by packstore."""
-    data: dict[str, Any] = {}
-    columns = []
-    for column in records.columns:
-        if column.name == "image":
-            columns.append(dataclasses.replace(column, nbytes=sum(map(len, records.images))))
-            continue
-        if column.kind == "ragged":
-            raw = [k.encode("utf-8", "surrogateescape") for k in records.values[column.name]]
-            offsets = np.array([0, *np.cumsum([len(r) for r in raw])], "<i8")
-            data[column.name] = (b"".join(raw), offsets)
-            shas = [hashlib.sha256(b).digest() for b in (offsets.tobytes(), b"".join(raw))]
-            columns.append(dataclasses.replace(column, nbytes=len(b"".join(raw)), digest=_sha256(b"".join(shas))))
-            continue
-        if column.name == "checksum":
-            array = np.array([xxhash.xxh3_64_intdigest(i) for i in records.images], "<u8")
-        else:
-            array = np.array(records.values[column.name], NUMPY_DTYPE[column.dtype])
-        data[column.name] = array
-        columns.append(dataclasses.replace(column, nbytes=array.nbytes, digest=_sha256(array.tobytes())))
-    return tuple(columns), data
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def assert_holds(reader: Reader, records: Records) -> None:
-    """Every record and every column of ``reader`` is what was put in."""
-    assert len(reader) == len(records)
-    assert [bytes(reader.read(i)) for i in range(len(reader))] == records.images
-    assert [bytes(reader.view(i)) for i in range(len(reader))] == records.images
-    assert [reader.key(i) for i in range(len(reader))] == records.values["key"]
-    columns, data = finished(records)
-    assert reader.manifest.columns == columns
-    for name, expected in data.items():
-        column = reader.column(name)
-        if isinstance(column, Ragged):
-            assert (bytes(column.data), column.offsets.tolist()) == (expected[0], expected[1].tolist())
-        else:
-            assert column.dtype == expected.dtype
-            assert column.shape == expected.shape
-            assert np.array_equal(column, expected)
-            assert not column.flags.writeable
-
-
-def listing(directory: Path) -> set[str]:
-    return {str(p.relative_to(directory)) for p in directory.rglob("*")}
-
-
-def flip(path: Path, position: int, mask: int = 0x01) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ mask]))
-
-
-def read_all(path: str) -> list[bytes]:
-    """For a spawned process."""
+def read_all(path: str, format: Format) -> list[bytes]:
+    """For a spawned process, in which a format that was registered by a call is not."""
+    FORMATS.register(format.name, format)
     with open_store(path) as reader:
         return [bytes(reader.read(i)) for i in range(len(reader))]
 
@@ -197,20 +69,57 @@ def in_child(work: Callable[[], bool]) -> bool:
 
 
 class StoreSuite:
-    """Everything that holds for every format."""
+    """Everything that holds for every format. Inherit it to prove one, and add tests of what is the format's own::
+
+        from packstore.core.registry import FORMATS
+        from packstore.testing import StoreSuite
+
+        FORMATS.register("tar", TarFormat())  # or an entry point in the group packstore.formats
+
+        class TestTar(StoreSuite):
+            format = "tar"
+
+    What a store holds should be proven without packstore as well, where a plain library can read or write it: set
+    ``PLAIN_READER`` and define ``write_plain``.
+
+    The suite takes for granted that the manifest's JSON lies in the data file as it is, and that the data file of a
+    store is as long as it has to be: a shorter one is damaged.
+
+    Attributes:
+        format: The format's registered name.
+        PLAIN_READER: A program without packstore. ``argv[1]`` is a store; it prints JSON with ``images`` and ``key``
+            (lists of hexadecimal strings), ``label`` and ``checksum`` (lists of numbers), and ``manifest`` (a string).
+            Empty where no plain library reads the format.
+    """
 
     format: str
-    suffix: str
-    PLAIN_READER: str
-    """Program: ``argv[1]`` is a store; prints JSON with hexadecimal ``images``, ``label``, ``key``, ``checksum``,
-    ``manifest``."""
+    PLAIN_READER: str = ""
 
     def write_plain(self, path: Path, manifest: Manifest, records: Records, data: dict[str, Any]) -> None:
-        """Makes the store with the plain library, by the documented layout."""
-        raise NotImplementedError
+        """Writes a store without packstore's writer, by the documented layout.
+
+        Args:
+            path: Of the store; does not exist.
+            manifest: The store's.
+            records: The records; their images are ``records.images``.
+            data: All other columns by name: an array, or for a ragged one its bytes and its ``int64`` offsets.
+        """
+        pytest.skip("the suite has no plain writer of this format")
+
+    @property
+    def registered(self) -> Format:
+        """The format itself."""
+        found: Format = FORMATS[self.format]
+        return found
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of stores."""
+        return self.registered.suffixes[0]
 
     def data_file(self, path: Path) -> Path:
-        return path
+        """The file with the data of the store, or the shard, at ``path``."""
+        return self.registered.data_file(path)
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
@@ -252,6 +161,8 @@ class StoreSuite:
             assert not array.flags.writeable
 
     def test_plain_library_reads_it(self, path: Path, records: Records) -> None:
+        if not self.PLAIN_READER:
+            pytest.skip("the suite has no plain reader of this format")
         manifest = write(path, records)
         program = self.PLAIN_READER + "\nassert not any(m.partition('.')[0] == 'packstore' for m in sys.modules)\n"
         done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
@@ -297,7 +208,7 @@ class StoreSuite:
         check()
 
     def test_memory_while_writing(self, path: Path) -> None:
-        """LMDB keeps 32 MiB until it has them together; nobody keeps all."""
+        """A writer may keep 32 MiB until it has them together, but never all."""
         records = make_records()
         tracemalloc.start()
         try:
@@ -346,6 +257,15 @@ class StoreSuite:
                 builder.append([memoryview(ring)], records.part(i, i + 1)[1], records.splits[i])
             builder.commit(origin=ORIGIN)
         assert_holds(open_store(path), records)
+
+    def test_recognised_by_content_and_suffix(self, path: Path) -> None:
+        records = make_records()
+        write(path, records)
+        assert format_of(path) == format_of(path.with_name(path.name.upper())) == self.format
+        other = path.rename(path.with_name("no suffix"))
+        assert open_store(other).manifest.format == self.format
+        assert self.registered.read_manifest(other) == open_store(other).manifest
+        assert format_of(other) is None
 
     # The duties of a reader
 
@@ -493,7 +413,7 @@ class StoreSuite:
         write(path, records)
         reader = open_store(path)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            assert pool.apply(read_all, (str(path),)) == records.images
+            assert pool.apply(read_all, (str(path), self.registered)) == records.images
         assert_holds(reader, records)
 
     def test_open_reads_no_records_into_memory(self, path: Path) -> None:
@@ -604,6 +524,45 @@ class StoreSuite:
         assert allowed >= 2
         assert_holds(open_store(path), new)
 
+    @pytest.mark.parametrize("shard_size", [None, 3000])
+    def test_an_interrupted_run(self, path: Path, shard_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Another run takes over what is proven, and what nobody takes over can be removed."""
+        monkeypatch.setattr(journal, "EVERY_SECONDS", 0)
+        records = make_records()
+        options: dict[str, Any] = {"shard_size": shard_size, "fingerprint": {"source": "the same"}}
+
+        def run() -> None:
+            with begin(path, records, **options) as builder:
+                builder.describe(origin=ORIGIN)
+                append(builder, records)
+                builder.checkpoint(lambda: journal.Progressed(len(records), "", ()))
+                raise RuntimeError("stop")
+
+        with pytest.raises(RuntimeError, match="stop"):
+            run()
+        assert not path.exists()
+        with begin(path, records, **options) as builder:
+            assert builder.previous is not None
+            assert builder.previous.records == len(records)
+            for i, image in enumerate(records.images):
+                try:
+                    found = builder.previous.image(i)[0]
+                except StoreError:
+                    break  # from here on the source has to be read again
+                assert bytes(found) == image
+        (leftover,) = find_leftovers(path.parent)
+        remove_leftover(leftover)
+        assert listing(path.parent) == set()
+
+    def test_a_file_of_somebody_else_is_never_removed(self, path: Path) -> None:
+        write(path, make_records(), shard_size=3000)
+        for name in ("shard-00000.bak", f"my{self.suffix}", "notes.txt"):
+            (path / name).write_text("mine")
+            with pytest.raises(DestinationError, match=f"also holds '{re.escape(name)}'"):
+                begin(path, make_records(), overwrite=True)
+            (path / name).unlink()
+        write(path, make_records(), overwrite=True)
+
     # Damage
 
     def test_flipped_byte_of_the_manifest(self, path: Path) -> None:
@@ -654,9 +613,9 @@ class StoreSuite:
                         data = reader.column(column.name)
                         if isinstance(data, Ragged):
                             shas = [hashlib.sha256(a.tobytes()).digest() for a in (data.offsets, data.data)]
-                            damaged = damaged or _sha256(b"".join(shas)) != column.digest
+                            damaged = damaged or sha256_hex(b"".join(shas)) != column.digest
                         else:
-                            damaged = damaged or _sha256(data.tobytes()) != column.digest
+                            damaged = damaged or sha256_hex(data.tobytes()) != column.digest
                     if not damaged:
                         assert_holds(reader, records)
                     found += damaged
@@ -767,5 +726,5 @@ def assert_damaged_sharded_manifest(path: Path) -> None:
             open_store(path)
         flip(file, position)
     file.unlink()
-    with pytest.raises(StoreError, match=r"without data\.mdb or manifest\.json"):
+    with pytest.raises(StoreError, match=r"is a directory without .*manifest\.json"):
         open_store(path)

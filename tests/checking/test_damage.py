@@ -15,7 +15,7 @@ import packstore
 from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.stores import create_store, open_store
 from packstore.stores.pth.layout import layout
-from packstore.testing.stores import append, make_records
+from packstore.testing.records import append, make_records
 from tests.makers.tools import load_tool
 
 SUFFIXES = ("lmdb", "h5", "pth")

@@ -22,7 +22,7 @@ from packstore.core.manifest import Column, Manifest, Normalization, Origin, Spl
 from packstore.stores import create_store, open_store
 from packstore.stores import manifest_recovery as mend_module
 from packstore.stores.manifest_recovery import find_manifest, mend
-from packstore.testing.stores import append, make_records
+from packstore.testing.records import append, make_records
 from tests.makers.command import run
 from tests.makers.datasets import write_image
 from tests.makers.stores import content, damage

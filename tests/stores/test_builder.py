@@ -24,7 +24,7 @@ from packstore.stores.builder import publish
 from packstore.stores.builder import spools as columns
 from packstore.stores.builder.spools import ColumnSpool, duplicate_keys
 from packstore.stores.builder.work_directory import read_owner
-from packstore.testing.stores import (
+from packstore.testing.records import (
     ORIGIN,
     Records,
     append,
@@ -405,7 +405,7 @@ def test_staging_is_hidden_and_recognisable(tmp_path: Path, suffix: str) -> None
 def test_killed(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"out{suffix}"
     program = (
-        "import os, sys; from pathlib import Path; from packstore.testing.stores import *\n"
+        "import os, sys; from pathlib import Path; from packstore.testing.records import *\n"
         "b = begin(Path(sys.argv[1]), make_records()); append(b, make_records()); os.kill(os.getpid(), 9)"
     )
     root = Path(__file__).parents[2]
@@ -627,7 +627,7 @@ def test_disturbed_offsets_of_the_images(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_no_file_takes_the_place_of_a_closed_standard_stream(tmp_path: Path, suffix: str) -> None:
     program = (
-        "import os, sys; from pathlib import Path; from packstore.testing.stores import *\n"
+        "import os, sys; from pathlib import Path; from packstore.testing.records import *\n"
         "records, path = make_records(), Path(sys.argv[1])\n"
         "write(path.with_name('first' + path.suffix), records)\n"  # imports
         "for fd in range(3): os.close(fd)\n"
@@ -647,7 +647,7 @@ import resource, sys
 from pathlib import Path
 from packstore.core.errors import DestinationError
 from packstore.stores import create_store
-from packstore.testing.stores import ORIGIN, make_records
+from packstore.testing.records import ORIGIN, make_records
 path, shard_size = Path(sys.argv[1]), int(sys.argv[2]) or None
 columns, failed = make_records().columns, 0
 for limit in (1000, 4096, 9000, 12288, 20000, 40000, 70000, 100000, 150000, 200000, 250000, 299999, 300500, 310000):
@@ -712,7 +712,7 @@ def test_paths_that_are_not_utf8(
     tmp_path: Path, suffix: str, shard_size: int | None, environment: dict[str, str]
 ) -> None:
     program = (
-        "import os, sys; from pathlib import Path; from packstore.testing.stores import *\n"
+        "import os, sys; from pathlib import Path; from packstore.testing.records import *\n"
         f"records, path, n = make_records(), Path(os.fsdecode({os.fsencode(tmp_path)!r})), {shard_size}\n"
         f"for name in (b'q\\xff{suffix}', b'\\xc3\\xbc{suffix}'):\n"
         "    write(path / os.fsdecode(name), records, shard_size=n)\n"

@@ -14,22 +14,12 @@ from packstore.core.errors import StoreError
 from packstore.core.manifest import Manifest
 from packstore.stores import is_store, open_store
 from packstore.stores.hdf5 import store as hdf5_store
-from packstore.testing.stores import (
-    ORIGIN,
-    Records,
-    StoreSuite,
-    append,
-    assert_holds,
-    begin,
-    finished,
-    make_records,
-    write,
-)
+from packstore.testing import StoreSuite
+from packstore.testing.records import ORIGIN, Records, append, assert_holds, begin, finished, make_records, write
 
 
 class TestHdf5(StoreSuite):
     format = "hdf5"
-    suffix = ".h5"
     PLAIN_READER = """
 import json, sys
 import h5py

@@ -23,17 +23,8 @@ from packstore.stores import Ragged, is_store, open_store
 from packstore.stores.base import Reader
 from packstore.stores.lmdb import store as lmdb_store
 from packstore.stores.lmdb.pages import Pages, Value, _first_record
-from packstore.testing.stores import (
-    ORIGIN,
-    Records,
-    StoreSuite,
-    assert_holds,
-    finished,
-    flip,
-    listing,
-    make_records,
-    write,
-)
+from packstore.testing import StoreSuite
+from packstore.testing.records import ORIGIN, Records, assert_holds, finished, flip, listing, make_records, write
 
 
 def npy(array: Any) -> bytes:
@@ -62,7 +53,6 @@ def spanned(reader: Reader) -> list[memoryview]:
 
 class TestLmdb(StoreSuite):
     format = "lmdb"
-    suffix = ".lmdb"
     PLAIN_READER = """
 import io, json, sys
 import lmdb, numpy
@@ -75,9 +65,6 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
                       "key": [raw[a:b].tobytes().hex() for a, b in zip(at[:-1], at[1:])],
                       "checksum": array(b"checksum").tolist(), "manifest": manifest}))
 """
-
-    def data_file(self, path: Path) -> Path:
-        return path / "data.mdb"
 
     def write_plain(self, path: Path, manifest: Manifest, records: Records, data: dict[str, Any]) -> None:
         with lmdb.open(str(path), lock=False, map_size=1 << 24) as env, env.begin(write=True) as txn:

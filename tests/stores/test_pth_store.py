@@ -24,7 +24,8 @@ from packstore.stores import is_store, open_store
 from packstore.stores.pth import zip as pth_zip
 from packstore.stores.pth.pickle_reader import unpickle
 from packstore.stores.pth.pickle_writer import Tensor, pickle_dict
-from packstore.testing.stores import ORIGIN, Records, StoreSuite, assert_holds, finished, flip, make_records, write
+from packstore.testing import StoreSuite
+from packstore.testing.records import ORIGIN, Records, assert_holds, finished, flip, make_records, write
 
 
 def as_tensors(manifest: Manifest, records: Records, data: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +62,6 @@ def assert_equal(a: Any, b: Any) -> None:
 
 class TestPth(StoreSuite):
     format = "pth"
-    suffix = ".pth"
     PLAIN_READER = """
 import json, sys
 import torch
