@@ -5,6 +5,7 @@ Each suite loads on first use. Needs pytest and hypothesis, which packstore itse
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'packstore.testing' has no attribute {name!r}")
     import pytest
 
-    # Before the module is loaded, so that an assertion that fails shows its values.
-    pytest.register_assert_rewrite(_SUITES[name], "packstore.testing.records")
+    modules = {_SUITES[name], "packstore.testing.records"}
+    pytest.register_assert_rewrite(*modules - sys.modules.keys())  # so that an assertion that fails shows its values
     return getattr(import_module(_SUITES[name]), name)
