@@ -49,6 +49,8 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     assign_tiers(items)
+    # Long ones first: at the end there is always a short one for a process that has nothing to do.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if UNTIL:
         random.Random(SEED).shuffle(items)
 

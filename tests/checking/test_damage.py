@@ -52,22 +52,38 @@ def pack(source: Path, out: Path, encoding: str, shard_size: int | None = None) 
     return flips.Store(out)
 
 
+def places_in_records(store: Any) -> list[int]:
+    return [place for place in range(sum(store.sizes)) if store.record_at(*store.at(place)) is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(1, per="suffix")
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_byte_of_the_records_and_many_others(source: Path, tmp_path: Path, suffix: str, encoding: str) -> None:
+def test_bytes_of_records(source: Path, tmp_path: Path, rng: random.Random, suffix: str, encoding: str) -> None:
     store = pack(source, tmp_path / f"a.{suffix}", encoding)
-    tally, rng = flips.Tally(), random.Random(0)
-    stride = 211 if suffix == "lmdb" else 17
-    within = [p for p in range(sum(store.sizes)) if store.record_at(*store.at(p)) is not None]
-    assert len(within) >= 6 * 12  # images of some bytes, at least
-    within = within[:: 1 + len(within) // 500]  # JPEG has large headers
-    inside = len(within)
-    positions = [*within, *range(0, sum(store.sizes), stride)]
-    for position in positions:
-        flips.flip(store, position, rng.randrange(1, 256), tally)
+    tally, places = flips.Tally(), places_in_records(store)
+    assert len(places) >= 6 * 12  # images of some bytes, at least
+    places = rng.sample(places, min(len(places), 500))  # JPEG has large headers
+    for place in places:
+        flips.flip(store, place, rng.randrange(1, 256), tally)
     assert tally.counts["missed"] == tally.counts["unnamed"] == 0, tally.shown
     # Every flip in a record is named, but for those in offsets' ends, which keep the store from opening.
-    assert tally.counts["named"] >= inside * 0.9
+    assert tally.counts["named"] >= len(places) * 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(1, per="suffix")
+@pytest.mark.parametrize("first", range(100))
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_byte(source: Path, tmp_path: Path, rng: random.Random, suffix: str, encoding: str, first: int) -> None:
+    """Each hundredth, from that of number ``first`` on."""
+    store = pack(source, tmp_path / f"a.{suffix}", encoding)
+    tally = flips.Tally()
+    for place in range(first, sum(store.sizes), 100):
+        flips.flip(store, place, rng.randrange(1, 256), tally)
+    assert tally.counts["missed"] == tally.counts["unnamed"] == 0, tally.shown
     idle = [int(line.split()[3]) for line in tally.shown if line.startswith("idle")]
     if suffix == "pth":
         assert not idle, tally.shown
@@ -79,10 +95,10 @@ def test_every_byte_of_the_records_and_many_others(source: Path, tmp_path: Path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_bytes_of_a_sharded_store(source: Path, tmp_path: Path, suffix: str) -> None:
+def test_bytes_of_a_sharded_store(source: Path, tmp_path: Path, rng: random.Random, suffix: str) -> None:
     store = pack(source, tmp_path / f"a.{suffix}", "uint8", 60)
     assert len(list(store.path.glob("shard-*"))) > 2
-    tally, rng = flips.Tally(), random.Random(0)
+    tally = flips.Tally()
     total = sum(store.sizes)
     assert store.files[0].name == "manifest.json"
     for position in (*rng.sample(range(total), 120), store.sizes[0] - 1):  # also the line's end in it
@@ -94,9 +110,9 @@ def test_bytes_of_a_sharded_store(source: Path, tmp_path: Path, suffix: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard_size", [None, 60])
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_truncations(source: Path, tmp_path: Path, suffix: str, shard_size: int | None) -> None:
+def test_truncations(source: Path, tmp_path: Path, rng: random.Random, suffix: str, shard_size: int | None) -> None:
     store = pack(source, tmp_path / f"a.{suffix}", "uint8", shard_size)
-    tally, rng = flips.Tally(), random.Random(0)
+    tally = flips.Tally()
     for file, size in zip(store.files, store.sizes, strict=True):
         if size > 1:
             for keep in {0, 1, size - 2, size - 1, *(rng.randrange(size) for _ in range(5 if shard_size else 20))}:

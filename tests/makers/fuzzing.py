@@ -88,7 +88,7 @@ def fuzz(
         rng: Where all choices come from; with ``count`` a run is the same each time.
         count: Mutations to try.
         seconds: Or how long to go on.
-        limit_seconds: What one input may take.
+        limit_seconds: What one input may take: of processor time, and 30 times that on the clock.
         before: Called with each input before it is tried, for a run that may end the process.
     """
     result = Result()
@@ -211,10 +211,13 @@ def _limited(seconds: float) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise TookTooLong(f"more than {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 30 * seconds)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

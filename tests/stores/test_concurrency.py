@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -301,19 +302,25 @@ def test_a_work_directory_that_says_nothing_yet_is_taken_over(folder: Path, tmp_
     assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
 
 
-def test_who_has_just_begun_is_named_once_it_has_said_who_it_is(tmp_path: Path) -> None:
+def test_who_has_just_begun_is_named_once_it_has_said_who_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     holder = WorkDirectory(tmp_path / "out.h5")  # its lock stays, also while its name is not there yet
     owner = holder.path / "owner"
     content = owner.read_bytes()
     os.truncate(owner, 0)
-    writer = threading.Timer(0.2, lambda: owner.write_bytes(content))
-    writer.start()
-    try:
-        with pytest.raises(DestinationError, match=rf"is being written by process {os.getpid()} on "):
-            WorkDirectory(tmp_path / "out.h5")
-    finally:
-        writer.join()
-        holder.remove()
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            owner.write_bytes(content)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(DestinationError, match=rf"is being written by process {os.getpid()} on "):
+        WorkDirectory(tmp_path / "out.h5")
+    assert len(waited) == 3
+    holder.remove()
 
 
 def test_a_work_directory_that_goes_as_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Every parser that is ours, on inputs that somebody might write: it returns, or raises what its contract names.
 
-A bounded run, the same each time, over the corpus and mutations of it that coverage guides; ``tools/fuzz`` runs as long
-as one likes. And a check that the fuzzer itself finds what is there to be found.
+A bounded run, the same with the same seed, over the corpus and mutations of it that coverage guides; ``tools/fuzz``
+runs as long as one likes. And a check that the fuzzer itself finds what is there to be found.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ SLOW = {"lmdb": 120, "hdf5": 200, "cifar_archive": 250, "cifar_binary": 300, "pt
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1, per="target")
+@pytest.mark.parametrize("turn", range(30))
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_parsers_answer_whatever_they_are_given(target: Target) -> None:
+def test_parsers_answer_whatever_they_are_given(target: Target, turn: int, rng: random.Random) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        result = fuzz(target, seeds(target.name), rng=random.Random(0), count=SLOW.get(target.name, COUNT))
+        result = fuzz(target, seeds(target.name), rng=rng, count=SLOW.get(target.name, COUNT))
     assert not result.finds, "\n".join(f"{find.what}\n{find.trace}\n{find.data[:500]!r}" for find in result.finds)
     assert result.answered, "not even a seed is accepted, so nothing behind the first check was reached"
 
@@ -91,10 +93,11 @@ def test_the_fuzzer_finds_faults_and_loops() -> None:
 
 @pytest.mark.slow
 def test_the_tool_runs_and_counts() -> None:
-    command = [sys.executable, "tools/fuzz", "labels", "offsets", "--seconds", "0.5"]
+    command = [sys.executable, "tools/fuzz", "labels", "offsets", "--inputs", "2000"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[:2]] == ["labels", "offsets"]
-    assert done.stdout.endswith(" inputs tried, 0 finds\n")
+    tried = 2 * 2000 + len(seeds("labels")) + len(seeds("offsets"))
+    assert done.stdout.endswith(f"{tried:,} inputs tried, 0 finds\n")
     unknown = subprocess.run([sys.executable, "tools/fuzz", "x"], capture_output=True, text=True, cwd=ROOT, check=False)
     assert unknown.returncode == 2
