@@ -41,7 +41,7 @@ ROOMS = (
     Room("checking", "core images stores sources packing", "numpy xxhash"),
     Room("training", "core images stores", "numpy torch PIL"),
     Room("diagnose", "core images stores packing training", "numpy torch PIL matplotlib"),
-    Room("testing", "core images stores sources packing checking face", "numpy xxhash pytest hypothesis"),
+    Room("testing", "core images stores sources packing checking face", "numpy xxhash pytest hypothesis PIL"),
     Room("cli", "core images stores sources packing checking training diagnose face", "click tqdm numpy torch"),
     # The modules beside the rooms: the public names, each loaded on first use, and the command.
     Room("face", "core stores packing checking training cli"),

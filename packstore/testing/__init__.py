@@ -10,12 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from packstore.testing.encodings import EncodingSuite
     from packstore.testing.sources import SourceSuite
     from packstore.testing.stores import StoreSuite
 
-__all__ = ["SourceSuite", "StoreSuite"]
+__all__ = ["EncodingSuite", "SourceSuite", "StoreSuite"]
 
-_SUITES = {"SourceSuite": "packstore.testing.sources", "StoreSuite": "packstore.testing.stores"}
+_SUITES = {
+    "EncodingSuite": "packstore.testing.encodings",
+    "SourceSuite": "packstore.testing.sources",
+    "StoreSuite": "packstore.testing.stores",
+}
 
 
 def __getattr__(name: str) -> Any:

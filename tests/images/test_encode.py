@@ -6,8 +6,6 @@ import io
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -368,17 +366,6 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-@pytest.mark.parametrize(
-    "options", [EncodeOptions(), EncodeOptions(check="decode"), EncodeOptions("jpeg"), EncodeOptions("uint8")]
-)
-def test_bad_files_are_named(name: str, options: EncodeOptions) -> None:
-    with pytest.raises(SampleError) as caught:
-        Encoder(options)("class/x.jpg", DAMAGED[name])
-    assert caught.value.key == "class/x.jpg"
-    assert caught.value.reason
-
-
-@pytest.mark.parametrize("name", DAMAGED)
 def test_a_bad_file_is_described_alike_whatever_becomes_of_it(name: str) -> None:
     reasons = set()
     for options in (
@@ -615,20 +602,6 @@ def test_floats_do_not_become_anything_else(options: EncodeOptions, message: str
         Encoder(options, "float32", (4, 4, 3), IMAGENET)
 
 
-# Many threads.
-
-
-def test_threads_share_one_encoder() -> None:
-    files = [file(40 + i, 60, seed=i) for i in range(8)]
-    for options in (EncodeOptions("jpeg", resize=20), EncodeOptions("float16", size=16), EncodeOptions("uint8")):
-        encoder = Encoder(options)
-        expected = [bytes(encoder("key", data).record) for data in files]
-        fresh = Encoder(options)
-        with ThreadPoolExecutor(8) as pool:
-            found = pool.map(lambda i, e=fresh: bytes(e("key", files[i % 8]).record), range(160))
-            assert all(record == expected[i % 8] for i, record in enumerate(found))
-
-
 def test_the_decoder_is_the_one_asked_for() -> None:
     assert Encoder(EncodeOptions("uint8", decoder="pillow")).versions()["decoder"] == available_decoders()["pillow"]
 
@@ -675,34 +648,6 @@ def test_statistics_of_nothing() -> None:
 
 
 # Comparing.
-
-ALL_OPTIONS = [
-    EncodeOptions(),
-    EncodeOptions("jpeg"),
-    EncodeOptions("jpeg", resize=30, quality=40),
-    EncodeOptions("uint8"),
-    EncodeOptions("uint8", size=30),
-    *(EncodeOptions(encoding, size=30, fit="pad", normalization=IMAGENET) for encoding in FLOAT_ENCODINGS),
-]
-
-
-@pytest.mark.parametrize("options", ALL_OPTIONS, ids=repr)
-def test_records_compare_equal_to_themselves(options: EncodeOptions) -> None:
-    encoder = Encoder(options)
-    for name, data in (*islice(all_images().items(), 12), ("photo", file(70, 90))):
-        record, shape, _, _ = encoder(name, data)
-        assert encoder.compare(name, data, record) is None
-        assert encoder.compare(name, data, bytes(record), shape) is None
-
-
-@pytest.mark.parametrize("options", ALL_OPTIONS, ids=repr)
-def test_another_image_compares_unequal(options: EncodeOptions) -> None:
-    encoder = Encoder(options)
-    record, shape, _, _ = encoder("key", file(70, 90, seed=2))
-    assert encoder.compare("key", file(70, 90, seed=3), record, shape) is not None
-    smaller = encoder("key", file(35, 90, seed=2))
-    assert encoder.compare("key", file(70, 90, seed=2), *smaller[:2]) is not None
-    assert encoder.compare("key", file(70, 90, seed=2), b"") is not None
 
 
 def shifted(image: NDArray[np.uint8], by: int) -> NDArray[np.uint8]:
