@@ -21,6 +21,7 @@ from packstore.cli.clean import clean
 from packstore.cli.convert import convert
 from packstore.cli.demo import demo
 from packstore.cli.doctor import doctor
+from packstore.cli.guide import guide
 from packstore.cli.info import info
 from packstore.cli.repair import repair
 from packstore.cli.salvage import salvage
@@ -30,7 +31,15 @@ from packstore.core.errors import PackstoreError, UsageError, printable
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
+class _Commands(click.Group):
+    """Commands in the order of use, not of the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
 @click.group(
+    cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command has examples: packstore COMMAND --help",
 )
@@ -46,11 +55,12 @@ def cli(context: click.Context, debug: bool) -> None:
       packstore convert imagenet/ imagenet.lmdb   pack files, byte for byte
       packstore verify imagenet.lmdb --against imagenet/
       packstore info imagenet.lmdb
+      packstore guide packing                     read more
     """
     context.obj = debug
 
 
-for command in (convert, verify, repair, salvage, info, clean, demo, bench, doctor):
+for command in (demo, convert, verify, info, repair, salvage, clean, bench, doctor, guide):
     cli.add_command(command)
 
 

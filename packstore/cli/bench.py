@@ -22,39 +22,44 @@ if TYPE_CHECKING:
     from packstore.diagnose.bench import BenchReport
 
 
-@click.command(short_help="Say what limits training with a store.")
+@click.command(short_help="Measure what limits training with a store.")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--split", metavar="NAME", help="The split to load, where there are several.  [default: train]")
+@click.option("--split", metavar="NAME", help="Split to load, if there are several.  [default: train]")
 @click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="Batch size.")
 @click.option(
-    "--size", type=click.IntRange(1), metavar="PX", help="Side of the crops.  [default: 224; of one size: its own]"
+    "--size", type=click.IntRange(1), metavar="PX", help="Side of the crops.  [default: 224, or that of all images]"
 )
 @click.option(
     "--augment", type=click.Choice(["crop", "none"]), default="crop", show_default=True,
-    help="crop: random resized crop and flip (random crop with padding and flip where the size stays).",
+    help="crop: random resized crop and flip; padded random crop and flip for images that have the size already.",
 )  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), help="Threads of the loader.  [default: one a core]")
+@click.option("--threads", type=click.IntRange(1), metavar="N", help="Threads of the loader.  [default: one a core]")
 @click.option(
     "--seconds", type=click.FloatRange(0, 600, min_open=True), default=2.0, show_default=True,
-    help="Time for each stage; there are about ten.",
+    metavar="S", help="Time for each of about ten stages.",
 )  # fmt: skip
-@click.option("--device", default="auto", show_default=True, metavar="NAME", help="cpu, cuda, cuda:1 …; auto: a GPU.")
-@click.option("--target", type=click.FloatRange(0, min_open=True), metavar="IMG/S", help="What training takes.")
+@click.option(
+    "--device", default="auto", show_default=True, metavar="NAME",
+    help="cpu, cuda, cuda:1 …; auto: a GPU if there is one.",
+)  # fmt: skip
+@click.option(
+    "--target", type=click.FloatRange(0, min_open=True), metavar="IMG/S", help="Images a second that training takes."
+)
 @click.option(
     "--step-ms", type=click.FloatRange(0, min_open=True), metavar="MS",
-    help="The same, as the time that the model takes for one batch.",
+    help="The same, as the model's time for a batch.",
 )  # fmt: skip
-@click.option("--cold", is_flag=True, help="First let the system forget the store's files, to measure the disk.")
-@click.option("--no-tries", is_flag=True, help="Do not pack samples in other ways to see what is faster.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the rates (.png, .svg, .pdf).")
+@click.option("--cold", is_flag=True, help="First drop the store's files from memory, to measure the disk.")
+@click.option("--no-tries", is_flag=True, help="Do not try other ways of packing.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the rates: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_json: bool, **options: Any) -> None:
     """Measure what limits training with the store at PATH on this machine, and say what would help.
 
-    Times reading, decoding, augmenting and copying by themselves, then the loader end to end; from these
-    follow the stage that is the limit, and the number of cores from which on it is not. For stores of
-    image files it also packs a sample in other ways, in a temporary directory, and loads that. Nothing
-    is changed. Run it on a machine that does nothing else.
+    Times reading, decoding, augmenting and copying one by one, then the whole loader. Names the stage that
+    is the limit, and the number of cores from which on it is not. Of stores of image files it also packs a
+    sample in other ways, in a temporary directory, and loads that. Changes nothing. Run it on an idle
+    machine.
 
     \b
     Examples:
@@ -69,7 +74,7 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
 
     if step_ms is not None:
         if options["target"] is not None:
-            raise click.UsageError("--target and --step-ms say the same thing: give one of them")
+            raise click.UsageError("--target and --step-ms mean the same: give one of them")
         options["target"] = options["batch_size"] / step_ms * 1000
     picture: Path | None = options.pop("plot")
     if picture is not None:
@@ -88,7 +93,7 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
 
 
 def _training_split(path: Path) -> str | None:
-    """``train`` where there are several splits and that is one of them: it is training that is to be measured."""
+    """``train`` if it is one of several splits: what is measured is training."""
     from packstore.stores import open_store
 
     with open_store(path) as reader:

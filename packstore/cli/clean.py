@@ -1,4 +1,4 @@
-"""``packstore clean``: what interrupted runs have left."""
+"""``packstore clean``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from packstore.cli.common import human_bytes
 from packstore.core.errors import UsageError, printable
 
 
-@click.command(short_help="Remove what interrupted runs have left.")
+@click.command(short_help="Remove the work directories of interrupted runs.")
 @click.argument("places", nargs=-1, type=click.Path(path_type=Path), metavar="[PLACE]...")
 @click.option("-y", "--yes", is_flag=True, help="Remove without asking.")
 @click.option("-n", "--dry-run", is_flag=True, help="List and remove nothing.")
 def clean(places: tuple[Path, ...], yes: bool, dry_run: bool) -> None:
-    """Remove what interrupted runs of packstore have left.
+    """Remove the work directories of interrupted runs.
 
-    PLACE is a directory that stores are written to, or the name of a store there that was not finished;
-    the current directory if none is given. A run that is killed leaves a hidden directory beside the
-    store that was to be, .NAME.packstore; the same command goes on from it. Only directories that prove
-    to be packstore's own, and that no running process holds, are listed. Asks before it removes anything.
+    A run that is killed leaves a hidden directory, .NAME.packstore, beside the store it was making; the
+    same command goes on from it. PLACE is a directory to look in, or the name of a store that was not
+    finished; the current directory by default. Lists only directories that prove to be packstore's own and
+    that no process uses, and asks before it removes them.
 
     \b
     Examples:
@@ -40,7 +40,9 @@ def clean(places: tuple[Path, ...], yes: bool, dry_run: bool) -> None:
             raise UsageError(f"{printable(str(directory))}: no such directory")
         wanted = {found.path: found for found in find_leftovers(directory) if name in (None, found.owner.destination)}
         if name is not None and not wanted and not os.path.lexists(place):
-            raise UsageError(f"{printable(str(place))}: no such directory, and no store of that name was being made")
+            raise UsageError(
+                f"{printable(str(place))}: no such directory, and no interrupted run was making a store of that name"
+            )
         leftovers.update(wanted)
     if not leftovers:
         click.echo("nothing is left of interrupted runs")
@@ -55,7 +57,9 @@ def clean(places: tuple[Path, ...], yes: bool, dry_run: bool) -> None:
         return
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError("nobody is there to be asked: add --yes to remove this, or --dry-run to list it only")
+            raise UsageError(
+                "cannot ask, since standard input is no terminal; add --yes to remove, or --dry-run to list"
+            )
         if not click.confirm("remove?"):
             click.echo("nothing was removed")
             return

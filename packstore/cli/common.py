@@ -1,4 +1,4 @@
-"""What the commands share: the progress bar, sizes for people, parameter types."""
+"""What the commands share: parameter types, sizes for people, the progress bar."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.core.errors import printable
+from packstore.core.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Normalization
@@ -29,7 +29,7 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from 
     """A number of bytes such as 500MB or 1GiB.
 
     Attributes:
-        least_bare: Less than that without a unit is taken for a slip.
+        least_bare: A smaller number without a unit is refused: its unit was forgotten.
     """
 
     name = "size"
@@ -42,7 +42,7 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from 
         if match is None or match[2] not in _UNITS:
             self.fail(f"{value!r} is not a size; write for example 500MB or 1GiB", param, ctx)
         if 0 < float(match[1]) < self.least_bare and str(value).strip()[-1].isdigit():
-            self.fail(f"{value!r} would be as many bytes; write for example {value}MB or {value}GB", param, ctx)
+            self.fail(f"{value!r} has no unit; write for example {value}MB or {value}GB", param, ctx)
         return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -62,22 +62,24 @@ class PixelCount(ByteSize):
 
 
 class PluginChoice(click.Choice):  # type: ignore[type-arg]
-    """A name in a registry. The help lists the built-in ones; looking for plug-ins waits for a name that is none."""
+    """A name in a registry. The help lists the built-in names; plug-ins are looked for when a name is none of them."""
 
     def __init__(self, registry: Registry) -> None:
         super().__init__(registry.built_in)
         self._registry = registry
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value not in self._registry.built_in and value in self._registry:
-            return value
-        return super().convert(value, param, ctx)
+        try:
+            self._registry.check(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+        return value
 
 
 class ImageSize(click.ParamType):  # type: ignore[type-arg]
     """S or HxW in pixels."""
 
-    name = "S|HxW"
+    name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -89,12 +91,12 @@ class ImageSize(click.ParamType):  # type: ignore[type-arg]
 
 
 def pasted(path: Path) -> str:
-    """``path`` as it stands in a command that is shown: quoted where a shell would take it apart."""
+    """``path`` for a command that is shown: quoted for the shell."""
     return shlex.quote(printable(str(path)))
 
 
 def human_bytes(n: float) -> str:
-    """``1234567`` as ``1.23 MB``: decimal units, as disks are sold and as ``--shard-size 1GB`` means."""
+    """``1234567`` as ``1.23 MB``: decimal units, like those of disks and of ``--shard-size 1GB``."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(n) < 999.5 or unit == "TB":
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.3g} {unit}"
@@ -128,9 +130,9 @@ def wrapped(start: str, text: str, columns: int) -> list[str]:
 
 @contextmanager
 def progress_bar(quiet: bool) -> Iterator[ProgressCallback]:
-    """A callback that draws a tqdm bar a stage on standard error: images/s, MB/s, time left.
+    """A callback that draws a tqdm bar for each stage on standard error: images/s, MB/s, time left.
 
-    Draws nothing with ``quiet``, or when standard error is not a terminal.
+    Draws nothing with ``quiet``, or where standard error is no terminal.
     """
     from packstore.cli.messages import show_messages
     from packstore.core.progress import no_progress
@@ -162,7 +164,7 @@ class _Bars:
                 desc=report.stage,
                 total=report.total,
                 unit=" images",
-                # A terminal that does not know its size says 0 x 0, and tqdm would then draw nothing.
+                # For a terminal of unknown size, 0 x 0, tqdm would draw nothing.
                 ncols=None if known_width else 80,
                 nrows=None if known_width else 24,
                 dynamic_ncols=known_width,

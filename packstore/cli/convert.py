@@ -21,7 +21,7 @@ from packstore.cli.common import (
     quantity,
 )
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.core.registry import ENCODINGS, FORMATS
+from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -38,14 +38,19 @@ _LISTED = 10
 @click.option(
     "--encoding", type=PluginChoice(ENCODINGS), help="What a record holds.  [default: original; .pth: float16]"
 )
-@click.option("--size", type=ImageSize(), help="Bring every image to one size: 224, or 32x48 (height x width).")
+@click.option(
+    "--size", type=ImageSize(), metavar="S|HxW", help="Bring all images to one size: 224, or 32x48 (height x width)."
+)
 @click.option(
     "--fit", type=click.Choice(["crop", "pad", "squash"]),
-    help="How another aspect ratio comes to --size.  [default: crop]",
+    help="What --size does to another aspect ratio.  [default: crop]",
 )  # fmt: skip
-@click.option("--resize", type=click.IntRange(1), metavar="PX", help="Files, uint8: shrink the shorter side to this.")
-@click.option("--max-side", type=click.IntRange(1), metavar="PX", help="Files, uint8: shrink the longer side to this.")
-@click.option("--quality", type=click.IntRange(1, 100), help="jpeg, seekable if encoded anew: quality.  [default: 90]")
+@click.option("--resize", type=click.IntRange(1), metavar="PX", help="jpeg, seekable, uint8: shrink the shorter side.")
+@click.option("--max-side", type=click.IntRange(1), metavar="PX", help="jpeg, seekable, uint8: shrink the longer side.")
+@click.option(
+    "--quality", type=click.IntRange(1, 100), metavar="Q",
+    help="jpeg, seekable: quality of what is encoded anew.  [default: 90]",
+)  # fmt: skip
 @click.option(
     "--normalize", metavar="HOW",
     help="Floating point: imagenet, cifar10, cifar100, auto (computed from the training split), none, or "
@@ -54,29 +59,24 @@ _LISTED = 10
 @click.option("--exif-transpose", is_flag=True, help="Turn images as their EXIF orientation says.")
 @click.option("--split", metavar="NAME", help="Pack only this split.")
 @click.option("--labels", type=click.Path(path_type=Path), metavar="CSV", help="Labels: columns file,label[,split].")
-@click.option(
-    "--source",
-    "source_kind",
-    metavar="KIND",
-    help="imagefolder (its folders are classes), flat, cifar10, cifar100 or store, forced.",
-)
+@click.option("--source", "source_kind", type=PluginChoice(SOURCES), help="Kind of SOURCE, instead of recognising it.")
 @click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of DEST.")
 @click.option("--shard-size", type=ByteSize(), help="Split into shards of about this size, e.g. 1GiB.")
 @click.option("--overwrite", is_flag=True, help="Replace DEST, if it is a store, once the new one is complete.")
-@click.option("--restart", is_flag=True, help="Do not go on from an interrupted run of the same conversion.")
+@click.option("--restart", is_flag=True, help="Start anew instead of going on from an interrupted run.")
 @click.option(
     "--check", type=click.Choice(["header", "decode", "none"]), default="header", show_default=True,
-    help="Check of each file: kind, header and end of image; decoded in full; not at all.",
+    help="Check each file. header: its kind, header and end; decode: every pixel.",
 )  # fmt: skip
 @click.option(
     "--on-error", type=click.Choice(["raise", "skip"]), default="raise", show_default=True,
-    help="At a bad file: stop, or leave it out, list it and exit with 3.",
+    help="At a bad file: stop; or leave it out, list it and exit with 3.",
 )  # fmt: skip
 @click.option(
     "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
-    help="Refuse images that claim more (a bad file), e.g. 50M. Memory: up to 20 bytes a pixel for each thread.",
+    help="Refuse images that claim more pixels, e.g. 50M. Each thread needs up to 20 bytes a pixel.",
 )  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), help="Threads.  [default: one a core]")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
 @click.option("--decoder", default="auto", show_default=True, metavar="NAME",
               help="turbojpeg, simplejpeg, jpeg4py, opencv or pillow.")  # fmt: skip
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
@@ -84,10 +84,10 @@ _LISTED = 10
 def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
     """Pack SOURCE into a new store at DEST.
 
-    SOURCE is an image folder (root/class/…, or root/{train,val,test}/class/…), a folder of images with
-    or without --labels, CIFAR-10 or CIFAR-100 as downloaded (python, binary, .tar.gz), or a store.
-    The suffix of DEST chooses the format: .lmdb, .h5, .hdf5, .pth or .pt. DEST appears when it is complete.
-    A run that was killed goes on when the same command is given again.
+    SOURCE is a folder of class folders (root/class/…, or root/{train,val,test}/class/…), a folder of
+    images with or without --labels, CIFAR-10 or CIFAR-100 as downloaded (python, binary, .tar.gz), or a
+    store. The suffix of DEST chooses the format: .lmdb, .h5, .hdf5, .pth or .pt. DEST appears when it is
+    complete. To go on after an interrupted run, give the same command again.
 
     \b
     Examples:
@@ -102,8 +102,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     from packstore.packing.conversion import run_plan
     from packstore.packing.plan import ConvertOptions, make_plan
 
-    # A conversion makes many small objects and no cycles to speak of, so looking for them often only takes time: 7% of
-    # packing 50,000 small files.
+    # A conversion makes many small objects and hardly a cycle: collecting them took 7% of packing 50,000 small files.
     gc.freeze()
     gc.set_threshold(100_000)
     try:

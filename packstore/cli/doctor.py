@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from packstore.diagnose.doctor import Report
 
 
-@click.command(short_help="Look at the installation and the machine.")
+@click.command(short_help="Examine the installation and the machine.")
 @click.argument("path", type=click.Path(path_type=Path), required=False)
-@click.option("--no-disk", is_flag=True, help="Do not measure the disk (writes and removes a file of 64 MB).")
+@click.option("--no-disk", is_flag=True, help="Do not measure the disk, which writes and removes a file of 64 MB.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
-    """Say what is installed, what the machine has, and what of it will make loading slow or fail.
+    """Show what is installed, what the machine has, and what of it makes loading slow or fail.
 
-    Versions, JPEG decoders and their speed, GPU and page-locked memory, cores, memory, limits, and the disk
-    of the folder PATH is or lies in (the current directory if none is given). A library that is broken is
-    reported, whatever it does. Exits with 0, also when there is something to do. The environment variable
-    PACKSTORE_TURBOJPEG names the file of a newer libturbojpeg than the system's, for all commands.
+    Looks at versions, JPEG decoders and their speed, GPU and page-locked memory, cores, memory, limits,
+    and the disk of PATH (the current directory by default). Survives libraries that are broken, and
+    reports them. Exits with 0, even if there is something to do. The environment variable
+    PACKSTORE_TURBOJPEG names a newer libturbojpeg than the system's, for all commands.
 
     \b
     Examples:

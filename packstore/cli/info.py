@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 _LISTED = 10
 
 
-@click.command(short_help="Say what a store is.")
+@click.command(short_help="Show what a store holds.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def info(path: Path, as_json: bool) -> None:
-    """Say what the store at PATH is: format, encoding, splits, classes, shapes, sizes, origin.
+    """Show what the store at PATH holds: format, encoding, splits, classes, shapes, sizes, origin.
 
     \b
     Examples:
@@ -108,7 +108,7 @@ def _class_counts(reader: Reader) -> dict[str, int]:
     if classes is None:
         return {}
     labels = reader.fixed("label")
-    # Labels of a damaged store may be anything; verify says so, here they must only not count.
+    # Labels of a damaged store may be anything: verify reports them, here they do not count.
     counts = np.bincount(labels[(labels >= 0) & (labels < len(classes))], minlength=len(classes))
     return {name: int(count) for name, count in zip(classes, counts, strict=True)}
 

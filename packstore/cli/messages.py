@@ -1,4 +1,4 @@
-"""What the library logs, on standard error. A module of its own, for `packstore --help` has no use for logging."""
+"""Messages that the library logs, on standard error. A module of its own: `packstore --help` does not load logging."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from packstore.core.errors import printable
 
 
 class MessageHandler(logging.Handler):
-    """Shows a message in a line of its own, above whatever bar there is."""
+    """Shows a message on a line of its own, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = f"packstore: {printable(record.getMessage())}"
@@ -26,7 +26,7 @@ class MessageHandler(logging.Handler):
 
 
 def show_messages() -> None:
-    """Shows warnings from now on, unless somebody has said already what is to become of them."""
+    """Shows warnings from now on, unless the application has a handler of its own."""
     log = logging.getLogger("packstore")
     if not log.handlers:
         log.addHandler(MessageHandler(logging.WARNING))

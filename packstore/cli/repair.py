@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import PixelCount, progress_bar, quantity
+from packstore.cli.common import PixelCount, PluginChoice, progress_bar, quantity
 from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
+from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ EXIT_PARTIAL = 3
 _LISTED = 50
 
 
-@click.command(short_help="Replace what is damaged in a store from its source.")
+@click.command(short_help="Replace the damaged records of a store from its source.")
 @click.argument("damaged", type=click.Path(path_type=Path))
 @click.option(
     "--from", "source", type=click.Path(path_type=Path), required=True, metavar="SOURCE",
@@ -30,25 +31,27 @@ _LISTED = 50
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, metavar="FIXED", help="Where the new store goes."
 )
-@click.option("--partial", is_flag=True, help="Write FIXED even when records are lost, without these; exits with 3.")
-@click.option("--labels", type=click.Path(path_type=Path), metavar="CSV", help="The labels file, as in convert.")
-@click.option("--source", "source_kind", metavar="KIND", help="Kind of the source, forced as in convert.")
+@click.option("--partial", is_flag=True, help="If records are lost, write FIXED without them, and exit with 3.")
+@click.option("--labels", type=click.Path(path_type=Path), metavar="CSV", help="Labels file, as for convert.")
+@click.option(
+    "--source", "source_kind", type=PluginChoice(SOURCES), metavar="KIND", help="Kind of SOURCE, as for convert."
+)
 @click.option(
     "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
-    help="Refuse images of SOURCE that claim more, e.g. 50M.",
+    help="Refuse images of SOURCE that claim more pixels, e.g. 50M.",
 )  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), help="Threads.  [default: one a core]")
-@click.option("--decoder", default="auto", show_default=True, metavar="NAME", help="Decoder to use.")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
+@click.option("--decoder", default="auto", show_default=True, metavar="NAME", help="Decoder, as for convert.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print what is lost only.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only what is lost.")
 def repair(damaged: Path, source: Path, out: Path, as_json: bool, quiet: bool, **options: Any) -> None:
-    """Write a whole store to FIXED: the records of DAMAGED, with those that are damaged taken from SOURCE.
+    """Write to FIXED what DAMAGED was, with its damaged records taken from SOURCE.
 
-    A record is taken from SOURCE only when it has the checksum that DAMAGED has for it: an image that has changed
-    since is refused, by name. Images are encoded again by the options in the store's manifest. When every record
-    could be replaced, FIXED is what DAMAGED was, byte for byte; when not, nothing is written (see --partial).
-    DAMAGED is only read. When it does not open at all, use packstore salvage.
-    Exits with 0 when FIXED is whole (or DAMAGED is, and there is nothing to do), with 1 when records are lost.
+    A record is taken from SOURCE only if it has the checksum that DAMAGED has for it: an image that has
+    changed since is refused, by name. Images are encoded again by the options in the store's manifest. If
+    every damaged record was replaced, FIXED is what DAMAGED was, byte for byte; otherwise nothing is
+    written (see --partial). DAMAGED is only read. If it does not open at all, use packstore salvage.
+    Exits with 0 if FIXED is whole or nothing is damaged, 1 if records are lost.
 
     \b
     Examples:
@@ -79,7 +82,7 @@ def describe(report: RepairReport) -> str:
     """The report for people."""
     damaged = printable(str(report.damaged))
     if not report.problem_count:
-        return f"{damaged}: whole, so there is nothing to repair; nothing was written"
+        return f"{damaged}: whole, nothing to repair; nothing was written"
     lines = [f"replaced  {describe_problem(problem)}" for problem in report.replaced[:_LISTED]]
     if len(report.replaced) > _LISTED:
         lines.append(f"replaced  … and {len(report.replaced) - _LISTED:,} more (--json lists them)")

@@ -20,22 +20,22 @@ EXIT_NOTHING, EXIT_MISSING = 1, 3
 _LISTED = 50
 
 
-@click.command(short_help="Get the undamaged records out of a broken store.")
+@click.command(short_help="Recover the undamaged records of a broken store.")
 @click.argument("damaged", type=click.Path(path_type=Path))
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, metavar="FIXED", help="Where the new store goes."
 )
-@click.option("--unproven", is_flag=True, help="Also take records that no checksum proves, as they are; lists them.")
+@click.option("--unproven", is_flag=True, help="Also take records that no checksum proves, and list them.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only what is missing.")
 def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any) -> None:
-    """Write a store to FIXED with every undamaged record of DAMAGED, whose index or manifest may be broken.
+    """Write every undamaged record of DAMAGED to FIXED, even if its index or manifest is broken.
 
-    What the index no longer tells is looked for: a damaged manifest is mended by its own digest, records are found in
-    the pages of an LMDB or where HDF5 and .pth files have them, shards by themselves. Each record is proven by its
-    checksums; what is missing is listed here, and in the manifest of FIXED. DAMAGED is only read.
-    Where the source is still there and DAMAGED opens, packstore repair gets more.
-    Exits with 0 when every record was recovered, 3 when some are missing, 1 when there are none.
+    Mends a damaged manifest by its own digest. Finds records without an index: in the pages of an LMDB,
+    where HDF5 and .pth files keep them, shard by shard. Checksums prove each record; what is missing is
+    listed here, and in the manifest of FIXED. DAMAGED is only read. If the source still exists and DAMAGED
+    opens, packstore repair recovers more.
+    Exits with 0 if every record was recovered, 3 if some are missing, 1 if there are none.
 
     \b
     Examples:
@@ -83,10 +83,10 @@ def describe(report: SalvageReport) -> str:
             lines.append(f"{name:<9} … and {count - _LISTED:,} more (--json lists them)")
     missing = f"{report.missing_count:,} missing"
     if not (report.complete or report.missing_count or report.unproven_count):
-        missing = "nobody knows how many are missing"
+        missing = "an unknown number missing"
     counts = f"{report.recovered:,} recovered, {missing}"
     if report.unproven_count:
-        counts += f"; nothing proves {report.unproven_count:,} of those recovered"
+        counts += f"; no checksum proves {report.unproven_count:,} of those recovered"
     if report.destination is None:
         lines.append(f"{printable(str(report.damaged))}: {counts}; nothing was written")
         return "\n".join(lines)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import PixelCount, human_bytes, pasted, progress_bar, quantity
+from packstore.cli.common import PixelCount, PluginChoice, human_bytes, pasted, progress_bar, quantity
 from packstore.core.errors import MissingStoreError, StoreError, printable
+from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -25,32 +26,34 @@ _LISTED_OF_ANOTHER = 5
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--quick", is_flag=True,
-    help="Structure, sizes, labels and keys only; reads no image, so it does not see a changed byte in one.",
+    help="Structure, sizes, labels and keys only. Reads no image, so it misses a changed byte in one.",
 )  # fmt: skip
 @click.option("--decode", is_flag=True, help="Also decode every image in full.")
 @click.option(
     "--against", type=click.Path(path_type=Path), metavar="SOURCE",
-    help="Also compare with the source (or another store): images, labels, keys, splits.",
+    help="Also compare images, labels, keys and splits with the source, or with another store.",
 )  # fmt: skip
 @click.option(
-    "--labels", type=click.Path(path_type=Path), metavar="CSV", help="--against: the labels file as in convert."
+    "--labels", type=click.Path(path_type=Path), metavar="CSV", help="Labels file of --against, as for convert."
 )
-@click.option("--source", "source_kind", metavar="KIND", help="--against: kind of the source, forced as in convert.")
+@click.option(
+    "--source", "source_kind", type=PluginChoice(SOURCES), metavar="KIND", help="Kind of --against, as for convert."
+)
 @click.option(
     "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
-    help="Do not decode images that claim more (a problem), e.g. 50M. Memory: up to 20 bytes a pixel for each thread.",
+    help="Report images that claim more pixels, e.g. 50M. Each thread needs up to 20 bytes a pixel.",
 )  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), help="Threads.  [default: one a core]")
-@click.option("--decoder", default="auto", show_default=True, metavar="NAME", help="Decoder to use.")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
+@click.option("--decoder", default="auto", show_default=True, metavar="NAME", help="Decoder, as for convert.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar; print problems only.")
 def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
-    """Check the store at PATH: structure, manifest, counts, file digests, the checksums of every record.
+    """Check the store at PATH: structure, manifest, digests, and the checksum of every record.
 
-    What is damaged is named: the record with its number and key, and the shard. With --quick, what is
-    truncated, missing or out of order is found, and damage of labels, keys and the like, in a time that does
-    not depend on the size of the images; a damaged image is not, unless its size has changed.
-    Exits with 0 when the store is whole, with 1 when it is not, with 2 when there is none.
+    Names what is damaged: the record by its number and key, and the shard. With --quick it reads no image,
+    so that the time does not depend on their size. It then finds what is truncated, missing or out of
+    order, and damaged labels and keys, but no changed byte within an image.
+    Exits with 0 if the store is whole, 1 if it is not, 2 if there is none.
 
     \b
     Examples:
@@ -74,7 +77,7 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
             raise StoreError(f"{error}; packstore salvage may get records out of it") from error
         if not as_json or isinstance(error, MissingStoreError):
             raise
-        # A store that does not open is not whole, and a program that asked for JSON wants to read just that.
+        # A store that does not open is not whole, and whoever asked for JSON reads that as JSON, too.
         click.echo(json.dumps({"path": str(path), "ok": False, "problem_count": 1, "problems": [{"what": str(error)}]}))
         raise click.exceptions.Exit(1) from None
     if as_json:
@@ -107,7 +110,7 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
     lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
     if manifest.skipped and not quiet:
         lines.append(f"note     {quantity(len(manifest.skipped), 'file')} left out when it was made (packstore info)")
-    # Of another dataset, or of one packed in another way, every record differs: a few are enough to see how.
+    # A store of another dataset, or packed in another way, differs in every record: a few show how.
     differing = {problem.record for problem in report.problems} - {None}
     another = (
         report.problem_count == report.differences >= manifest.records > 0

@@ -163,9 +163,10 @@ def make_plan(
     """
     format = options.format or format_of(destination)
     if format is None:
+        *others, last = (suffix for known in FORMATS.values() for suffix in known.suffixes)
+        found = f"unknown suffix {printable(destination.suffix)}" if destination.suffix else "no suffix"
         raise UsageError(
-            f"{printable(str(destination))}: its name does not end like one of a store's; "
-            "use .lmdb, .h5, .hdf5, .pth or .pt, or name one with --format"
+            f"{printable(str(destination))}: {found}; use {', '.join(others)} or {last}, or choose with --format"
         )
     _check_places(source, destination, options.overwrite)
     opened = open_source(source, kind=options.source_kind, labels=options.labels, max_pixels=options.max_pixels)
