@@ -175,8 +175,8 @@ class Killer:
         options = CASES[case][1]
         try:
             report = packstore.convert(self._images, out, overwrite=overwrite, **options)
-            self.tally.resumed += report.taken_over > 0
-            self.tally.taken_over += report.taken_over
+            self.tally.resumed += report.resumed > 0
+            self.tally.taken_over += report.resumed
         except DestinationError as error:
             # Complete already, and the work directory gone as far as this could be told from its receipt.
             if not out.exists() or "exists already" not in str(error):

@@ -184,8 +184,8 @@ def describe_report(report: ConvertReport) -> str:
         f"{human_bytes(report.source_bytes)} in the source"
     )
     lines.append(f"  time     {seconds:.1f} s ({rate})")
-    if report.taken_over:
-        lines.append(f"  resumed  {quantity(report.taken_over, 'record')} taken over from an interrupted run")
+    if report.resumed:
+        lines.append(f"  resumed  {quantity(report.resumed, 'record')} taken over from an interrupted run")
     if report.ignored:
         lines.append(f"  ignored  {describe_ignored(report.ignored)}")
     if report.lossy:

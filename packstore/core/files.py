@@ -112,7 +112,7 @@ def drop(file: IO[bytes]) -> None:
     raw.raw.close()
 
 
-def identity(path: Path) -> tuple[int, int]:
+def device_and_inode(path: Path) -> tuple[int, int]:
     """Device and inode of a path, not following links."""
     found = path.lstat()
     return found.st_dev, found.st_ino

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,12 @@ from packstore.packing.plan import (
     recorded_options,
     with_overrides,
 )
-from packstore.packing.resume import Account, TakeOver, fingerprint, objection
+from packstore.packing.resume import PositionTracker, ResumedRecords, identity_of
 from packstore.sources.base import Entry
 from packstore.stores import create_store
 from packstore.stores.base import disk_bytes
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.builder.interrupted import finish
+from packstore.stores.builder.interrupted import end_published_run
 
 _SMALL_FILE = 16 << 10
 
@@ -52,7 +51,7 @@ class ConvertReport:
         seconds: From the survey to the published store.
         skipped: Samples left out by policy.
         ignored: Files of the source passed over because they are not images, by reason.
-        taken_over: Records that an interrupted run had packed already.
+        resumed: Records that an interrupted run had packed already.
         kept: For ``seekable``: files that this run kept as they are because they cannot be made so, by reason. The
             manifest's option ``not_seekable`` counts all such records of the store.
         lossy: For ``seekable``: images that were no JPEG and that this run made one of, so that pixels changed.
@@ -65,7 +64,7 @@ class ConvertReport:
     seconds: float
     skipped: tuple[Skipped, ...]
     ignored: Mapping[str, int]
-    taken_over: int = 0
+    resumed: int = 0
     kept: Mapping[str, int] = field(default_factory=dict)
     lossy: int = 0
 
@@ -124,7 +123,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         small = plan.survey.size_bytes < _SMALL_FILE * plan.survey.records
         workers = plan.options.workers or (1 if small else max(1, workers - 1))
     columns = _columns(encoder, plan)
-    account = Account()
+    reached = PositionTracker()
     kept, counted, lossy = Counter[str](), Counter[str](), 0
     if encoder.encoding.waits and not encoder.passes_through and plan.options.workers is None:
         # These threads wait for other programs to start and to end, and cores should not wait with them. Measured on 2
@@ -132,10 +131,10 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         workers += (workers + 1) // 2
     source_bytes, total = 0, plan.survey.records
     stamp = plan.source.stamp()
-    identity = fingerprint(plan, encoder, columns)
-    finished = finish(plan.destination, identity, partial(objection, plan), overwrite=plan.options.overwrite)
-    if finished is not None:
-        return _report(plan, finished, 0, started, (), finished.records)
+    identity = identity_of(plan, encoder, columns)
+    published = end_published_run(plan.destination, identity, overwrite=plan.options.overwrite)
+    if published is not None:
+        return _report(plan, published, 0, started, (), published.records)
     builder = create_store(
         plan.destination,
         format=plan.format,
@@ -143,7 +142,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         columns=columns,
         overwrite=plan.options.overwrite,
         shard_size=plan.options.shard_size,
-        fingerprint=identity,
+        identity=identity,
         restart=plan.options.restart,
     )
     options = recorded_options(plan)
@@ -160,30 +159,30 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         with builder:
             describe()
             progress(Progress("pack", 0, total, 0))
-            taken = TakeOver(plan, builder)
-            for packed in _records(plan, encoder, taken, workers):
+            resumed = ResumedRecords(plan, builder)
+            for packed in _records(plan, encoder, resumed, workers):
                 _append(builder, packed, columns)
-                account.add(packed.seen, packed.skipped)
+                reached.add(packed.seen, packed.skipped)
                 kept.update(packed.kept)
                 lossy += packed.lossy
                 counted.update(encoder.encoding.count(packed.records))
-                builder.checkpoint(account.progressed)
+                builder.checkpoint(reached.position)
                 source_bytes += packed.source_bytes
-                progress(Progress("pack", account.consumed, total, source_bytes))
-            if account.consumed != total:
+                progress(Progress("pack", reached.consumed, total, source_bytes))
+            if reached.consumed != total:
                 raise SourceError(
-                    f"{plan.source.path} changed while it was packed: {total} images at first, {account.consumed} in "
+                    f"{plan.source.path} changed while it was packed: {total} images at first, {reached.consumed} in "
                     "the end; run the conversion again when nothing writes to it"
                 )
             if plan.source.stamp() != stamp:
                 raise SourceError(f"{plan.source.path} changed while it was packed; pack it when nothing writes to it")
-            if account.consumed == len(account.skipped):
+            if reached.consumed == len(reached.skipped):
                 raise SourceError(f"{plan.source.path}: all {total} images were skipped, so there is nothing to pack")
             if counted:
                 options.update(counted)
                 describe()
-            skipped = (*_inherited_skips(plan), *account.skipped)
-            manifest = builder.commit(skipped=skipped, progressed=account.progressed)
+            skipped = (*_inherited_skips(plan), *reached.skipped)
+            manifest = builder.commit(skipped=skipped, position=reached.position)
     except BaseException as error:
         if builder.kept is not None:
             error.add_note(
@@ -191,12 +190,12 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 "there, and packstore clean removes it"
             )
         raise
-    report = _report(plan, manifest, source_bytes, started, tuple(account.skipped), taken.records)
+    report = _report(plan, manifest, source_bytes, started, tuple(reached.skipped), resumed.records)
     return replace(report, kept=dict(kept), lossy=lossy)
 
 
 def _report(
-    plan: Plan, manifest: Manifest, source_bytes: int, started: float, skipped: tuple[Skipped, ...], taken_over: int
+    plan: Plan, manifest: Manifest, source_bytes: int, started: float, skipped: tuple[Skipped, ...], resumed: int
 ) -> ConvertReport:
     return ConvertReport(
         destination=plan.destination,
@@ -206,14 +205,14 @@ def _report(
         seconds=time.monotonic() - started,
         skipped=skipped,
         ignored=plan.survey.ignored,
-        taken_over=taken_over,
+        resumed=resumed,
     )
 
 
-def _records(plan: Plan, encoder: Encoder, taken: TakeOver, workers: int) -> Iterator[Packed]:
+def _records(plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int) -> Iterator[Packed]:
     """What an interrupted run has packed, then what is left to pack."""
-    yield from taken
-    yield from _packed_batches(plan, encoder, taken.rest, workers)
+    yield from resumed
+    yield from _packed_batches(plan, encoder, resumed.rest, workers)
 
 
 def _packed_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers: int) -> Iterator[Packed]:

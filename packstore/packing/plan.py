@@ -20,7 +20,7 @@ from packstore.images.sniff import MAX_PIXELS
 from packstore.sources import open_source
 from packstore.sources.base import Entry, Source, Survey
 from packstore.stores import format_of, is_store
-from packstore.stores.builder.interrupted import sealed_before
+from packstore.stores.builder.interrupted import killed_after_publishing
 from packstore.stores.format import Format
 
 DEFAULT_QUALITY = 90
@@ -244,7 +244,7 @@ def _check_places(source: Path, destination: Path, overwrite: bool) -> None:
                 f"{shown}: exists and is not a packstore store, which packstore never replaces; "
                 "remove it yourself or choose another name"
             )
-        if not overwrite and not sealed_before(destination):
+        if not overwrite and not killed_after_publishing(destination):
             raise DestinationError(f"{shown}: exists already; choose another name, or --overwrite to replace it")
 
 

@@ -1,4 +1,7 @@
-"""Going on from an interrupted conversion: what makes two the same, and the records that need no packing."""
+"""Going on from an interrupted conversion: what makes two the same, and the records that need no packing.
+
+:mod:`packstore.stores.builder.journal` tells how it all works.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -19,14 +23,17 @@ from packstore.packing.batches import PASS_BYTES, PASS_RECORDS, Packed
 from packstore.packing.plan import Plan, recorded_options
 from packstore.sources.base import Entry
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.builder.journal import Progressed
+from packstore.stores.builder.journal import Identity, SourcePosition
 
 _log = logging.getLogger(__name__)
 
 
-def fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict[str, Any]:
-    """What makes the records of a conversion what they are: plain JSON values, equal for conversions whose stores are
-    equal. Threads, or what happens to bad samples, are not in it."""
+def identity_of(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> Identity:
+    """What makes the records of a conversion what they are. Threads, or what happens to bad samples, do not."""
+    return Identity(_fingerprint(plan, encoder, columns), partial(_source_change, plan))
+
+
+def _fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict[str, Any]:
     survey = plan.survey
     normalization = plan.encode.normalization
     return {
@@ -48,8 +55,8 @@ def fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict
     }
 
 
-class Account:
-    """How far a source was read: the entries that were seen, counted and digested, and those that were skipped.
+class PositionTracker:
+    """How far a source was read: counts and digests the entries that were seen, and lists those that were skipped.
 
     The digest is computed when it is asked for: a conversion that ends before its first receipt needs none.
     """
@@ -65,9 +72,9 @@ class Account:
         self._pending += seen
         self.skipped += skipped or ()
 
-    def progressed(self) -> Progressed:
+    def position(self) -> SourcePosition:
         """For a receipt."""
-        return Progressed(self.consumed, self.digest(), tuple(self.skipped))
+        return SourcePosition(self.consumed, self.digest(), tuple(self.skipped))
 
     def digest(self) -> str:
         """A digest of all entries: key, split, labels, size and times of modification and of change of each."""
@@ -77,47 +84,33 @@ class Account:
         return self._digest.hexdigest()
 
 
-class TakeOver:
+class ResumedRecords:
     """The records of an interrupted run as if they had just been packed, and the entries that are left.
 
     Attributes:
-        records: How many were taken over; final after the iteration.
+        records: How many records the iteration has yielded.
         rest: The entries to be packed, after the iteration.
     """
 
     def __init__(self, plan: Plan, builder: StoreBuilder) -> None:
-        """Looks whether the source is as it was; if not, the builder forgets the interrupted run, and a warning says
-        why."""
-        source, split = plan.source, plan.options.split
         self.records = 0
-        self.rest: Iterator[Entry] = iter(())
-        previous = builder.previous
-        if previous is not None:
-            reason = objection(plan, Progressed(previous.consumed, previous.digest, tuple(previous.skipped)))
-            if reason is not None:
-                _log.warning(
-                    "starting afresh: %s records of an interrupted run are not taken over: %s",
-                    f"{previous.records:,}",
-                    reason,
-                )
-                builder.forget()
-        self._previous = builder.previous
+        self.rest: Iterator[Entry] = plan.source.entries(plan.options.split)
+        self._run = builder.interrupted
         self._varies = any(column.name == "shape" for column in builder.columns)
-        self.rest = source.entries(split)
 
     def __iter__(self) -> Iterator[Packed]:
         """Yields what is proven, from the first record to the first doubt."""
-        if self._previous is None:
+        if self._run is None:
             return
-        previous, entries = self._previous, self.rest
-        skipped = {s.key: s for s in previous.skipped}
+        run, entries = self._run, self.rest
+        skipped = {s.key: s for s in run.position.skipped}
         packed = _empty()
-        for entry in islice(entries, previous.consumed):
+        for entry in islice(entries, run.position.consumed):
             if entry.key in skipped:
                 packed.skipped.append(skipped[entry.key])
             else:
                 try:
-                    data, checksum, shape = previous.image(self.records)
+                    data, checksum, shape = run.image(self.records)
                 except StoreError as doubt:
                     # As a rule the last seconds, which the killed run had noted and not written yet.
                     _log.info("going on from record %d: %s", self.records, printable(str(doubt)))
@@ -144,15 +137,15 @@ def _empty() -> Packed:
     return Packed([], [], [], [], [], [], 0, 0)
 
 
-def objection(plan: Plan, previous: Progressed) -> str | None:
+def _source_change(plan: Plan, before: SourcePosition) -> str | None:
     """Why what an interrupted run has made does not fit the source as it is now, or None."""
-    if previous.skipped and plan.options.on_error != "skip":
-        return f"it skipped {len(previous.skipped)} bad samples"
-    account = Account()
-    for entry in islice(plan.source.entries(plan.options.split), previous.consumed):
-        account.add([entry])
-        if account.consumed % PASS_RECORDS == 0:
-            account.digest()
-    if (account.consumed, account.digest()) != (previous.consumed, previous.digest):
+    if before.skipped and plan.options.on_error != "skip":
+        return f"it skipped {len(before.skipped)} bad samples"
+    now = PositionTracker()
+    for entry in islice(plan.source.entries(plan.options.split), before.consumed):
+        now.add([entry])
+        if now.consumed % PASS_RECORDS == 0:
+            now.digest()
+    if (now.consumed, now.digest()) != (before.consumed, before.digest):
         return "files of the source have changed since"
     return None

@@ -14,7 +14,7 @@ from packstore.core.registry import FORMATS
 from packstore.stores import opening
 from packstore.stores.base import Problem, Reader, Writer
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.builder.journal import Fingerprint, Progressed
+from packstore.stores.builder.journal import Identity
 
 Checksums = Literal["never", "always"]
 """When records are checked: never, or each time that one is read."""
@@ -23,9 +23,7 @@ __all__ = [
     "Buffer",
     "Checksums",
     "ColumnData",
-    "Fingerprint",
     "Problem",
-    "Progressed",
     "Ragged",
     "Reader",
     "StoreBuilder",
@@ -83,7 +81,7 @@ def create_store(
     columns: Sequence[Column],
     overwrite: bool = False,
     shard_size: int | None = None,
-    fingerprint: Fingerprint | None = None,
+    identity: Identity | None = None,
     restart: bool = False,
 ) -> StoreBuilder:
     """Begins a new store; nothing appears at ``path`` before :meth:`StoreBuilder.commit`.
@@ -97,9 +95,8 @@ def create_store(
         overwrite: Replace a store at ``path``, once the new one is complete. Nothing else is ever replaced.
         shard_size: Bytes of images after which a new shard begins; ``path`` becomes a directory of shards. None for
             one file.
-        fingerprint: Plain JSON values that make the store what it is: its source, its options. With it an interrupted
-            run leaves its work beside ``path``, and another one with the same fingerprint can go on from there: see
-            :attr:`StoreBuilder.previous` and :meth:`StoreBuilder.checkpoint`. None to leave nothing behind.
+        identity: With it an interrupted run leaves its work beside ``path``, and another one with an equal identity
+            can go on from there: see :mod:`packstore.stores.builder.journal`. None to leave nothing behind.
         restart: Do not go on from an interrupted run.
 
     Raises:
@@ -115,6 +112,6 @@ def create_store(
         columns=columns,
         overwrite=overwrite,
         shard_size=shard_size,
-        fingerprint=fingerprint,
+        identity=identity,
         restart=restart,
     )

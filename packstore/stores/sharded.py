@@ -20,7 +20,7 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.files import (
     MANIFEST_FILE,
     allow_open_files,
-    identity,
+    device_and_inode,
     open_regular,
     release_open_files,
 )
@@ -249,7 +249,7 @@ def _drop(files: list[int | None], promised: int) -> None:
 
 def _manifest_identity(path: Path) -> tuple[int, int]:
     try:
-        return identity(path / MANIFEST_FILE)
+        return device_and_inode(path / MANIFEST_FILE)
     except OSError as error:
         raise StoreError(f"{printable(str(path / MANIFEST_FILE))} cannot be read: {error.strerror or error}") from error
 

@@ -25,7 +25,7 @@ from packstore.images.encode import Encoded, EncodeOptions, Encoder, Encoding, S
 from packstore.images.encode.floats import moments, to_float32
 from packstore.packing.conversion import convert
 from packstore.packing.plan import ConvertOptions, make_plan
-from packstore.packing.resume import fingerprint
+from packstore.packing.resume import identity_of
 from packstore.stores import open_store
 
 _GEOMETRY: dict[str, Any] = {"size": (16, 12), "resize": 20, "max_side": 24, "exif_transpose": True}
@@ -230,7 +230,7 @@ class EncodingSuite:
             encoder = plan.encoder()
             assert all(isinstance(text, str) for item in encoder.versions().items() for text in item)
             assert bool(encoder.versions()) != encoder.passes_through
-            prints.append(json.dumps(fingerprint(plan, encoder, encoder.columns())))
+            prints.append(json.dumps(identity_of(plan, encoder, encoder.columns()).fingerprint))
             assert all(json.dumps(version) in prints[-1] for version in encoder.versions().values())
             plan.source.close()
         assert prints[0] == prints[1]

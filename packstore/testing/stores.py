@@ -529,24 +529,25 @@ class StoreSuite:
         """Another run takes over what is proven, and what nobody takes over can be removed."""
         monkeypatch.setattr(journal, "EVERY_SECONDS", 0)
         records = make_records()
-        options: dict[str, Any] = {"shard_size": shard_size, "fingerprint": {"source": "the same"}}
+        identity = journal.Identity({"source": "the same"}, lambda _: None)
+        options: dict[str, Any] = {"shard_size": shard_size, "identity": identity}
 
         def run() -> None:
             with begin(path, records, **options) as builder:
                 builder.describe(origin=ORIGIN)
                 append(builder, records)
-                builder.checkpoint(lambda: journal.Progressed(len(records), "", ()))
+                builder.checkpoint(lambda: journal.SourcePosition(len(records), "", ()))
                 raise RuntimeError("stop")
 
         with pytest.raises(RuntimeError, match="stop"):
             run()
         assert not path.exists()
         with begin(path, records, **options) as builder:
-            assert builder.previous is not None
-            assert builder.previous.records == len(records)
+            assert builder.interrupted is not None
+            assert builder.interrupted.records == len(records)
             for i, image in enumerate(records.images):
                 try:
-                    found = builder.previous.image(i)[0]
+                    found = builder.interrupted.image(i)[0]
                 except StoreError:
                     break  # from here on the source has to be read again
                 assert bytes(found) == image

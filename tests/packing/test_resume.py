@@ -95,7 +95,7 @@ def test_it_goes_on_and_ends_with_the_same_bytes(
     assert content(out) == expected
     # LMDB has what the last transaction of 4 MiB has; all this is less.
     unsharded_lmdb = suffix == ".lmdb" and "shard_size" not in options
-    assert (report.taken_over == 0) if unsharded_lmdb else (0 < report.taken_over <= after + 3)
+    assert (report.resumed == 0) if unsharded_lmdb else (0 < report.resumed <= after + 3)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["photos", f"reference{suffix}", out.name])
 
 
@@ -108,7 +108,7 @@ def test_lmdb_goes_on_from_its_last_transaction(
     expected = reference(".lmdb")
     cut_short(folder, tmp_path / "out.lmdb", 12)
     report = packstore.convert(folder, tmp_path / "out.lmdb")
-    assert report.taken_over >= 12
+    assert report.resumed >= 12
     assert content(tmp_path / "out.lmdb") == expected
 
 
@@ -119,7 +119,7 @@ def test_cut_short_again_and_again(folder: Path, tmp_path: Path, reference: Any)
         # The run that got furthest is kept, whichever that was.
         found = [read_receipt(r) for r in runs_of(run.parent)]
         assert max(r.records for r in found if r is not None) >= max(6, after)
-    assert packstore.convert(folder, out).taken_over >= 18
+    assert packstore.convert(folder, out).resumed >= 18
     assert content(out) == expected
 
 
@@ -160,7 +160,7 @@ def test_other_options_start_afresh_and_say_why(
     out = tmp_path / "out.h5"
     cut_short(folder, out, 6, **first)
     report = packstore.convert(folder, out, **second)
-    assert report.taken_over == 0
+    assert report.resumed == 0
     assert "starting afresh" in warning(caplog)
     assert re.search(reason, warning(caplog))
     assert not work_path(out).exists()
@@ -169,7 +169,7 @@ def test_other_options_start_afresh_and_say_why(
 @pytest.mark.parametrize("second", [{"workers": 1}, {"on_error": "skip"}, {"overwrite": True}])
 def test_what_does_not_change_the_store_goes_on(folder: Path, tmp_path: Path, second: Any) -> None:
     cut_short(folder, tmp_path / "out.h5", 6)
-    assert packstore.convert(folder, tmp_path / "out.h5", **second).taken_over >= 6
+    assert packstore.convert(folder, tmp_path / "out.h5", **second).resumed >= 6
 
 
 def change(folder: Path, what: str) -> None:
@@ -194,7 +194,7 @@ def test_a_changed_source_starts_afresh_and_says_why(
     cut_short(folder, out, 6, encoding="original")
     change(folder, what)
     report = packstore.convert(folder, out, encoding="original")
-    assert report.taken_over == 0
+    assert report.resumed == 0
     assert "source" in warning(caplog)
     assert content(out) == reference(".pth", encoding="original")
 
@@ -210,7 +210,7 @@ def test_files_of_one_size_and_age_that_were_exchanged(tmp_path: Path, caplog: p
         aside = one.rename(tmp_path / "aside")
         other.rename(one)
         aside.rename(other)
-        assert packstore.convert(folder, out).taken_over == 0
+        assert packstore.convert(folder, out).resumed == 0
         assert "changed" in warning(caplog)
         with packstore.open(out) as reader:
             assert bytes(reader.read(0)) == one.read_bytes()
@@ -220,7 +220,7 @@ def test_a_change_behind_what_was_packed_does_not_matter(folder: Path, tmp_path:
     cut_short(folder, tmp_path / "out.h5", 6)
     last = sorted(p for p in (folder / "val").rglob("*") if p.is_file())[-1]
     os.utime(last, ns=(1, 1))
-    assert packstore.convert(folder, tmp_path / "out.h5").taken_over >= 6
+    assert packstore.convert(folder, tmp_path / "out.h5").resumed >= 6
     assert content(tmp_path / "out.h5") == reference(".h5")
 
 
@@ -240,7 +240,7 @@ def test_damaged_notes_are_not_believed(folder: Path, tmp_path: Path, name: str,
         shutil.rmtree(run)
     else:
         flip(path, path.stat().st_size // 2)
-    assert packstore.convert(folder, out).taken_over == 0
+    assert packstore.convert(folder, out).resumed == 0
     assert content(out) == reference(".h5")
 
 
@@ -254,7 +254,7 @@ def test_a_damaged_record_ends_what_is_taken_over(
     image = sorted(p for p in (folder / "train").rglob("*") if p.is_file())[4].read_bytes()
     flip(run / STORE, (run / STORE).read_bytes().index(image) + 100)
     caplog.set_level(logging.INFO)
-    assert packstore.convert(folder, out, encoding="original").taken_over == 4
+    assert packstore.convert(folder, out, encoding="original").resumed == 4
     assert "going on from record 4" in caplog.text
     assert content(out) == expected
 
@@ -268,7 +268,7 @@ def test_a_damaged_shard_ends_what_is_taken_over(folder: Path, tmp_path: Path, s
     assert receipt is not None
     path = run / STORE / receipt.shards[1].name
     flip(path / "data.mdb" if path.is_dir() else path, -1)
-    assert packstore.convert(folder, out, **options).taken_over == receipt.shards[0].records
+    assert packstore.convert(folder, out, **options).resumed == receipt.shards[0].records
     assert content(out) == expected
 
 
@@ -279,7 +279,7 @@ def test_skipped_samples_stay_skipped(folder: Path, tmp_path: Path) -> None:
     expected = packstore.convert(folder, tmp_path / "reference.h5", on_error="skip")
     cut_short(folder, tmp_path / "out.h5", 12, on_error="skip")
     report = packstore.convert(folder, tmp_path / "out.h5", on_error="skip")
-    assert report.taken_over >= 10
+    assert report.resumed >= 10
     assert report.skipped == expected.skipped
     assert len(report.skipped) == 2
     assert content(tmp_path / "out.h5") == content(tmp_path / "reference.h5")
@@ -317,7 +317,7 @@ def test_killed_between_the_name_and_the_cleaning_up(
     with pytest.raises(DestinationError, match="made otherwise"):
         packstore.convert(folder, out, encoding="uint8")
     report = packstore.convert(folder, out, encoding="original", overwrite=overwrite)
-    assert report.taken_over == 24
+    assert report.resumed == 24
     assert out.stat().st_ino == before
     assert not work_path(out).exists()
     assert content(out) == reference(suffix, encoding="original")
@@ -339,7 +339,7 @@ def test_complete_is_only_what_the_source_still_gives(
             packstore.convert(folder, out)
     change(folder, "touched")  # of the same size
     if overwrite:
-        assert packstore.convert(folder, out, overwrite=True).taken_over == 0
+        assert packstore.convert(folder, out, overwrite=True).resumed == 0
         assert content(out) == reference(".h5")
     else:
         with pytest.raises(DestinationError, match="files of the source have changed since"):

@@ -163,7 +163,7 @@ def test_unusable_arguments(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="shard size must be at least 1 byte, got 0"):
         create_store(tmp_path / "x", format="hdf5", **good, shard_size=0)
     with pytest.raises(ManifestError, match="encoding"):
-        create_store(tmp_path / "x", format="hdf5", encoding="gif", columns=records.columns)
+        create_store(tmp_path / "x", format="hdf5", encoding="no name", columns=records.columns)
     with pytest.raises(ManifestError, match="column names"):
         create_store(tmp_path / "x", format="hdf5", encoding="original", columns=records.columns[1:])
     assert listing(tmp_path) == set()
@@ -346,7 +346,7 @@ def test_os_errors_have_one_line(tmp_path: Path, suffix: str, number: int, monke
     records = make_records()
     builder = begin(path, records)
     append(builder, records)
-    writer = type(builder._parts.writers()[0])
+    writer = type(builder._files.writers()[0])
 
     def failing(*_: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -615,7 +615,7 @@ def test_disturbed_offsets_of_the_images(tmp_path: Path, suffix: str) -> None:
     records = make_records()
     with begin(tmp_path / f"x{suffix}", records) as builder:
         append(builder, records)
-        writer: Any = builder._parts.writers()[0]
+        writer: Any = builder._files.writers()[0]
         file = writer._ends._spool.file
         file.flush()
         os.ftruncate(file.fileno(), 8)

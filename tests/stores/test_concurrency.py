@@ -280,7 +280,7 @@ def test_what_a_dead_process_has_left_is_taken_over(holding: Any, folder: Path, 
     holding.wait()
     (leftover,) = find_leftovers(tmp_path)
     assert leftover.owner.pid == holding.pid
-    assert packstore.convert(folder, tmp_path / "out.h5").taken_over >= 4
+    assert packstore.convert(folder, tmp_path / "out.h5").resumed >= 4
     assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
 
 
@@ -417,7 +417,7 @@ def test_names_of_all_kinds_go_on_and_are_cleaned(
     cut()
     (leftover,) = find_leftovers(tmp_path)
     assert leftover.owner.destination == name
-    assert packstore.convert(folder, tmp_path / name).taken_over > 0
+    assert packstore.convert(folder, tmp_path / name).resumed > 0
     assert [p.name for p in tmp_path.iterdir()] == [name]
     shutil.rmtree(tmp_path / name, ignore_errors=True)
 

@@ -128,7 +128,7 @@ class Life(RuleBasedStateMachine):
             return
         # With a store there and no overwriting, it may only be a run that had ended but for its cleaning up.
         assert self.model is None or options["overwrite"] or self.model == expected
-        type(self).taken_over += report.taken_over
+        type(self).taken_over += report.resumed
         self.model = expected
         self.faithful = options["encoding"] == "original" and not report.skipped
         assert not work_path(self.out).exists()

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from packstore.core.checksums import ROW_CHECKSUM, row_checksums, value_hashes
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
-from packstore.core.files import MANIFEST_FILE, identity, writing
+from packstore.core.files import MANIFEST_FILE, device_and_inode, writing
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped, Split
 from packstore.core.registry import FORMATS
-from packstore.stores.builder.interrupted import Previous, find_previous
-from packstore.stores.builder.journal import Fingerprint, Journal, Progressed
-from packstore.stores.builder.parts import Part, Parts
+from packstore.stores.builder.interrupted import InterruptedRun, find_interrupted_run
+from packstore.stores.builder.journal import Identity, Journal, SourcePosition
+from packstore.stores.builder.output_files import OutputFile, OutputFiles
 from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.read_back import write_manifest
 from packstore.stores.builder.spools import ColumnSpool, plain_buffers, refuse_duplicates
@@ -38,13 +38,11 @@ class StoreBuilder:
     """Writes a store: :meth:`append` batches, then :meth:`commit`. Nothing lies at the destination before that.
 
     A context manager: leaving it without a commit, or by an exception, aborts and leaves nothing, except what another
-    run can go on from (see ``fingerprint``). Not for several threads at once. Memory does not grow with the number of
+    run can go on from (see ``identity``). Not for several threads at once. Memory does not grow with the number of
     records.
 
     Attributes:
         records: Records so far.
-        previous: What an interrupted run with the same fingerprint has left, or None. Its images are to be appended
-            first, in order; the caller may also :meth:`forget` it.
         kept: After an abort, the directory in which another run finds what this one has done, or None.
     """
 
@@ -57,7 +55,7 @@ class StoreBuilder:
         columns: Sequence[Column],
         overwrite: bool = False,
         shard_size: int | None = None,
-        fingerprint: Fingerprint | None = None,
+        identity: Identity | None = None,
         restart: bool = False,
     ) -> None:
         """Checks the destination; see :func:`packstore.stores.create_store` for arguments and errors."""
@@ -77,13 +75,12 @@ class StoreBuilder:
         self._done = False
         self._base: Manifest | None = None
         self._journal: Journal | None = None
-        self.previous: Previous | None = None
         self.kept: Path | None = None
         self._staging = Staging(Path(path), overwrite=overwrite, owned=owned_files)
-        self._parts = Parts(self._staging.path, self._format, blank[0], shard_size)
+        self._files = OutputFiles(self._staging.path, self._format, blank[0], shard_size)
         try:
+            self._take_up(identity, restart)
             with writing(self._staging.destination):
-                self._take_up(fingerprint, restart)
                 if shard_size is not None:
                     self._staging.path.mkdir()
                 for column in (*blank[1:], _HASHES):
@@ -105,6 +102,11 @@ class StoreBuilder:
         self._base = self._described(origin, normalization, options, versions)
 
     @property
+    def interrupted(self) -> InterruptedRun | None:
+        """An interrupted run with the same identity, or None. Its images are to be appended first, in order."""
+        return self._files.interrupted
+
+    @property
     def columns(self) -> tuple[Column, ...]:
         """The columns, as they were given."""
         return self._columns
@@ -113,17 +115,11 @@ class StoreBuilder:
         """The digests of all columns but ``image``, of the records so far."""
         return {column.name: self._spools[column.name].digest() for column in self._columns[1:]}
 
-    def forget(self) -> None:
-        """Does without what an interrupted run has left, and removes it. Only before the first record."""
-        if self.previous is not None:
-            self.previous.remove()
-            self.previous = self._parts.previous = None
-
-    def checkpoint(self, progressed: Callable[[], Progressed]) -> None:
+    def checkpoint(self, position: Callable[[], SourcePosition]) -> None:
         """To be called after records were appended: writes a receipt, if it is time for one.
 
         Args:
-            progressed: Says how far the source was read; only called when a receipt is written.
+            position: Says how far the source was read; only called when a receipt is written.
 
         Raises:
             DestinationError: The receipt cannot be written; the builder is aborted.
@@ -132,12 +128,13 @@ class StoreBuilder:
             return
         try:
             with writing(self._staging.destination):
-                self._journal.receipt(progressed(), self._parts.sealed)
+                self._journal.receipt(position(), self._files.sealed)
         except BaseException:
             self.abort()
             raise
-        if self.previous is not None and self.records >= self.previous.records:
-            self.forget()  # this run has more
+        if self.interrupted is not None and self.records >= self.interrupted.records:
+            self.interrupted.remove()  # this run has more
+            self._files.interrupted = None
 
     def append(
         self,
@@ -168,13 +165,13 @@ class StoreBuilder:
             with writing(self._staging.destination):
                 for name, column in values.items():
                     self._spools[name].append(column, len(buffers))
-                self._parts.write(buffers, sizes, self.records)
+                self._files.write(buffers, sizes, self.records)
                 self.records += len(buffers)
                 self._extend_split(split, len(buffers))
                 if self._journal is not None:
                     self._journal.append(sizes, values["checksum"], values.get("shape"))
                 if self._base is not None:
-                    self._parts.seal_full(self._describe)
+                    self._files.seal_full(self._describe)
         except BaseException:
             self.abort()
             raise
@@ -187,12 +184,12 @@ class StoreBuilder:
         options: Mapping[str, str | int | float | bool | None] | None = None,
         versions: Mapping[str, str] | None = None,
         skipped: Sequence[Skipped] = (),
-        progressed: Callable[[], Progressed] | None = None,
+        position: Callable[[], SourcePosition] | None = None,
     ) -> Manifest:
         """Seals the store, reads it again and compares, and moves it to its destination.
 
         The arguments go into the manifest, which is returned; those of :meth:`describe` are left out where that was
-        called. ``progressed`` is as for :meth:`checkpoint`, for a kill in the last moment.
+        called. ``position`` is as for :meth:`checkpoint`, for a kill in the last moment.
 
         Raises:
             StoreError: No records, or two with the same key (both named).
@@ -210,9 +207,9 @@ class StoreBuilder:
                 self._refuse_duplicates()
                 manifest = self._seal(tuple(skipped))
                 # Not of a run so short that it has none yet: a digest of all its entries would cost it several percent.
-                if self._journal is not None and self._journal.written and progressed is not None:
-                    sealed = manifest.digest, identity(self._staging.path)[1]
-                    self._journal.receipt(progressed(), self._parts.sealed, sealed)
+                if self._journal is not None and self._journal.written and position is not None:
+                    sealed = manifest.digest, device_and_inode(self._staging.path)[1]
+                    self._journal.receipt(position(), self._files.sealed, sealed)
             self._staging.publish()
         except BaseException:
             self.abort()
@@ -228,7 +225,7 @@ class StoreBuilder:
             try:
                 self._close()
             finally:
-                if self.previous is not None or (self._journal is not None and self._journal.written):
+                if self.interrupted is not None or (self._journal is not None and self._journal.written):
                     self.kept = self._staging.work.path
                     self._staging.keep()
                 else:
@@ -249,7 +246,7 @@ class StoreBuilder:
     def _close(self) -> None:
         """Closes everything; what was wanted of it is on the disk already."""
         self._done = True
-        closes = [writer.abort for writer in self._parts.writers()]
+        closes = [writer.abort for writer in self._files.writers()]
         closes += [spool.close for spool in self._spools.values()]
         if self._journal is not None:
             closes.append(self._journal.close)
@@ -259,16 +256,19 @@ class StoreBuilder:
             except OSError as error:  # all the same closed; another error is on its way, or nothing was lost
                 _log.debug("while closing: %s", error)
 
-    def _take_up(self, fingerprint: Fingerprint | None, restart: bool) -> None:
-        """Looks for an interrupted run to go on from, and begins the journal of this one."""
-        runs = [run for run in self._staging.work.runs() if run != self._staging.run]
-        if fingerprint is None:
+    def _take_up(self, identity: Identity | None, restart: bool) -> None:
+        """Looks for an interrupted run to go on from, removes all others, and begins the journal of this one."""
+        with writing(self._staging.destination):
+            runs = [run for run in self._staging.work.runs() if run != self._staging.run]
+        if identity is not None:
+            found = find_interrupted_run(runs, identity, self._format, self._columns[0], restart=restart)
+            self._files.interrupted = found
+        with writing(self._staging.destination):
             for run in runs:
-                remove_run(run)
-            return
-        image = self._columns[0]
-        self.previous = self._parts.previous = find_previous(runs, fingerprint, self._format, image, restart=restart)
-        self._journal = Journal(self._staging.run, fingerprint)
+                if self.interrupted is None or run != self.interrupted.path:
+                    remove_run(run)
+            if identity is not None:
+                self._journal = Journal(self._staging.run, identity.fingerprint)
 
     def _described(
         self,
@@ -355,32 +355,32 @@ class StoreBuilder:
             refuse_duplicates(keys, hashes)
 
     def _seal(self, skipped: tuple[Skipped, ...]) -> Manifest:
-        """Seals all parts, and in a sharded store writes the manifest of the whole last."""
+        """Seals all files, and in a sharded store writes the manifest of the whole last."""
 
-        def describe(part: Part) -> tuple[Manifest, dict[str, ColumnData]]:
-            manifest, columns = self._describe(part)
+        def describe(file: OutputFile) -> tuple[Manifest, dict[str, ColumnData]]:
+            manifest, columns = self._describe(file)
             return dataclasses.replace(manifest, skipped=() if self._shard_size else skipped), columns
 
-        manifest = self._parts.seal_all(describe)
+        manifest = self._files.seal_all(describe)
         if manifest is None:
-            whole = self._describe(self._parts.whole())[0]
-            manifest = dataclasses.replace(whole, skipped=skipped, shards=tuple(self._parts.sealed))
+            whole = self._describe(self._files.whole())[0]
+            manifest = dataclasses.replace(whole, skipped=skipped, shards=tuple(self._files.sealed))
             write_manifest(self._staging.path / MANIFEST_FILE, manifest)
         return manifest
 
-    def _describe(self, part: Part) -> tuple[Manifest, dict[str, ColumnData]]:
-        """The manifest of a part and its columns except ``image``."""
+    def _describe(self, file: OutputFile) -> tuple[Manifest, dict[str, ColumnData]]:
+        """The manifest of a file and its columns except ``image``."""
         assert self._base is not None
         data: dict[str, ColumnData] = {}
-        columns = [dataclasses.replace(self._columns[0], nbytes=part.nbytes)]
+        columns = [dataclasses.replace(self._columns[0], nbytes=file.nbytes)]
         for column in self._columns[1:]:
             spool = self._spools[column.name]
-            data[column.name] = spool.values(part.start, part.stop)
-            columns.append(spool.finished(part.start, part.stop, data[column.name]))
+            data[column.name] = spool.values(file.start, file.stop)
+            columns.append(spool.finished(file.start, file.stop, data[column.name]))
         splits = [
-            Split(run.name, max(run.start, part.start) - part.start, min(run.stop, part.stop) - part.start)
+            Split(run.name, max(run.start, file.start) - file.start, min(run.stop, file.stop) - file.start)
             for run in self._runs
-            if run.start < part.stop and run.stop > part.start
+            if run.start < file.stop and run.stop > file.start
         ]
-        count = part.stop - part.start
+        count = file.stop - file.start
         return dataclasses.replace(self._base, records=count, columns=tuple(columns), splits=tuple(splits)), data

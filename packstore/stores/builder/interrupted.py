@@ -1,4 +1,4 @@
-"""What an interrupted run has left, and how much of it is proven: see :mod:`packstore.stores.builder.journal`."""
+"""What interrupted runs have left, by the protocol of :mod:`packstore.stores.builder.journal`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.checksums import file_digest
 from packstore.core.errors import DestinationError, StoreError, printable
-from packstore.core.files import identity
-from packstore.core.manifest import Column, Manifest, Shard, Skipped
+from packstore.core.files import device_and_inode
+from packstore.core.manifest import Column, Manifest, Shard
 from packstore.stores.base import Reader
-from packstore.stores.builder.journal import Fingerprint, Progressed, Receipt, difference, read_journal, read_receipt
+from packstore.stores.builder.journal import Identity, Receipt, read_journal, read_receipt
 from packstore.stores.builder.work_directory import STORE, WorkDirectory, read_owner, remove_run, runs_of, work_path
 from packstore.stores.format import Format
 from packstore.stores.opening import open_reader, read_manifest
@@ -24,21 +24,18 @@ from packstore.stores.opening import open_reader, read_manifest
 _log = logging.getLogger(__name__)
 
 
-class Previous:
+class InterruptedRun:
     """The records of an interrupted run, in order, each proven when it is asked for.
 
     Attributes:
+        path: The run's directory.
         records: How many there are.
-        consumed: Entries of the source that gave them, with those skipped.
-        digest: Digest of these entries.
-        skipped: Entries that were left out.
+        position: How far it had read the source for them.
     """
 
     def __init__(self, run: Path, receipt: Receipt, format: Format, image: Column) -> None:
         """Raises :class:`StoreError` when what is there is not what the receipt says."""
-        if receipt.progressed is None:
-            raise StoreError("its receipt says how it ended, not how it went")
-        self._run = run
+        self.path = run
         self._format = format
         self._image = image
         self._rows: NDArray[Any] = read_journal(run, receipt)
@@ -48,9 +45,7 @@ class Previous:
         self._proven: set[int] = set()
         self._partial: Callable[[int], memoryview] | None = None
         self.records = receipt.records
-        self.consumed: int = receipt.progressed.consumed
-        self.digest: str = receipt.progressed.digest
-        self.skipped: Sequence[Skipped] = receipt.progressed.skipped
+        self.position = receipt.position
         if self._starts[-1] > self.records:
             raise StoreError("its shards have more records than its journal")
 
@@ -77,7 +72,7 @@ class Previous:
 
     def adopt(self, shard: Shard, path: Path) -> None:
         """Gives a shard of :meth:`sealed` another name, in another run."""
-        source = self._run / STORE / shard.name
+        source = self.path / STORE / shard.name
         if source.is_dir():
             path.mkdir()
             source, path = self._format.data_file(source), self._format.data_file(path)
@@ -90,9 +85,9 @@ class Previous:
     def remove(self) -> None:
         """Removes what the interrupted run has left. What was handed out stays valid."""
         try:
-            remove_run(self._run)
+            remove_run(self.path)
         except OSError as error:
-            _log.warning("cannot remove %s: %s", printable(str(self._run)), error)
+            _log.warning("cannot remove %s: %s", printable(str(self.path)), error)
 
     def _shard(self, record: int) -> Any:
         if self._reader is None or not 0 <= record - self._starts[self._reader[0]] < len(self._reader[1]):
@@ -103,7 +98,7 @@ class Previous:
         return reader.view(record - self._starts[number])
 
     def _prove(self, shard: Shard) -> Reader:
-        path = self._run / STORE / shard.name
+        path = self.path / STORE / shard.name
         try:
             found = file_digest(self._format.data_file(path))
         except OSError as error:
@@ -114,9 +109,9 @@ class Previous:
         return reader
 
     def _open_partial(self) -> Callable[[int], memoryview]:
-        path = self._run / STORE
+        path = self.path / STORE
         if path.is_dir() and not (self._format.files and self._format.data_file(path).exists()):
-            path = path / self._format.shard_name(len(self._shards))
+            path /= self._format.shard_name(len(self._shards))
         sizes = self._rows["size"][self._starts[-1] :]
         try:
             return self._format.partial_images(path, sizes)
@@ -124,56 +119,46 @@ class Previous:
             raise StoreError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
 
 
-def find_previous(
-    runs: Sequence[Path], fingerprint: Fingerprint, format: Format, image: Column, *, restart: bool
-) -> Previous | None:
-    """The run that got furthest among ``runs``, if it did what ``fingerprint`` says; all others are removed.
+def find_interrupted_run(
+    runs: Sequence[Path], identity: Identity, format: Format, image: Column, *, restart: bool
+) -> InterruptedRun | None:
+    """The run that got furthest among ``runs``, the oldest first, of those with this identity; None with ``restart``.
 
-    Why an interrupted run is of no use is logged as a warning.
+    Why none of them is of use is logged as a warning.
     """
-    best: Previous | None = None
-    reasons: list[str] = []
-    for run in runs:
-        receipt = read_receipt(run)
-        previous = None
-        if receipt is not None and receipt.progressed is not None:
-            differs = "--restart was given" if restart else difference(receipt.fingerprint, fingerprint)
-            if differs is None:
-                try:
-                    previous = Previous(run, receipt, format, image)
-                except StoreError as error:
-                    differs = str(error)
-            if differs is not None and receipt.records:
-                reasons.append(f"{receipt.records:,} records of an interrupted run are not taken over: {differs}")
-        elif not restart:
-            reasons.append("the interrupted run was ended before it had noted what it had done")
-        if previous is None or (best is not None and best.records >= previous.records):
-            remove_run(run)
-        else:
-            if best is not None:
-                best.remove()
-            best = previous
-    if best is None and reasons:
-        _log.warning("starting afresh: %s", reasons[-1])
+    best: InterruptedRun | None = None
+    why = ""
+    for path in runs:
+        receipt = read_receipt(path)
+        if receipt is None:
+            why = why if restart else "the interrupted run was ended before it had noted what it had done"
+            continue
+        differs = "--restart was given" if restart else identity.difference(receipt)
+        if differs is None:
+            try:
+                run = InterruptedRun(path, receipt, format, image)
+                best = run if best is None or run.records > best.records else best
+            except StoreError as error:
+                differs = str(error)
+        if differs is not None and receipt.records:
+            why = f"{receipt.records:,} records of an interrupted run are not taken over: {differs}"
+    if best is None and why:
+        _log.warning("starting afresh: %s", why)
     return best
 
 
-def sealed_before(destination: Path) -> bool:
-    """Whether the store at ``destination`` was put there by a run that was killed right after, so that the same
-    conversion has nothing left to do."""
-    return _sealed_receipt(destination) is not None
+def killed_after_publishing(destination: Path) -> bool:
+    """Whether a run put a store at ``destination`` and was killed before its work directory was gone."""
+    return _receipt_of_published(destination) is not None
 
 
-def finish(
-    destination: Path, fingerprint: Fingerprint, objection: Callable[[Progressed], str | None], *, overwrite: bool
-) -> Manifest | None:
+def end_published_run(destination: Path, identity: Identity, *, overwrite: bool) -> Manifest | None:
     """Ends a conversion that was killed after its store had got its name and before its work directory was gone.
 
     Args:
         destination: The store.
-        fingerprint: Of the conversion that is wanted.
-        objection: Says why the source, as it is now, would give another store, or None.
-        overwrite: Whether the store may be replaced, if it was made otherwise.
+        identity: Of the conversion that is wanted.
+        overwrite: The store may be replaced if it was made by another one.
 
     Returns:
         The manifest of the store; None where there is no such thing.
@@ -181,12 +166,10 @@ def finish(
     Raises:
         DestinationError: There is, but made by another conversion, and ``overwrite`` is not set.
     """
-    receipt = _sealed_receipt(destination)
+    receipt = _receipt_of_published(destination)
     if receipt is None:
         return None
-    differs = difference(receipt.fingerprint, fingerprint)
-    if differs is None and receipt.progressed is not None:
-        differs = objection(receipt.progressed)
+    differs = identity.difference(receipt)
     if differs is None:
         WorkDirectory(destination).remove()
         return read_manifest(destination)
@@ -198,12 +181,12 @@ def finish(
     )
 
 
-def _sealed_receipt(destination: Path) -> Receipt | None:
+def _receipt_of_published(destination: Path) -> Receipt | None:
     work = work_path(destination)
     if not work.is_dir() or read_owner(work) is None:
         return None
     try:
-        sealed = read_manifest(destination).digest, identity(destination)[1]
+        sealed = read_manifest(destination).digest, device_and_inode(destination)[1]
     except (StoreError, OSError):
         return None
     receipts = (read_receipt(run) for run in runs_of(work))

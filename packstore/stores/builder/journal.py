@@ -1,11 +1,24 @@
-"""Receipts: what a run has written so far, so that another run can go on from it after a kill.
+"""Going on after an interrupt: what a run notes while it writes, and what the next one believes of it.
 
-A run keeps a *journal*, 32 bytes a record (size, checksum, shape), and every few seconds a *receipt*: a JSON file that
-says how many records there are, what the journal's digest is up to there, by which options and from which source they
-were made, and which shards are sealed. It is replaced in one step and never synced: a power cut may lose the last
-seconds, but nothing is believed because it is there. Whoever goes on compares the journal with the receipt, each
-record with its checksum and each sealed shard with its SHA-256, and takes over what is proven, from the first record
-to the first doubt.
+**While it writes**, a run keeps in its directory (see :mod:`packstore.stores.builder.work_directory`), beside the store
+that it writes:
+
+- a *journal*, 32 bytes a record: size, checksum, shape;
+- every few seconds a *receipt*: a JSON file that says how many records there are, what the journal's digest is up to
+  there, which shards are sealed, the :class:`Identity` of the conversion, and the :class:`SourcePosition` reached.
+
+The receipt is replaced in one step and never synced: a power cut may lose the last seconds.
+
+**The next run** to the same destination (:mod:`packstore.stores.builder.interrupted`) takes the receipt that got
+furthest, if its identity is equal and the source is unchanged up to that position; else it starts afresh and logs why.
+It believes nothing because it is there: it compares the journal with the receipt, each record with its checksum and
+each sealed shard with its SHA-256, and uses what is proven, from the first record to the first doubt. Sealed shards are
+linked, other images copied; labels and keys come from the source again (:mod:`packstore.packing.resume`). The old
+run's directory goes once the new run's receipt has more records, so being killed again and again loses nothing.
+
+**A kill at the end**: a last receipt, before the store gets its name, has the digest of its manifest and its inode. So
+where a store with both lies at the destination and the work directory is still there, all that was left to do was to
+remove that, and the same conversion does just this.
 """
 
 from __future__ import annotations
@@ -14,7 +27,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,7 +43,7 @@ from packstore.stores.builder.work_directory import JOURNAL, RECEIPT
 _log = logging.getLogger(__name__)
 
 Fingerprint = Mapping[str, Any]
-"""What makes the records what they are, as plain JSON: options, source, versions. Equal ones give equal stores."""
+"""Plain JSON values that make the records what they are. Conversions with equal ones give equal stores."""
 
 ROW = np.dtype([("size", "<u8"), ("checksum", "<u8"), ("shape", "<i4", (3,)), ("unused", "<u4")])
 EVERY_SECONDS = 2.0
@@ -38,11 +51,11 @@ _WHAT = "packstore receipt 1"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Progressed:
-    """How far a source has been read; the caller's part of a receipt.
+class SourcePosition:
+    """How far a source has been read.
 
     Attributes:
-        consumed: Entries of the source that were read, with those that were skipped.
+        consumed: Entries that were read, including those that were skipped.
         digest: A digest of these entries, by which a changed source is told.
         skipped: Those left out.
     """
@@ -53,12 +66,30 @@ class Progressed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Identity:
+    """What makes a conversion the same as another one, which may so go on from its work.
+
+    Attributes:
+        fingerprint: Its options, its source, its versions.
+        source_change: Given a position in the source, says how the source differs from what was read up to there; None
+            where it does not.
+    """
+
+    fingerprint: Fingerprint
+    source_change: Callable[[SourcePosition], str | None]
+
+    def difference(self, receipt: Receipt) -> str | None:
+        """Why a run with this receipt made something else; None where it did not."""
+        return difference(receipt.fingerprint, self.fingerprint) or self.source_change(receipt.position)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Receipt:
     """What a run has written.
 
     Attributes:
         fingerprint: Of the conversion.
-        progressed: How far its source was read; None in a receipt that nobody can go on from, only finish.
+        position: How far its source was read.
         records: Records that the journal has.
         journal: XXH3-128 of their rows in it.
         shards: The shards that are sealed, in order from the first record on.
@@ -67,7 +98,7 @@ class Receipt:
     """
 
     fingerprint: Fingerprint
-    progressed: Progressed | None
+    position: SourcePosition
     records: int
     journal: str
     shards: tuple[Shard, ...] = ()
@@ -93,10 +124,8 @@ def read_receipt(run: Path) -> Receipt | None:
             raise ValueError("its digest differs")
         if plain.pop("what") != _WHAT:
             return None
-        progressed = plain["progressed"]
-        if progressed is not None:
-            progressed["skipped"] = tuple(Skipped(**s) for s in progressed["skipped"])
-            plain["progressed"] = Progressed(**progressed)
+        position = plain["position"]
+        plain["position"] = SourcePosition(**position | {"skipped": tuple(Skipped(**s) for s in position["skipped"])})
         plain["shards"] = tuple(Shard(**s) for s in plain["shards"])
         return Receipt(**plain)
     except FileNotFoundError:
@@ -135,14 +164,12 @@ class Journal:
         self._digest.update(data)
         self._records += len(sizes)
 
-    def receipt(
-        self, progressed: Progressed | None, shards: Sequence[Shard], sealed: tuple[str, int] | None = None
-    ) -> None:
+    def receipt(self, position: SourcePosition, shards: Sequence[Shard], sealed: tuple[str, int] | None = None) -> None:
         """Writes a receipt for all that was added; ``sealed`` is the digest and the inode of the complete store."""
         self._file.flush()
         digest, inode = sealed or (None, None)
         receipt = Receipt(
-            self._fingerprint, progressed, self._records, self._digest.hexdigest(), tuple(shards), digest, inode
+            self._fingerprint, position, self._records, self._digest.hexdigest(), tuple(shards), digest, inode
         )
         receipt.write(self._run)
         if sealed is None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from packstore.core.errors import DestinationError, printable
-from packstore.core.files import identity, sync_directory, sync_tree, writing
+from packstore.core.files import device_and_inode, sync_directory, sync_tree, writing
 from packstore.stores.builder.work_directory import ASIDE, STORE, WorkDirectory
 from packstore.stores.ownership import NotAStoreError
 
@@ -130,11 +130,11 @@ class Staging:
         return True
 
     def _replace(self) -> None:
-        old = identity(self.destination)
+        old = device_and_inode(self.destination)
         self._owned(self.destination)
         _swap(self.path, self.destination)
         # From here the old store lies at the staging path: prove that it is the one that was checked.
-        if identity(self.path) != old:
+        if device_and_inode(self.path) != old:
             _swap(self.path, self.destination)
             raise DestinationError(f"{printable(str(self.destination))} was changed by somebody else meanwhile")
         try:

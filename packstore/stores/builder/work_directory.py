@@ -110,7 +110,7 @@ class WorkDirectory:
         return path
 
     def undo_swap(self) -> bool:
-        """Gives back a store that a killed run had moved aside to replace it, and not replaced: whether one was."""
+        """Restores a store that a killed run moved aside and did not replace. Returns whether it did."""
         undone = False
         for run in self.runs():
             aside = run / ASIDE

@@ -13,13 +13,13 @@ from packstore.core.errors import StoreError
 from packstore.core.files import sync_tree
 from packstore.core.manifest import Column, Manifest, Shard
 from packstore.stores.base import Writer
-from packstore.stores.builder.interrupted import Previous
+from packstore.stores.builder.interrupted import InterruptedRun
 from packstore.stores.builder.read_back import read_again
 from packstore.stores.format import Format
 
 
 @dataclasses.dataclass(slots=True)
-class Part:
+class OutputFile:
     """One file of the store: the whole store, or a shard.
 
     Attributes:
@@ -39,16 +39,16 @@ class Part:
     adopted: Shard | None = None
 
 
-Describe = Callable[[Part], tuple[Manifest, Mapping[str, ColumnData]]]
-"""Gives the manifest of a part and all its columns but ``image``."""
+Describe = Callable[[OutputFile], tuple[Manifest, Mapping[str, ColumnData]]]
+"""Gives the manifest of a file and all its columns but ``image``."""
 
 
-class Parts:
+class OutputFiles:
     """Takes images in order, and spreads them over shards where that is asked for.
 
     Attributes:
         sealed: The shards that are sealed.
-        previous: Where shards may be taken over from.
+        interrupted: Where shards may be taken over from.
     """
 
     def __init__(self, path: Path, format: Format, image: Column, shard_size: int | None) -> None:
@@ -57,73 +57,73 @@ class Parts:
         self._format = format
         self._image = image
         self._shard_size = shard_size
-        self._parts: list[Part] = []
+        self._files: list[OutputFile] = []
         self.sealed: list[Shard] = []
-        self.previous: Previous | None = None
+        self.interrupted: InterruptedRun | None = None
 
     def write(self, buffers: Sequence[bytes | memoryview], sizes: list[int], first_record: int) -> None:
-        """Gives images to the current part, and begins a new one where its size would pass the shard size."""
-        if not self._parts:
+        """Gives images to the current file, and begins a new one where its size would pass the shard size."""
+        if not self._files:
             self._begin(first_record)
         first = 0
         if self._shard_size is not None:
             for i, size in enumerate(sizes):
-                part = self._parts[-1]
-                if part.nbytes + size > self._shard_size and first_record + i > part.start:
-                    _append(part, buffers[first:i])
-                    if part.writer is not None:
-                        part.writer.suspend()
+                file = self._files[-1]
+                if file.nbytes + size > self._shard_size and first_record + i > file.start:
+                    _append(file, buffers[first:i])
+                    if file.writer is not None:
+                        file.writer.suspend()
                     first = i
-                    part = self._begin(first_record + i)
-                part.nbytes += size
+                    file = self._begin(first_record + i)
+                file.nbytes += size
         else:
-            self._parts[-1].nbytes += sum(sizes)
-        _append(self._parts[-1], buffers[first:])
+            self._files[-1].nbytes += sum(sizes)
+        _append(self._files[-1], buffers[first:])
 
     def seal_full(self, describe: Describe) -> None:
         """Seals the shards that get no more records. Only when all columns of these records are there."""
-        while self._shard_size is not None and len(self.sealed) < len(self._parts) - 1:
+        while self._shard_size is not None and len(self.sealed) < len(self._files) - 1:
             self._seal_shard(describe)
 
     def seal_all(self, describe: Describe) -> Manifest | None:
         """Seals what is left; returns the manifest of the only file, or None in a sharded store."""
         if self._shard_size is None:
-            (part,) = self._parts
-            manifest, columns = describe(part)
-            _seal(part, manifest, columns)
+            (file,) = self._files
+            manifest, columns = describe(file)
+            _seal(file, manifest, columns)
             return manifest
-        while len(self.sealed) < len(self._parts):
+        while len(self.sealed) < len(self._files):
             self._seal_shard(describe)
         return None
 
-    def whole(self) -> Part:
-        """All parts as one, to be described."""
-        return Part(self._path, 0, self._parts[-1].stop, sum(part.nbytes for part in self._parts))
+    def whole(self) -> OutputFile:
+        """All files as one, to be described."""
+        return OutputFile(self._path, 0, self._files[-1].stop, sum(file.nbytes for file in self._files))
 
     def writers(self) -> list[Writer]:
-        return [part.writer for part in self._parts if part.writer is not None]
+        return [file.writer for file in self._files if file.writer is not None]
 
-    def _begin(self, start: int) -> Part:
-        number = len(self._parts)
+    def _begin(self, start: int) -> OutputFile:
+        number = len(self._files)
         path = self._path if self._shard_size is None else self._path / self._format.shard_name(number)
-        part = Part(path, start, start)
-        shard = self.previous.sealed(number, start) if self.previous is not None else None
-        if self.previous is not None and shard is not None:
-            self.previous.adopt(shard, path)
-            part.adopted = shard
+        file = OutputFile(path, start, start)
+        shard = self.interrupted.sealed(number, start) if self.interrupted is not None else None
+        if self.interrupted is not None and shard is not None:
+            self.interrupted.adopt(shard, path)
+            file.adopted = shard
         else:
-            part.writer = self._format.new_writer(path, self._image)
-        self._parts.append(part)
-        return part
+            file.writer = self._format.new_writer(path, self._image)
+        self._files.append(file)
+        return file
 
     def _seal_shard(self, describe: Describe) -> None:
-        part = self._parts[len(self.sealed)]
-        manifest, columns = describe(part)
-        records, shard = part.stop - part.start, part.adopted
+        file = self._files[len(self.sealed)]
+        manifest, columns = describe(file)
+        records, shard = file.stop - file.start, file.adopted
         if shard is None:
-            _seal(part, manifest, columns)
-            nbytes, digest = file_digest(self._format.data_file(part.path))
-            shard = Shard(part.path.name, records, nbytes, digest, manifest.digest)
+            _seal(file, manifest, columns)
+            nbytes, digest = file_digest(self._format.data_file(file.path))
+            shard = Shard(file.path.name, records, nbytes, digest, manifest.digest)
         elif (shard.records, shard.manifest_digest) != (records, manifest.digest):
             raise StoreError(
                 f"{shard.name} of the interrupted run is not what its source gives now; pack with --restart"
@@ -131,19 +131,19 @@ class Parts:
         self.sealed.append(shard)
 
 
-def _append(part: Part, buffers: Sequence[bytes | memoryview]) -> None:
+def _append(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> None:
     if buffers:
-        if part.writer is not None:
-            part.writer.append(buffers)
-        part.stop += len(buffers)
+        if file.writer is not None:
+            file.writer.append(buffers)
+        file.stop += len(buffers)
 
 
-def _seal(part: Part, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
+def _seal(file: OutputFile, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
     """Seals a file, makes it durable, and reads it again meanwhile: the one is waiting, the other work."""
-    assert part.writer is not None  # what is taken over is sealed already
-    part.writer.seal(manifest, columns)
+    assert file.writer is not None  # what is taken over is sealed already
+    file.writer.seal(manifest, columns)
     with ThreadPoolExecutor(1, thread_name_prefix="packstore-sync") as pool:
-        synced = pool.submit(sync_tree, part.path)
-        read_again(part.path, manifest)
+        synced = pool.submit(sync_tree, file.path)
+        read_again(file.path, manifest)
         synced.result()
-    part.writer.synced()
+    file.writer.synced()
