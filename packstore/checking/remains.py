@@ -14,14 +14,14 @@ from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest, Origin, Sp
 from packstore.core.registry import FORMATS
 from packstore.images.sniff import HeaderError, sniff
 from packstore.stores.format import Format
-from packstore.stores.manifest_recovery import Found, find_manifest
+from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.opening import directory_format, open_reader, scavenge_file
 from packstore.stores.ownership import is_shard, shard_number
 from packstore.stores.scavenge import Scavenged, scavenge_reader
 
-_HOW = {
-    "whole": "",
-    "mended": "its manifest was damaged; the digest in it proves that it could be mended",
+_STATE_NOTES = {
+    "intact": "",
+    "corrected": "its manifest was damaged, and is corrected: the digest in it proves that",
     "unproven": "its manifest is damaged and does not prove itself; it is believed as far as the records do",
 }
 
@@ -89,7 +89,7 @@ def find_remains(path: Path) -> Remains:
     if scavenged.found is None:
         notes = [note, "its manifest is lost: names of classes and splits, options and origin are, too"]
     else:
-        notes = [each for each in (note, _HOW[found.how]) if each]
+        notes = [each for each in (note, _STATE_NOTES[found.state]) if each]
     return Remains(found.manifest, (piece,), tuple(notes), None)
 
 
@@ -102,7 +102,7 @@ def _opened(path: Path) -> Scavenged:
     """What is in a store that opens. Raises :class:`StoreError` when it does not."""
     reader = open_reader(path)
     if FORMATS[reader.manifest.format].scavenges_sound_stores:
-        return scavenge_file(path, Found(reader.manifest, True, "whole"))
+        return scavenge_file(path, RecoveredManifest(reader.manifest, True, "intact"))
     return scavenge_reader(reader)
 
 
@@ -142,7 +142,7 @@ def _sharded(path: Path) -> Remains:
     return Remains(manifest, tuple(replace(p, width=width) for p in pieces), tuple(notes), max(1, largest))
 
 
-def _whole(path: Path, notes: list[str]) -> Found | None:
+def _whole(path: Path, notes: list[str]) -> RecoveredManifest | None:
     """The manifest of a sharded store."""
     try:
         with os.fdopen(open_regular(path / MANIFEST_FILE), "rb") as file:
@@ -154,8 +154,8 @@ def _whole(path: Path, notes: list[str]) -> Found | None:
     if found is None or not found.manifest.shards:
         notes.append(f"{MANIFEST_FILE} cannot be read; the shards tell what they are")
         return None
-    if _HOW[found.how]:
-        notes.append(f"{MANIFEST_FILE}: {_HOW[found.how]}")
+    if _STATE_NOTES[found.state]:
+        notes.append(f"{MANIFEST_FILE}: {_STATE_NOTES[found.state]}")
     return found
 
 
@@ -175,8 +175,8 @@ def _shard(path: Path, name: str, start: int, expected: str | None, notes: list[
         return Piece(name, start, None, None, "the manifest of its shard is lost")
     if expected is not None and found.proven and found.manifest.digest != expected:
         return Piece(name, start, None, None, "its shard is another one, or one of another store")
-    if _HOW[found.how]:
-        notes.append(f"{name}: {_HOW[found.how]}")
+    if _STATE_NOTES[found.state]:
+        notes.append(f"{name}: {_STATE_NOTES[found.state]}")
     return Piece(name, start, found.manifest.records, scavenged)
 
 
@@ -205,7 +205,7 @@ def _blank(manifest: Manifest, records: int) -> tuple[Column, ...]:
     return tuple(replace(c, nbytes=c.record_nbytes * records, digest=None) for c in manifest.columns)
 
 
-def _inferred(found: Scavenged, path: Path) -> Found | None:
+def _inferred(found: Scavenged, path: Path) -> RecoveredManifest | None:
     """A manifest for image files that are there without one; None when the images are anything else."""
     format = directory_format(path)
     if format is None or "shape" in found.columns or not {"key", "checksum"} <= found.columns.keys():
@@ -230,4 +230,4 @@ def _inferred(found: Scavenged, path: Path) -> Found | None:
             dtype = next(n for n, d in NUMPY_DTYPE.items() if d == data.dtype)
             columns.append(Column(name, "fixed", dtype, data.shape[1:], nbytes=data.nbytes))
     manifest = Manifest(format.name, "original", found.records, tuple(columns), Origin("", ""))
-    return Found(manifest, False, "unproven")
+    return RecoveredManifest(manifest, False, "unproven")

@@ -31,7 +31,7 @@ _LISTED = 50
 def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     """Write every undamaged record of DAMAGED to FIXED, even if its index or manifest is broken.
 
-    Mends a damaged manifest by its own digest. Finds records without an index: in the pages of an LMDB,
+    Corrects a damaged manifest by its own digest. Finds records without an index: in the pages of an LMDB,
     where HDF5 and .pth files keep them, shard by shard. Checksums prove each record; what is missing is
     listed here, and in the manifest of FIXED. DAMAGED is only read. If the source still exists and DAMAGED
     opens, packstore repair recovers more.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.stores.base import Reader, Writer
-from packstore.stores.manifest_recovery import Found
+from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.scavenge import Scavenged
 
 
@@ -104,7 +104,7 @@ class Format(ABC):
         """
         raise StoreError(f"{printable(str(path))}: {self.title} cannot be read before it is complete")
 
-    def scavenge(self, path: Path, data: memoryview, found: Found | None) -> Scavenged:
+    def scavenge(self, path: Path, data: memoryview, found: RecoveredManifest | None) -> Scavenged:
         """What lies in the file of a store, which may be damaged anywhere.
 
         Args:

@@ -12,7 +12,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.stores.base import Reader
 from packstore.stores.format import Format
-from packstore.stores.manifest_recovery import Found, find_manifest
+from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.scavenge import Scavenged
 from packstore.stores.sharded import ShardedReader, read_sharded_manifest
 
@@ -101,7 +101,7 @@ def format_of(path: Path) -> str | None:
     return None
 
 
-def scavenge_file(path: Path, hint: Found | None = None) -> Scavenged:
+def scavenge_file(path: Path, hint: RecoveredManifest | None = None) -> Scavenged:
     """What lies in a store, or a shard, of one file or directory, which need not open.
 
     Args:

@@ -18,7 +18,7 @@ from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragg
 from packstore.core.errors import PackstoreError, StoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.stores.base import Reader
-from packstore.stores.manifest_recovery import Found
+from packstore.stores.manifest_recovery import RecoveredManifest
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Scavenged:
             although nothing left in it says where.
     """
 
-    found: Found | None
+    found: RecoveredManifest | None
     columns: Mapping[str, ColumnData]
     records: int
     images: Callable[[int], list[Buffer]]
@@ -60,10 +60,10 @@ def scavenge_reader(reader: Reader) -> Scavenged:
         except (PackstoreError, IndexError):
             return []
 
-    return Scavenged(Found(reader.manifest, True, "whole"), columns, len(reader), images, no_orphans)
+    return Scavenged(RecoveredManifest(reader.manifest, True, "intact"), columns, len(reader), images, no_orphans)
 
 
-def scavenge_by_places(data: memoryview, found: Found, starts: Mapping[str, int]) -> Scavenged:
+def scavenge_by_places(data: memoryview, found: RecoveredManifest, starts: Mapping[str, int]) -> Scavenged:
     """What a file holds whose arrays lie, whole, where its manifest says.
 
     Args:

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 import packstore
 from packstore.core.errors import DestinationError, PackstoreError, StoreError, UsageError
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Split
-from packstore.stores import create_store, open_store
-from packstore.stores import manifest_recovery as mend_module
-from packstore.stores.manifest_recovery import find_manifest, mend
+from packstore.stores import create_store, manifest_recovery, open_store
+from packstore.stores.manifest_recovery import correct, find_manifest
 from packstore.testing.records import append, make_records
 from tests.makers.command import run
 from tests.makers.datasets import write_image
@@ -83,7 +82,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
 
 @settings(max_examples=25)
 @given(manifest=manifests(), data=st.data())
-def test_a_manifest_with_one_changed_byte_is_mended(manifest: Manifest, data: Any) -> None:
+def test_a_manifest_with_one_changed_byte_is_corrected(manifest: Manifest, data: Any) -> None:
     text = bytearray(manifest.to_json().encode("ascii"))
     place = data.draw(st.integers(0, len(text) - 1))
     text[place] ^= data.draw(st.integers(1, 255))
@@ -93,27 +92,27 @@ def test_a_manifest_with_one_changed_byte_is_mended(manifest: Manifest, data: An
     assert found.proven
 
 
-def test_what_cannot_be_mended_is_not_called_proven() -> None:
+def test_what_cannot_be_corrected_is_not_called_proven() -> None:
     records = make_records("uint8", 4)
     columns = tuple(Column(c.name, c.kind, c.dtype, c.shape, c.layout, c.classes) for c in records.columns)
     blank = [Column(c.name, c.kind, c.dtype, c.shape, c.layout, c.classes, c.record_nbytes * 4) for c in columns]
     text = Manifest("hdf5", "uint8", 4, tuple(blank), Origin("flat", "somewhere")).to_json().encode("ascii")
     two = text.replace(b'"somewhere"', b'"somewhexy"')
-    found = mend(two)
+    found = correct(two)
     assert found is not None
-    assert (found.proven, found.how, found.manifest.origin.name) == (False, "unproven", "somewhexy")
-    assert mend(text[:-30]) is None
+    assert (found.proven, found.state, found.manifest.origin.name) == (False, "unproven", "somewhexy")
+    assert correct(text[:-30]) is None
     assert find_manifest(b"nothing of the kind") is None
-    assert mend(text).how == "whole"  # type: ignore[union-attr]
+    assert correct(text).state == "intact"  # type: ignore[union-attr]
 
 
 def test_what_looks_like_very_many_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    monkeypatch.setattr(mend_module, "mend", lambda text: tried.append(len(text)))
+    monkeypatch.setattr(manifest_recovery, "correct", lambda text: tried.append(len(text)))
     for text in (b'{"columns"', b'{"columns":1,"versions":{}}', b'{"columns":[{"classes"'):
         data = text * 3000
-        assert sum(map(len, mend_module._texts(data))) <= 8 * len(data)
-        assert mend_module.find_manifest(data) is None
+        assert sum(map(len, manifest_recovery._texts(data))) <= 8 * len(data)
+        assert manifest_recovery.find_manifest(data) is None
     assert len(tried) < 100
 
 
@@ -157,7 +156,7 @@ def test_damaged_records_are_left_out_and_listed(source: Path, tmp_path: Path, s
     assert {p.record for p in report.missing} == {1, 3, 9}
     assert {p.key for p in report.missing} == {"train/ant/01.png", "train/ant/03.png", "val/ant/09.png"}
     assert not report.complete
-    assert any("mended" in note for note in report.notes)
+    assert any("corrected" in note for note in report.notes)
     saved = held(tmp_path / "fixed")
     assert saved == {key: value for key, value in good.items() if key not in {p.key for p in report.missing}}
     assert packstore.verify(tmp_path / "fixed").ok

@@ -692,13 +692,13 @@ def test_an_lmdb_that_names_a_page_very_many_times(store: Callable[[str], Path])
 
     _lmdb(path, change)
     os.truncate(path / "data.mdb", 3001 * 4096)
+    from packstore.stores.lmdb.bulk_walk import IrregularError, walk_in_bulk
     from packstore.stores.lmdb.pages import Pages
-    from packstore.stores.lmdb.runs import Disorder, runs
 
     tracemalloc.start()
     try:
-        with (path / "data.mdb").open("rb") as file, pytest.raises(Disorder):
-            list(runs(Pages(file.fileno()), overflow=False))
+        with (path / "data.mdb").open("rb") as file, pytest.raises(IrregularError):
+            list(walk_in_bulk(Pages(file.fileno()), overflow=False))
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()

@@ -56,10 +56,6 @@ class Toy(Format):
     def new_writer(self, path: Path, image: Column) -> Writer:
         return ToyWriter(path, image)
 
-
-class FastToy(Toy):
-    """With what a format may do more than it must."""
-
     def partial_images(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
         return consecutive_images(path, HEAD.size, sizes)
 
@@ -203,10 +199,19 @@ print(json.dumps({"images": values("image"), "key": values("key"), "label": numb
         path.write_bytes(HEAD.pack(MAGIC, HEAD.size + len(raw), len(text)) + raw + text)
 
 
-class TestFastToy(TestToy):
-    @pytest.fixture(autouse=True)
-    def fast(self, registered: None) -> None:
-        FORMATS.register(FORMAT.name, FastToy())
+class LeastToy(Toy):
+    """What a format need not have left out."""
+
+    partial_images = Format.partial_images
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_least_of_a_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without images of an interrupted run, these are packed anew."""
+    FORMATS.register(FORMAT.name, LeastToy())
+    suite = TestToy()
+    suite.test_an_interrupted_run(tmp_path / "out.toy", None, monkeypatch)
+    suite.test_round_trip(tmp_path / "out.toy", make_records())
 
 
 def test_unknown_without_the_line(tmp_path: Path) -> None:

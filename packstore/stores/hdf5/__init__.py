@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from packstore.core.manifest import Column, Manifest
 from packstore.stores.base import Reader, Writer
 from packstore.stores.format import Format
-from packstore.stores.manifest_recovery import Found
+from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.mapped import consecutive_images
 from packstore.stores.scavenge import Scavenged
 
@@ -45,7 +45,7 @@ class Hdf5(Format):
 
         return consecutive_images(path, IMAGES_START, sizes)
 
-    def scavenge(self, path: Path, data: memoryview, found: Found | None) -> Scavenged:
+    def scavenge(self, path: Path, data: memoryview, found: RecoveredManifest | None) -> Scavenged:
         from packstore.stores.hdf5.scavenge import scavenge
 
         assert found is not None

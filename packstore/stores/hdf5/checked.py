@@ -9,11 +9,11 @@ UNDEFINED = 0xFFFFFFFFFFFFFFFF
 _MASK = 0xFFFFFFFF
 
 
-class DamagedError(Exception):
-    """The file is damaged; says where. The reader turns it into a :class:`~packstore.core.errors.StoreError`."""
+class Hdf5Error(Exception):
+    """The file is damaged; says where. The reader turns it into a :class:`packstore.core.errors.StoreError`."""
 
 
-class UnsupportedError(Exception):
+class UnsupportedHdf5Error(Hdf5Error):
     """The file may be sound HDF5, but has something that packstore never writes; says what."""
 
 
@@ -24,9 +24,9 @@ class FileBytes:
         self.data = data
 
     def piece(self, start: int, size: int, what: str) -> memoryview:
-        """``size`` bytes from ``start`` on. Raises :class:`DamagedError` unless they lie in the file."""
+        """``size`` bytes from ``start`` on. Raises :class:`Hdf5Error` unless they lie in the file."""
         if not 0 <= start <= start + size <= len(self.data):
-            raise DamagedError(f"its {what} lies outside of the file (at byte {start})")
+            raise Hdf5Error(f"its {what} lies outside of the file (at byte {start})")
         return self.data[start : start + size]
 
 

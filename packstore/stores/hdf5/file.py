@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from packstore.stores.hdf5.checked import UNDEFINED, DamagedError, FileBytes, UnsupportedError, lookup3
+from packstore.stores.hdf5.checked import UNDEFINED, FileBytes, Hdf5Error, UnsupportedHdf5Error, lookup3
 from packstore.stores.hdf5.heap import Heap
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -58,29 +58,29 @@ class Hdf5File(FileBytes):
     def __init__(self, data: memoryview) -> None:
         """``data`` is the whole file. Reads the superblock only.
 
-        Raises :class:`DamagedError` or :class:`UnsupportedError`, as all methods do."""
+        Raises :class:`Hdf5Error`, as all methods do."""
         super().__init__(data)
         found = _SUPERBLOCK.unpack(self.piece(0, _SUPERBLOCK.size, "superblock"))
         signature, version, offsets, lengths, _, base, extension, end, root, checksum = found
         if signature != SIGNATURE:
-            raise DamagedError("it does not begin as HDF5 does")
+            raise Hdf5Error("it does not begin as HDF5 does")
         if version not in (2, 3):
-            raise UnsupportedError(f"it has a superblock of version {version}")
+            raise UnsupportedHdf5Error(f"it has a superblock of version {version}")
         if lookup3(data[: _SUPERBLOCK.size - 4]) != checksum:
-            raise DamagedError("the checksum of its superblock does not match")
+            raise Hdf5Error("the checksum of its superblock does not match")
         if (offsets, lengths, base, extension) != (8, 8, 0, UNDEFINED):
-            raise UnsupportedError("its superblock is not as packstore writes it")
+            raise UnsupportedHdf5Error("its superblock is not as packstore writes it")
         if end > len(data):
-            raise DamagedError("the file is shorter than its header says")
+            raise Hdf5Error("the file is shorter than its header says")
         self.root: int = root
 
     def messages(self, address: int) -> list[Message]:
-        """The messages of the object at ``address``. Raises :class:`DamagedError` or :class:`UnsupportedError`."""
+        """The messages of the object at ``address``. Raises :class:`Hdf5Error`."""
         head = self.piece(address, 6, "object header")
         if bytes(head[:2]) == b"\1\0":
-            raise UnsupportedError("it has an object header of version 1")
+            raise UnsupportedHdf5Error("it has an object header of version 1")
         if bytes(head[:5]) != b"OHDR\x02":
-            raise DamagedError(f"there is no object header at byte {address}")
+            raise Hdf5Error(f"there is no object header at byte {address}")
         flags = head[5]
         start = address + 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
         width = 1 << (flags & 3)
@@ -92,17 +92,17 @@ class Hdf5File(FileBytes):
         for count, (begin, start, size) in enumerate(chunks):  # grows by the continuations that are found
             total += size
             if count >= _MAX_CHUNKS or total > _MAX_HEADER:
-                raise DamagedError(f"the object header at byte {address} does not end")
+                raise Hdf5Error(f"the object header at byte {address} does not end")
             body = self.piece(start, size + 4, "object header")
             if lookup3(self.data[begin : start + size]) != int.from_bytes(body[size:], "little"):
-                raise DamagedError(f"the checksum of the object header at byte {begin} does not match")
+                raise Hdf5Error(f"the checksum of the object header at byte {begin} does not match")
             for message in _messages(body[:size], 6 if flags & 4 else 4):
                 if message.kind != _CONTINUED:
                     found.append(message)
                     continue
                 begin, length = _unpacked(_CONTINUATION, message.body)
                 if length < 8 or bytes(self.piece(begin, 4, "object header")) != b"OCHK":
-                    raise DamagedError(f"there is no continued object header at byte {begin}")
+                    raise Hdf5Error(f"there is no continued object header at byte {begin}")
                 chunks.append((begin, begin + 4, length - 8))
         return found
 
@@ -119,7 +119,7 @@ class Hdf5File(FileBytes):
     def attribute(self, holder: list[Message], name: str) -> bytes | None:
         """The value of an object's attribute, by its messages, that is a string of fixed length; None without it.
 
-        Raises :class:`DamagedError`, and :class:`UnsupportedError` for an attribute of another type.
+        Raises :class:`Hdf5Error`, and :class:`UnsupportedHdf5Error` for an attribute of another type.
         """
         bodies: list[memoryview] = []
         for kind, body in holder:
@@ -138,13 +138,13 @@ class Hdf5File(FileBytes):
         found: dict[int, memoryview] = {}
         for kind, body in self.messages(address):
             if kind in (_EXTERNAL, _FILTERS):
-                raise UnsupportedError("it has external files or filters")
+                raise UnsupportedHdf5Error("it has external files or filters")
             found.setdefault(kind, body)
         if not {_DATASPACE, _DATATYPE, _LAYOUT} <= found.keys():
-            raise UnsupportedError("it is no dataset")
+            raise UnsupportedHdf5Error("it is no dataset")
         layout = found[_LAYOUT]
         if len(layout) < 18 or layout[0] not in (3, 4) or layout[1] != 1:
-            raise UnsupportedError("it is not contiguous")
+            raise UnsupportedHdf5Error("it is not contiguous")
         start, nbytes = _CONTINUATION.unpack_from(layout, 2)
         shape = _shape(found[_DATASPACE])
         return Extent(_dtype(found[_DATATYPE]), shape, None if start == UNDEFINED else start, nbytes)
@@ -153,7 +153,7 @@ class Hdf5File(FileBytes):
         """Links or attributes that do not lie in the header itself but, as their info message says, in a heap."""
         at = 2 + (index_bytes if len(info) > 1 and info[1] & 1 else 0)
         if len(info) < at + 16 or info[0] != 0:
-            raise UnsupportedError(f"its {what} are not kept as packstore keeps them")
+            raise UnsupportedHdf5Error(f"its {what} are not kept as packstore keeps them")
         heap, index = _CONTINUATION.unpack_from(info, at)
         if heap == UNDEFINED:
             return
@@ -166,9 +166,9 @@ def _messages(body: memoryview, header: int) -> Iterator[Message]:
         kind, size, flags = struct.unpack_from("<BHB", body, at)
         at += header
         if at + size > len(body):
-            raise DamagedError("a message of an object header reaches out of it")
+            raise Hdf5Error("a message of an object header reaches out of it")
         if flags & _SHARED and kind in (_DATASPACE, _DATATYPE, _LAYOUT, _ATTRIBUTE, _LINK):
-            raise UnsupportedError("it shares messages between objects")
+            raise UnsupportedHdf5Error("it shares messages between objects")
         yield Message(kind, body[at : at + size])
         at += size
 
@@ -176,7 +176,7 @@ def _messages(body: memoryview, header: int) -> Iterator[Message]:
 def _link(body: memoryview) -> tuple[str, int | None]:
     """The name and the target of a link message."""
     if len(body) < 11 or body[0] != 1:  # a name of no letters and an address
-        raise DamagedError("a link is broken")
+        raise Hdf5Error("a link is broken")
     flags, at, kind = body[1], 2, 0
     if flags & 8:
         kind, at = body[at], at + 1
@@ -185,7 +185,7 @@ def _link(body: memoryview) -> tuple[str, int | None]:
     size = int.from_bytes(body[at : at + width], "little")
     at += width
     if at + size + 8 > len(body) and kind == 0:
-        raise DamagedError("a link is broken")
+        raise Hdf5Error("a link is broken")
     name = bytes(body[at : at + size]).decode("utf-8", "backslashreplace")
     return name, int.from_bytes(body[at + size : at + size + 8], "little") if kind == 0 else None
 
@@ -193,38 +193,38 @@ def _link(body: memoryview) -> tuple[str, int | None]:
 def _attribute(body: memoryview, name: str) -> tuple[bool, bytes | None]:
     """Whether ``body`` is the attribute ``name``, and then its value."""
     if len(body) < 9 or body[0] != 3:
-        raise UnsupportedError("it has an attribute that is not as packstore writes it")
+        raise UnsupportedHdf5Error("it has an attribute that is not as packstore writes it")
     flags, sizes = body[1], struct.unpack_from("<HHH", body, 2)
     pieces, at = [], 9
     for size in sizes:
         pieces.append(body[at : at + size])
         at += size
     if at > len(body):
-        raise DamagedError("an attribute is broken")
+        raise Hdf5Error("an attribute is broken")
     if bytes(pieces[0]).rstrip(b"\0") != name.encode("ascii"):
         return False, None
     dtype = pieces[1]
     if flags or len(dtype) < 8 or dtype[0] & 15 != 3 or _shape(pieces[2]) != ():
-        raise UnsupportedError(f"its attribute {name!r} is not a string of fixed length")
+        raise UnsupportedHdf5Error(f"its attribute {name!r} is not a string of fixed length")
     size = int.from_bytes(dtype[4:8], "little")
     if at + size > len(body):
-        raise DamagedError(f"its attribute {name!r} ends early")
+        raise Hdf5Error(f"its attribute {name!r} ends early")
     return True, bytes(body[at : at + size]).rstrip(b"\0")
 
 
 def _shape(body: memoryview) -> tuple[int, ...]:
     if len(body) < 4 or body[0] not in (1, 2):
-        raise UnsupportedError("it has a dataspace that is not as packstore writes it")
+        raise UnsupportedHdf5Error("it has a dataspace that is not as packstore writes it")
     rank, at = body[1], 4 if body[0] == 2 else 8
     if rank > _MAX_RANK or len(body) < at + 8 * rank or (body[0] == 2 and body[3] > 1):
-        raise DamagedError("a dataspace is broken")
+        raise Hdf5Error("a dataspace is broken")
     return struct.unpack_from(f"<{rank}Q", body, at)
 
 
 def _dtype(body: memoryview) -> str:
     """Numpy's name of a little-endian datatype, or one that describes another for a message."""
     if len(body) < 8:
-        raise DamagedError("a datatype is broken")
+        raise Hdf5Error("a datatype is broken")
     kind, bits, size = body[0] & 15, int.from_bytes(body[1:4], "little"), int.from_bytes(body[4:8], "little")
     if kind == 0 and len(body) >= 12 and struct.unpack_from("<HH", body, 8) == (0, 8 * size) and not bits & 7:
         found = _INTEGERS.get((size, bits))
@@ -237,5 +237,5 @@ def _dtype(body: memoryview) -> str:
 
 def _unpacked(form: struct.Struct, body: memoryview) -> tuple[Any, ...]:
     if len(body) < form.size:
-        raise DamagedError("a message of an object header is too short")
+        raise Hdf5Error("a message of an object header is too short")
     return form.unpack_from(body)

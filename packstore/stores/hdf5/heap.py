@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 
 from packstore.core.manifest import MAX_JSON_BYTES
-from packstore.stores.hdf5.checked import UNDEFINED, DamagedError, FileBytes, UnsupportedError, lookup3
+from packstore.stores.hdf5.checked import UNDEFINED, FileBytes, Hdf5Error, UnsupportedHdf5Error, lookup3
 
 # Signature, version, size of an identifier, of filters, flags, largest object; then twelve numbers of which the second
 # is the address of the tree of huge objects; width, first and largest block, bits of an offset, rows at first, address
@@ -29,20 +29,20 @@ class Heap:
     """One fractal heap, without filters."""
 
     def __init__(self, file: FileBytes, address: int) -> None:
-        """Raises :class:`DamagedError` or :class:`UnsupportedError`."""
+        """Raises :class:`Hdf5Error`."""
         self._file = file
         self._address = address
         raw = file.piece(address, _HEAP.size, "heap")
         found = _HEAP.unpack(raw)
         if found[:2] != (b"FRHP", 0) or lookup3(raw[:-4]) != found[-1]:
-            raise DamagedError(f"the heap at byte {address} is broken")
+            raise Hdf5Error(f"the heap at byte {address} is broken")
         _, _, self._id_size, filters, self._flags, largest, _, self._huge_tree = found[:8]
         self._width, self._first, self._largest, bits, _, self._root, self._rows = found[18:25]
         powers = all(n and not n & (n - 1) for n in (self._first, self._largest))
         if filters or not powers or not self._first <= self._largest <= _MAX_BLOCK or not 0 < bits <= 64:
-            raise UnsupportedError("it has a heap that is not as packstore writes it")
+            raise UnsupportedHdf5Error("it has a heap that is not as packstore writes it")
         if not 0 < self._width <= 64 or self._rows > self._direct_rows():
-            raise UnsupportedError("it has a larger heap than packstore writes")
+            raise UnsupportedHdf5Error("it has a larger heap than packstore writes")
         self._offset_size = (bits + 7) // 8
         self._length_size = (min(self._largest, largest).bit_length() + 7) // 8
         self._blocks: dict[int, memoryview] = {}
@@ -51,13 +51,13 @@ class Heap:
         """The objects that the tree of names at ``tree`` lists."""
         for kind, record in self._records(tree):
             if kind not in (_LINK_NAMES, _ATTRIBUTE_NAMES):
-                raise UnsupportedError("it has an index that packstore does not write")
+                raise UnsupportedHdf5Error("it has an index that packstore does not write")
             start = 4 if kind == _LINK_NAMES else 0
             yield self._object(record[start : start + self._id_size])
 
     def _object(self, identifier: memoryview) -> memoryview:
         if len(identifier) < 1 or len(identifier) != self._id_size or identifier[0] & 0xC0:
-            raise DamagedError("an identifier of a heap is broken")
+            raise Hdf5Error("an identifier of a heap is broken")
         kind = identifier[0] >> 4 & 3
         if kind == _MANAGED_ID:
             middle = 1 + self._offset_size
@@ -65,20 +65,20 @@ class Heap:
             size = int.from_bytes(identifier[middle : middle + self._length_size], "little")
             start, block = self._block(offset)
             if offset - start + size > len(block):
-                raise DamagedError("an object of a heap reaches out of its block")
+                raise Hdf5Error("an object of a heap reaches out of its block")
             return block[offset - start : offset - start + size]
         if kind == _HUGE_ID:
             wanted = int.from_bytes(identifier[1:], "little")
             for found, record in self._records(self._huge_tree):
                 if found != _HUGE or len(record) != 24:
-                    raise UnsupportedError("it has a heap whose large objects are not kept as packstore keeps them")
+                    raise UnsupportedHdf5Error("it has a heap whose large objects are not kept as packstore keeps them")
                 address, size, number = struct.unpack("<QQQ", record)
                 if number == wanted:
                     if size > _MAX_OBJECT:
-                        raise DamagedError(f"an attribute has {size} bytes")
+                        raise Hdf5Error(f"an attribute has {size} bytes")
                     return self._file.piece(address, size, "attribute")
-            raise DamagedError("a large object of a heap is missing")
-        raise UnsupportedError("it has a heap with tiny objects")
+            raise Hdf5Error("a large object of a heap is missing")
+        raise UnsupportedHdf5Error("it has a heap with tiny objects")
 
     def _block(self, offset: int) -> tuple[int, memoryview]:
         """Where in the heap the block around ``offset`` begins, and its bytes."""
@@ -91,11 +91,11 @@ class Heap:
                 place, start = place + 1, start + size
                 row = place // self._width
                 if row >= self._rows:
-                    raise DamagedError("an object lies outside of its heap")
+                    raise Hdf5Error("an object lies outside of its heap")
                 size = self._first << max(0, row - 1)
             address = self._child(place)
         if offset >= start + size:
-            raise DamagedError("an object lies outside of its heap")
+            raise Hdf5Error("an object lies outside of its heap")
         if place not in self._blocks:
             self._blocks[place] = self._direct_block(address, size)
         return start, self._blocks[place]
@@ -104,12 +104,12 @@ class Heap:
         block = self._file.piece(address, size, "heap")
         at = 13 + self._offset_size
         if bytes(block[:5]) != b"FHDB\0" or int.from_bytes(block[5:13], "little") != self._address:
-            raise DamagedError(f"there is no block of the heap at byte {address}")
+            raise Hdf5Error(f"there is no block of the heap at byte {address}")
         if self._flags & 2:
             whole = bytearray(block)
             whole[at : at + 4] = bytes(4)
             if lookup3(memoryview(whole)) != int.from_bytes(block[at : at + 4], "little"):
-                raise DamagedError(f"the checksum of the heap's block at byte {address} does not match")
+                raise Hdf5Error(f"the checksum of the heap's block at byte {address} does not match")
         return block
 
     def _child(self, place: int) -> int:
@@ -118,7 +118,7 @@ class Heap:
         size = head + 8 * self._rows * self._width
         block = self._file.piece(self._root, size + 4, "heap")
         if bytes(block[:5]) != b"FHIB\0" or lookup3(block[:size]) != int.from_bytes(block[size:], "little"):
-            raise DamagedError(f"the heap's root block at byte {self._root} is broken")
+            raise Hdf5Error(f"the heap's root block at byte {self._root} is broken")
         return int.from_bytes(block[head + 8 * place : head + 8 * place + 8], "little")
 
     def _direct_rows(self) -> int:
@@ -132,9 +132,9 @@ class Heap:
         raw = self._file.piece(tree, _TREE.size, "index")
         signature, version, kind, node, width, depth, _, _, root, count, _, checksum = _TREE.unpack(raw)
         if (signature, version) != (b"BTHD", 0) or lookup3(raw[:-4]) != checksum:
-            raise DamagedError(f"the index at byte {tree} is broken")
+            raise Hdf5Error(f"the index at byte {tree} is broken")
         if not 0 < width <= node - 10 or node > _MAX_BLOCK or depth > 1:
-            raise UnsupportedError("it has a larger index than packstore writes")
+            raise UnsupportedHdf5Error("it has a larger index than packstore writes")
         if root == UNDEFINED:
             return
         if not depth:
@@ -143,10 +143,10 @@ class Heap:
         digits = ((node - 10) // width).bit_length() + 7 >> 3  # bytes of the number of records in a leaf
         size = _RECORD_AT + count * width + (count + 1) * (8 + digits)
         if size + 4 > node:
-            raise DamagedError("a node of an index is too full")
+            raise Hdf5Error("a node of an index is too full")
         raw = self._file.piece(root, size + 4, "index")
         if bytes(raw[:4]) != b"BTIN" or lookup3(raw[:size]) != int.from_bytes(raw[size:], "little"):
-            raise DamagedError(f"the node of an index at byte {root} is broken")
+            raise Hdf5Error(f"the node of an index at byte {root} is broken")
         for child in range(count + 1):
             at = _RECORD_AT + count * width + child * (8 + digits)
             records = int.from_bytes(raw[at + 8 : at + 8 + digits], "little")
@@ -157,9 +157,9 @@ class Heap:
     def _leaf(self, kind: int, address: int, count: int, width: int, node: int) -> Iterator[tuple[int, memoryview]]:
         size = _RECORD_AT + count * width
         if size + 4 > node:
-            raise DamagedError("a node of an index is too full")
+            raise Hdf5Error("a node of an index is too full")
         raw = self._file.piece(address, size + 4, "index")
         if bytes(raw[:4]) != b"BTLF" or lookup3(raw[:size]) != int.from_bytes(raw[size:], "little"):
-            raise DamagedError(f"the node of an index at byte {address} is broken")
+            raise Hdf5Error(f"the node of an index at byte {address} is broken")
         for i in range(count):
             yield kind, raw[_RECORD_AT + i * width : _RECORD_AT + (i + 1) * width]

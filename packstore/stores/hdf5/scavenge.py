@@ -6,11 +6,11 @@ from __future__ import annotations
 import tempfile
 
 from packstore.stores.hdf5.store import dataset_places
-from packstore.stores.manifest_recovery import Found
+from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.scavenge import Scavenged, scavenge_by_places
 
 
-def scavenge(data: memoryview, found: Found) -> Scavenged:
+def scavenge(data: memoryview, found: RecoveredManifest) -> Scavenged:
     """What lies in an HDF5 file with this manifest, of which ``data`` are the bytes."""
     with tempfile.TemporaryFile() as file:
         return scavenge_by_places(data, found, dataset_places(file, found.manifest))

@@ -27,7 +27,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import Problem, Writer, parse_manifest, unreadable
 from packstore.stores.builder.spools import OffsetSpool
-from packstore.stores.hdf5.checked import DamagedError, UnsupportedError
+from packstore.stores.hdf5.checked import Hdf5Error, UnsupportedHdf5Error
 from packstore.stores.hdf5.file import Hdf5File, Message
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 
@@ -164,12 +164,12 @@ def _open(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[
 def _as_store_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except DamagedError as error:
-        raise unreadable(path, "HDF5", error) from None
-    except UnsupportedError as error:
+    except UnsupportedHdf5Error as error:
         raise StoreError(
             f"{printable(str(path))} is HDF5 that packstore did not write: {printable(str(error))}"
         ) from None
+    except Hdf5Error as error:
+        raise unreadable(path, "HDF5", error) from None
 
 
 def _manifest_of(file: Hdf5File, root: list[Message], path: Path) -> Manifest:
@@ -217,7 +217,7 @@ def _array(
     address = _address(members, name, shown)
     try:
         found = file.dataset(address)
-    except UnsupportedError as error:
+    except UnsupportedHdf5Error as error:
         raise StoreError(
             f"{shown}: dataset {name!r} is not plain and contiguous ({error}); packstore did not write it"
         ) from None

@@ -12,7 +12,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.stores.base import Reader, Writer
 from packstore.stores.format import Format
 from packstore.stores.lmdb.pages import DATA_FILE, value_bytes
-from packstore.stores.manifest_recovery import Found
+from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.scavenge import Scavenged
 
 
@@ -51,7 +51,7 @@ class Lmdb(Format):
 
         return partial_images(path)
 
-    def scavenge(self, path: Path, data: memoryview, found: Found | None) -> Scavenged:
+    def scavenge(self, path: Path, data: memoryview, found: RecoveredManifest | None) -> Scavenged:
         from packstore.stores.lmdb.scavenge import scavenge
 
         return scavenge(data, found)

@@ -1,11 +1,12 @@
 """LMDB's own structure, read page by page without LMDB.
 
-LMDB keeps no checksums and follows what its pages say, so a damaged size or page number can end the process instead of
-raising (py-lmdb touches every page of a value before it returns it), and its views own nothing: after a close in
-another thread they point to nowhere. So everything is read here, over a map of our own and with bounds checks; and the
-walk looks at every branch and leaf page (and, when asked, the header of every overflow run) and says what is wrong.
-The format is that of LMDB 0.9, ``lmdb.h`` version 1, on 64-bit little-endian machines (``mdb.c``:
-``MDB_page``, ``MDB_node``, ``MDB_meta``).
+LMDB keeps no checksums and follows what its pages say: a damaged size or page number can end the process instead of
+raising (py-lmdb touches every page of a value before it returns it). Its views own nothing: after a close in another
+thread they point nowhere. So packstore reads over a map of its own, with bounds checks. :meth:`Pages.walk` looks at
+every branch and leaf page (and, when asked, the header of every overflow run) and says what is wrong.
+
+The format is that of LMDB 0.9, ``lmdb.h`` version 1, on 64-bit little-endian machines (``mdb.c``: ``MDB_page``,
+``MDB_node``, ``MDB_meta``).
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ KEY_SIZE = 10
 MAX_KEY_SIZE = 511  # LMDB's own, as it is built nearly everywhere
 _META_DB, _META_END = 40, 136
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
-BRANCH, LEAF, OVERFLOW_PAGE = 1, 2, 4
+BRANCH, LEAF, OVERFLOW_PAGE, META_PAGE = 1, 2, 4, 8
+"""Flags of a page."""
 BIG = 1
-_META_PAGE = 8
+"""Flag of a node whose value has overflow pages of its own."""
 
 
 def value_bytes(size: int) -> int:
@@ -49,8 +51,8 @@ def value_bytes(size: int) -> int:
     return 4096 // (4080 // (size + 20))
 
 
-class Damage(Exception):  # noqa: N818 - the LMDB modules turn it into a StoreError or a Problem
-    """What is wrong with a page."""
+class PageError(Exception):
+    """A page is damaged; says how. The reader turns it into a StoreError or a Problem."""
 
 
 class Value(NamedTuple):
@@ -80,13 +82,13 @@ class Pages:
         tree: What the header says of the tree.
         entries: Number of entries, from the header.
 
-    Safe in several threads: what is kept of branch pages is only ever added. Nothing here minds a fork.
+    Safe to use from several threads: kept branch pages are only ever added. A fork does no harm.
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Reads the header pages only. Raises :class:`Damage`."""
+        """Reads the header pages only. Raises :class:`PageError`."""
         if not os.fstat(descriptor).st_size:
-            raise Damage("data.mdb is empty")
+            raise PageError("data.mdb is empty")
         self._data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         self.tree = _newest_tree(self._data)
         self.map: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8)
@@ -97,11 +99,10 @@ class Pages:
         self._branches: dict[int, _Branch] = {}
 
     def record(self, index: int) -> memoryview | None:
-        """The value of record ``index`` (its key is ten digits), over a map that the view holds by itself; None when
-        there is none. Raises :class:`Damage`.
+        """The value of record ``index`` (its key is ten digits), or None. The view holds its map by itself.
 
-        As :meth:`find`, for random access to many: branch pages are kept as numbers, and since records follow each
-        other in a leaf page, its first one tells the place of all.
+        Faster than :meth:`find`: branch pages are kept as numbers, and since records follow each other in a leaf page,
+        its first one tells the place of all. Raises :class:`PageError`.
         """
         data, tree = self._records, self.tree
         page, first = tree.root, 0
@@ -114,7 +115,7 @@ class Pages:
         size = tree.page_size
         start = page * size
         if not 2 <= page <= tree.last_page:
-            raise Damage(f"the tree names page {page} of {tree.last_page + 1}")
+            raise PageError(f"the tree names page {page} of {tree.last_page + 1}")
         number, _, flags, lower, _ = HEADER.unpack_from(data, start)
         place = start + HEADER.size + 2 * (index - first)
         if number == page and flags == LEAF and place + 2 <= start + lower <= start + size:
@@ -127,8 +128,8 @@ class Pages:
                     if not kind and value + nbytes <= start + size:
                         return data[value : value + nbytes]
                     if kind == BIG and value + 8 <= start + size:
-                        # The header of the value's own pages is left to the walk: it cannot lead astray, and reading
-                        # it would wait for the disk, here under the GIL.
+                        # The walk checks the header of the value's pages. Reading it here would wait for the disk
+                        # under the GIL, and nothing depends on it.
                         value = int.from_bytes(data[value : value + 8], "little") * size + HEADER.size
                         if 2 * size <= value <= value + nbytes <= (tree.last_page + 1) * size:
                             return data[value : value + nbytes]
@@ -136,15 +137,15 @@ class Pages:
         return None if found is None else found.data
 
     def will_need(self, value: memoryview) -> None:
-        """Has the system fetch what :meth:`record` gave: without readahead it would come page by page."""
+        """Asks the system to fetch what :meth:`record` returned: without readahead it would come page by page."""
         if hasattr(mmap, "MADV_WILLNEED") and len(value):
             start = (_address(value) - self._random_at) // mmap.PAGESIZE * mmap.PAGESIZE
             stop = _address(value) - self._random_at + len(value)
-            if 0 <= start < stop <= len(self._records):  # else it is not of this map: find gave it
+            if 0 <= start < stop <= len(self._records):  # else it is of the other map, from find
                 self._random.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def find(self, key: bytes) -> NDArray[np.uint8] | None:
-        """The value of ``key`` over the map, or None. Reads one page a level. Raises :class:`Damage`."""
+        """The value of ``key`` over the map, or None. Reads one page a level. Raises :class:`PageError`."""
         data, tree, page = self._data, self.tree, self.tree.root
         for level in range(1, tree.depth + 1):
             nodes = _nodes(data, tree, page, level)
@@ -161,13 +162,13 @@ class Pages:
         return self.map[start : start + size]
 
     def header_faults(self) -> Iterator[str]:
-        """What is wrong with the header pages that matters to LMDB alone: one line each."""
+        """Faults of the header pages that matter to LMDB but not here, one line each."""
         size = self.tree.page_size
         for page in (0, 1):
             start = page * size
             flags = HEADER.unpack_from(self._data, start)[2]
             pads = [_DB.unpack_from(self._data, start + _META_DB + i * _DB.size)[:2] for i in (0, 1)]
-            if flags != _META_PAGE:
+            if flags != META_PAGE:
                 yield f"header page {page} has flags {flags:#x}"
             if pads[0][0] != size:
                 yield f"header page {page} says that pages have {pads[0][0]} bytes, not {size}"
@@ -176,14 +177,14 @@ class Pages:
                 yield f"header page {page} says that the tree has flags {flags:#x} and values of {pad} bytes"
 
     def walk(self, *, overflow: bool) -> Iterator[Value | str]:
-        """All entries in order, and between them one line for each thing that is wrong.
+        """All entries in order, and between them a line for each fault.
 
         Args:
             overflow: Also look at the header of each value that has pages of its own.
         """
         found = 0
         last = b""
-        # A page that two others name would be walked twice, and in a tree of such pages for ever.
+        # A page that two others name would be walked twice; a tree of such pages would never end.
         seen: set[int] = set()
         for item in _subtree(self._data, self.tree, self.tree.root, 1, overflow, seen):
             if isinstance(item, Value):
@@ -209,7 +210,7 @@ class _Branch(NamedTuple):
 
 
 def _branch(data: mmap.mmap, tree: Tree, page: int, level: int, first: int) -> _Branch:
-    """The branch page ``page``, whose records begin with ``first``. Raises :class:`Damage`."""
+    """The branch page ``page``, whose records begin with ``first``. Raises :class:`PageError`."""
     nodes = _nodes(data, tree, page, level)
     # The key of a page's first node is empty or does not matter.
     firsts = array("q", [first, *(_first_record(_key(data, node)) for node in nodes[1:])])
@@ -239,18 +240,18 @@ def _random_map(descriptor: int) -> mmap.mmap:
 
 def _newest_tree(data: mmap.mmap) -> Tree:
     if len(data) < 2 * 4096:
-        raise Damage(f"data.mdb has {len(data)} bytes, less than its two header pages")
+        raise PageError(f"data.mdb has {len(data)} bytes, less than its two header pages")
     newest: tuple[int, Tree] | None = None
     page_size = _DB.unpack_from(data, _META_DB)[0]
     if page_size < 512 or page_size > 65536 or page_size & (page_size - 1):
-        raise Damage(f"the page size is {page_size}")
+        raise PageError(f"the page size is {page_size}")
     for page in (0, 1):
         start = page * page_size
         if start + _META_END + 16 > len(data):
-            raise Damage("data.mdb ends inside its header pages")
+            raise PageError("data.mdb ends inside its header pages")
         magic, version, _, map_size = _META.unpack_from(data, start)
         if (magic, version) != (_MAGIC, _VERSION):
-            raise Damage(f"header page {page} has magic {magic:#x} and version {version}")
+            raise PageError(f"header page {page} has magic {magic:#x} and version {version}")
         _, _, depth, _, _, _, entries, root = _DB.unpack_from(data, start + _META_DB + _DB.size)
         last_page, txn = struct.unpack_from("<QQ", data, start + _META_END)
         if newest is None or txn > newest[0]:
@@ -258,24 +259,23 @@ def _newest_tree(data: mmap.mmap) -> Tree:
     assert newest is not None
     tree = newest[1]
     if (tree.last_page + 1) * page_size > len(data):
-        raise Damage(f"data.mdb has {len(data)} bytes, its header says {(tree.last_page + 1) * page_size}")
+        raise PageError(f"data.mdb has {len(data)} bytes, its header says {(tree.last_page + 1) * page_size}")
     if not 1 <= tree.depth <= 32:
-        raise Damage(f"the tree is {tree.depth} pages deep" if tree.entries else "it is empty")
+        raise PageError(f"the tree is {tree.depth} pages deep" if tree.entries else "it is empty")
     return tree
 
 
 def _subtree(
     data: mmap.mmap, tree: Tree, page: int, level: int, overflow: bool, seen: set[int]
 ) -> Iterator[Value | str]:
-    """Entries below a page. A page that cannot be followed, or that was ``seen`` before, is one line; the walk goes on
-    behind it."""
+    """Entries below a page. A page that cannot be followed, or was ``seen`` before, yields a line and is passed."""
     try:
         nodes = _nodes(data, tree, page, level)
         if page in seen:
-            raise Damage(f"the tree names page {page} twice")
+            raise PageError(f"the tree names page {page} twice")
         seen.add(page)
-    except Damage as damage:
-        yield str(damage)
+    except PageError as error:
+        yield str(error)
         return
     for node in nodes:
         if level < tree.depth:
@@ -283,8 +283,8 @@ def _subtree(
             continue
         try:
             size = _value(data, tree, page, node, overflow)[1]
-        except Damage as damage:
-            yield str(damage)
+        except PageError as error:
+            yield str(error)
             continue
         yield Value(_key(data, node), size)
 
@@ -292,24 +292,24 @@ def _subtree(
 def _nodes(data: mmap.mmap, tree: Tree, page: int, level: int) -> list[int]:
     """Positions of the nodes of a branch or leaf page; the keys of all lie inside of it."""
     if not 2 <= page <= tree.last_page:
-        raise Damage(f"the tree names page {page} of {tree.last_page + 1}")
+        raise PageError(f"the tree names page {page} of {tree.last_page + 1}")
     start = page * tree.page_size
     end = start + tree.page_size
     number, _, flags, lower, upper = HEADER.unpack_from(data, start)
     if number != page:
-        raise Damage(f"page {page} says that it is page {number}")
+        raise PageError(f"page {page} says that it is page {number}")
     if flags != (BRANCH if level < tree.depth else LEAF):
-        raise Damage(f"page {page} at level {level} of {tree.depth} has flags {flags:#x}")
+        raise PageError(f"page {page} at level {level} of {tree.depth} has flags {flags:#x}")
     if lower <= HEADER.size or lower % 2 or not lower <= upper <= tree.page_size:
-        raise Damage(f"page {page} has the bounds {lower} and {upper}")
+        raise PageError(f"page {page} has the bounds {lower} and {upper}")
     pointers = struct.unpack_from(f"<{(lower - HEADER.size) // 2}H", data, start + HEADER.size)
     nodes = [start + p for p in pointers]
     for pointer, node in zip(pointers, nodes, strict=True):
         if not upper <= pointer <= tree.page_size - NODE.size:
-            raise Damage(f"page {page} has an entry outside of itself")
+            raise PageError(f"page {page} has an entry outside of itself")
         key_size = NODE.unpack_from(data, node)[3]
         if key_size > MAX_KEY_SIZE or node + NODE.size + key_size > end:
-            raise Damage(f"page {page} has a key of {key_size} bytes, too long, or one that reaches out of it")
+            raise PageError(f"page {page} has a key of {key_size} bytes, too long, or one that reaches out of it")
     return nodes
 
 
@@ -324,21 +324,23 @@ def _child(data: mmap.mmap, node: int) -> int:
 
 
 def _value(data: mmap.mmap, tree: Tree, page: int, node: int, header: bool = True) -> tuple[int, int]:
-    """Position and size of the value of a leaf's node. Raises :class:`Damage` when it cannot lie there."""
+    """Position and size of the value of a leaf's node. Raises :class:`PageError` when it cannot lie there."""
     low, high, flags, key_size = NODE.unpack_from(data, node)
     size = low | high << 16
     start = node + NODE.size + key_size
     if flags not in (0, BIG) or start + (8 if flags else size) > (page + 1) * tree.page_size:
-        raise Damage(f"an entry of page {page} has flags {flags:#x}, a key of {key_size} and a value of {size} bytes")
+        raise PageError(
+            f"an entry of page {page} has flags {flags:#x}, a key of {key_size} and a value of {size} bytes"
+        )
     if not flags:
         return start, size
     first = int.from_bytes(data[start : start + 8], "little")
     pages = (HEADER.size - 1 + size) // tree.page_size + 1
     shown = f"the value of {_key(data, node)!r} has {size} bytes from page {first} on"
     if first < 2 or first + pages - 1 > tree.last_page:
-        raise Damage(f"{shown}, past the last page {tree.last_page}")
+        raise PageError(f"{shown}, past the last page {tree.last_page}")
     if header:
         number, _, kind, count = _OVERFLOW.unpack_from(data, first * tree.page_size)
         if (number, kind) != (first, OVERFLOW_PAGE) or count < pages:
-            raise Damage(f"{shown}, which says it is page {number}, flags {kind:#x}, of {count}")
+            raise PageError(f"{shown}, which says it is page {number}, flags {kind:#x}, of {count}")
     return first * tree.page_size + HEADER.size, size

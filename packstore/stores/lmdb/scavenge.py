@@ -1,7 +1,7 @@
-"""What is left in an LMDB: every page is looked at, since those that should lead to it may be broken.
+"""Getting records out of a damaged LMDB: by a look at every page, since the pages that lead to others may be broken.
 
 A leaf page holds whole entries: the key (ten digits for a record, letters for a column) and the value, or the number of
-the page where a long value begins. An older copy of a page may still lie in the file, so a record can have several
+the page where a long value begins. Older copies of a page may still lie in the file, so a record can have several
 places. A long value whose entry is lost is found by its checksum.
 """
 
@@ -22,20 +22,27 @@ from packstore.core.checksums import column_digest
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
 from packstore.core.manifest import Column
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
-from packstore.stores.manifest_recovery import Found, best_manifest, find_manifest
+from packstore.stores.lmdb.pages import (
+    BIG,
+    BRANCH,
+    HEADER,
+    KEY_SIZE,
+    LEAF,
+    MAX_KEY_SIZE,
+    META_PAGE,
+    NODE,
+    OVERFLOW_PAGE,
+)
+from packstore.stores.manifest_recovery import RecoveredManifest, best_manifest, find_manifest
 from packstore.stores.scavenge import Scavenged, array_names, column_from_bytes
 
-_HEADER, _NODE = struct.Struct("<QHHHH"), struct.Struct("<HHHH")
-_HEADER_SIZE, _DIGITS, _BIG = 16, 10, 1
-_LEAF, _OVERFLOW, _META = 2, 4, 8
 _PAGE = 4096
 _PAGES_AT_ONCE = 1 << 14
 _NPY = b"\x93NUMPY"
-_MAX_KEY = 511
 _MAX_TRIED = 1000
 
 
-def scavenge(data: memoryview, hint: Found | None) -> Scavenged:
+def scavenge(data: memoryview, hint: RecoveredManifest | None) -> Scavenged:
     """What lies in a ``data.mdb``, of which ``data`` are the bytes."""
     scan = _Scan(data)
     texts = scan.named.get("manifest", ())
@@ -51,7 +58,7 @@ class _Scan:
         self._size = _page_size(data)
         self.named: dict[str, list[memoryview]] = {}
         self._arrays: list[int] = []
-        self._runs: dict[int, int] = {}  # first page of each long value, and its pages
+        self._long_values: dict[int, int] = {}  # first page of each long value, and its pages
         numbers, starts, lengths = array("q"), array("q"), array("q")
         for page in self._candidates():
             for number, start, length in self._entries(page):
@@ -70,10 +77,10 @@ class _Scan:
     def orphans(self, sums: set[int]) -> Iterator[tuple[int, Buffer]]:
         """Long values that no entry leads to and that have one of these checksums."""
         known = set((self._places[1] // self._size).tolist())
-        for page, count in self._runs.items():
+        for page, count in self._long_values.items():
             if page in known or not sums:
                 continue
-            start, end = page * self._size + _HEADER_SIZE, (page + count) * self._size
+            start, end = page * self._size + HEADER.size, (page + count) * self._size
             # How long it is is lost with its entry: it ends somewhere in its last page.
             least = max(start, end - self._size)
             running = xxh3_64(self._data[start:least])
@@ -83,7 +90,7 @@ class _Scan:
                     break
                 running.update(self._data[stop : stop + 1])
 
-    def columns(self, found: Found | None, records: int) -> dict[str, ColumnData]:
+    def columns(self, found: RecoveredManifest | None, records: int) -> dict[str, ColumnData]:
         """The columns that are there: the copy that has the manifest's digest, or else the last."""
         columns: dict[str, ColumnData] = {}
         wanted = self._described(records) if found is None else found.manifest.columns[1:]
@@ -108,14 +115,14 @@ class _Scan:
         total = len(self._data) // self._size
         raw: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8, total * self._size).reshape(total, self._size)
         for first in range(0, total, _PAGES_AT_ONCE):
-            heads = np.ascontiguousarray(raw[first : first + _PAGES_AT_ONCE, :_HEADER_SIZE])
+            heads = np.ascontiguousarray(raw[first : first + _PAGES_AT_ONCE, : HEADER.size])
             number = heads.view("<u8")[:, 0]
             flags = heads.view("<u2")[:, 5]
             right = number == np.arange(first, first + len(heads))
-            for page in np.flatnonzero(right & (flags == _OVERFLOW)).tolist():
+            for page in np.flatnonzero(right & (flags == OVERFLOW_PAGE)).tolist():
                 count = int(heads[page, 12:16].view("<u4")[0])
-                self._runs[first + page] = min(max(count, 1), total - first - page)
-            leaf = (flags == _LEAF) | (right & ~np.isin(flags, (1, _OVERFLOW, _META)))
+                self._long_values[first + page] = min(max(count, 1), total - first - page)
+            leaf = (flags == LEAF) | (right & ~np.isin(flags, (BRANCH, OVERFLOW_PAGE, META_PAGE)))
             yield from (first + np.flatnonzero(leaf)).tolist()
 
     def _entries(self, page: int) -> Iterator[tuple[int, int, int]]:
@@ -123,27 +130,27 @@ class _Scan:
         start = page * self._size
         end = start + self._size
         self._arrays += [start + match.start() for match in re.finditer(re.escape(_NPY), self._data[start:end])]
-        lower = _HEADER.unpack_from(self._data, start)[3]
-        if not _HEADER_SIZE < lower <= self._size or lower % 2:
+        lower = HEADER.unpack_from(self._data, start)[3]
+        if not HEADER.size < lower <= self._size or lower % 2:
             lower = self._size  # as far as there is something that looks like an entry
-        for (pointer,) in struct.iter_unpack("<H", self._data[start + _HEADER_SIZE : start + lower]):
+        for (pointer,) in struct.iter_unpack("<H", self._data[start + HEADER.size : start + lower]):
             node = start + pointer
-            if not _HEADER_SIZE < pointer <= self._size - _NODE.size:
+            if not HEADER.size < pointer <= self._size - NODE.size:
                 continue
-            low, high, flags, key_size = _NODE.unpack_from(self._data, node)
-            value, size = node + _NODE.size + key_size, low | high << 16
-            if key_size > _MAX_KEY or value > end or flags not in (0, _BIG):
+            low, high, flags, key_size = NODE.unpack_from(self._data, node)
+            value, size = node + NODE.size + key_size, low | high << 16
+            if key_size > MAX_KEY_SIZE or value > end or flags not in (0, BIG):
                 continue
-            key = bytes(self._data[node + _NODE.size : value])
-            if flags == _BIG:
+            key = bytes(self._data[node + NODE.size : value])
+            if flags == BIG:
                 if value + 8 > end:
                     continue
-                value = int.from_bytes(self._data[value : value + 8], "little") * self._size + _HEADER_SIZE
+                value = int.from_bytes(self._data[value : value + 8], "little") * self._size + HEADER.size
                 if value < 2 * self._size or value + size > len(self._data):
                     continue
             elif value + size > end:
                 continue
-            if len(key) == _DIGITS and key.isdigit():
+            if len(key) == KEY_SIZE and key.isdigit():
                 yield int(key), value, size
             elif key[:1].isalpha() and key.isascii():
                 self.named.setdefault(key.decode("ascii"), []).append(self._data[value : value + size])
@@ -165,8 +172,8 @@ class _Scan:
 
     def _values(self, name: str, size: int) -> Iterator[memoryview]:
         """What may be the array ``name``: long values without an entry, then those with one."""
-        for page in self._runs:
-            start = page * self._size + _HEADER_SIZE
+        for page in self._long_values:
+            start = page * self._size + HEADER.size
             if self._data[start : start + len(_NPY)] == _NPY:
                 header = 10 + int.from_bytes(self._data[start + 8 : start + 10], "little")
                 if start + header + size <= len(self._data):

@@ -27,9 +27,9 @@ from packstore.core.files import beyond_standard_streams, reading, sync_file
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader, Spans, Writer, parse_manifest, unreadable
+from packstore.stores.lmdb.bulk_walk import IrregularError, walk_in_bulk
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
-from packstore.stores.lmdb.pages import DATA_FILE, Damage, Pages
-from packstore.stores.lmdb.runs import Disorder, runs
+from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages
 from packstore.stores.mapped import check_offsets
 
 KEY = b"%010d"
@@ -173,8 +173,8 @@ def partial_images(path: Path) -> Callable[[int], memoryview]:
     def image(number: int) -> memoryview:
         try:
             value = pages.record(number)
-        except Damage as damage:
-            raise StoreError(f"{printable(str(path))} is damaged: {damage}") from None
+        except PageError as error:
+            raise StoreError(f"{printable(str(path))} is damaged: {error}") from None
         if value is None:
             raise StoreError(f"{printable(str(path))} has no image {number}")
         return value
@@ -193,8 +193,8 @@ def _open_pages(path: Path, descriptor: int | None = None) -> Pages:
             return Pages(opened)
     except OSError as error:
         raise StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from error
-    except Damage as damage:
-        raise unreadable(path, "an LMDB", damage) from None
+    except PageError as error:
+        raise unreadable(path, "an LMDB", error) from None
 
 
 class LmdbReader(Reader):
@@ -228,8 +228,8 @@ class LmdbReader(Reader):
         pages = self._pages or self._open()
         try:
             value = pages.record(index)
-        except Damage as damage:
-            raise self._damaged(damage) from None
+        except PageError as error:
+            raise self._damaged(error) from None
         if value is None:
             raise StoreError(f"record {index} of {printable(str(self.path))} is missing")
         if self._width is not None and len(value) != self._width:
@@ -278,12 +278,12 @@ class LmdbReader(Reader):
     def spans(self) -> Iterator[Spans]:
         pages, first = self._open(), 0
         try:
-            for run in runs(pages, overflow=False):
-                if (run.records != np.arange(first, first + len(run.records))).any():
+            for batch in walk_in_bulk(pages, overflow=False):
+                if (batch.records != np.arange(first, first + len(batch.records))).any():
                     return
-                first += len(run.records)
-                yield Spans(pages.map.data, run.starts, run.sizes)
-        except Disorder:
+                first += len(batch.records)
+                yield Spans(pages.map.data, batch.starts, batch.sizes)
+        except IrregularError:
             return
 
     def _entries_in_order(self, *, overflow: bool) -> bool:
@@ -291,15 +291,15 @@ class LmdbReader(Reader):
         records = nbytes = 0
         others: list[bytes] = []
         try:
-            for run in runs(self._open(), overflow=overflow):
-                expected = np.arange(records, records + len(run.records))
-                wrong_size = self._width is not None and (run.sizes != self._width).any()
-                if (others and len(expected)) or (run.records != expected).any() or wrong_size:
+            for batch in walk_in_bulk(self._open(), overflow=overflow):
+                expected = np.arange(records, records + len(batch.records))
+                wrong_size = self._width is not None and (batch.sizes != self._width).any()
+                if (others and len(expected)) or (batch.records != expected).any() or wrong_size:
                     return False
                 records += len(expected)
-                nbytes += int(run.sizes.sum())
-                others += run.others
-        except Disorder:
+                nbytes += int(batch.sizes.sum())
+                others += batch.other_keys
+        except IrregularError:
             return False
         return (records, nbytes, others) == (
             self._records,
@@ -340,15 +340,15 @@ class LmdbReader(Reader):
             raise StoreError(f"{printable(str(self.path))} is closed")
         return pages
 
-    def _damaged(self, damage: Damage) -> StoreError:
-        return StoreError(f"{printable(str(self.path))} is damaged: {damage}")
+    def _damaged(self, error: PageError) -> StoreError:
+        return StoreError(f"{printable(str(self.path))} is damaged: {error}")
 
     def _array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """The array in the ``.npy`` value ``name``, over the map. Raises :class:`StoreError`."""
         try:
             value = self._open().find(name.encode("ascii"))
-        except Damage as damage:
-            raise self._damaged(damage) from None
+        except PageError as error:
+            raise self._damaged(error) from None
         where = f"column {name!r} of {printable(str(self.path))}"
         if value is None:
             raise StoreError(f"{where} is missing")
@@ -366,8 +366,8 @@ class LmdbReader(Reader):
 def _manifest_of(pages: Pages, path: Path) -> Manifest:
     try:
         text = pages.find(_MANIFEST.encode("ascii"))
-    except Damage as damage:
-        raise unreadable(path, "an LMDB", damage) from None
+    except PageError as error:
+        raise unreadable(path, "an LMDB", error) from None
     if text is None:
         raise StoreError(f"{printable(str(path))} is an LMDB without a packstore manifest")
     manifest = parse_manifest(text[: MAX_JSON_BYTES + 1].tobytes(), path)

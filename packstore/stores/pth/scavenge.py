@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from packstore.stores.manifest_recovery import Found
+from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.pth.layout import content_start
 from packstore.stores.scavenge import Scavenged, array_sizes, scavenge_by_places
 
 
-def scavenge(data: memoryview, found: Found) -> Scavenged:
+def scavenge(data: memoryview, found: RecoveredManifest) -> Scavenged:
     """What lies in a ``.pth`` with this manifest, of which ``data`` are the bytes."""
     starts: dict[str, int] = {}
     position = 0

@@ -35,7 +35,7 @@ from packstore.stores.builder.spools import OffsetSpool
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 from packstore.stores.pth.pickle_reader import Call, SavedTensor, unpickle
 from packstore.stores.pth.pickle_writer import STORAGE, Tensor, pickle_dict
-from packstore.stores.pth.zip import Archive, BadArchive, check_zip
+from packstore.stores.pth.zip import Archive, ZipError, check_zip
 
 _PREFIX = "archive"
 _ALIGNMENT = 64  # torch.save's own
@@ -140,7 +140,7 @@ class PthReader(MappedReader):
         shown = printable(str(path))
         try:
             data = {c.name: _column(archive, content.get(c.name), c, shown) for c in manifest.columns}
-        except BadArchive as error:
+        except ZipError as error:
             raise unreadable(path, "a .pth", error) from None
         for column in manifest.columns:
             check_column(column, manifest.records, data[column.name], shown)
@@ -167,7 +167,7 @@ def _load(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str,
         raise StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from error
     except UnsupportedPickleError as error:
         raise StoreError(f"{printable(str(path))} cannot be opened as a .pth of packstore: {error}") from None
-    except (BadArchive, PickleError) as error:
+    except (ZipError, PickleError) as error:
         raise unreadable(path, "a .pth", error) from None
     if not isinstance(content, dict) or not isinstance(content.get("manifest"), str):
         raise StoreError(f"{printable(str(path))} is a .pth without a packstore manifest")

@@ -38,8 +38,8 @@ _ZIP_ERRORS = (
 )  # fmt: skip
 
 
-class BadArchive(Exception):  # noqa: N818 - the reader turns it into a StoreError
-    """What is wrong with the zip."""
+class ZipError(Exception):
+    """The zip is damaged; says how. The reader turns it into a :class:`packstore.core.errors.StoreError`."""
 
 
 class Archive:
@@ -50,67 +50,67 @@ class Archive:
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Reads the zip's directory only. Raises :class:`BadArchive`, or :class:`OSError`."""
+        """Reads the zip's directory only. Raises :class:`ZipError`, or :class:`OSError`."""
         # By the map, not by the descriptor: its position is shared with every process that was forked from this one.
         try:
             mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         except ValueError:
-            raise BadArchive("it is empty") from None
+            raise ZipError("it is empty") from None
         with _Limited(_Mapped(mapped)) as file:
             try:
                 with zipfile.ZipFile(file) as archive:
                     entries, end = archive.infolist(), archive.start_dir
             except zipfile.BadZipFile:
-                raise BadArchive("not a zip archive that ends properly") from None
+                raise ZipError("not a zip archive that ends properly") from None
             except _ZIP_ERRORS as error:
-                raise BadArchive(f"its zip directory is broken: {error}") from None
+                raise ZipError(f"its zip directory is broken: {error}") from None
         self.map: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
         self._entries = {entry.filename: entry for entry in entries}
         if len(self._entries) != len(entries):
-            raise BadArchive("two of its zip entries have the same name")
+            raise ZipError("two of its zip entries have the same name")
         _check_places(entries, end)
         pickles = [name for name in self._entries if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise BadArchive("it is a zip without torch's data.pkl")
+            raise ZipError("it is a zip without torch's data.pkl")
         self._prefix = pickles[0].removesuffix("data.pkl")
 
     def pickle(self) -> bytes:
-        """The pickle. Raises :class:`BadArchive`."""
+        """The pickle. Raises :class:`ZipError`."""
         if f"{self._prefix}byteorder" in self._entries and self.entry("byteorder").tobytes() != b"little":
-            raise BadArchive("its numbers are not little-endian")
+            raise ZipError("its numbers are not little-endian")
         data = self.entry("data.pkl")
         if len(data) > _MAX_PICKLE:
-            raise BadArchive(f"its pickle has {len(data)} bytes, more than {_MAX_PICKLE}")
+            raise ZipError(f"its pickle has {len(data)} bytes, more than {_MAX_PICKLE}")
         return data.tobytes()
 
     def entry(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of an entry over the map. Raises :class:`BadArchive`."""
+        """The bytes of an entry over the map. Raises :class:`ZipError`."""
         info = self._entries.get(self._prefix + name)
         if info is None:
-            raise BadArchive(f"it has no zip entry {name!r:.100}")
+            raise ZipError(f"it has no zip entry {name!r:.100}")
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
-            raise BadArchive(f"its zip entry {name!r} is compressed or encrypted, which torch never does")
+            raise ZipError(f"its zip entry {name!r} is compressed or encrypted, which torch never does")
         header, total = info.header_offset, len(self.map)
         if not 0 <= header <= total - _LOCAL.size:
-            raise BadArchive(f"its zip entry {name!r} lies outside of the file")
+            raise ZipError(f"its zip entry {name!r} lies outside of the file")
         signature, method, name_size, extra_size = _LOCAL.unpack_from(self.map.data, header)
         start = header + _LOCAL.size + name_size + extra_size
         local = self.map[header + _LOCAL.size : header + _LOCAL.size + name_size].tobytes()
         if method != zipfile.ZIP_STORED or local != info.orig_filename.encode("utf-8", "surrogateescape"):
-            raise BadArchive(f"its zip entry {name!r} is not the one that the zip's directory says")
+            raise ZipError(f"its zip entry {name!r} is not the one that the zip's directory says")
         if signature != b"PK\x03\x04" or info.file_size != info.compress_size or start + info.file_size > total:
-            raise BadArchive(f"its zip entry {name!r} has no valid header or reaches past the end of the file")
+            raise ZipError(f"its zip entry {name!r} has no valid header or reaches past the end of the file")
         return self.map[start : start + info.file_size]
 
 
 def _check_places(entries: list[zipfile.ZipInfo], end: int) -> None:
-    """Raises :class:`BadArchive` for entries over each other or over the directory, which begins at ``end``."""
+    """Raises :class:`ZipError` for entries over each other or over the directory, which begins at ``end``."""
     if len(entries) > _MAX_ENTRIES:
-        raise BadArchive(f"it has {len(entries)} zip entries")
+        raise ZipError(f"it has {len(entries)} zip entries")
     places = sorted((entry.header_offset, entry.compress_size) for entry in entries)
     for (start, size), (following, _) in itertools.pairwise((*places, (end, 0))):
         if start < 0 or start + _LOCAL.size + size > following:
-            raise BadArchive(f"its zip entries lie over each other (at byte {start})")
+            raise ZipError(f"its zip entries lie over each other (at byte {start})")
 
 
 def check_zip(path: Path, progress: ProgressCallback) -> Iterator[Problem]:
