@@ -22,14 +22,14 @@ from packstore import PackedDataset, PackedLoader
 from packstore.core.errors import DecodeError
 from packstore.images.decoders import get_decoder
 from packstore.images.seekable import (
-    Crops,
-    Worker,
+    CropWorker,
+    NativeCrops,
     add_index,
-    make_worker,
+    make_crop_worker,
     native,
     native_problem,
-    plan_cut,
-    plan_cuts,
+    plan_crop,
+    plan_crops,
     segments,
     splice,
 )
@@ -52,21 +52,21 @@ def compiled(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="module")
-def worker(compiled: None) -> Worker:
-    worker = make_worker()
+def worker(compiled: None) -> CropWorker:
+    worker = make_crop_worker()
     assert worker is not None
     return worker
 
 
 def crops_of(
     data: Sequence[bytes], wanted: Sequence[Box], mirrored: Sequence[bool] | None = None, max_pixels: int = MAX_PIXELS
-) -> Crops:
+) -> NativeCrops:
     areas = np.array(wanted, np.int64).reshape(-1, 4)
     flips = None if mirrored is None else np.array(mirrored, bool)
-    return Crops(data, plan_cuts([index_of(one) for one in data], areas), areas, flips, max_pixels)
+    return NativeCrops(data, plan_crops([index_of(one) for one in data], areas), areas, flips, max_pixels)
 
 
-def crop(worker: Worker, data: bytes, box: Box, mirrored: bool = False, **options: Any) -> NDArray[np.uint8] | None:
+def crop(worker: CropWorker, data: bytes, box: Box, mirrored: bool = False, **options: Any) -> NDArray[np.uint8] | None:
     found = worker.crop(crops_of([data], [box], [mirrored], **options), 0)
     return None if found is None else found.copy()
 
@@ -77,7 +77,7 @@ def crop(worker: Worker, data: bytes, box: Box, mirrored: bool = False, **option
 @given(files(), st.data())
 def test_a_crop_has_the_pixels_of_the_whole(case: tuple[bytes, list[Box]], choice: st.DataObject) -> None:
     data, wanted = case
-    worker = make_worker()
+    worker = make_crop_worker()
     assert worker is not None
     mirrored = choice.draw(st.lists(st.booleans(), min_size=len(wanted), max_size=len(wanted)))
     whole = get_decoder("simplejpeg").decode(data)
@@ -91,7 +91,7 @@ def test_a_crop_has_the_pixels_of_the_whole(case: tuple[bytes, list[Box]], choic
 
 @pytest.mark.sampled(4, fast=1)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_every_small_box_is_spliced(worker: Worker, sampling: str) -> None:
+def test_every_small_box_is_spliced(worker: CropWorker, sampling: str) -> None:
     data = seekable(70, 100, sampling)
     whole = get_decoder("simplejpeg").decode(data)
     for top in range(0, 70, 3):
@@ -103,7 +103,7 @@ def test_every_small_box_is_spliced(worker: Worker, sampling: str) -> None:
             np.testing.assert_array_equal(worker.crop(crops, 0), cut(whole, box))
 
 
-def test_one_file_leaves_nothing_to_the_next(worker: Worker, sample: bytes) -> None:
+def test_one_file_leaves_nothing_to_the_next(worker: CropWorker, sample: bytes) -> None:
     """Neither its errors (libjpeg stays in the middle of a header), nor tables that a file without any could use."""
     box = (20, 20, 10, 10)
     good = crop(worker, sample, box)
@@ -114,7 +114,7 @@ def test_one_file_leaves_nothing_to_the_next(worker: Worker, sample: bytes) -> N
     bare, whole = without(sample, 0xDB), np.array([[0, 0, 90, 130]])
     with pytest.raises(DecodeError):
         get_decoder("simplejpeg").decode(bare)
-    assert worker.crop(Crops([bare], plan_cuts([index_of(sample)], whole), whole, None, MAX_PIXELS), 0) is None
+    assert worker.crop(NativeCrops([bare], plan_crops([index_of(sample)], whole), whole, None, MAX_PIXELS), 0) is None
 
 
 def without(data: bytes, marker: int) -> bytes:
@@ -126,17 +126,17 @@ def without(data: bytes, marker: int) -> bytes:
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_a_box_that_needs_nearly_everything(worker: Worker, mirrored: bool) -> None:
+def test_a_box_that_needs_nearly_everything(worker: CropWorker, mirrored: bool) -> None:
     data = seekable(70, 101)
     whole = get_decoder("simplejpeg").decode(data)
     for box in ((0, 0, 70, 101), (1, 1, 68, 99), (0, 2, 70, 99)):
-        assert plan_cuts([index_of(data)], np.array([box]))[0].height == 0
+        assert plan_crops([index_of(data)], np.array([box]))[0].height == 0
         expected = cut(whole, box)
         np.testing.assert_array_equal(crop(worker, data, box, mirrored), expected[:, ::-1] if mirrored else expected)
 
 
 @pytest.mark.slow
-def test_metadata_and_several_parts_of_an_index(worker: Worker) -> None:
+def test_metadata_and_several_parts_of_an_index(worker: CropWorker) -> None:
     image = noisy(1500, 3300)
     data = add_index(
         save(
@@ -155,8 +155,8 @@ def test_metadata_and_several_parts_of_an_index(worker: Worker) -> None:
 
 
 @pytest.mark.slow
-def test_memory_grows_as_it_has_to(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh = make_worker()
+def test_memory_grows_as_it_has_to(worker: CropWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = make_crop_worker()
     assert fresh is not None
     sizes = [(30, 40), (1300, 900), (30, 40), (40, 30000), (2000, 1500)]
     held = [save(noisy(height, width), quality=90, restart_marker_blocks=1) for height, width in sizes]
@@ -167,12 +167,12 @@ def test_memory_grows_as_it_has_to(worker: Worker, monkeypatch: pytest.MonkeyPat
         for box in ((0, 0, height, width), (1, 1, height * 2 // 3, width * 2 // 3), (0, 0, 9, width)):
             np.testing.assert_array_equal(crop(fresh, data, box, mirrored=True), cut(whole, box)[:, ::-1])
     monkeypatch.setattr(native, "_MOST_BYTES", 1000)
-    another = make_worker()
+    another = make_crop_worker()
     assert another is not None
     assert crop(another, data, (0, 0, 2000, 1500)) is None
 
 
-def test_many_threads_have_a_worker_each(worker: Worker) -> None:
+def test_many_threads_have_a_worker_each(worker: CropWorker) -> None:
     data = seekable(300, 400, seed=3)
     whole = get_decoder("simplejpeg").decode(data)
     rng = np.random.default_rng(0)
@@ -183,7 +183,7 @@ def test_many_threads_have_a_worker_each(worker: Worker) -> None:
     wrong: list[int] = []
 
     def work() -> None:
-        own = make_worker()
+        own = make_crop_worker()
         for n, box in enumerate(wanted):
             found = own.crop(crops, n) if own is not None else None
             if found is None or not np.array_equal(found, cut(whole, box)):
@@ -205,13 +205,13 @@ def sample() -> bytes:
     return seekable(90, 130)
 
 
-def test_larger_images_than_allowed_are_refused(worker: Worker, sample: bytes) -> None:
+def test_larger_images_than_allowed_are_refused(worker: CropWorker, sample: bytes) -> None:
     assert crop(worker, sample, (20, 20, 10, 10), max_pixels=90 * 130 - 1) is None
     assert crop(worker, sample, (0, 0, 90, 130), max_pixels=90 * 130 - 1) is None
     assert crop(worker, sample, (20, 20, 10, 10), max_pixels=90 * 130) is not None
 
 
-def test_boxes_outside_are_refused(worker: Worker, sample: bytes) -> None:
+def test_boxes_outside_are_refused(worker: CropWorker, sample: bytes) -> None:
     for box in ((0, 0, 91, 10), (-1, 0, 10, 10), (0, 125, 10, 10), (0, 0, 0, 10), (0, 0, 10, 0), (90, 0, 1, 1)):
         assert crop(worker, sample, box) is None
     crops = crops_of([sample], [(20, 20, 10, 10)])
@@ -220,7 +220,7 @@ def test_boxes_outside_are_refused(worker: Worker, sample: bytes) -> None:
         assert worker._crop(crops.address, n, worker._address) == 1
 
 
-def test_a_file_of_another_size_than_planned_is_refused(worker: Worker, sample: bytes) -> None:
+def test_a_file_of_another_size_than_planned_is_refused(worker: CropWorker, sample: bytes) -> None:
     """TurboJPEG would scale it down to fit."""
     crops = crops_of([sample], [(0, 0, 89, 129)])
     heads = crops._kept[1][2]
@@ -231,7 +231,7 @@ def test_a_file_of_another_size_than_planned_is_refused(worker: Worker, sample: 
         assert worker.crop(crops, 0) is None
 
 
-def test_every_forged_boundary_that_a_crop_uses_is_seen(worker: Worker, sample: bytes) -> None:
+def test_every_forged_boundary_that_a_crop_uses_is_seen(worker: CropWorker, sample: bytes) -> None:
     box = (20, 20, 10, 40)
     expected = cut(get_decoder("simplejpeg").decode(sample), box)
     refused = 0
@@ -251,7 +251,7 @@ def test_every_forged_boundary_that_a_crop_uses_is_seen(worker: Worker, sample: 
 
 
 def spliced(data: bytes, box: Box) -> bytearray | None:
-    plan = plan_cut(index_of(data), box)
+    plan = plan_crop(index_of(data), box)
     assert plan.height
     return splice(data, index_of(data), plan)
 
@@ -264,7 +264,7 @@ def test_damage_is_refused_or_changes_what_python_finds_too(choice: st.DataObjec
     for _ in range(choice.draw(st.integers(1, 3))):
         data[choice.draw(st.integers(index.scan_at, len(data) - 3))] = choice.draw(st.integers(0, 255))
     box = choice.draw(boxes(index.height, index.width))
-    worker = make_worker()
+    worker = make_crop_worker()
     assert worker is not None
     found = crop(worker, bytes(data), box)
     if found is not None:
@@ -286,7 +286,7 @@ def test_whatever_the_numbers_are_nothing_else_is_read_or_written(choice: st.Dat
         array = arrays[choice.draw(st.sampled_from([2, 4, 5, 7, 9, 10]))].reshape(-1)
         value = choice.draw(NUMBER)
         array[choice.draw(st.integers(0, array.size - 1))] = value % 256 if array.dtype == np.uint8 else value
-    worker = make_worker()
+    worker = make_crop_worker()
     assert worker is not None
     assert worker._crop(crops.address, 0, worker._address) in (0, 1, 2)
     # The worker is as good as before.
@@ -316,32 +316,32 @@ def anew() -> Iterator[None]:
 def test_another_version_is_not_used(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_INTERFACE", 12345)
     assert "another version" in str(native_problem())
-    assert make_worker() is None
+    assert make_crop_worker() is None
 
 
 def test_what_was_not_compiled(anew: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
     assert "C compiler" in str(native_problem())
-    assert make_worker() is None
+    assert make_crop_worker() is None
 
 
 def test_what_cannot_be_loaded(anew: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / ("_native" + native.EXTENSION_SUFFIXES[0])).write_bytes(b"no library")
     monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
     assert "cannot be loaded" in str(native_problem())
-    assert make_worker() is None
+    assert make_crop_worker() is None
 
 
 def test_an_empty_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKSTORE_TURBOJPEG", "")
     assert native_problem() == "PACKSTORE_TURBOJPEG is empty"
-    assert make_worker() is None
+    assert make_crop_worker() is None
 
 
 def test_no_library_to_decode_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "find_library", lambda *_: None)
     assert "libturbojpeg0" in str(native_problem())
-    assert make_worker() is None
+    assert make_crop_worker() is None
 
 
 # In the loader

@@ -23,15 +23,15 @@ from packstore.images.decoders import SCALED_TOLERANCE, UNAVAILABLE, Decoder, av
 from packstore.images.encode.seekable import encode_seekable
 from packstore.images.resize import resize
 from packstore.images.seekable import (
-    Cut,
+    CropPlan,
     NotSeekableError,
     add_index,
     check_index,
     choose_interval,
-    frame_of,
+    frame_header,
     make_seekable,
-    plan_cut,
-    plan_cuts,
+    plan_crop,
+    plan_crops,
     read_index,
     segments,
     splice,
@@ -57,9 +57,9 @@ def decoders() -> list[Decoder]:
     return [get_decoder(name) for name, what in available_decoders().items() if not what.startswith(UNAVAILABLE)]
 
 
-def spliced(data: bytes, box: tuple[int, int, int, int]) -> Cut | None:
+def spliced(data: bytes, box: tuple[int, int, int, int]) -> CropPlan | None:
     """What is cut out for a box; None where the whole image is to be decoded."""
-    plan = plan_cut(index_of(data), box)
+    plan = plan_crop(index_of(data), box)
     return plan if plan.height and splice(data, index_of(data), plan) is not None else None
 
 
@@ -113,11 +113,11 @@ def test_many_are_planned_as_each_alone(
 ) -> None:
     pairs = [(data, box) for data, wanted in cases for box in wanted]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules[plan_cuts.__module__], "_AT_ONCE", segments_at_once)
-        cuts = plan_cuts([index_of(data) for data, _ in pairs], np.array([box for _, box in pairs]).reshape(-1, 4))
-    assert len(cuts) == len(pairs)
-    for together, (data, box) in zip(cuts, pairs, strict=True):
-        alone = plan_cut(index_of(data), box)
+        patch.setattr(sys.modules[plan_crops.__module__], "_AT_ONCE", segments_at_once)
+        plans = plan_crops([index_of(data) for data, _ in pairs], np.array([box for _, box in pairs]).reshape(-1, 4))
+    assert len(plans) == len(pairs)
+    for together, (data, box) in zip(plans, pairs, strict=True):
+        alone = plan_crop(index_of(data), box)
         assert together._replace(checked=None, ends=None) == alone._replace(checked=None, ends=None)
         np.testing.assert_array_equal(together.checked, alone.checked)
         np.testing.assert_array_equal(together.ends, alone.ends)
@@ -186,7 +186,7 @@ def test_rewriting_keeps_every_pixel(sampling: str, options: tuple[str, ...], si
     np.testing.assert_array_equal(get_decoder("pillow").decode(result), get_decoder("pillow").decode(source))
     assert make_seekable(source) == result
     assert make_seekable(result) == result
-    assert frame_of(result, segments(result)).sof in (0xC0, 0xC1)
+    assert frame_header(result, segments(result)).sof in (0xC0, 0xC1)
 
 
 def test_metadata_stays() -> None:
@@ -319,14 +319,14 @@ def test_the_library_refuses_what_the_program_refuses(library: str) -> None:
 def test_intervals_divide_rows_and_follow_the_price() -> None:
     for sampling in SAMPLING_FACTORS:
         whole = cjpeg(noisy(375, 500), sampling)
-        frame = frame_of(whole, segments(whole))
+        frame = frame_header(whole, segments(whole))
         columns = frame.mcus[1]
         chosen = [choose_interval(frame, nbytes) for nbytes in (1000, 20_000, 100_000, 10_000_000)]
         assert all(columns % interval == 0 for interval in chosen)
         assert chosen == sorted(chosen, reverse=True)  # what costs nothing is cut finely
         assert chosen[-1] == 1
         assert chosen[0] == columns
-    prime = frame_of(data := cjpeg(noisy(100, 8 * 47), "444"), segments(data))
+    prime = frame_header(data := cjpeg(noisy(100, 8 * 47), "444"), segments(data))
     assert choose_interval(prime, 20_000) == 47
 
 
@@ -341,7 +341,7 @@ def test_pixels_are_encoded_by_pillow(size: tuple[int, int], quality: int) -> No
     np.testing.assert_array_equal(
         found, get_decoder("pillow").decode(save(image, quality=quality, subsampling="4:2:0"))
     )
-    frame = frame_of(data, segments(data))
+    frame = frame_header(data, segments(data))
     assert frame.mcus[1] % restart_interval(data, segments(data)) == 0
     assert encode_seekable(image, quality) == data
 
@@ -410,7 +410,7 @@ def test_forged_boundaries_are_seen(sample: bytes) -> None:
     whole = decoder.decode(sample)
     for change in (shifted, swapped):
         data = forged(sample, change)
-        assert plan_cut(index_of(data), (20, 20, 10, 40)).height
+        assert plan_crop(index_of(data), (20, 20, 10, 40)).height
         assert spliced(data, (20, 20, 10, 40)) is None
         np.testing.assert_array_equal(decoder.decode_crop(data, (20, 20, 10, 40)), whole[20:30, 20:60])
         assert "does not match" in str(check_index(data))
@@ -419,7 +419,7 @@ def test_forged_boundaries_are_seen(sample: bytes) -> None:
 def test_every_forged_boundary_that_a_crop_uses_is_seen(sample: bytes) -> None:
     decoder, box = get_decoder("simplejpeg"), (20, 20, 10, 40)
     whole = cut(decoder.decode(sample), box)
-    index, plan = index_of(sample), plan_cut(index_of(sample), box)
+    index, plan = index_of(sample), plan_crop(index_of(sample), box)
     ends = index.scan_at + np.cumsum(lengths([index]))
     for at, end in enumerate(ends[:-1].tolist()):
 

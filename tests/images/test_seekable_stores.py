@@ -21,7 +21,7 @@ from packstore import PackedDataset, PackedLoader
 from packstore.cli import cli
 from packstore.core.errors import UsageError
 from packstore.images.decoders import DECODERS, UNAVAILABLE, Decoder, available_decoders
-from packstore.images.seekable import Cut, Index, add_index, check_index, make_seekable, plan_cut, read_index
+from packstore.images.seekable import CropPlan, Index, add_index, check_index, make_seekable, plan_crop, read_index
 from packstore.stores import create_store
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.loader import assemble
@@ -148,11 +148,11 @@ def test_images_of_very_many_segments_are_planned_one_by_one(stores: Stores, mon
     expected = batches(stores("original.lmdb"), LISTS["resized crops"])
     alone: list[int] = []
 
-    def plan_alone(index: Index, box: Any) -> Cut:
+    def plan_alone(index: Index, box: Any) -> CropPlan:
         alone.append(index.across * index.rows)
-        return plan_cut(index, box)
+        return plan_crop(index, box)
 
-    monkeypatch.setattr("packstore.images.decoders.plan_cut", plan_alone)
+    monkeypatch.setattr("packstore.images.decoders.plan_crop", plan_alone)
     monkeypatch.setattr(assemble, "_MOST_SEGMENTS", 50)
     assert_same(batches(stores("seekable.lmdb"), LISTS["resized crops"]), expected)
     assert alone

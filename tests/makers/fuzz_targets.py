@@ -29,8 +29,8 @@ from packstore.core.manifest import Manifest
 from packstore.core.pickle_machine import PickleError
 from packstore.images.jpeg import is_whole, without_metadata
 from packstore.images.seekable.index import check_index, read_index
-from packstore.images.seekable.native import Crops, make_worker
-from packstore.images.seekable.splice import plan_cuts, splice
+from packstore.images.seekable.native import NativeCrops, make_crop_worker
+from packstore.images.seekable.splice import plan_crops, splice
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
 from packstore.sources.base import SourceOptions
@@ -89,13 +89,13 @@ def _seek_index(data: bytes) -> None:
     check_index(data)
     if index is not None:
         boxes = np.array([(0, 0, 1, 1), (0, 0, index.height, index.width), (index.height // 2, index.width // 2, 1, 1)])
-        cuts = plan_cuts([index] * 3, boxes)
-        for cut in cuts:
-            if cut.height:
-                splice(data, index, cut)
-        worker = make_worker()
+        plans = plan_crops([index] * 3, boxes)
+        for plan in plans:
+            if plan.height:
+                splice(data, index, plan)
+        worker = make_crop_worker()
         if worker is not None:
-            crops = Crops([data] * 3, cuts, boxes, np.array([True, False, False]), 1 << 22)
+            crops = NativeCrops([data] * 3, plans, boxes, np.array([True, False, False]), 1 << 22)
             for n in range(3):
                 worker.crop(crops, n)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from packstore.images.decoders import Box
-from packstore.images.seekable import Index, add_index, frame_of, read_index, segments
+from packstore.images.seekable import Index, add_index, frame_header, read_index, segments
 from packstore.images.seekable.index import _HEAD, _OPENING
 from tests.makers.jpegs import SAMPLING_FACTORS, boxes, cjpeg, noisy
 
@@ -40,7 +40,7 @@ def files(draw: st.DrawFn) -> tuple[bytes, list[Box]]:
     height, width = draw(st.integers(1, 120)), draw(st.integers(1, 160))
     image = noisy(height, width, draw(st.integers(0, 3)))
     whole = cjpeg(image, sampling, "-quality", str(draw(st.sampled_from([20, 75, 95]))))
-    columns = frame_of(whole, segments(whole)).mcus[1]
+    columns = frame_header(whole, segments(whole)).mcus[1]
     interval = draw(st.sampled_from([n for n in range(1, columns + 1) if columns % n == 0]))
     data = add_index(cjpeg(image, sampling, "-restart", f"{interval}B"))
     return data, draw(st.lists(boxes(height, width), min_size=1, max_size=6))

@@ -21,8 +21,8 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.training.augment import (
     CenterCrop,
+    Crops,
     Cutout,
-    Frames,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -316,8 +316,8 @@ def pillow_resize(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 500))
 def test_a_planned_resize_has_the_size_of_the_other(height: int, width: int, size: int) -> None:
-    frames = Resize(size).plan(Frames.full(np.array([[height, width]])), draws(1))
-    assert tuple(frames.size[0].tolist()) == Resize(size).size_after((height, width))
+    crops = Resize(size).plan(Crops.full(np.array([[height, width]])), draws(1))
+    assert tuple(crops.size[0].tolist()) == Resize(size).size_after((height, width))
 
 
 @given(
@@ -406,15 +406,15 @@ def test_random_boxes_are_those_of_torchvision(scale: Any, ratio: Any) -> None:
     sizes = np.random.default_rng(1).integers(1, 900, (3000, 2))
     sizes[:1000] = np.exp(np.random.default_rng(2).uniform(0, 7, (1000, 2)))
     d = Draws(4, 2, np.arange(3000), 0)
-    frames = RandomResizedCrop((32, 40), scale, ratio).plan(Frames.full(sizes), d)
-    assert (frames.size == [32, 40]).all()
-    assert (frames.window == [0, 0, 32, 40]).all()
-    assert (frames.box[:, :2] >= 0).all()
-    assert (frames.box[:, :2] + frames.box[:, 2:] <= sizes).all()
+    crops = RandomResizedCrop((32, 40), scale, ratio).plan(Crops.full(sizes), d)
+    assert (crops.size == [32, 40]).all()
+    assert (crops.window == [0, 0, 32, 40]).all()
+    assert (crops.box[:, :2] >= 0).all()
+    assert (crops.box[:, :2] + crops.box[:, 2:] <= sizes).all()
     uniform = d.uniform(0, 20)
     fallbacks = 0
     for i, (height, width) in enumerate(sizes.tolist()):
-        top, left, h, w = frames.box[i].tolist()
+        top, left, h, w = crops.box[i].tolist()
         expected = torchvision_box(height, width, scale, ratio, uniform[:, i].tolist())
         if expected is None:
             fallbacks += 1
@@ -426,17 +426,15 @@ def test_random_boxes_are_those_of_torchvision(scale: Any, ratio: Any) -> None:
     assert 0 < fallbacks < 3000
     # torch gives the same to the last bit.
     theirs = RandomResizedCrop((32, 40), scale, ratio).plan(
-        Frames.full(torch.from_numpy(sizes)), Draws(4, 2, torch.arange(3000), 0)
+        Crops.full(torch.from_numpy(sizes)), Draws(4, 2, torch.arange(3000), 0)
     )
-    assert np.array_equal(theirs.box.numpy(), frames.box)
+    assert np.array_equal(theirs.box.numpy(), crops.box)
 
 
 def test_random_boxes_have_the_distribution_of_torchvision() -> None:
     count, height, width, scale, ratio = 20_000, 300, 400, (0.08, 1.0), (3 / 4, 4 / 3)
     box = (
-        RandomResizedCrop(8)
-        .plan(Frames.full(np.tile([[height, width]], (count, 1))), Draws(3, 0, np.arange(count)))
-        .box
+        RandomResizedCrop(8).plan(Crops.full(np.tile([[height, width]], (count, 1))), Draws(3, 0, np.arange(count))).box
     )
     random = np.random.default_rng(5)
     simulated = [torchvision_box(height, width, scale, ratio, random.random(20).tolist()) for _ in range(count)]
@@ -467,16 +465,16 @@ def test_log_uniform(low: float, high: float) -> None:
 
 def decoded(ops: Sequence[Any], images: Sequence[NDArray[np.uint8]], d: Draws) -> list[NDArray[np.uint8]]:
     """Images ``(H, W, 3)`` after ``ops`` by plan and render."""
-    frames = plan_ops(
+    crops = plan_ops(
         ops, np.array([i.shape[:2] for i in images]).reshape(-1, 2), Draws(d.seed, d.epoch, d.records.numpy())
     )
     found = []
     for i, image in enumerate(images):
-        top, left, height, width = frames.box[i].tolist()
-        out = np.full((*frames.window[i, 2:].tolist(), 3), 99, np.uint8)
+        top, left, height, width = crops.box[i].tolist()
+        out = np.full((*crops.window[i, 2:].tolist(), 3), 99, np.uint8)
         region = image[top : top + height, left : left + width]
         region.flags.writeable = False
-        render(region, frames, i, out)
+        render(region, crops, i, out)
         found.append(out)
     return found
 
@@ -624,15 +622,15 @@ def test_operations_travel_and_compare() -> None:
     assert len({*ops, Resize(8)}) == len(ops)
 
 
-def full(height: int, width: int) -> Frames:
-    return Frames.full(np.array([[height, width]]))
+def full(height: int, width: int) -> Crops:
+    return Crops.full(np.array([[height, width]]))
 
 
 def test_a_resize_of_a_crop_is_planned_where_it_is_exact() -> None:
-    frames = Resize(10).plan(CenterCrop((16, 20)).plan(full(24, 31), draws(1)), draws(1))
-    assert frames.box.tolist() == [[4, 6, 16, 20]]
-    assert frames.size.tolist() == [[10, 12]]
-    assert frames.window.tolist() == [[0, 0, 10, 12]]
+    crops = Resize(10).plan(CenterCrop((16, 20)).plan(full(24, 31), draws(1)), draws(1))
+    assert crops.box.tolist() == [[4, 6, 16, 20]]
+    assert crops.size.tolist() == [[10, 12]]
+    assert crops.window.tolist() == [[0, 0, 10, 12]]
 
 
 FLIPPED = RandomHorizontalFlip().plan(full(9, 9), Draws(0, 0, np.arange(1)))

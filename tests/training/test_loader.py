@@ -25,8 +25,8 @@ from packstore import DecodeError, PackedDataset, PackedLoader, UsageError
 from packstore.core.manifest import Normalization
 from packstore.training.augment import (
     CenterCrop,
+    Crops,
     Cutout,
-    Frames,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -717,9 +717,9 @@ def test_mirrored_before_resizing_or_after_is_the_same(
     alone = np.zeros_like(rows)
     for row, flip in enumerate((False, True)):
         box, window = np.array([[0, 0, *size]]), np.array([[0, 0, *target]])
-        frames = Frames(box, np.array([target]), window, np.array([flip]))
-        Rows(torch.from_numpy(rows[row : row + 1]), frames).place_box(0, pixels)
-        there = Rows(torch.from_numpy(alone[row : row + 1]), frames)
+        crops = Crops(box, np.array([target]), window, np.array([flip]))
+        Rows(torch.from_numpy(rows[row : row + 1]), crops).place_box(0, pixels)
+        there = Rows(torch.from_numpy(alone[row : row + 1]), crops)
         in_thread(lambda r=there: r.place_box(0, pixels))  # type: ignore[misc]
     assert np.array_equal(rows[1], rows[0][:, ::-1])
     assert np.array_equal(alone, rows)

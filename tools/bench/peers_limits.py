@@ -16,7 +16,7 @@ from peers_task import Batches, Epochs, Task, image_size
 
 from packstore import PackedDataset
 from packstore.images.decoders import get_decoder
-from packstore.images.seekable import plan_cuts, read_index
+from packstore.images.seekable import plan_crops, read_index
 
 
 def bare(task: Task) -> Epochs:
@@ -43,9 +43,9 @@ def bare_spliced(task: Task) -> Epochs:
 
     def crops(files: Sequence[Any], boxes: Sequence[Box]) -> Iterator[NDArray[np.uint8]]:
         indexes = {number: index for number, data in enumerate(files) if (index := read_index(data)) is not None}
-        cuts = dict(zip(indexes, plan_cuts([*indexes.values()], np.array(boxes)[[*indexes]]), strict=True))
+        plans = dict(zip(indexes, plan_crops([*indexes.values()], np.array(boxes)[[*indexes]]), strict=True))
         for number, (data, box) in enumerate(zip(files, boxes, strict=True)):
-            yield decode_crop(data, box, index=indexes.get(number), cut=cuts.get(number))
+            yield decode_crop(data, box, index=indexes.get(number), plan=plans.get(number))
 
     return _bare(task, [dataset[number] for number in range(len(dataset))], crops)
 

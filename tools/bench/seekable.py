@@ -26,18 +26,18 @@ import numpy as np
 from common import machine, table
 
 from packstore import convert
-from packstore.augment import Frames, RandomResizedCrop
+from packstore.augment import Crops, RandomResizedCrop
 from packstore.core.parallel import default_workers
 from packstore.images.decoders import UNAVAILABLE, Decoder, available_decoders, get_decoder
 from packstore.images.seekable import (
-    Crops,
-    Cuts,
+    CropPlans,
+    CropWorker,
+    NativeCrops,
     NotSeekableError,
-    Worker,
+    make_crop_worker,
     make_seekable,
-    make_worker,
-    plan_cut,
-    plan_cuts,
+    plan_crop,
+    plan_crops,
     read_index,
     rewrite,
     splice,
@@ -61,8 +61,8 @@ def rewritten(data: bytes) -> bytes:
 def boxes(files: list[bytes]) -> list[Box]:
     sizes = np.array([(info.height, info.width) for info in map(sniff, files)], np.int64)
     draws = Draws(0, 0, np.arange(len(files)))
-    frames = RandomResizedCrop(224).plan(Frames.full(sizes), draws)
-    return [(top, left, height, width) for top, left, height, width in frames.box.tolist()]
+    crops = RandomResizedCrop(224).plan(Crops.full(sizes), draws)
+    return [(top, left, height, width) for top, left, height, width in crops.box.tolist()]
 
 
 def in_turn(jobs: dict[str, Callable[[], None]], repeats: int, clock: Callable[[], float]) -> dict[str, list[float]]:
@@ -124,7 +124,7 @@ def crops(made: list[bytes], wanted: list[Box], repeats: int) -> str:
         )
         each = {key: median(values) / len(made) * 1e6 for key, values in times.items()}
         rows.append([name, f"{each['whole']:.0f}", f"{each['crop']:.0f}", f"{each['whole'] / each['crop']:.2f}"])
-    worker = make_worker()
+    worker = make_crop_worker()
     if worker is not None:
         times = in_turn({"crop": lambda: compiled(worker, made, wanted)}, repeats, time.thread_time)
         rows.append(["compiled", "", f"{median(times['crop']) / len(made) * 1e6:.0f}", ""])
@@ -137,23 +137,23 @@ def whole(decoder: Decoder, made: list[bytes]) -> None:
 
 
 def parts(decoder: Decoder, made: list[bytes], wanted: list[Box]) -> None:
-    """As the loader does it: cuts are planned for a batch."""
+    """As the loader does it: crops are planned a batch at a time."""
     for first in range(0, len(made), BATCH):
         files, boxes = made[first : first + BATCH], wanted[first : first + BATCH]
         indexes = {number: index for number, data in enumerate(files) if (index := read_index(data)) is not None}
-        cuts = dict(zip(indexes, plan_cuts([*indexes.values()], np.array(boxes)[[*indexes]]), strict=True))
+        plans = dict(zip(indexes, plan_crops([*indexes.values()], np.array(boxes)[[*indexes]]), strict=True))
         for number, (data, box) in enumerate(zip(files, boxes, strict=True)):
-            decoder.decode_crop(data, box, index=indexes.get(number), cut=cuts.get(number))
+            decoder.decode_crop(data, box, index=indexes.get(number), plan=plans.get(number))
 
 
-def compiled(worker: Worker, made: list[bytes], wanted: list[Box]) -> None:
+def compiled(worker: CropWorker, made: list[bytes], wanted: list[Box]) -> None:
     """As the loader does it where there is compiled code."""
     for first in range(0, len(made), BATCH):
         files, boxes = made[first : first + BATCH], np.array(wanted[first : first + BATCH])
         found = [read_index(data) for data in files]
         numbers = [number for number, index in enumerate(found) if index is not None]
-        cuts = plan_cuts([index for index in found if index is not None], boxes[numbers])
-        crops = Crops([files[number] for number in numbers], cuts, boxes[numbers], None, MAX_PIXELS)
+        plans = plan_crops([index for index in found if index is not None], boxes[numbers])
+        crops = NativeCrops([files[number] for number in numbers], plans, boxes[numbers], None, MAX_PIXELS)
         for n in range(len(numbers)):
             worker.crop(crops, n)
 
@@ -174,29 +174,29 @@ def splicing(made: list[bytes], wanted: list[Box], repeats: int) -> str:
 
     starts = range(0, len(files), BATCH)
 
-    def plan() -> list[Cuts]:
-        return [plan_cuts(indexes[first : first + BATCH], areas[first : first + BATCH]) for first in starts]
+    def plan() -> list[CropPlans]:
+        return [plan_crops(indexes[first : first + BATCH], areas[first : first + BATCH]) for first in starts]
 
     planned = plan()
-    cuts = [cut for part in planned for cut in part]
+    plans = [each for part in planned for each in part]
 
     def cut() -> None:
-        for (data, index), wanted in zip(files, cuts, strict=True):
+        for (data, index), wanted in zip(files, plans, strict=True):
             if wanted.height:
                 splice(data, index, wanted)
 
-    def hand_over() -> list[Crops]:
+    def hand_over() -> list[NativeCrops]:
         """What compiled code needs besides."""
         batches = zip(starts, planned, strict=True)
         return [
-            Crops(
+            NativeCrops(
                 [data for data, _ in files[first : first + BATCH]], part, areas[first : first + BATCH], None, MAX_PIXELS
             )
             for first, part in batches
         ]
 
     jobs = {"read": read, "plan": lambda: plan() and None, "cut": cut}
-    worker = make_worker()
+    worker = make_crop_worker()
     if worker is not None:
         # To the end of the splice: nothing is a JPEG to a library whose every function fails.
         fails = ctypes.cast(worker._libraries[0].packstore_interface, ctypes.c_void_p).value
@@ -211,7 +211,7 @@ def splicing(made: list[bytes], wanted: list[Box], repeats: int) -> str:
         jobs |= {"hand over": lambda: hand_over() and None, "call": call}
     times = in_turn(jobs, repeats, time.thread_time)
     each = {key: median(values) / len(files) * 1e6 for key, values in times.items()}
-    parts = [splice(*file, wanted) if wanted.height else None for file, wanted in zip(files, cuts, strict=True)]
+    parts = [splice(*file, wanted) if wanted.height else None for file, wanted in zip(files, plans, strict=True)]
     share = sum(len(data if part is None else part) for (data, _), part in zip(files, parts, strict=True))
     by_code = ""
     if worker is not None:
@@ -236,8 +236,10 @@ def prices(files: list[bytes], wanted: list[Box], workers: int | None) -> str:
         share = []
         for data, box in zip(made, wanted, strict=True):
             index = read_index(data)
-            cut = plan_cut(index, box) if index else None
-            share.append(cut.height * cut.width / index.height / index.width if index and cut and cut.height else 1.0)
+            plan = plan_crop(index, box) if index else None
+            share.append(
+                plan.height * plan.width / index.height / index.width if index and plan and plan.height else 1.0
+            )
         rows.append([f"{price:g}", f"{sum(map(len, made)) / before - 1:+.2%}", f"{np.mean(share):.3f}"])
     return table(["price", "growth", "share of the image decoded"], rows)
 

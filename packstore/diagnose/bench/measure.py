@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError, printable
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.stores.base import Reader
-from packstore.training.augment import Frames, apply_ops, plan_ops
+from packstore.training.augment import Crops, apply_ops, plan_ops
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 from packstore.training.loader.rows import Rows
@@ -177,10 +177,8 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
         return None
     here = loader.pipeline.operations_at_decoding
     if here:
-        frames = _frames(loader, sample)
-        rows = Rows(
-            torch.empty((len(frames), *loader.pipeline.assembler.shape), dtype=torch.uint8, device="cpu"), frames
-        )
+        crops = _crops(loader, sample)
+        rows = Rows(torch.empty((len(crops), *loader.pipeline.assembler.shape), dtype=torch.uint8, device="cpu"), crops)
 
         def one(number: int) -> int:
             index = number % len(sample.pixels)
@@ -202,7 +200,7 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
         torch.set_num_threads(threads)
 
 
-def _frames(loader: PackedLoader, sample: Sample) -> Frames:
+def _crops(loader: PackedLoader, sample: Sample) -> Crops:
     sizes = np.array([image.shape[:2] for image in sample.pixels], np.int64)
     return plan_ops(
         loader.pipeline.operations_at_decoding, sizes, Draws(0, 0, np.array(sample.records[: len(sizes)], np.int64))

@@ -16,7 +16,7 @@ from packstore.images.decoders import pillow as _pillow
 from packstore.images.decoders.region import load_region
 from packstore.images.jpeg import is_whole
 from packstore.images.seekable.index import Index, read_index
-from packstore.images.seekable.splice import Cut, plan_cut, splice
+from packstore.images.seekable.splice import CropPlan, plan_crop, splice
 from packstore.images.sniff import MAX_PIXELS, HeaderError, ImageInfo, sniff
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Decoder:
         index: Index | None = None,
         info: ImageInfo | None = None,
         target: tuple[int, int] | None = None,
-        cut: Cut | None = None,
+        plan: CropPlan | None = None,
     ) -> NDArray[np.uint8]:
         """The pixels of a box: those that :meth:`decode` gives, bit for bit.
 
@@ -143,8 +143,8 @@ class Decoder:
             target: Height and width to which the box is going to be resized. Given, a JPEG may be scaled by 1/2 or 1/4
                 while it is decoded, as long as that leaves as many pixels as the target has: see
                 :data:`SCALED_TOLERANCE`.
-            cut: What :func:`packstore.images.seekable.plan_cuts` says of ``index`` and ``box``, where the caller knows
-                it already, which for many images at once is quicker.
+            plan: The plan of :func:`packstore.images.seekable.plan_crops` for ``index`` and ``box``, if the caller has
+                it: planning many images at once is faster.
 
         Returns:
             uint8, shape ``(h, w, 3)``, RGB; a view of a larger image, perhaps. ``h`` and ``w`` are those of the box, or
@@ -160,13 +160,13 @@ class Decoder:
         shrink = 1 if target is None else _shrink(height, width, *target)
         if index is not None and _within(box, index.height, index.width):
             _pillow.check_size(index.width, index.height, self.max_pixels)
-            if cut is None:
-                cut = plan_cut(index, box)
-            part = splice(view, index, cut) if cut.height else None
+            if plan is None:
+                plan = plan_crop(index, box)
+            part = splice(view, index, plan) if plan.height else None
             if part is not None:
-                pixels = self._part(memoryview(part), cut.height, cut.width, shrink)
+                pixels = self._part(memoryview(part), plan.height, plan.width, shrink)
                 if pixels is not None:
-                    return _cut(pixels, (cut.top, cut.left, height, width), cut.height, shrink)
+                    return _part_of(pixels, (plan.top, plan.left, height, width), plan.height, shrink)
         image = self._regional(view, box, info, shrink)
         if image is None and shrink > 1:
             image = self._shrunk(view, box, shrink)
@@ -251,7 +251,7 @@ class Decoder:
             return None
         _pillow.check_size(header.width, header.height, self.max_pixels)
         image = self._part(data, header.height, header.width, shrink)
-        return None if image is None else _cut(image, box, header.height, shrink)
+        return None if image is None else _part_of(image, box, header.height, shrink)
 
     def _decode(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8]:
         header = _fast_header(data, info) if self._fast is not None else None
@@ -339,7 +339,7 @@ def _shrink(height: int, width: int, target_height: int, target_width: int) -> i
     return 4 if spare >= 4 else 2 if spare >= 2 else 1
 
 
-def _cut(image: NDArray[np.uint8], box: Box, height: int, shrink: int) -> NDArray[np.uint8]:
+def _part_of(image: NDArray[np.uint8], box: Box, height: int, shrink: int) -> NDArray[np.uint8]:
     """``box``, in pixels before scaling, of an image that may be scaled: if it has not its full ``height``, it is."""
     top, left, rows, columns = box if len(image) == height else _scaled(box, shrink)
     return image[top : top + rows, left : left + columns]

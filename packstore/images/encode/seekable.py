@@ -17,7 +17,7 @@ from packstore.images.encode.jpeg import Jpeg
 from packstore.images.encode.options import EncodeOptions
 from packstore.images.resize import Pixels
 from packstore.images.seekable import (
-    Frame,
+    FrameHeader,
     NotSeekableError,
     add_index,
     choose_interval,
@@ -121,7 +121,7 @@ def encode_seekable(pixels: Pixels, quality: int) -> bytes:
     from PIL import Image
 
     height, width, _ = pixels.shape
-    frame = Frame(0xC0, 8, width, height, ((2, 2), (1, 1), (1, 1)))
+    frame = FrameHeader(0xC0, 8, width, height, ((2, 2), (1, 1), (1, 1)))
     per_pixel = float(np.interp(quality, list(_BYTES_PER_PIXEL), list(_BYTES_PER_PIXEL.values())))
     interval = choose_interval(frame, max(1, round(per_pixel * height * width)))
     out = io.BytesIO()

@@ -2,34 +2,34 @@
 
 It is a baseline JPEG with restart markers at an interval that divides its rows of MCUs, and an index of where they are
 in a segment of its own, which viewers pass over. :func:`make_seekable` rewrites a file without loss,
-:func:`add_index` finishes one that an encoder wrote with restart markers, :func:`plan_cuts` and :func:`splice`
+:func:`add_index` finishes one that an encoder wrote with restart markers, :func:`plan_crops` and :func:`splice`
 cut a part out.
 """
 
 from packstore.images.seekable.index import Index, add_index, check_index, read_index
-from packstore.images.seekable.markers import Frame, NotSeekableError, frame_of, segments
-from packstore.images.seekable.native import Crops, Worker, make_worker, native_problem
+from packstore.images.seekable.markers import FrameHeader, NotSeekableError, frame_header, segments
+from packstore.images.seekable.native import CropWorker, NativeCrops, make_crop_worker, native_problem
 from packstore.images.seekable.rewrite import choose_interval, make_seekable
-from packstore.images.seekable.splice import Cut, Cuts, plan_cut, plan_cuts, splice
+from packstore.images.seekable.splice import CropPlan, CropPlans, plan_crop, plan_crops, splice
 from packstore.images.seekable.transform import transform_version
 
 __all__ = [
-    "Crops",
-    "Cut",
-    "Cuts",
-    "Frame",
+    "CropPlan",
+    "CropPlans",
+    "CropWorker",
+    "FrameHeader",
     "Index",
+    "NativeCrops",
     "NotSeekableError",
-    "Worker",
     "add_index",
     "check_index",
     "choose_interval",
-    "frame_of",
+    "frame_header",
+    "make_crop_worker",
     "make_seekable",
-    "make_worker",
     "native_problem",
-    "plan_cut",
-    "plan_cuts",
+    "plan_crop",
+    "plan_crops",
     "read_index",
     "segments",
     "splice",

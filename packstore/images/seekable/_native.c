@@ -2,9 +2,9 @@
  * The crop of a crop-seekable JPEG in one call, without the GIL: splice, decode, cut to the box, mirror.
  *
  * native.py loads this by ctypes and does without where it was not compiled. What it does is what splice.py does; that
- * planned the cuts and says what they are. Nothing of Python is used here, so Python's headers are not needed.
+ * plans the crops. Nothing of Python is used here, so Python's headers are not needed.
  *
- * No number that comes in is believed: files, and so the indexes that cuts are made of, may come from anybody.
+ * No number that comes in is believed: files, and so the indexes that plans are made of, may come from anybody.
  */
 
 #include <stdint.h>
@@ -43,7 +43,7 @@ struct head {
     int64_t flags;                                      /* MIRRORED; WHOLE: the file is decoded as it is */
 };
 
-struct cuts {
+struct crops {
     int64_t count;
     const uint8_t *const *files;
     const int64_t *nbytes;
@@ -83,32 +83,32 @@ static uint8_t *append(uint8_t *to, const uint8_t *from, int64_t count)
     return to + count;
 }
 
-/* Bytes of the spliced file; 0 where the cut does not fit the file. */
-static int64_t spliced_bytes(const struct cuts *cuts, int64_t n)
+/* Bytes of the spliced file; 0 where the plan does not fit the file. */
+static int64_t spliced_bytes(const struct crops *crops, int64_t n)
 {
-    const struct head *head = &cuts->heads[n];
-    int64_t nbytes = cuts->nbytes[n];
+    const struct head *head = &crops->heads[n];
+    int64_t nbytes = crops->nbytes[n];
     if (head->prefix_bytes < 2 || head->prefix_bytes > nbytes || head->tables_at < 0 || head->tables_at > nbytes ||
         head->frame_at < 0 || head->frame_at > nbytes || head->scan_at > nbytes ||
         head->scan_at < head->tables_at + head->frame_at + 9)
         return 0;
     int64_t total = head->prefix_bytes + head->scan_at - head->tables_at;
-    for (int64_t k = cuts->runs_at[n]; k < cuts->runs_at[n + 1]; k++) {
-        if (cuts->starts[k] < 0 || cuts->starts[k] > cuts->stops[k] || cuts->stops[k] > nbytes)
+    for (int64_t k = crops->runs_at[n]; k < crops->runs_at[n + 1]; k++) {
+        if (crops->starts[k] < 0 || crops->starts[k] > crops->stops[k] || crops->stops[k] > nbytes)
             return 0;
-        total += cuts->stops[k] - cuts->starts[k];
+        total += crops->stops[k] - crops->starts[k];
     }
     return total;
 }
 
 /* As splice() in splice.py; `jpeg` has room. */
-static int splice(const struct cuts *cuts, int64_t n, uint8_t *jpeg, int64_t total)
+static int splice(const struct crops *crops, int64_t n, uint8_t *jpeg, int64_t total)
 {
-    const struct head *head = &cuts->heads[n];
-    const uint8_t *file = cuts->files[n];
-    for (int64_t k = cuts->checked_at[n]; k < cuts->checked_at[n + 1]; k++) {
-        int64_t at = cuts->checked[k];
-        if (at < 0 || at > cuts->nbytes[n] - 2 || memcmp(file + at, cuts->markers + 2 * k, 2))
+    const struct head *head = &crops->heads[n];
+    const uint8_t *file = crops->files[n];
+    for (int64_t k = crops->checked_at[n]; k < crops->checked_at[n + 1]; k++) {
+        int64_t at = crops->checked[k];
+        if (at < 0 || at > crops->nbytes[n] - 2 || memcmp(file + at, crops->markers + 2 * k, 2))
             return REFUSED;
     }
     uint8_t *to = append(jpeg, file, head->prefix_bytes);
@@ -119,11 +119,11 @@ static int splice(const struct cuts *cuts, int64_t n, uint8_t *jpeg, int64_t tot
     *to++ = (uint8_t)head->part_width;
     int64_t rest = head->tables_at + head->frame_at + 9;
     to = append(to, file + rest, head->scan_at - rest);
-    for (int64_t k = cuts->runs_at[n]; k < cuts->runs_at[n + 1]; k++)
-        to = append(to, file + cuts->starts[k], cuts->stops[k] - cuts->starts[k]);
+    for (int64_t k = crops->runs_at[n]; k < crops->runs_at[n + 1]; k++)
+        to = append(to, file + crops->starts[k], crops->stops[k] - crops->starts[k]);
     int64_t number = 0;
-    for (int64_t k = cuts->ends_at[n]; k < cuts->ends_at[n + 1]; k++, number++) {
-        int64_t at = cuts->ends[k];
+    for (int64_t k = crops->ends_at[n]; k < crops->ends_at[n + 1]; k++, number++) {
+        int64_t at = crops->ends[k];
         if (at < 0 || at > total - 2)
             return REFUSED;
         jpeg[at] = 0xFF;
@@ -151,15 +151,15 @@ static int decode(const struct worker *worker, const uint8_t *jpeg, int64_t nbyt
 }
 
 /*
- * Decodes what cut `n` needs. On DONE the pixels of the box, (height, width, 3), RGB, are at the beginning of the
+ * Decodes what crop `n` needs. On DONE the pixels of the box, (height, width, 3), RGB, are at the beginning of the
  * worker's. REFUSED is everything that is not flawless: somebody else finds out what it is. NO_ROOM: one of the
  * worker's two buffers is too small.
  */
-EXPORT int packstore_crop(const struct cuts *cuts, int64_t n, const struct worker *worker)
+EXPORT int packstore_crop(const struct crops *crops, int64_t n, const struct worker *worker)
 {
-    if (n < 0 || n >= cuts->count)
+    if (n < 0 || n >= crops->count)
         return REFUSED;
-    const struct head *head = &cuts->heads[n];
+    const struct head *head = &crops->heads[n];
     int64_t height = head->part_height, width = head->part_width;
     if (height < 1 || height > 65535 || width < 1 || width > 65535 || head->top < 0 || head->left < 0 ||
         head->height < 1 || head->width < 1 || head->height > height - head->top || head->width > width - head->left)
@@ -167,15 +167,15 @@ EXPORT int packstore_crop(const struct cuts *cuts, int64_t n, const struct worke
     if (3 * height * width > worker->pixels_bytes || 3 * head->width > worker->jpeg_bytes)
         return NO_ROOM;
 
-    const uint8_t *jpeg = cuts->files[n];
-    int64_t total = cuts->nbytes[n];
+    const uint8_t *jpeg = crops->files[n];
+    int64_t total = crops->nbytes[n];
     if (!(head->flags & WHOLE)) {
-        total = spliced_bytes(cuts, n);
+        total = spliced_bytes(crops, n);
         if (total < 4)
             return REFUSED;
         if (total > worker->jpeg_bytes)
             return NO_ROOM;
-        if (splice(cuts, n, worker->jpeg, total) != DONE)
+        if (splice(crops, n, worker->jpeg, total) != DONE)
             return REFUSED;
         jpeg = worker->jpeg;
     }

@@ -49,10 +49,10 @@ from packstore.images.seekable.markers import (
     SOF0,
     SOF1,
     Data,
-    Frame,
+    FrameHeader,
     NotSeekableError,
     Segment,
-    frame_of,
+    frame_header,
     is_scan_whole,
     restart_interval,
     segments,
@@ -163,7 +163,7 @@ _RESTART = struct.Struct(">HHH")
 def _geometry(sampling: bytes) -> tuple[int, int, int] | None:
     """MCU height, width and margins, as the head has them, for the sampling factors of the frame header; None for
     factors that there are not."""
-    frame = Frame(SOF0, 8, 1, 1, tuple((factors >> 4, factors & 15) for factors in sampling))
+    frame = FrameHeader(SOF0, 8, 1, 1, tuple((factors >> 4, factors & 15) for factors in sampling))
     if len(sampling) not in (1, 3) or not all(1 <= h <= 4 and 1 <= v <= 4 for h, v in frame.sampling):
         return None
     return *frame.mcu, frame.margin[0] << 4 | frame.margin[1]
@@ -245,8 +245,8 @@ def add_index(data: Data) -> bytes:
             rows of MCUs.
     """
     found = [segment for segment in segments(data) if not _is_index(data, segment)]
-    frame = frame_of(data, found)
-    check_frame(frame)
+    frame = frame_header(data, found)
+    check_frame_header(frame)
     if frame.sof not in (SOF0, SOF1) or not is_scan_whole(data, found, len(frame.sampling)):
         raise NotSeekableError("is not a baseline JPEG of one scan")
     rows, columns = frame.mcus
@@ -297,7 +297,7 @@ def add_index(data: Data) -> bytes:
     return b"".join((prefix, exif, *index, metadata, tables_bytes, memoryview(data)[scan_at:]))
 
 
-def check_frame(frame: Frame) -> None:
+def check_frame_header(frame: FrameHeader) -> None:
     """Raises :class:`NotSeekableError` for a frame of which packstore cannot decode parts."""
     if frame.sof > 0xC8:
         raise NotSeekableError("has arithmetic coding")

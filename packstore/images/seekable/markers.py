@@ -34,7 +34,7 @@ class Segment(NamedTuple):
     stop: int
 
 
-class Frame(NamedTuple):
+class FrameHeader(NamedTuple):
     """What the frame header says.
 
     Attributes:
@@ -96,7 +96,7 @@ def segments(data: Data) -> list[Segment]:
         at = stop
 
 
-def frame_of(data: Data, found: list[Segment]) -> Frame:
+def frame_header(data: Data, found: list[Segment]) -> FrameHeader:
     """The frame header among ``found``. Raises :class:`NotSeekableError` where there is not exactly one, whole."""
     headers = [segment for segment in found if segment.marker in _SOFS]
     if len(headers) != 1:
@@ -109,7 +109,7 @@ def frame_of(data: Data, found: list[Segment]) -> Frame:
     sampling = tuple((factor >> 4, factor & 15) for factor in factors)
     if not (height and width and sampling and all(1 <= h <= 4 and 1 <= v <= 4 for h, v in sampling)):
         raise NotSeekableError("has an impossible frame header")
-    return Frame(marker, precision, width, height, sampling)
+    return FrameHeader(marker, precision, width, height, sampling)
 
 
 def restart_interval(data: Data, found: list[Segment]) -> int:

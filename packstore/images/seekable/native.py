@@ -1,9 +1,8 @@
-"""The crop in one call, without the GIL, where ``_native.c`` was compiled when packstore was installed.
+"""Crops by compiled code: one call without the GIL, where ``_native.c`` was compiled when packstore was installed.
 
-Without it, Python's share of a crop is some 20 microseconds to splice it and as long again around decoding and
-mirroring, while other threads wait for the GIL. With it, it is three. There is nothing that it can do and Python
-cannot: where it is missing, or says no, :meth:`packstore.images.decoders.Decoder.decode_crop` gives the same pixels, or
-the error.
+Python's share of a crop is 3 µs with it. Without it, splicing takes 20 µs, and as much again goes around decoding and
+mirroring, while other threads wait for the GIL. It is only faster: where it is missing or refuses,
+:meth:`packstore.images.decoders.Decoder.decode_crop` gives the same pixels, or the error.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.images.seekable.markers import Data
-from packstore.images.seekable.splice import NUMBERS, Cuts
+from packstore.images.seekable.splice import NUMBERS, CropPlans
 from packstore.images.turbojpeg_library import find_library, wanted_library
 
 _INTERFACE = 2
-"""Of ``_native.c`` as it is now: an older one may have been compiled here."""
+"""Version of the interface of ``_native.c``: an older one may still be installed."""
 _FUNCTIONS = ("tjInitDecompress", "tjDestroy", "tjDecompressHeader3", "tjDecompress2")
 _DONE, _NO_ROOM = 0, 2
 _MIRRORED, _WHOLE = 1, 2
 _FROM_INDEX = [NUMBERS.index(name) for name in ("prefix_bytes", "tables_at", "frame_at", "scan_at")]
 _HEIGHT, _WIDTH = NUMBERS.index("height"), NUMBERS.index("width")
 _MOST_BYTES = 32 << 20
-"""Of pixels that are decoded in a thread's own memory: 11 megapixels."""
+"""Largest buffer of a thread, in bytes: 11 megapixels."""
 
 
-class _Cuts(ctypes.Structure):
+class _Crops(ctypes.Structure):
     _fields_ = [
         ("count", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("files", "nbytes", "heads")),
@@ -42,7 +41,7 @@ class _Cuts(ctypes.Structure):
     ]
 
 
-class _Worker(ctypes.Structure):
+class _CropWorker(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("init", "destroy", "header", "decompress")),
         *(("jpeg", ctypes.c_void_p), ("jpeg_bytes", ctypes.c_int64)),
@@ -50,33 +49,35 @@ class _Worker(ctypes.Structure):
     ]
 
 
-class Crops:
-    """Boxes that are wanted of crop-seekable JPEG files, for :meth:`Worker.crop`; used from many threads.
+class NativeCrops:
+    """Crops of seekable JPEG files as compiled code wants them, for :meth:`CropWorker.crop`; used from many threads.
 
     Attributes:
-        address: Of the C structure.
+        address: Address of the C structure.
         sizes: Height and width of each box.
     """
 
     def __init__(
         self,
         files: Sequence[Data],
-        cuts: Cuts,
+        plans: CropPlans,
         boxes: NDArray[np.int64],
         mirrored: NDArray[np.bool_] | None,
         max_pixels: int,
     ) -> None:
         """
         Args:
-            files: ``N`` files, which are not to go away.
-            cuts: What :func:`packstore.images.seekable.plan_cuts` says of ``boxes``.
+            files: ``N`` files, whose memory must stay where it is.
+            plans: The plans of :func:`packstore.images.seekable.plan_crops` for ``boxes``.
             boxes: int64 ``(N, 4)``: top, left, height and width.
-            mirrored: Which are to be mirrored left to right; None for none.
-            max_pixels: Larger images are refused.
+            mirrored: bool ``(N,)``: which to mirror left to right; None for none.
+            max_pixels: Images of more pixels are refused.
         """
-        fields, count = cuts.fields, len(cuts)
-        whole = cuts.parts[:, 0] == 0
-        parts = np.where(whole[:, None], np.stack([fields[:, _HEIGHT], fields[:, _WIDTH], *boxes.T[:2]], 1), cuts.parts)
+        fields, count = plans.fields, len(plans)
+        whole = plans.parts[:, 0] == 0
+        parts = np.where(
+            whole[:, None], np.stack([fields[:, _HEIGHT], fields[:, _WIDTH], *boxes.T[:2]], 1), plans.parts
+        )
         parts[fields[:, _HEIGHT] * fields[:, _WIDTH] > max_pixels] = 0
         flags = whole * _WHOLE if mirrored is None else whole * _WHOLE + mirrored * _MIRRORED
         heads = np.concatenate([fields[:, _FROM_INDEX], parts, boxes[:, 2:], flags[:, None]], 1, dtype=np.int64)
@@ -84,42 +85,42 @@ class Crops:
             np.array([_address(file) for file in files], np.uint64),
             np.array([len(file) for file in files], np.int64),
             heads,
-            *(cuts.runs_at, cuts.starts, cuts.stops, cuts.ends_at, cuts.ends),
-            *(cuts.checked_at, cuts.checked, cuts.markers),
+            *(plans.runs_at, plans.starts, plans.stops, plans.ends_at, plans.ends),
+            *(plans.checked_at, plans.checked, plans.markers),
         ]
         arrays = [np.ascontiguousarray(array) for array in arrays]
-        structure = _Cuts(count, *(array.ctypes.data for array in arrays))
+        structure = _Crops(count, *(array.ctypes.data for array in arrays))
         self.address = ctypes.addressof(structure)
         self.sizes: list[tuple[int, int]] = list(map(tuple, boxes[:, 2:].tolist()))
-        self._cuts, self._parts = cuts, parts
-        self._kept = files, arrays, structure  # what the addresses are those of
+        self._plans, self._parts = plans, parts
+        self._kept = files, arrays, structure  # the memory behind the addresses
 
     def needs(self, n: int) -> tuple[int, int]:
-        """Bytes of the spliced file, at most, and of the pixels that are decoded."""
-        cuts = self._cuts
-        runs = slice(*cuts.runs_at[n : n + 2])
-        prefix, tables, _, scan = cuts.fields[n, _FROM_INDEX].tolist()
+        """Bytes that crop ``n`` needs, at most: of the spliced file, and of the decoded pixels."""
+        plans = self._plans
+        runs = slice(*plans.runs_at[n : n + 2])
+        prefix, tables, _, scan = plans.fields[n, _FROM_INDEX].tolist()
         height, width = self._parts[n, :2].tolist()
-        jpeg = prefix + scan - tables + int((cuts.stops[runs] - cuts.starts[runs]).sum())
+        jpeg = prefix + scan - tables + int((plans.stops[runs] - plans.starts[runs]).sum())
         return max(jpeg, 3 * width), 3 * height * width
 
 
-class Worker:
-    """A thread's own: memory that is used again for each crop. Made by :func:`make_worker`."""
+class CropWorker:
+    """The buffers of one thread, reused for each crop. Made by :func:`make_crop_worker`."""
 
     def __init__(self, native: ctypes.CDLL, turbojpeg: ctypes.CDLL) -> None:
         self._crop = native.packstore_crop
         self._libraries = native, turbojpeg
-        self._structure = _Worker(*(ctypes.cast(turbojpeg[name], ctypes.c_void_p) for name in _FUNCTIONS))
+        self._structure = _CropWorker(*(ctypes.cast(turbojpeg[name], ctypes.c_void_p) for name in _FUNCTIONS))
         self._address = ctypes.addressof(self._structure)
         self._make_room(1 << 18, 1 << 20)
 
-    def crop(self, crops: Crops, n: int) -> NDArray[np.uint8] | None:
+    def crop(self, crops: NativeCrops, n: int) -> NDArray[np.uint8] | None:
         """The pixels of box ``n``, bit for bit those of the whole image.
 
         Returns:
-            uint8 ``(h, w, 3)``, RGB, which are valid until the next call. None for everything that is not flawless:
-            then :meth:`packstore.images.decoders.Decoder.decode_crop` is to say what they are, or what is wrong.
+            uint8 ``(h, w, 3)``, RGB, valid until the next call. None for anything that is not flawless: then
+            :meth:`packstore.images.decoders.Decoder.decode_crop` gives the pixels, or says what is wrong.
         """
         outcome = self._crop(crops.address, n, self._address)
         if outcome == _NO_ROOM:
@@ -140,15 +141,15 @@ class Worker:
             structure.pixels, structure.pixels_bytes = self._pixels.ctypes.data, pixels
 
 
-def make_worker() -> Worker | None:
+def make_crop_worker() -> CropWorker | None:
     """A worker for the calling thread; None where :func:`native_problem` says why. Raises as
     :func:`packstore.images.turbojpeg_library.find_library`."""
     native, name = _native()[0], find_library(*_FUNCTIONS)
-    return None if native is None or name is None else Worker(native, ctypes.CDLL(name))
+    return None if native is None or name is None else CropWorker(native, ctypes.CDLL(name))
 
 
 def native_problem() -> str | None:
-    """Why nothing is cropped by compiled code here; None where it is. Raises as :func:`make_worker`."""
+    """Why nothing is cropped by compiled code here; None where it is. Raises as :func:`make_crop_worker`."""
     if find_library(*_FUNCTIONS) is not None:
         return _native()[1]
     if wanted_library() == "":
@@ -158,7 +159,7 @@ def native_problem() -> str | None:
 
 @functools.cache
 def _native() -> tuple[ctypes.CDLL | None, str | None]:
-    """What was compiled; or None, and why."""
+    """The compiled library; or None, and why there is none."""
     here = Path(__file__)
     path = next((path for suffix in EXTENSION_SUFFIXES if (path := here.with_name("_native" + suffix)).exists()), None)
     if path is None:

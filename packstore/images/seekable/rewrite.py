@@ -8,8 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.images.jpeg import is_whole
-from packstore.images.seekable.index import add_index, check_frame, check_index, read_index
-from packstore.images.seekable.markers import APP2, EOI, SOF2, Data, Frame, NotSeekableError, frame_of, segments
+from packstore.images.seekable.index import add_index, check_frame_header, check_index, read_index
+from packstore.images.seekable.markers import (
+    APP2,
+    EOI,
+    SOF2,
+    Data,
+    FrameHeader,
+    NotSeekableError,
+    frame_header,
+    segments,
+)
 from packstore.images.seekable.transform import transform
 
 _PRICE = 3.0
@@ -36,21 +45,21 @@ def make_seekable(data: Data) -> bytes:
         return bytes(data)
     data = bytes(data)
     found = segments(data)
-    frame = frame_of(data, found)
-    check_frame(frame)
+    frame = frame_header(data, found)
+    check_frame_header(frame)
     if any(s.marker == APP2 and data[s.start + 4 : s.start + 8] == b"MPF\0" for s in found):
         raise NotSeekableError("holds several images")
     if frame.sof == SOF2 and not is_whole(memoryview(data)):
         raise NotSeekableError("is a progressive JPEG that lacks scans")
     # What follows the end of the image is not transformed; few files have it, and it belongs to them.
     result = add_index(transform(data, choose_interval(frame, len(data))) + data[_end(data) :])
-    after = frame_of(result, segments(result))
+    after = frame_header(result, segments(result))
     if after[1:4] != frame[1:4] or len(after.sampling) != len(frame.sampling):
         raise NotSeekableError("came out of libjpeg-turbo with another frame header")
     return result
 
 
-def choose_interval(frame: Frame, nbytes: int) -> int:
+def choose_interval(frame: FrameHeader, nbytes: int) -> int:
     """MCUs between restart markers, a divisor of the MCUs in a row.
 
     Fewer make crops cheaper and the file larger. Chosen is what costs least, where the cost is the share of the image

@@ -1,9 +1,9 @@
-"""The crop: a JPEG of just the restart segments that a box needs, out of a seekable one.
+"""Crops of seekable JPEG files: a JPEG of just the restart segments that a box needs.
 
-Each segment decodes alone: at a restart the prediction begins anew, on a whole byte. So a rectangle of them behind the
-same tables is a JPEG, once the frame header has its size and the restart markers are numbered anew. Which segments
-these are, and where, is worked out for many images at once, in arrays: one by one it would take numpy's calls, each of
-them a microsecond, as long again as all the rest.
+Each segment decodes alone: at a restart the prediction begins anew, on a whole byte. So a rectangle of segments behind
+the same tables is a JPEG, once the frame header has its size and the restart markers are renumbered. Which segments a
+box needs is planned for many images at once, in arrays: image by image, numpy's calls, a microsecond each, would double
+the time.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from packstore.images.seekable.markers import EOI, RST0, Data
 _WORTH = 0.9
 """Share of the segments from which on the whole image is decoded instead."""
 _NARROWEST = 8
-"""Fewest columns of a part: more than two samples of chroma, of which every MCU of subsampled chroma has 8 or more."""
+"""Fewest columns of a part: libjpeg upsamples chroma of two columns or fewer in another way."""
 _AT_ONCE = 1 << 17
-"""Segments that are worked on at once, so that memory is bounded: 10 MB. An image may have more."""
+"""Segments planned at once, which bounds memory to 10 MB. A single image may have more."""
 NUMBERS = Index._fields[: Index._fields.index("lengths_in")]
 """The fields of an index that are numbers."""
 
 
-class Cut(NamedTuple):
-    """What a box needs of a seekable JPEG.
+class CropPlan(NamedTuple):
+    """The segments of a seekable JPEG that a box needs; together they are the *part*, a smaller JPEG.
 
     Attributes:
-        height: Of the part that shows it, in pixels. 0: nearly all is needed, so the whole had better be decoded.
-        width: Likewise.
-        top: Where in it the box begins.
-        left: Likewise.
-        starts: Where the runs of segments begin in the file.
-        stops: Where they end.
-        checked: Where the file has restart markers, if the index is right: around the segments that are needed, and
-            every eighth of all.
+        height: Height of the part in pixels; 0 where the box needs so much that decoding the whole image is cheaper.
+        width: Width of the part in pixels.
+        top: Row of the part at which the box begins.
+        left: Column of the part at which the box begins.
+        starts: Offsets in the file at which runs of segments begin.
+        stops: Offsets at which these runs end.
+        checked: Offsets at which the file has restart markers if the index is right: those around the needed segments,
+            and every eighth of all.
         markers: These markers.
-        ends: Where in the part each segment's marker at the end is.
+        ends: Offset in the part of the marker that ends each segment.
     """
 
     height: int
@@ -55,28 +55,26 @@ class Cut(NamedTuple):
     ends: NDArray[np.int64] | None = None
 
 
-WHOLE = Cut(0)
+WHOLE = CropPlan(0)
 
 
 @dataclass(eq=False)
-class Cuts:
-    """What boxes need of seekable JPEG files, in arrays; a sequence of :class:`Cut`.
+class CropPlans:
+    """The plans of N crops, in arrays; a sequence of :class:`CropPlan`, which says what each array holds.
 
-    Those that end in ``_at`` have ``(N + 1,)`` entries: where an image's own begin in the arrays behind them, and where
-    the next one's do.
+    ``x_at`` has ``N + 1`` entries: plan ``n`` owns the entries ``x_at[n]`` to ``x_at[n + 1]`` of its arrays.
 
     Attributes:
-        fields: int64 ``(N, F)``: the numbers of each :class:`packstore.images.seekable.Index`, in their order.
-        parts: int64 ``(N, 4)``: height, width, top and left of each part, as in :class:`Cut`; a height of 0 for
-            :data:`WHOLE`.
-        runs_at: Of ``starts`` and ``stops``.
-        starts: int64: where runs of segments begin.
-        stops: int64: where they end.
-        ends_at: Of ``ends``.
-        ends: int64: where in its part each segment's marker at the end is.
-        checked_at: Of ``checked`` and ``markers``.
-        checked: int64: where markers have to be.
-        markers: uint8 ``(C, 2)``: which ones.
+        fields: int64 ``(N, F)``: the fields :data:`NUMBERS` of each :class:`packstore.images.seekable.Index`.
+        parts: int64 ``(N, 4)``: height, width, top and left of each part; all 0 for :data:`WHOLE`.
+        runs_at: Ranges in ``starts`` and ``stops``.
+        starts: int64.
+        stops: int64.
+        ends_at: Ranges in ``ends``.
+        ends: int64.
+        checked_at: Ranges in ``checked`` and ``markers``.
+        checked: int64.
+        markers: uint8 ``(C, 2)``.
     """
 
     fields: NDArray[np.int64]
@@ -93,26 +91,26 @@ class Cuts:
     def __len__(self) -> int:
         return len(self.parts)
 
-    def __getitem__(self, n: int) -> Cut:
+    def __getitem__(self, n: int) -> CropPlan:
         height, width, top, left = self.parts[n].tolist()
         if not height:
             return WHOLE
         runs, ends, checked = (slice(*at[n : n + 2]) for at in (self.runs_at, self.ends_at, self.checked_at))
-        return Cut(
+        return CropPlan(
             *(height, width, top, left, self.starts[runs].tolist(), self.stops[runs].tolist()),
             *(self.checked[checked], self.markers[checked].tobytes(), self.ends[ends]),
         )
 
-    def __iter__(self) -> Iterator[Cut]:
+    def __iter__(self) -> Iterator[CropPlan]:
         return (self[n] for n in range(len(self)))
 
 
-def plan_cuts(indexes: Sequence[Index], boxes: NDArray[np.int64]) -> Cuts:
-    """What boxes need of images.
+def plan_crops(indexes: Sequence[Index], boxes: NDArray[np.int64]) -> CropPlans:
+    """Plans one crop of each image.
 
     Args:
-        indexes: Of seekable JPEG files, as :func:`packstore.images.seekable.read_index` gave them.
-        boxes: int64 ``(N, 4)``: top, left, height and width of what is wanted, in pixels, within the images.
+        indexes: The index of each file, from :func:`packstore.images.seekable.read_index`.
+        boxes: int64 ``(N, 4)``: top, left, height and width in pixels, within the image.
     """
     fields = np.array([index[: len(NUMBERS)] for index in indexes], np.int64).reshape(-1, len(NUMBERS))
     field = dict(zip(NUMBERS, fields.T, strict=True))
@@ -122,14 +120,13 @@ def plan_cuts(indexes: Sequence[Index], boxes: NDArray[np.int64]) -> Cuts:
     first_row, first = _floor(top - rows_margin, mcu_height), _floor(left - columns_margin, segment_width)
     bottom = np.minimum(field["height"], top + height + rows_margin)
     right = np.minimum(field["width"], left + width + columns_margin)
-    # Of narrower images libjpeg upsamples chroma in another way.
     narrow = right - first * segment_width < _NARROWEST
     first = np.where(narrow, np.maximum(0, first - 1), first)
     wider = np.minimum(field["width"], np.maximum(right, first * segment_width + _NARROWEST))
     right = np.where(narrow, wider, right)
     last_row, last = -(-bottom // mcu_height), -(-right // segment_width)
     rows, columns = last_row - first_row, last - first
-    # Not beyond the margin, as far as the number of MCUs allows, so that no more is transformed than what is needed.
+    # Up to the margin and no further, as far as the number of MCUs allows: nothing is transformed in vain.
     right = np.minimum(field["width"], np.maximum(right, last * segment_width - field["mcu_width"] + 1))
     parts = np.stack(
         [
@@ -146,7 +143,6 @@ def plan_cuts(indexes: Sequence[Index], boxes: NDArray[np.int64]) -> Cuts:
         return _all_whole(fields)
     segments = _Segments(field, first_row, first, rows, columns)
     located = []
-    # As many at once as have no more segments together than that.
     totals = np.cumsum(segments.counts[worth])
     begin = 0
     while begin < len(worth):
@@ -165,56 +161,58 @@ def plan_cuts(indexes: Sequence[Index], boxes: NDArray[np.int64]) -> Cuts:
         at[worth + 1] = counts
         return at.cumsum()
 
-    return Cuts(fields, parts, begins(runs), starts, stops, begins(ends_in), ends, begins(checked_in), checked, markers)
+    return CropPlans(
+        fields, parts, begins(runs), starts, stops, begins(ends_in), ends, begins(checked_in), checked, markers
+    )
 
 
-def _all_whole(fields: NDArray[np.int64]) -> Cuts:
+def _all_whole(fields: NDArray[np.int64]) -> CropPlans:
     none, at = np.zeros(0, np.int64), np.zeros(len(fields) + 1, np.int64)
-    return Cuts(
+    return CropPlans(
         fields, np.zeros((len(fields), 4), np.int64), at, none, none, at, none, at, none, np.zeros((0, 2), np.uint8)
     )
 
 
-def plan_cut(index: Index, box: tuple[int, int, int, int]) -> Cut:
-    """:func:`plan_cuts` of one image, which takes a tenth of a millisecond; one of many takes 8 microseconds."""
-    (cut,) = plan_cuts([index], np.array([box], np.int64))
-    return cut
+def plan_crop(index: Index, box: tuple[int, int, int, int]) -> CropPlan:
+    """:func:`plan_crops` of one image: 100 µs, where one of many takes 8 µs."""
+    (plan,) = plan_crops([index], np.array([box], np.int64))
+    return plan
 
 
-def splice(data: Data, index: Index, cut: Cut) -> bytearray | None:
-    """The JPEG whose pixels, at the cut's box, are those of the whole image.
+def splice(data: Data, index: Index, plan: CropPlan) -> bytearray | None:
+    """The part of a plan: a JPEG whose pixels, in the plan's box, are those of the whole image.
 
     Args:
-        data: The file that index and cut are those of.
+        data: The whole file.
         index: Its index.
-        cut: One that is not :data:`WHOLE`.
+        plan: Its plan; not :data:`WHOLE`.
 
     Returns:
-        None where a segment's boundary is not where the index says. The restart markers count to eight over and over,
-        so an index could pass over eight of them unseen. But not where every eighth is looked at: if there are as many
-        of that number as the image can have, each at a place of its own, they are all of them.
+        None where a segment's boundary is not where the index says. Restart markers count to eight over and over, so a
+        wrong index could skip eight of them unseen. Checking every eighth of all excludes that: if each of them is in
+        its own place, and there are as many as the image can have, none was skipped.
     """
-    assert cut.checked is not None
-    assert cut.ends is not None
-    if _pairs(data)[cut.checked].tobytes() != cut.markers:
+    assert plan.checked is not None
+    assert plan.ends is not None
+    if _pairs(data)[plan.checked].tobytes() != plan.markers:
         return None
     view = memoryview(data)
     tables_at, frame_at = index.tables_at, index.tables_at + index.frame_at
     parts: list[Data] = [
         view[: index.prefix_bytes],
         view[tables_at : frame_at + 5],
-        cut.height.to_bytes(2, "big") + cut.width.to_bytes(2, "big"),
+        plan.height.to_bytes(2, "big") + plan.width.to_bytes(2, "big"),
         view[frame_at + 9 : index.scan_at],
     ]
-    parts += [view[start:stop] for start, stop in zip(cut.starts, cut.stops, strict=True)]
+    parts += [view[start:stop] for start, stop in zip(plan.starts, plan.stops, strict=True)]
     jpeg = bytearray().join(parts)
-    _pairs(jpeg)[cut.ends] = _numbered(len(cut.ends))
+    _pairs(jpeg)[plan.ends] = _numbered(len(plan.ends))
     jpeg[-1] = EOI
     return jpeg
 
 
 class _Segments:
-    """The segments that boxes need, of many images; arrays have an entry an image."""
+    """The segments that boxes need, of many images; each array has one entry an image."""
 
     def __init__(
         self,
@@ -226,9 +224,9 @@ class _Segments:
     ) -> None:
         across = field["across"]
         self.counts = field["rows"] * across
-        """Of all of an image, needed or not."""
+        """Number of segments of each whole image."""
         self._begin = first_row * across + first
-        whole_rows = columns == across  # which are one run
+        whole_rows = columns == across  # consecutive in the file: one run
         self._runs = np.where(whole_rows, 1, rows)
         self._run = np.where(whole_rows, rows * across, columns)
         self._across = across
@@ -236,21 +234,21 @@ class _Segments:
         self._header_bytes = field["prefix_bytes"] + field["scan_at"] - field["tables_at"]
 
     def locate(self, indexes: Sequence[Index], chosen: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
-        """Where in the file, and in the part that is made of them, the segments of the ``chosen`` images are.
+        """Offsets of the needed segments of the ``chosen`` images, in the file and in the part.
 
         Returns:
-            Whether each image's index can be right; then the arrays of :class:`Cuts`, with numbers of entries an image
-            instead of where they begin.
+            Whether each image's index can be right; then the arrays of :class:`CropPlans`, with each image's number of
+            entries in place of ranges.
         """
         counts, runs, run = self.counts[chosen], self._runs[chosen], self._run[chosen]
         each = lengths([indexes[n] for n in chosen.tolist()])
-        # All images' segments one after the other; `own` is an image's first among them.
+        # All images' segments one after the other; `own` is the number of each image's first.
         bounds = np.zeros(len(each) + 1, np.int64)
         np.cumsum(each, dtype=np.int64, out=bounds[1:])
         own = np.cumsum(counts) - counts
-        # Every segment has a byte and a marker at least; so no two boundaries are one.
+        # Every segment has at least a byte and a marker, so no two boundaries coincide.
         right = (bounds[own + counts] - bounds[own] == self._scan_bytes[chosen]) & (np.minimum.reduceat(each, own) > 2)
-        # All runs, of an image one a row of segments, or all at once; each with its first segment.
+        # All runs: one for each row of segments, or one for the whole image; `segment` is the first of each run.
         stops = np.cumsum(runs)
         image = np.repeat(np.arange(len(chosen)), runs)
         segment = (own + self._begin[chosen])[image]
@@ -258,7 +256,7 @@ class _Segments:
         run = run[image]
         origin = (self._scan_at[chosen] - bounds[own])[image]
         run_starts, run_stops = bounds[segment] + origin, bounds[segment + run] + origin
-        # All segments that are needed.
+        # All needed segments.
         offsets = np.cumsum(run)
         within = np.arange(int(offsets[-1])) + np.repeat(segment - (offsets - run), run)
         ends = np.cumsum(each[within], dtype=np.int64)
@@ -270,7 +268,7 @@ class _Segments:
         check = eighth == 7
         check[within] = True
         check[segment[segment > own[image]] - 1] = True
-        check[own + counts - 1] = False  # an image's last ends with the image
+        check[own + counts - 1] = False  # the last ends with the image, not with a restart marker
         checked = np.flatnonzero(check)
         markers = _numbered(8).view(np.uint8).reshape(8, 2)[eighth[checked]]
         after = np.searchsorted(checked, own + counts)
@@ -284,7 +282,7 @@ def _floor(pixels: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int
 
 
 def _numbered(count: int) -> NDArray[np.uint16]:
-    """The restart markers after the first segments: FF D0 … FF D7 over and over."""
+    """The restart markers behind the first ``count`` segments: FF D0 … FF D7 over and over."""
     return _MARKERS[:count] if count <= len(_MARKERS) else _count_up(count)
 
 
@@ -296,5 +294,5 @@ _MARKERS = _count_up(1 << 14)
 
 
 def _pairs(data: Data) -> NDArray[np.uint16]:
-    """Every two neighbouring bytes of ``data`` as a number."""
+    """Every pair of neighbouring bytes of ``data`` as a number; a view."""
     return np.ndarray(len(data) - 1, ">u2", data, 0, (1,))

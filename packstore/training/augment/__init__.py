@@ -5,7 +5,7 @@ for images of any sizes, so that only the pixels it needs are decoded and resize
 same crops and flips.
 """
 
-from packstore.training.augment.base import Frames, Geometry, Operation
+from packstore.training.augment.base import Crops, Geometry, Operation
 from packstore.training.augment.crop import Padded
 from packstore.training.augment.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 from packstore.training.augment.pipeline import apply_ops, cut_ops, output_size, plan_ops, render, split_ops
@@ -13,8 +13,8 @@ from packstore.training.augment.pixels import Cutout, RandomHorizontalFlip
 
 __all__ = [
     "CenterCrop",
+    "Crops",
     "Cutout",
-    "Frames",
     "Geometry",
     "Operation",
     "Padded",

@@ -60,19 +60,19 @@ class Geometry(Operation):
 
     @abstractmethod
     def composes(self, before: Sequence[Geometry]) -> bool:
-        """Whether frames can hold this operation after those."""
+        """Whether :class:`Crops` can describe this operation after those."""
 
     @abstractmethod
-    def plan(self, frames: Frames, draws: Draws) -> Frames:
-        """``frames`` after this operation; ``draws`` of their records, both numpy or both on one device.
+    def plan(self, crops: Crops, draws: Draws) -> Crops:
+        """``crops`` after this operation; ``draws`` of their records, both numpy or both on one device.
 
         Raises:
-            UsageError: Some frame is too small (names the record), or this does not compose with what came before.
+            UsageError: Some crop is too small (names the record), or this does not compose with what came before.
         """
 
 
 @dataclass(frozen=True, eq=False)
-class Frames:
+class Crops:
     """Where the pixels of B images come from: a box of the source, resized, then a window of that, then mirrored.
 
     All arrays are of the same kind, numpy (while decoding) or torch.
@@ -91,7 +91,7 @@ class Frames:
     flip: Array | None = None
 
     @classmethod
-    def full(cls, sizes: Array) -> Frames:
+    def full(cls, sizes: Array) -> Crops:
         """All of images of ``sizes``, int64 ``(B, 2)``: height, width."""
         sizes = np.asarray(sizes, np.int64) if not isinstance(sizes, Tensor) else sizes
         whole = join([sizes * 0, sizes])
@@ -100,8 +100,8 @@ class Frames:
     def __len__(self) -> int:
         return len(self.box)
 
-    def replace(self, **changes: Array) -> Frames:
-        """These frames with some arrays exchanged."""
+    def replace(self, **changes: Array) -> Crops:
+        """These crops with some arrays exchanged."""
         return dataclasses.replace(self, **changes)
 
     @property

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Frames, Geometry, Size, join
+from packstore.training.augment.base import Crops, Geometry, Size, join
 from packstore.training.augment.crop import Padded, crop, padded_bytes
 from packstore.training.augment.resample import crop_and_resize, resize
 from packstore.training.random_draws import Array, Draws, to_float64, to_int64
@@ -64,8 +64,8 @@ class Resize(Geometry):
     def composes(self, before: Sequence[Geometry]) -> bool:
         return not before
 
-    def plan(self, frames: Frames, draws: Draws) -> Frames:
-        box = whole_pixels(frames, "Resize")
+    def plan(self, crops: Crops, draws: Draws) -> Crops:
+        box = whole_pixels(crops, "Resize")
         height, width = box[:, 2], box[:, 3]
         if isinstance(self.size, int):
             # The same float64 arithmetic as in size_after, so the same rounding.
@@ -76,7 +76,7 @@ class Resize(Geometry):
             size = join([where(upright, tall, shorter), where(upright, shorter, wide)]).clip(1)
         else:
             size = join([height * 0 + self.size[0], height * 0 + self.size[1]])
-        return Frames(box, size, join([size * 0, size]))
+        return Crops(box, size, join([size * 0, size]))
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,12 @@ class CenterCrop(Geometry):
     def composes(self, before: Sequence[Geometry]) -> bool:
         return crop_composes(self._pair, before)
 
-    def plan(self, frames: Frames, draws: Draws) -> Frames:
-        window = frames.window
+    def plan(self, crops: Crops, draws: Draws) -> Crops:
+        window = crops.window
         rows, columns = self._pair
         top = window[:, 0] + centre(window[:, 2], rows)
         left = window[:, 1] + centre(window[:, 3], columns)
-        return cut(frames, top, left, self._pair, draws)
+        return cut(crops, top, left, self._pair, draws)
 
     @property
     def _pair(self) -> Size:
@@ -205,10 +205,10 @@ class RandomCrop(Geometry):
     def composes(self, before: Sequence[Geometry]) -> bool:
         return self.padding == 0 and crop_composes(self._pair, before)
 
-    def plan(self, frames: Frames, draws: Draws) -> Frames:
+    def plan(self, crops: Crops, draws: Draws) -> Crops:
         if self.padding:
             raise UsageError("RandomCrop with padding runs on batches, not while decoding")
-        window = frames.window
+        window = crops.window
         rows, columns = self._pair
         small = (window[:, 2] < rows) | (window[:, 3] < columns)
         if isinstance(small, np.ndarray) and small.any():
@@ -220,7 +220,7 @@ class RandomCrop(Geometry):
             )
         top = window[:, 0] + draws.integers(window[:, 2] - rows + 1, 0)
         left = window[:, 1] + draws.integers(window[:, 3] - columns + 1, 1)
-        return cut(frames, top, left, self._pair, draws)
+        return cut(crops, top, left, self._pair, draws)
 
     @property
     def _pair(self) -> Size:
@@ -255,7 +255,7 @@ class RandomResizedCrop(Geometry):
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         whole = torch.stack([draws.records * 0 + n for n in images.shape[-2:]], 1)
-        return crop_and_resize(images, self.plan(Frames.full(whole), draws).box, self._pair)
+        return crop_and_resize(images, self.plan(Crops.full(whole), draws).box, self._pair)
 
     def size_after(self, size: Size | None) -> Size | None:
         return self._pair
@@ -263,12 +263,12 @@ class RandomResizedCrop(Geometry):
     def composes(self, before: Sequence[Geometry]) -> bool:
         return not before
 
-    def plan(self, frames: Frames, draws: Draws) -> Frames:
+    def plan(self, crops: Crops, draws: Draws) -> Crops:
         """As :meth:`Geometry.plan`; the arithmetic is that of torchvision's ``get_params``, in float64.
 
         It tries ten boxes and takes the first that fits; else it takes the centre, as much of it as ``ratio`` allows.
         """
-        box = whole_pixels(frames, "RandomResizedCrop")
+        box = whole_pixels(crops, "RandomResizedCrop")
         height, width = box[:, 2], box[:, 3]
         area = to_float64(height * width)
         low, high = self.scale
@@ -287,7 +287,7 @@ class RandomResizedCrop(Geometry):
         left = where(fit, draws.integers(width - columns + 1, 2 * _ATTEMPTS + 1), left)
         size = join([height * 0 + self._pair[0], width * 0 + self._pair[1]])
         found = join([box[:, 0] + top, box[:, 1] + left, rows, columns])
-        return Frames(found, size, join([size * 0, size]))
+        return Crops(found, size, join([size * 0, size]))
 
     def _centre(self, height: Array, width: Array) -> tuple[Array, Array]:
         low, high = self.ratio
@@ -346,32 +346,32 @@ def centre(length: Any, cut_length: int) -> Any:
     return half + ((spare & 1) & (half & 1 | (spare < 0) * 1))
 
 
-def cut(frames: Frames, top: Array, left: Array, size: Size, draws: Draws) -> Frames:
-    """``frames`` with the window of ``size`` at ``top`` and ``left`` of the resized box."""
-    if frames.flip is not None:
+def cut(crops: Crops, top: Array, left: Array, size: Size, draws: Draws) -> Crops:
+    """``crops`` with the window of ``size`` at ``top`` and ``left`` of the resized box."""
+    if crops.flip is not None:
         raise UsageError("a crop after a flip runs on batches, not while decoding")
-    return frames.replace(window=join([top, left, top * 0 + size[0], top * 0 + size[1]]))
+    return crops.replace(window=join([top, left, top * 0 + size[0], top * 0 + size[1]]))
 
 
 def crop_composes(size: Size, before: Sequence[Geometry]) -> bool:
     """Whether a window of ``size`` can follow ``before``.
 
-    Not after a mirroring; and not beyond a crop before it, whose outside is zeros while the frame has pixels there.
+    Not after a mirroring; and not beyond a crop before it, whose outside is zeros while the image has pixels there.
     """
     crops = [op.output_size for op in before if isinstance(op, CenterCrop | RandomCrop)]
     inside = all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)
     return inside and not any(op.mirrors for op in before)
 
 
-def whole_pixels(frames: Frames, name: str) -> Array:
-    """The box of source pixels that ``frames`` show, for an operation that resizes them.
+def whole_pixels(crops: Crops, name: str) -> Array:
+    """The box of source pixels that ``crops`` show, for an operation that resizes them.
 
     Raises :class:`UsageError` where they are resized already or reach outside: resizing twice is not one resizing.
     """
-    if frames.flip is not None:
+    if crops.flip is not None:
         raise UsageError(f"{name} after a flip runs on batches, not while decoding")
-    box, window = frames.box, frames.window
-    outside = (window[:, :2] < 0) | (window[:, :2] + window[:, 2:] > frames.size)
-    if isinstance(box, np.ndarray) and (frames.resized or outside.any()):
+    box, window = crops.box, crops.window
+    outside = (window[:, :2] < 0) | (window[:, :2] + window[:, 2:] > crops.size)
+    if isinstance(box, np.ndarray) and (crops.resized or outside.any()):
         raise UsageError(f"{name} of what is resized or padded already runs on batches, not while decoding")
     return join([box[:, :2] + window[:, :2], window[:, 2:]])

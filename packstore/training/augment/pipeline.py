@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Frames, Geometry, Operation, Size, Step
+from packstore.training.augment.base import Crops, Geometry, Operation, Size, Step
 from packstore.training.augment.crop import Padded
 from packstore.training.augment.geometry import RandomCrop
 from packstore.training.augment.pixels import RandomHorizontalFlip
@@ -19,8 +19,8 @@ from packstore.training.augment.resample import resize
 from packstore.training.random_draws import Draws
 
 
-def plan_ops(ops: Sequence[Geometry], sizes: NDArray[np.int64], draws: Draws) -> Frames:
-    """The frames that ``ops``, the first ones of a list, make of images.
+def plan_ops(ops: Sequence[Geometry], sizes: NDArray[np.int64], draws: Draws) -> Crops:
+    """The crops that ``ops``, the first ones of a list, make of images.
 
     Args:
         ops: As :func:`split_ops` gives them first.
@@ -30,10 +30,10 @@ def plan_ops(ops: Sequence[Geometry], sizes: NDArray[np.int64], draws: Draws) ->
     Raises:
         UsageError: As :meth:`Geometry.plan`.
     """
-    frames = Frames.full(sizes)
+    crops = Crops.full(sizes)
     for stream, op in enumerate(ops):
-        frames = op.plan(frames, draws.replace(stream=stream))
-    return frames
+        crops = op.plan(crops, draws.replace(stream=stream))
+    return crops
 
 
 def apply_ops(ops: Sequence[Step], images: Tensor, draws: Draws, first: int = 0) -> Tensor:
@@ -108,28 +108,28 @@ def output_size(ops: Sequence[Step], size: Size | None = None) -> Size | None:
     return size
 
 
-def render(pixels: NDArray[np.uint8], frames: Frames, index: int, out: NDArray[np.uint8]) -> None:
-    """Image ``index`` of ``frames`` from the pixels of its box: resized, cut, mirrored, written to ``out``.
+def render(pixels: NDArray[np.uint8], crops: Crops, index: int, out: NDArray[np.uint8]) -> None:
+    """Image ``index`` of ``crops`` from the pixels of its box: resized, cut, mirrored, written to ``out``.
 
     Args:
         pixels: uint8 ``(h, w, 3)`` with the height and width of the box, in any strides but negative ones.
-        frames: numpy frames.
+        crops: numpy crops.
         index: Which of them.
         out: uint8 ``(H, W, 3)`` with the height and width of the window; every byte is written.
     """
-    height, width = frames.size[index].tolist()
+    height, width = crops.size[index].tolist()
     if pixels.shape[:2] != (height, width):
         # torch warns of arrays that are not writable, although it only reads this one.
         source = torch.from_numpy(pixels if pixels.flags.writeable else np.array(pixels))
         pixels = resize(source.permute(2, 0, 1)[None], (height, width))[0].permute(1, 2, 0).numpy()
-    top, left, rows, columns = frames.window[index].tolist()
+    top, left, rows, columns = crops.window[index].tolist()
     y0, y1 = max(0, -top), min(rows, height - top)
     x0, x1 = max(0, -left), min(columns, width - left)
     if (y0, y1, x0, x1) != (0, rows, 0, columns):
         out[:] = 0
     if y0 < y1 and x0 < x1:
         out[y0:y1, x0:x1] = pixels[top + y0 : top + y1, left + x0 : left + x1]
-    if frames.flip is not None and frames.flip[index]:
+    if crops.flip is not None and crops.flip[index]:
         # torch mirrors pixels of three bytes 15 times as fast as numpy. In pieces below 32,768 elements, because larger
         # ones it would share out to other threads, of which there is one for each image already.
         step = max(1, 32767 // max(1, columns * 3))

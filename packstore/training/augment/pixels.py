@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Frames, Geometry, Operation
+from packstore.training.augment.base import Crops, Geometry, Operation
 from packstore.training.augment.crop import mirror
 from packstore.training.random_draws import Array, Draws
 
@@ -51,9 +51,9 @@ class RandomHorizontalFlip(Geometry):
     def composes(self, before: Sequence[Geometry]) -> bool:
         return True
 
-    def plan(self, frames: Frames, draws: Draws) -> Frames:
+    def plan(self, crops: Crops, draws: Draws) -> Crops:
         flags = self.flags(draws)
-        return frames.replace(flip=flags if frames.flip is None else frames.flip ^ flags)
+        return crops.replace(flip=flags if crops.flip is None else crops.flip ^ flags)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,19 @@ from numpy.typing import NDArray
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.images.decoders import Decoder
-from packstore.images.seekable import Crops, Cuts, Index, Worker, make_worker, native_problem, plan_cuts, read_index
+from packstore.images.seekable import (
+    CropPlans,
+    CropWorker,
+    Index,
+    NativeCrops,
+    make_crop_worker,
+    native_problem,
+    plan_crops,
+    read_index,
+)
 from packstore.images.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
 from packstore.stores.base import Reader, shaped
-from packstore.training.augment import Frames, Geometry, output_size, plan_ops
+from packstore.training.augment import Crops, Geometry, output_size, plan_ops
 from packstore.training.dataset import image_array
 from packstore.training.loader.rows import Rows, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
@@ -65,9 +74,9 @@ class Prepared:
         headers: What else it says.
         rows: Where pixels go, and how.
         failed: Rows whose records cannot be read.
-        cuts: Of crop-seekable images, what their boxes need.
-        cut_of: Which of these a row has.
-        crops: The same for compiled code, where there is any.
+        plans: Of crop-seekable images, what their boxes need.
+        plan_of: Which of these a row has.
+        native_crops: The same for compiled code, where there is any.
     """
 
     out: torch.Tensor
@@ -80,9 +89,9 @@ class Prepared:
     headers: Sequence[Header] = field(init=False)
     rows: Rows = field(init=False)
     failed: list[int] = field(default_factory=list)
-    cuts: Cuts | None = None
-    cut_of: dict[int, int] = field(default_factory=dict)
-    crops: Crops | None = None
+    plans: CropPlans | None = None
+    plan_of: dict[int, int] = field(default_factory=dict)
+    native_crops: NativeCrops | None = None
 
 
 class Assembler:
@@ -182,10 +191,10 @@ class Assembler:
                 prepared.views.append(b"")
         read = perf_counter()
         prepared.sizes, prepared.headers = self._sizes(prepared.numbers, prepared.views)
-        frames = self._plan(prepared.sizes, records, seed, epoch) if self._operations else None
-        prepared.rows = Rows(out, frames)
-        if frames is not None:
-            self._plan_cuts(prepared, frames)
+        crops = self._plan(prepared.sizes, records, seed, epoch) if self._operations else None
+        prepared.rows = Rows(out, crops)
+        if crops is not None:
+            self._plan_crops(prepared, crops)
         self._stats.add("read", read - start)
         self._stats.add("decode", perf_counter() - read)
         return prepared
@@ -206,7 +215,7 @@ class Assembler:
             self._stats.add("read", perf_counter() - start)
             return []
         faults = _major_faults()
-        worker = self._worker() if prepared.crops is not None else None
+        worker = self._worker() if prepared.native_crops is not None else None
         failed: list[int] = []
         for row in range(first, stop):
             if row in prepared.failed:
@@ -222,10 +231,10 @@ class Assembler:
         self._stats.add("decode", perf_counter() - start)
         return failed
 
-    def _write(self, prepared: Prepared, row: int, worker: Worker | None) -> None:
+    def _write(self, prepared: Prepared, row: int, worker: CropWorker | None) -> None:
         rows, view, header = prepared.rows, prepared.views[row], prepared.headers[row]
-        if worker is not None and rows.resizes[row] and row in prepared.cut_of:
-            turned = worker.crop(prepared.crops, prepared.cut_of[row])  # type: ignore[arg-type] # there is a worker
+        if worker is not None and rows.resizes[row] and row in prepared.plan_of:
+            turned = worker.crop(prepared.native_crops, prepared.plan_of[row])  # type: ignore[arg-type] # there is a worker
             if turned is not None:
                 rows.place_turned(row, turned)
                 return
@@ -271,14 +280,14 @@ class Assembler:
         )
 
     def _crop(self, prepared: Prepared, row: int) -> NDArray[np.uint8]:
-        header, number = prepared.headers[row], prepared.cut_of.get(row)
+        header, number = prepared.headers[row], prepared.plan_of.get(row)
         return self._decoder.decode_crop(
             prepared.views[row],
             prepared.rows.boxes[row],
             index=header if isinstance(header, Index) else None,
             info=header if isinstance(header, ImageInfo) else None,
             target=prepared.rows.sizes[row] if self._dct_scaling else None,
-            cut=None if number is None or prepared.cuts is None else prepared.cuts[number],
+            plan=None if number is None or prepared.plans is None else prepared.plans[number],
         )
 
     def _sizes(self, records: Sequence[int], views: Sequence[Any]) -> tuple[NDArray[np.int64], Sequence[Header]]:
@@ -307,10 +316,10 @@ class Assembler:
             sizes[row] = info.height, info.width
         return np.array(sizes, np.int64), headers
 
-    def _plan(self, sizes: NDArray[np.int64], records: NDArray[np.int64], seed: int, epoch: int) -> Frames:
+    def _plan(self, sizes: NDArray[np.int64], records: NDArray[np.int64], seed: int, epoch: int) -> Crops:
         return plan_ops(self._operations, sizes, Draws(seed, epoch, records))
 
-    def _plan_cuts(self, prepared: Prepared, frames: Frames) -> None:
+    def _plan_crops(self, prepared: Prepared, crops: Crops) -> None:
         indexes = {
             row: header
             for row, header in enumerate(prepared.headers)
@@ -319,16 +328,16 @@ class Assembler:
         if not indexes:
             return
         rows = [*indexes]
-        prepared.cut_of = {row: number for number, row in enumerate(rows)}
-        prepared.cuts = plan_cuts([*indexes.values()], frames.box[rows])
+        prepared.plan_of = {row: number for number, row in enumerate(rows)}
+        prepared.plans = plan_crops([*indexes.values()], crops.box[rows])
         if self._compiled:
-            files, flips = [prepared.views[row] for row in rows], None if frames.flip is None else frames.flip[rows]
-            prepared.crops = Crops(files, prepared.cuts, frames.box[rows], flips, self._decoder.max_pixels)
+            files, flips = [prepared.views[row] for row in rows], None if crops.flip is None else crops.flip[rows]
+            prepared.native_crops = NativeCrops(files, prepared.plans, crops.box[rows], flips, self._decoder.max_pixels)
 
-    def _worker(self) -> Worker | None:
-        worker: Worker | None = getattr(self._thread, "worker", None)
+    def _worker(self) -> CropWorker | None:
+        worker: CropWorker | None = getattr(self._thread, "worker", None)
         if worker is None:
-            worker = self._thread.worker = make_worker()
+            worker = self._thread.worker = make_crop_worker()
         return worker
 
     def _pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 from packstore.core.errors import UsageError
-from packstore.training.augment import Frames, render
+from packstore.training.augment import Crops, render
 from packstore.training.loader.single_threaded import is_single_threaded
 
 # The kernel behind interpolate(antialias=True), with an output to write into and without interpolate's checks, which
@@ -47,25 +47,25 @@ class Rows:
         resizes: Whether resizing, and perhaps mirroring, is all that is to be done with it.
     """
 
-    def __init__(self, out: torch.Tensor, frames: Frames | None) -> None:
+    def __init__(self, out: torch.Tensor, crops: Crops | None) -> None:
         """
         Args:
-            out: ``(B, *shape)``; with frames, uint8 ``(B, h, w, 3)``.
-            frames: numpy frames, where there are any.
+            out: ``(B, *shape)``; with crops, uint8 ``(B, h, w, 3)``.
+            crops: numpy crops, where there are any.
         """
         self.array = as_numpy(out)
         self.boxes: list[tuple[int, int, int, int]] = []
         self.sizes: list[tuple[int, int]] = []
         self.resizes: list[bool] = []
-        self._frames = frames
-        if frames is None:
+        self._crops = crops
+        if crops is None:
             return
-        self.boxes = list(map(tuple, frames.box.tolist()))
-        self.sizes = list(map(tuple, frames.size.tolist()))
-        self._flips: list[bool] = [False] * len(self.boxes) if frames.flip is None else frames.flip.tolist()
-        self._windows = list(map(tuple, frames.window[:, 2:].tolist()))
-        whole = np.concatenate([frames.size * 0, frames.size], 1)
-        self.resizes = ((frames.size != frames.box[:, 2:]).any(1) & (frames.window == whole).all(1)).tolist()
+        self.boxes = list(map(tuple, crops.box.tolist()))
+        self.sizes = list(map(tuple, crops.size.tolist()))
+        self._flips: list[bool] = [False] * len(self.boxes) if crops.flip is None else crops.flip.tolist()
+        self._windows = list(map(tuple, crops.window[:, 2:].tolist()))
+        whole = np.concatenate([crops.size * 0, crops.size], 1)
+        self.resizes = ((crops.size != crops.box[:, 2:]).any(1) & (crops.window == whole).all(1)).tolist()
         self._planes = out.permute(0, 3, 1, 2).split(1)  # type: ignore[no-untyped-call]
 
     def place(self, row: int, pixels: NDArray[Any]) -> None:
@@ -83,7 +83,7 @@ class Rows:
             found, expected = self._windows[row], self.array.shape[1:]
             if found != expected[:2]:
                 raise SizeError.between(found, expected)
-            render(np.ascontiguousarray(pixels), self._frames, row, self.array[row])  # type: ignore[arg-type]
+            render(np.ascontiguousarray(pixels), self._crops, row, self.array[row])  # type: ignore[arg-type]
             return
         size, flip, out = self.sizes[row], self._flips[row], self._planes[row]
         if is_single_threaded():
