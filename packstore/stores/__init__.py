@@ -36,9 +36,9 @@ __all__ = [
 
 
 def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> Reader:
-    """Opens a store of any format, told by its content.
+    """Opens a store of any format, recognised by its content.
 
-    Costs milliseconds whatever the number of records, and reads no image.
+    Takes milliseconds whatever the number of records, and reads no image.
 
     Args:
         path: The store.
@@ -46,7 +46,7 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
             :class:`packstore.stores.checked.CheckedReader`; the manifest is always checked.
 
     Raises:
-        StoreError: There is no whole, valid packstore store; says what was found.
+        StoreError: There is no valid packstore store; says what was found.
         UsageError: Another value of ``checksums``.
     """
     if checksums not in ("never", "always"):

@@ -43,9 +43,9 @@ class Problem:
 
 
 def shaped(data: Buffer, column: Column, shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    """``data`` of the image ``column`` as an array of ``shape``, which a store's ``shape`` column may say wrongly.
+    """``data`` of the image ``column`` as an array of ``shape``.
 
-    Raises :class:`StoreError` where it does."""
+    Raises :class:`StoreError` where a damaged ``shape`` column does not fit it."""
     flat: NDArray[Any] = np.frombuffer(data, NUMPY_DTYPE[column.dtype])
     if len(shape) != 3 or min(shape) < 0 or math.prod(shape) != flat.size or (not flat.size and max(shape) >= 1 << 31):
         raise StoreError(f"{where} holds {flat.size} elements, not {shape}")
@@ -53,7 +53,7 @@ def shaped(data: Buffer, column: Column, shape: tuple[int, ...], where: str) -> 
 
 
 def disk_bytes(path: Path) -> int:
-    """Bytes that a file, or all in a directory, really takes on disk: allocated blocks, so holes do not count."""
+    """Bytes that a file or directory takes on disk, by its allocated blocks: holes do not count."""
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
     return sum(p.stat().st_blocks * 512 for p in files)
 
@@ -72,7 +72,7 @@ def manifest_text(manifest: Manifest) -> bytes:
 
 
 def unreadable(path: Path, kind: str, reason: object) -> StoreError:
-    """The error for a file that begins like ``kind`` and cannot be opened as one: one line, whatever a library said."""
+    """The error for a file that begins like ``kind`` and cannot be opened as one; one line of ``reason`` is shown."""
     first = str(reason).strip().partition("\n")[0]
     return StoreError(
         f"{printable(str(path))} is damaged or truncated: it cannot be opened as {kind} ({printable(first)[:200]}); "
@@ -81,12 +81,12 @@ def unreadable(path: Path, kind: str, reason: object) -> StoreError:
 
 
 class Spans(NamedTuple):
-    """Where images of consecutive records lie.
+    """Locations of the images of consecutive records.
 
     Attributes:
-        data: What they lie in.
+        data: The bytes they are in.
         starts: ``int64``, where each begins, in bytes.
-        sizes: ``int64``, their bytes.
+        sizes: ``int64``, bytes of each.
     """
 
     data: memoryview
@@ -103,7 +103,7 @@ class Reader(ABC):
     Attributes:
         path: Where the store lies.
         manifest: What it is.
-        checks_records: Every record is checked against its checksums when it is read; whole images come no other way.
+        checks_records: Whether each record is checked against its checksums when it is read.
         has_image_array: :meth:`column` gives images too: a fixed column as one array, without a copy.
     """
 
@@ -127,38 +127,40 @@ class Reader(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Releases files and maps. Idempotent. Arrays and memoryviews handed out by :meth:`read` and :meth:`column`
-        stay valid."""
+        """Releases files and maps. Idempotent. Arrays and memoryviews that were handed out stay valid."""
 
     @abstractmethod
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Yields what is wrong with the container itself: sizes, counts, offsets, container checksums, shard digests.
 
-        Records and column digests are not its business (``verify`` does these for all formats). ``quick`` leaves out
-        whatever reads all of the data.
+        ``verify`` checks records and column digests, for all formats alike. ``quick`` leaves out checks that read all
+        of the data.
         """
 
     def __len__(self) -> int:
         return self.manifest.records
 
     def check_files(self) -> None:
-        """Raises :class:`StoreError` when a file of the store is missing or has not its size: where opening does not
-        look at all of them, so that what is left of a damaged store can still be verified and salvaged."""
+        """Raises :class:`StoreError` when a file of the store is missing or has another size.
+
+        Opening a sharded store does not look at all files, so that a damaged one can be verified and salvaged."""
         return
 
     def view(self, index: int) -> Buffer:
-        """Like :meth:`read`, never with a copy: what it returns holds its map by itself, also after :meth:`close`."""
+        """Like :meth:`read` without a copy. The view stays valid after :meth:`close`."""
         return self.read(index)
 
     def spans(self) -> Iterator[Spans]:
-        """Where images lie, from record 0 on: of all of them, where a reader can tell that quicker than one by one; or
-        only of the first ones, or of none. Where something is out of order, which :meth:`check_structure` explains, it
-        ends before that."""
+        """Locations of a leading run of images; may be empty.
+
+        A reader overrides it where many locations at once cost less than one by one. It ends before the first fault,
+        which :meth:`check_structure` explains."""
         return iter(())
 
     def will_need(self, index: int, view: Buffer) -> None:
-        """Says that ``view``, which :meth:`view` gave for ``index``, is about to be read, so that the system fetches it
-        at once where it is not in memory yet. Where it is, this only costs (6 µs, and more beside others)."""
+        """Announces a read of ``view``, which is ``self.view(index)``, so that the system fetches all of it at once.
+
+        Pure overhead (6 µs, more under contention) if it is already cached."""
         return
 
     def array(self, index: int) -> NDArray[Any]:
@@ -189,12 +191,12 @@ class Reader(ABC):
         return bytes(self.ragged("key")[index]).decode("utf-8", "surrogateescape")
 
     def check_fields(self, index: int) -> None:
-        """Where :attr:`checks_records`: raises :class:`CorruptRecordError` when the label, key or another field of a
-        record (not its image, which :meth:`read` checks) does not match its row checksum."""
+        """With :attr:`checks_records`, raises :class:`CorruptRecordError` when the label, key or another field of a
+        record does not match its row checksum. :meth:`read` checks its image."""
         return
 
     def check_column(self, name: str) -> None:
-        """Where :attr:`checks_records`: raises :class:`StoreError` when a column has not its digest."""
+        """With :attr:`checks_records`, raises :class:`StoreError` when a column does not match its digest."""
         return
 
     def split(self, name: str | None) -> Split:
@@ -202,7 +204,7 @@ class Reader(ABC):
         return Split("all", 0, len(self)) if name is None else self.manifest.split(name)
 
     def disk_bytes(self) -> int:
-        """Bytes that the store really takes on disk."""
+        """Bytes that the store takes on disk."""
         return disk_bytes(self.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -222,10 +224,10 @@ class Reader(ABC):
 
 
 class Writer(ABC):
-    """Writes one file of one format: images as they come, then everything else when it is sealed.
+    """Writes one file of one format: images as they come, then everything else in :meth:`seal`.
 
-    A writer writes to exactly the path it is given and knows nothing of staging, shards or splits;
-    :class:`packstore.stores.builder.StoreBuilder` does all that. Memory does not grow with the number of records.
+    It writes to exactly the path it is given. :class:`packstore.stores.builder.StoreBuilder` takes care of the work
+    directory, shards and splits. Memory does not grow with the number of records.
     """
 
     def __init__(self, path: Path, image: Column) -> None:
@@ -238,23 +240,24 @@ class Writer(ABC):
         """Adds records in order. In a fixed column each has exactly ``image.record_nbytes`` bytes."""
 
     def suspend(self) -> None:
-        """Releases open files after the last record; :meth:`seal` or :meth:`abort` follows later.
+        """Closes files after the last record; :meth:`seal` or :meth:`abort` follows later.
 
-        A store of many shards seals them all at the end, and must not hold a file open for each until then.
+        A store with many shards may seal them all at the end, and cannot keep a file open for each until then.
         """
         return
 
     @abstractmethod
     def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
-        """Writes all other columns and the manifest, and closes the file. To make it durable is the caller's affair."""
+        """Writes all other columns and the manifest, and closes the file. The caller makes it durable."""
 
     def synced(self) -> None:
-        """To be called when what was sealed has been synced. Raises the :class:`OSError` that was met where the file
-        was written to the disk in the background: Linux tells of a failed write once, so no later sync fails."""
+        """Raises the :class:`OSError` of an earlier sync in the background; call it after syncing the sealed file.
+
+        Linux reports a failed write once, so the later sync does not fail."""
         return
 
     @abstractmethod
     def abort(self) -> None:
-        """Closes whatever is open, without finishing or flushing. Idempotent, also after :meth:`seal`. Deletes nothing.
+        """Closes files without flushing them. Idempotent, also after :meth:`seal`. Deletes nothing.
 
-        After a failed write nothing more may be written: a flush would fail as the write did, and hide the reason."""
+        After a failed write a flush would fail in the same way, and hide the reason."""

@@ -1,4 +1,4 @@
-"""What the two formats that are one mapped file (HDF5 and ``.pth``) have in common when read."""
+"""A reader for formats whose store is one file with whole arrays in it, such as HDF5 and ``.pth``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from packstore.stores.base import Problem, Reader
 class MappedReader(Reader):
     """A reader whose columns, images included, are arrays over one read-only map of the file.
 
-    Arrays and memoryviews hold the map by themselves, in threads, after :meth:`close` and after a fork.
+    Arrays and memoryviews hold the map by themselves: they stay valid after :meth:`close` and after a fork.
     """
 
     has_image_array = True
@@ -37,7 +37,7 @@ class MappedReader(Reader):
         else:
             flat = image.reshape(-1).view(np.uint8) if image.size else np.empty(0, np.uint8)
         raw = flat.data.toreadonly() if flat.size else memoryview(b"")
-        # In one, so that a close in another thread takes away all of it or nothing.
+        # One attribute, so that another thread's close takes away all of it or nothing.
         self._images = offsets, raw, manifest.image.record_nbytes
 
     def read(self, index: int) -> memoryview:
@@ -64,7 +64,7 @@ class MappedReader(Reader):
 
     def close(self) -> None:
         self._data = None
-        self._images = None, memoryview(b""), 1  # so that read finds the map too short
+        self._images = None, memoryview(b""), 1  # read finds the map too short
 
     def _open(self) -> Mapping[str, ColumnData]:
         data = self._data
@@ -74,9 +74,9 @@ class MappedReader(Reader):
 
 
 def check_column(column: Column, records: int, data: ColumnData, where: str) -> None:
-    """Raises :class:`StoreError` when ``data`` has not the kind, dtype, shape and size of ``column``.
+    """Raises :class:`StoreError` when ``data`` has another kind, dtype, shape or size than ``column``.
 
-    Ragged offsets are compared with the size of the data at their ends only; the rest is :func:`check_offsets`.
+    Of ragged offsets it checks the first and the last only; :func:`check_offsets` checks all.
     """
     if isinstance(data, Ragged):
         ends = int(data.offsets[0]), int(data.offsets[-1])
@@ -103,7 +103,7 @@ def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator
         )
     for start in range(0, len(data), chunk):
         part = data.offsets[start : start + chunk + 1]
-        # Not by their difference, which for the wildest of offsets does not fit into 64 bits.
+        # Not by their difference, which may not fit into 64 bits.
         bad = (part[1:] < part[:-1]) | (part[1:] > len(data.data)) | (part[:-1] < 0)
         for i in np.flatnonzero(bad).tolist():
             yield Problem(
@@ -113,9 +113,8 @@ def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator
 
 
 def consecutive_images(path: Path, start: int, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-    """See :meth:`packstore.stores.format.Format.partial_images`: of a writer that puts images one behind the other.
-
-    ``start`` is where the first one lies."""
+    """:meth:`packstore.stores.format.Format.partial_images` of a format that stores images back to back from ``start``
+    on."""
     ends = start + np.cumsum(sizes.astype(np.int64))
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

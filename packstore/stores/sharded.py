@@ -1,4 +1,4 @@
-"""A store that is split over several files: a directory of shards with one manifest, read as one store."""
+"""A sharded store: a directory of shards with one manifest, read as one store."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from packstore.stores.format import Format
 
 _OPEN_TRIES = 8
 _FILES_A_SHARD = 3
-"""Descriptors: the file until it is mapped, and each of at most two maps."""
+"""Descriptors of a shard: its file until that is mapped, and at most two maps."""
 
 
 class ShardedReader(Reader):
-    """Holds the files of all shards from the first, so that it goes on when the store is replaced, and reads a shard's
-    directory when that is first needed."""
+    """Opens the files of all shards at once, so that it keeps working when the store is replaced. Reads what is in a
+    shard when it is first needed."""
 
     def __init__(self, path: Path) -> None:
         for _ in range(_OPEN_TRIES):
@@ -82,7 +82,7 @@ class ShardedReader(Reader):
     def column(self, name: str) -> ColumnData:
         column = self.manifest.column(name)
         if name == "image":
-            raise StoreError("a sharded store keeps images apart, so they are no array; read them one by one")
+            raise StoreError("a sharded store has no array of all images; read them one by one")
         columns = self._columns  # another thread may close meanwhile
         if name not in columns:
             columns[name] = _joined(column, [self.shard(i).column(name) for i in range(len(self._readers))])
@@ -198,7 +198,7 @@ class ShardedReader(Reader):
     def _open_shard(self, shard: Shard, held: int | None) -> Reader:
         path, where = self.path / shard.name, self._where(shard)
         try:
-            # Not held: it could not be opened then, which may have changed.
+            # Without a descriptor it could not be opened earlier, which may have changed.
             file = open_regular(self._format.data_file(path)) if held is None else held
         except OSError as error:
             raise StoreError(f"{where} cannot be opened: {error.strerror or error}") from error
@@ -225,8 +225,10 @@ class ShardedReader(Reader):
 
 
 def _hold(manifest: Manifest, path: Path) -> tuple[list[int | None], int]:
-    """The files of all shards, open, as many as the system lets one process open. None for others, and for one that
-    cannot be opened, which is for those to hear who read it. And how many open files were promised for them."""
+    """Opens the files of the shards, as many as the process may have open.
+
+    Returns a descriptor for each, None for one that is not or cannot be opened (reading it says why), and how many open
+    files were reserved."""
     promised = allow_open_files(_FILES_A_SHARD * len(manifest.shards))
     allowed = promised // _FILES_A_SHARD
     files: list[int | None] = [None] * len(manifest.shards)
@@ -275,7 +277,7 @@ def read_sharded_manifest(path: Path) -> Manifest:
 
 
 def _joined(column: Column, parts: list[ColumnData]) -> ColumnData:
-    """The shards' parts of a column as one. A single part is not copied."""
+    """A column's values of all shards as one. Those of a single shard are not copied."""
     if len(parts) == 1:
         return parts[0]
     if column.kind == "fixed":

@@ -245,7 +245,7 @@ class LmdbReader(Reader):
         if name not in columns:
             column = self.manifest.column(name)
             if name == "image":
-                raise StoreError("an LMDB keeps images apart, so they are no array; read them one by one")
+                raise StoreError("an LMDB has no array of all images; read them one by one")
             if column.kind == "fixed":
                 columns[name] = self._array(name, NUMPY_DTYPE[column.dtype], (self._records, *column.shape))
             else:
