@@ -28,6 +28,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'packstore.testing' has no attribute {name!r}")
     import pytest
 
-    modules = {_SUITES[name], "packstore.testing.records"}
+    modules = {_SUITES[name], "packstore.testing.records", "packstore.testing.store_files"}
     pytest.register_assert_rewrite(*modules - sys.modules.keys())  # so that an assertion that fails shows its values
     return getattr(import_module(_SUITES[name]), name)
