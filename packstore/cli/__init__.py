@@ -67,20 +67,20 @@ for command in (demo, convert, verify, info, repair, salvage, clean, bench, doct
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and exits with its code: 0, 1 failure, 2 usage, 3 done but samples were skipped."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # numpy's linear algebra, which nothing here needs, would start a thread a core, and these keep the cores busy for a
-    # while with waiting: a tenth of what packing small files takes. Before numpy is imported.
+    # Before numpy is imported: its linear algebra, which nothing here needs, would start a thread a core, and they spin
+    # for a while: a tenth of the time of packing small files.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _open_standard_streams()
-    # A terminated run cleans up like an interrupted one: all arrive as exceptions in the main thread.
+    # Every one of these signals becomes an exception in the main thread, so that a stopped run cleans up.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        # Who started us may have had a signal ignored on purpose, as nohup does.
+        # nohup ignores a signal on purpose.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
-    # A conversion makes many small objects and no cycles: looking for cycles among them took a tenth of its time.
+    # A conversion makes many small objects and hardly a cycle: collecting them took a tenth of its time.
     gc.set_threshold(100_000, 50, 100)
     debug = "--debug" in arguments
     if debug:
-        # Accepted after the command too: that is where one adds it when something has just failed.
+        # Accepted after the command too, where one adds it when a command has just failed.
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
     try:
         code = cli.main(arguments, prog_name="packstore", standalone_mode=False)
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         click.echo(f"packstore: interrupted{_notes(stopped)}", err=True)
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left (`packstore info … | head`); keep the interpreter from complaining again.
+        # The reader of our output has gone (`packstore info … | head`); the interpreter must not complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_FAILURE
     except Exception as error:
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _notes(error: BaseException | None) -> str:
-    """What was added to an error on its way, to follow it; also to the one that caused it."""
+    """The notes of an error and of its causes, to follow its message."""
     notes: list[str] = []
     while error is not None:
         notes += getattr(error, "__notes__", ())
@@ -128,7 +128,7 @@ def _describe(error: Exception, debug: bool) -> str:
 
 
 class _StoppedError(BaseException):
-    """A signal asked for the end. Not an Exception: nothing on the way may mistake it for a failure."""
+    """A signal asked for the end. No Exception, so that no handler takes it for a failure."""
 
     def __init__(self, number: int) -> None:
         super().__init__("interrupted" if number == signal.SIGINT else "terminated")
@@ -136,15 +136,15 @@ class _StoppedError(BaseException):
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    # Once is enough: a second signal must not interrupt the cleaning up.
+    # A second signal must not interrupt the cleaning up.
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
     raise _StoppedError(number)
 
 
 def _open_standard_streams() -> None:
-    """Opens /dev/null for standard input, output and error where the caller has closed them: otherwise the next file
-    to be opened would take the number, and a C library's message would land in it."""
+    """Opens /dev/null for standard input, output and error that the caller has closed. Otherwise the next file that is
+    opened takes the number, and a C library prints into it."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)

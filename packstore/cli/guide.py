@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -18,19 +22,52 @@ def guide(topic: str | None) -> None:
     Examples:
       packstore guide
       packstore guide packing
-      packstore guide formats | grep LMDB
+      packstore guide formats > formats.md
     """
     pages = {path.stem: path for path in sorted(Path(__file__).parents[1].glob("guide/*.md"))}
     if topic is None:
         width = max(map(len, pages))
         for name, path in pages.items():
-            click.echo("\n".join(wrapped(f"{name:<{width}}  ", _summary(path), 80)))
-    elif topic in pages:
-        click.echo_via_pager(pages[topic].read_text("utf-8"))
-    else:
+            summary = path.read_text("utf-8").split("\n\n")[1]  # the sentence below the title
+            click.echo("\n".join(wrapped(f"{name:<{width}}  ", " ".join(summary.split()), 80)))
+        return
+    if topic not in pages:
         raise click.UsageError(f"no page about {topic!r}; pages: {', '.join(pages)}")
+    text = pages[topic].read_text("utf-8")
+    if sys.stdout.isatty():
+        text = fitted(text, min(100, shutil.get_terminal_size().columns or 80))
+    click.echo_via_pager(text)
 
 
-def _summary(page: Path) -> str:
-    """The sentence below the title."""
-    return page.read_text("utf-8").split("\n\n")[1].replace("\n", " ")
+def fitted(page: str, columns: int) -> str:
+    """A Markdown page for a terminal: text in lines of at most ``columns``, tables as lists, code as it is."""
+    lines: list[str] = []
+    for number, part in enumerate(re.split(r"^(```.*?^```)\n", page, flags=re.MULTILINE | re.DOTALL)):
+        lines += [part] if number % 2 else _fitted_text(part, columns)
+    return "\n".join(lines)
+
+
+def _fitted_text(text: str, columns: int) -> Iterator[str]:
+    header: list[str] = []
+    # A blank line, a heading, a list item or a row of a table begins a paragraph; any other line goes on with one.
+    for paragraph in re.split(r"\n(?=\n|#| *- | *\d+\. |\|)", text):
+        line = " ".join(paragraph.split())
+        if not line or paragraph.startswith("\n"):
+            yield ""
+            header = []
+        if line.startswith("|"):
+            if not header:
+                header = _cells(line)
+            elif not set(line) <= set("|-: "):
+                first, *others = _cells(line)
+                yield from wrapped("- ", first, columns)
+                for name, cell in zip(header[1:], others, strict=True):
+                    yield from wrapped(f"  {name}: ", cell, columns) if cell else ()
+        elif line:
+            marker = re.match(r"\s*(- |\d+\. )?", paragraph)
+            assert marker is not None
+            yield from wrapped(marker[0].lstrip("\n"), line.removeprefix(marker[1] or ""), columns)
+
+
+def _cells(row: str) -> list[str]:
+    return [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", row.strip("|"))]

@@ -48,7 +48,7 @@ class LabelsSummary:
 
     Attributes:
         classes: The sorted names of the classes, or None when all labels are class numbers.
-        splits: The names of the splits in the order in which they are packed; ``("",)`` without that column.
+        splits: The names of the splits in packing order; ``("",)`` without that column.
         hashes: :func:`file_hash` of all files, sorted; shape ``(rows,)``. Eight bytes a row, not a set of strings.
     """
 
@@ -57,14 +57,14 @@ class LabelsSummary:
     hashes: NDArray[np.uint64]
 
     def count_named(self, files: list[str]) -> int:
-        """How many of ``files`` are named."""
+        """How many of ``files`` the labels file names."""
         wanted = np.fromiter((file_hash(file) for file in files), np.uint64, len(files))
         at = np.minimum(np.searchsorted(self.hashes, wanted), len(self.hashes) - 1)
         return int(np.count_nonzero(self.hashes[at] == wanted))
 
 
 class LabelsFile:
-    """Reads a labels file from the start each time, so that memory does not grow with its length."""
+    """A labels file. Each use reads it from the start, so that memory does not grow with its length."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -73,7 +73,7 @@ class LabelsFile:
         return f"{printable(str(self.path))}, line {line}"
 
     def rows(self) -> Iterator[Row]:
-        """All rows in the file's order. Raises :class:`SourceError`, naming the line, for anything that is no row."""
+        """All rows in the file's order. Raises :class:`SourceError` for a malformed row, naming its line."""
         try:
             with open(self.path, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=self._open) as file:
                 reader = csv.reader(file, strict=True)
@@ -87,7 +87,7 @@ class LabelsFile:
             raise SourceError(f"{printable(str(self.path))} cannot be read: {error.strerror or error}") from None
 
     def _open(self, path: str, flags: int) -> int:
-        """Opens the file, without waiting where it is a pipe, and raises :class:`SourceError` where it is none."""
+        """Opens a regular file, without waiting for a pipe. Raises :class:`SourceError` for pipes and devices."""
         descriptor = os.open(path, flags | os.O_NONBLOCK)
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # open() itself refuses a folder
@@ -204,8 +204,8 @@ class LabelsFile:
 
 
 def number_of(label: str) -> int | None:
-    """The integer that ``label`` is, or None for a name. What is beyond 64 bits is some number beyond 64 bits, for
-    Python turns digits into a number in quadratic time, and refuses to where they are many."""
+    """The integer that ``label`` is, or None for a name. Of 20 digits and more it is 2^64, whatever their value: Python
+    takes quadratic time to parse digits, and refuses many."""
     found = _INTEGER.fullmatch(label)
     if found is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import packstore
+from packstore.cli.guide import fitted
 
 COMMAND = [sys.executable, "-m", "packstore", "guide"]
 PAGES = {path.stem: path for path in (Path(packstore.__file__).parent / "guide").glob("*.md")}
@@ -47,13 +49,39 @@ def test_a_terminal_gets_a_pager(tmp_path: Path) -> None:
         stdin=slave,
         stdout=slave,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PAGER": str(tmp_path / "pager"), "TERM": "xterm"},
+        env={**os.environ, "PAGER": str(tmp_path / "pager"), "TERM": "xterm", "COLUMNS": "66"},
         check=False,
     )
     os.close(slave)
     os.close(master)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert (tmp_path / "seen").read_text("utf-8").rstrip() == PAGES["packing"].read_text("utf-8").rstrip()
+    page = PAGES["packing"].read_text("utf-8")
+    assert (tmp_path / "seen").read_text("utf-8").rstrip() == fitted(page, 66).rstrip()
+
+
+@pytest.mark.parametrize("topic", PAGES)
+@pytest.mark.parametrize("columns", [60, 100])
+def test_a_page_fits_into_a_terminal_and_loses_no_word(topic: str, columns: int) -> None:
+    page = PAGES[topic].read_text("utf-8")
+    text = fitted(page, columns)
+    code = re.findall(r"^```.*?^```$", page, re.MULTILINE | re.DOTALL)
+    for part in code:
+        assert part in text
+        text = text.replace(part, "")
+    assert max(map(len, text.splitlines())) <= columns or max(map(len, text.split())) > columns - 20
+    missing = set(re.findall(r"\w+", page)) - set(re.findall(r"\w+", fitted(page, columns)))
+    headers = re.findall(r"^\|(.*)\|\n\|[-|]+\|$", page, re.MULTILINE)
+    assert missing <= set(re.findall(r"\w+", " ".join(header.split("|")[0] for header in headers)))
+
+
+def test_how_a_page_fits() -> None:
+    text = "# Title\n\nOne line\nand another.\n\n- an item\n  goes on\n- a second\n\n"
+    table = "| a | b |\n|---|---|\n| x\\|y | z |\n\n"
+    page = text + table + "```\n  code\n```\n\nEnd.\n"
+    assert fitted(page, 60).splitlines() == [
+        *("# Title", "", "One line and another.", "", "- an item goes on", "- a second", "", "- x|y", "  b: z", ""),
+        *("```", "  code", "```", "", "End."),
+    ]
 
 
 def test_an_unknown_topic_is_wrong_usage_and_lists_the_pages() -> None:

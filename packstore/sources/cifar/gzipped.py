@@ -18,10 +18,10 @@ _GZIP = 31  # zlib's window bits for a gzip header and trailer
 
 
 class GzipReader(io.RawIOBase):
-    """The content of a gzip file (RFC 1952, several members allowed) as a seekable file. Not for several threads.
+    """The content of a gzip file (RFC 1952, several members allowed) as a seekable file. For one thread at a time.
 
-    Reading raises :class:`EOFError` where the file is cut off, and :class:`zlib.error` where it is damaged; the
-    checksum of a member is checked when its end is reached.
+    Reading raises :class:`EOFError` for a file that is cut off, and :class:`zlib.error` for a damaged one. The checksum
+    of a member is checked at its end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class GzipReader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Goes to a position from the start or from the current one; the end is not known before it is reached."""
+        """Goes to a position from the start or from the current one; the position of the end is unknown."""
         if whence == io.SEEK_CUR:
             offset += self._position
         elif whence != io.SEEK_SET:
@@ -57,8 +57,10 @@ class GzipReader(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """The next ``size`` bytes; fewer only at the end, for which ``tarfile`` takes any shorter read. Memory grows
-        with what is read, not with what a broken header asks for; more than 256 MiB at once is a :class:`ValueError`.
+        """The next ``size`` bytes; fewer only at the end, since ``tarfile`` takes any shorter read for the end.
+
+        Memory grows with what is read, not with what a broken header asks for. Raises :class:`ValueError` for more than
+        256 MiB at once.
         """
         if size < 0:
             return self.readall()
