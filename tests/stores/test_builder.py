@@ -713,6 +713,7 @@ def test_paths_that_are_not_utf8(
 ) -> None:
     program = (
         "import os, sys; from pathlib import Path; from packstore.testing.records import *\n"
+        "from packstore.stores import open_store\n"
         f"records, path, n = make_records(), Path(os.fsdecode({os.fsencode(tmp_path)!r})), {shard_size}\n"
         f"for name in (b'q\\xff{suffix}', b'\\xc3\\xbc{suffix}'):\n"
         "    write(path / os.fsdecode(name), records, shard_size=n)\n"
