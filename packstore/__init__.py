@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from packstore.stores import open_store as open  # noqa: F401 - not in __all__: it would hide the built-in one
     from packstore.stores.base import Problem, Reader
     from packstore.training.dataset import PackedDataset
-    from packstore.training.loader import LoaderOptions, PackedLoader, prefetch
+    from packstore.training.loader import PackedLoader, prefetch
 
 __version__ = "0.1.0"
 
@@ -42,7 +42,6 @@ __version__ = "0.1.0"
 _LAZY = {
     "ConvertOptions": ("packstore.packing.plan", "ConvertOptions"),
     "ConvertReport": ("packstore.packing.conversion", "ConvertReport"),
-    "LoaderOptions": ("packstore.training.loader", "LoaderOptions"),
     "Manifest": ("packstore.core.manifest", "Manifest"),
     "PackedDataset": ("packstore.training.dataset", "PackedDataset"),
     "PackedLoader": ("packstore.training.loader", "PackedLoader"),
@@ -69,7 +68,6 @@ __all__ = [
     "CorruptRecordError",
     "DecodeError",
     "DestinationError",
-    "LoaderOptions",
     "Manifest",
     "ManifestError",
     "MissingStoreError",

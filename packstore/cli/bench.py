@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "--augment", type=click.Choice(["crop", "none"]), default="crop", show_default=True,
     help="crop: random resized crop and flip; padded random crop and flip for images that have the size already.",
 )  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), metavar="N", help="Threads of the loader.  [default: one a core]")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads of the loader.  [default: one a core]")
 @click.option(
     "--seconds", type=click.FloatRange(0, 600, min_open=True), default=2.0, show_default=True,
     metavar="S", help="Time for each of about ten stages.",

@@ -34,7 +34,7 @@ from tests.makers.datasets import make_folder, write_image
 JPEG = Rates(
     threads=2, cores=2, read_first=80e3, read_again=80e3, read=40e3, decode=1000, augment=4000, copy=64e3, loader=1550
 )
-QUICK: dict[str, Any] = {"seconds": 0.01, "batch_size": 4, "threads": 2, "size": 32}
+QUICK: dict[str, Any] = {"seconds": 0.01, "batch_size": 4, "workers": 2, "size": 32}
 
 
 # Arithmetic ---------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_what_is_resident_has_no_stages() -> None:
 def test_more_threads_are_advised_only_where_there_are_cores_for_them() -> None:
     rates = replace(JPEG, threads=2, cores=8)
     (advice,) = advise(rates, judge(rates), [], format="lmdb", payload_bytes=1e5, disk_bytes=1e5)
-    assert advice.what == "use more threads: threads=8"
+    assert advice.what == "use more threads: workers=8"
     assert advise(JPEG, judge(JPEG), [], format="lmdb", payload_bytes=1e5, disk_bytes=1e5) == []
 
 
@@ -260,7 +260,7 @@ def test_a_store_of_one_record(tmp_path: Path) -> None:
             file.unlink()
         (folder / extra).rmdir()
     path = packstore.convert(folder, tmp_path / "one.h5").destination
-    report = bench(path, BenchOptions(tries=False, **{**QUICK, "threads": 1}))
+    report = bench(path, BenchOptions(tries=False, **{**QUICK, "workers": 1}))
     assert report.records == 1
     assert "1 record," in describe(report)
 
@@ -349,7 +349,7 @@ def test_the_clock_ends_when_there_is_no_more_work() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threads": 0}, "threads should be a whole number of at least 1, got 0"),
+        ({"workers": 0}, "workers should be a whole number of at least 1, got 0"),
         ({"seconds": 0.0}, "seconds should be above 0"),
         ({"target": float("nan")}, "target should be above 0"),
         ({"augment": "some"}, "augment should be one of crop, none, got 'some'"),

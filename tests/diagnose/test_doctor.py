@@ -180,7 +180,7 @@ def test_a_quota_below_the_cores_is_a_problem(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(machine, "cpu_quota", lambda: 2.5)
     monkeypatch.setattr(machine, "default_workers", lambda: 8)
     quota = next(fact for fact in machine.processor_facts() if fact.name == "quota of the container")
-    assert "threads=2" in str(quota.problem)
+    assert "workers=2" in str(quota.problem)
 
 
 def test_few_open_files_and_a_limited_address_space_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,7 @@ def test_the_loader_uses_it_and_gives_the_same_batches(tmp_path: Path, monkeypat
     operation = RandomResizedCrop(32, scale=(0.1, 0.6))
 
     def batch() -> NDArray[np.uint8]:
-        loader = PackedLoader(dataset, batch_size=30, augment=[operation], seed=3, threads=2)
+        loader = PackedLoader(dataset, batch_size=30, augment=[operation], seed=3, workers=2)
         images: NDArray[np.uint8] = next(iter(loader))[0].numpy()
         return images
 

@@ -96,7 +96,7 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
 @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
 def test_batches_are_those_of_the_original_files(stores: Stores, name: str, suffix: str) -> None:
     expected = batches(stores("original.lmdb"), LISTS[name])
-    assert_same(batches(stores(f"seekable.{suffix}"), LISTS[name], threads=3), expected)
+    assert_same(batches(stores(f"seekable.{suffix}"), LISTS[name], workers=3), expected)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)

@@ -5,7 +5,7 @@ Each page runs by itself, in order, in a directory that holds what the README's 
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import os
 import re
 import shlex
@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 import pytest
 
-from packstore import LoaderOptions
+from packstore import PackedLoader
 from packstore.cli import cli
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 
@@ -150,8 +150,9 @@ def test_every_command_is_named() -> None:
 def test_every_option_is_explained() -> None:
     for option in [option for each in cli.commands["convert"].params for option in each.opts]:
         assert f"`{option}" in text_of("packing") or not option.startswith("--"), option
-    for field in dataclasses.fields(LoaderOptions):
-        assert re.search(rf"\b{field.name}=", text_of("loading")), field.name
+    for name, argument in inspect.signature(PackedLoader).parameters.items():
+        if argument.kind is argument.KEYWORD_ONLY:
+            assert re.search(rf"\b{name}=", text_of("loading")), name
 
 
 OTHERS = {

@@ -118,8 +118,8 @@ def test_geometry_is_torchvisions(stores: Stores, suffix: str, kind: str) -> Non
 )
 def test_threads_prefetch_and_batches_change_nothing(stores: Stores, name: str, augment: list[Any]) -> None:
     ds = PackedDataset(stores(name), "train")
-    wanted = all_batches(PackedLoader(ds, 5, shuffle=True, augment=augment, seed=3, threads=1, resident=False))
-    for options in ({"threads": 5}, {"threads": 2, "prefetch": 1}, {"prefetch": 9}):
+    wanted = all_batches(PackedLoader(ds, 5, shuffle=True, augment=augment, seed=3, workers=1, resident=False))
+    for options in ({"workers": 5}, {"workers": 2, "prefetch": 1}, {"prefetch": 9}):
         again = PackedLoader(ds, 5, shuffle=True, augment=augment, seed=3, resident=False, **options)
         assert same(all_batches(again), wanted)
     other = PackedLoader(ds, 5, shuffle=True, augment=augment, seed=4, resident=False)
@@ -347,7 +347,7 @@ def test_a_resumed_epoch_goes_on_where_it_stood(stores: Stores, name: str, resid
 def test_a_loader_that_has_run_can_be_pickled(stores: Stores, name: str, resident: bool) -> None:
     augment = RAGGED if name == "files.lmdb" else FIXED
     ds = PackedDataset(stores(name), "train")
-    loader = PackedLoader(ds, 4, shuffle=True, augment=augment, resident=resident, threads=2)
+    loader = PackedLoader(ds, 4, shuffle=True, augment=augment, resident=resident, workers=2)
     list(loader)
     batches = iter(loader)
     next(batches)
@@ -409,7 +409,7 @@ def loader_threads() -> list[str]:
 
 
 def test_an_early_break_leaves_no_thread(stores: Stores) -> None:
-    loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, augment=RAGGED, threads=3)
+    loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, augment=RAGGED, workers=3)
     for _ in range(5):
         for _ in loader:
             break
@@ -499,7 +499,7 @@ def test_images_of_differing_sizes_need_an_operation(stores: Stores) -> None:
     [
         ({"batch_size": 0}, "batch_size"),
         ({"prefetch": 0}, "prefetch"),
-        ({"threads": 0}, "threads"),
+        ({"workers": 0}, "workers"),
         ({"resident": "maybe"}, "resident"),
         ({"on_error": "ignore"}, "on_error"),
         ({"dtype": torch.uint8}, "floating point"),
@@ -579,7 +579,7 @@ def test_stats_say_where_the_time_goes(stores: Stores) -> None:
 def test_in_inference_mode_as_elsewhere(stores: Stores, name: str, resident: Any) -> None:
     """It holds for the consumer's thread alone, and memory that was made in it for no other."""
     augment = RAGGED if name in ("files.lmdb", "pixels.h5") else FIXED
-    options: dict[str, Any] = {"augment": augment, "resident": resident, "threads": 2}
+    options: dict[str, Any] = {"augment": augment, "resident": resident, "workers": 2}
     if name != "floats.pth":
         options["normalize"] = "imagenet"
     loader = PackedLoader(PackedDataset(stores(name), "train"), 4, **options)
@@ -756,5 +756,5 @@ def test_what_is_no_dataset_of_ours_is_told(stores: Stores) -> None:
 
 
 def test_options_of_dataloader_are_told_apart(stores: Stores) -> None:
-    with pytest.raises(UsageError, match="PackedLoader has no option num_workers: threads= says"):
+    with pytest.raises(UsageError, match="PackedLoader has no argument num_workers: workers= says"):
         PackedLoader(PackedDataset(stores("cifar.lmdb"), "train"), 4, num_workers=2)

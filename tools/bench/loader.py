@@ -132,7 +132,7 @@ def streamed(source: Path, scratch: Path, repeats: int, threads: int, raw: bool)
     # An epoch of some thousand images, whatever the folder: the start of an epoch should not weigh more than it does.
     times = max(1, 4096 // len(dataset))
     indices = np.tile(np.arange(len(dataset)), times)
-    loader = PackedLoader(dataset, 256, shuffle=True, augment=CROP, threads=threads, indices=indices)
+    loader = PackedLoader(dataset, 256, shuffle=True, augment=CROP, workers=threads, indices=indices)
     records = [dataset._record(i) for i in range(len(dataset))]
     reader = dataset.reader
     if raw:
@@ -176,7 +176,7 @@ def _gil(dataset: PackedDataset) -> float:
     """Seconds an image."""
     import packstore.training.loader.rows as rows
 
-    assembler = PackedLoader(dataset, 256, augment=CROP, threads=1).pipeline.assembler
+    assembler = PackedLoader(dataset, 256, augment=CROP, workers=1).pipeline.assembler
     images = {len(dataset.reader.read(r)): dataset._pixels(r) for r in range(min(256, len(dataset)))}
     records = np.arange(len(images))
     out = torch.empty((len(images), *assembler.shape), dtype=assembler.dtype)

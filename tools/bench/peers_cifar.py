@@ -42,7 +42,7 @@ def packed(task: Task, resident: bool = True) -> Epochs:
         drop_last=True,
         resident=resident,
         indices=task.order,
-        threads=task.threads,
+        workers=task.threads,
         augment=[RandomCrop(32, padding=task.padding), RandomHorizontalFlip()],
     )
 

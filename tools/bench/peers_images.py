@@ -50,7 +50,7 @@ def packed(task: Task) -> Epochs:
         task.batch,
         shuffle=True,
         indices=task.order,
-        threads=task.threads,
+        workers=task.threads,
         augment=[RandomResizedCrop(task.size, scale=task.scale, ratio=task.ratio), RandomHorizontalFlip()],
     )
 

@@ -73,7 +73,7 @@ def load(path: str, threads: int, repeats: int) -> dict[str, float]:
 
 
 def _loader(dataset: Any, loader: Any, path: str, threads: int) -> Any:
-    return loader(dataset(path), BATCH, shuffle=True, threads=threads, resident=False)
+    return loader(dataset(path), BATCH, shuffle=True, workers=threads, resident=False)
 
 
 def _remove(path: Path) -> None:

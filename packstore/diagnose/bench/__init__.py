@@ -53,7 +53,7 @@ class BenchOptions:
         size: Side of the crops in pixels; None for 224, or for a store of one image size its own.
         augment: ``crop`` (random resized crop and flip; random crop with padding and flip where the size stays), or
             ``none`` (whole images; of differing sizes they are resized to the size).
-        threads: Threads of the loader; None for one a core.
+        workers: Threads of the loader; None for one a core.
         seconds: Time for each stage.
         device: Where batches go.
         target: Images a second that training takes, or None.
@@ -65,7 +65,7 @@ class BenchOptions:
     batch_size: int = 256
     size: int | None = None
     augment: str = "crop"
-    threads: int | None = None
+    workers: int | None = None
     seconds: float = 2.0
     device: str = "cpu"
     target: float | None = None
@@ -73,7 +73,7 @@ class BenchOptions:
     tries: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("size", 1), ("threads", 1)):
+        for name, least in (("batch_size", 1), ("size", 1), ("workers", 1)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise UsageError(
@@ -164,7 +164,7 @@ def bench(
 def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCallback) -> BenchReport:
     if not len(dataset):
         raise UsageError(f"{dataset.path} has no records to load")
-    manifest, threads = dataset.manifest, options.threads or default_workers()
+    manifest, threads = dataset.manifest, options.workers or default_workers()
     operations, words = augmentation(manifest, options)
     encoded, payload = manifest.holds_files, manifest.image.nbytes / max(1, manifest.records)
     clock = Clock(options.seconds, 13, progress)

@@ -228,7 +228,7 @@ def _more_threads(rates: Rates, verdict: Verdict) -> list[Advice]:
     per_thread = rates.loader / rates.threads
     if rates.threads < rates.cores:
         why = f"{rates.threads} of {rates.cores} cores were used, at {per_thread:,.0f} images/s each"
-        return [Advice(f"use more threads: threads={rates.cores}", why)]
+        return [Advice(f"use more threads: workers={rates.cores}", why)]
     needed = None if rates.target is None else cores_for(rates.target, rates)
     if rates.target is None or needed is None or needed <= rates.cores:
         return []

@@ -240,7 +240,7 @@ def make_loader(dataset: PackedDataset, batch_size: int, threads: int, augment: 
     """A shuffling loader whose epochs are long even where the dataset is small."""
     times = -(-_EPOCH_BATCHES * batch_size // len(dataset))
     indices = np.tile(np.arange(len(dataset)), times) if times > 1 else None
-    return PackedLoader(dataset, batch_size, shuffle=True, threads=threads, augment=list(augment), indices=indices)
+    return PackedLoader(dataset, batch_size, shuffle=True, workers=threads, augment=list(augment), indices=indices)
 
 
 def end_to_end(clock: Clock, stage: str, loader: PackedLoader, share: float = 1.0) -> EndToEnd:

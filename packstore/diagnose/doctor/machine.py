@@ -60,7 +60,7 @@ def processor_facts() -> list[Fact]:
         problem = None
         if quota < usable - 0.01:
             threads = max(1, math.floor(quota))
-            problem = f"threads default to {usable}, which the quota then stops and starts: use threads={threads}"
+            problem = f"threads default to {usable}, which the quota then stops and starts: use workers={threads}"
         facts.append(Fact("processor", "quota of the container", quota, f"{quota:.3g} cores", problem))
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     problem = (

@@ -8,22 +8,26 @@ its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Literal, Never
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
+from packstore.core.manifest import Normalization
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.epochs import Epochs
-from packstore.training.loader.options import OF_DATALOADER, LoaderOptions, check_dataset, ranks
+from packstore.training.loader.options import OF_DATALOADER, BatchCallable, LoaderOptions, check_dataset, ranks
 from packstore.training.loader.pipeline import Pipeline
 from packstore.training.loader.prefetch import prefetch
 from packstore.training.loader.residence import choose_residence
 from packstore.training.loader.resident import Resident
 from packstore.training.loader.streaming import Streaming
 
-__all__ = ["LoaderOptions", "PackedLoader", "prefetch"]
+__all__ = ["PackedLoader", "prefetch"]
 
 _log = logging.getLogger("packstore")
 _STATE_VERSION = 1
@@ -43,7 +47,32 @@ class PackedLoader:
         dataset: What to load. Its ``columns`` and ``device`` count; its ``transform``, ``output`` and ``dtype`` have to
             be the defaults, since they work item by item.
         batch_size: Images a batch (and rank).
-        options: A :class:`LoaderOptions`; the keyword arguments replace its fields.
+        shuffle: A new order every epoch.
+        seed: The order, and all random numbers of ``augment``, are a function of it.
+        drop_last: Leave out a last batch that is not full.
+        block: Shuffle for disks that cannot seek: blocks of this many consecutive records.
+        sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``.
+        indices: Use only these items of the dataset.
+        augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order.
+        normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
+            Gives floating point images, ``(x / 255 - mean) / std``.
+        dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.
+            Without ``normalize``, pixels are scaled to 0 … 1.
+        channels_last: Memory format of image batches: True or False, or None for the one that costs nothing, which
+            depends on the store, the mode and the operations (so reshape batches, view may refuse).
+        transform: Called with each batch of images, last.
+        target_transform: Called with each batch of labels.
+        pre_transform: Resident only: called once with images ``(M, 3, H, W)`` when they are loaded.
+        resident: Hold everything in device memory: True, False, or ``"auto"`` where it fits.
+        workers: Threads that read and decode; None for one a core. (DataLoader's ``num_workers``, without processes.)
+        prefetch: Batches under way at a time.
+        rank: Which of ``world_size`` equal parts of each global batch this process takes; None for what
+            ``torch.distributed`` says, or 0 of 1.
+        world_size: See ``rank``.
+        dct_scaling: Scale JPEG files by 1/2 or 1/4 while they are decoded, where a crop is at least so many times the
+            size that it is resized to: faster for large photos, and other pixels, by 1 to 3 of 255 on average (see
+            :data:`packstore.images.decoders.SCALED_TOLERANCE`). With TurboJPEG, simplejpeg and OpenCV only.
+        on_error: ``raise``, or ``skip`` to leave records out that cannot be decoded; ``stats()`` counts them.
 
     Attributes:
         epoch: The epoch that the next ``for`` begins.
@@ -56,16 +85,60 @@ class PackedLoader:
     """
 
     def __init__(
-        self, dataset: PackedDataset, batch_size: int = 1, options: LoaderOptions | None = None, **overrides: Any
+        self,
+        dataset: PackedDataset,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        *,
+        seed: int = 0,
+        drop_last: bool = False,
+        block: int | None = None,
+        sampler: Iterable[int] | None = None,
+        indices: Sequence[int] | NDArray[np.int64] | torch.Tensor | None = None,
+        augment: Sequence[Any] = (),
+        normalize: str | Normalization | None = None,
+        dtype: torch.dtype | None = None,
+        channels_last: bool | None = None,
+        transform: BatchCallable | None = None,
+        target_transform: BatchCallable | None = None,
+        pre_transform: BatchCallable | None = None,
+        resident: bool | Literal["auto"] = "auto",
+        workers: int | None = None,
+        prefetch: int = 3,
+        rank: int | None = None,
+        world_size: int | None = None,
+        dct_scaling: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
+        **unknown: Never,
     ) -> None:
         check_dataset(dataset)
-        self.dataset = dataset
-        unknown = overrides.keys() - {field.name for field in fields(LoaderOptions)}
         if unknown:
             name = min(unknown)
-            advice = OF_DATALOADER.get(name, "help(packstore.LoaderOptions) lists the options")
-            raise UsageError(f"PackedLoader has no option {name}: {advice}")
-        self.options = options = replace(options or LoaderOptions(), **overrides)
+            advice = OF_DATALOADER.get(name, "help(packstore.PackedLoader) lists its arguments")
+            raise UsageError(f"PackedLoader has no argument {name}: {advice}")
+        self.dataset = dataset
+        self.options = options = LoaderOptions(
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            block=block,
+            sampler=sampler,
+            indices=indices,
+            augment=augment,
+            normalize=normalize,
+            dtype=dtype,
+            channels_last=channels_last,
+            transform=transform,
+            target_transform=target_transform,
+            pre_transform=pre_transform,
+            resident=resident,
+            workers=workers,
+            prefetch=prefetch,
+            rank=rank,
+            world_size=world_size,
+            dct_scaling=dct_scaling,
+            on_error=on_error,
+        )
         self.batch_size = batch_size
         self.device = dataset.device
         self.epoch = 0

@@ -116,7 +116,7 @@ class Assembler:
             decoder: For stores of image files.
             operations: The first operations of the user's list, to be run here.
             stats: Where the time goes.
-            dct_scaling: See :class:`packstore.training.loader.options.LoaderOptions`.
+            dct_scaling: See :class:`packstore.PackedLoader`.
 
         Raises:
             UsageError: The images have no common size, and the operations give them none.

@@ -19,36 +19,7 @@ BatchCallable = Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderOptions:
-    """Options of :class:`packstore.PackedLoader`, which takes them as keyword arguments.
-
-    Attributes:
-        shuffle: A new order every epoch.
-        seed: The order, and all random numbers of ``augment``, are a function of it.
-        drop_last: Leave out a last batch that is not full.
-        block: Shuffle for disks that cannot seek: blocks of this many consecutive records.
-        sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``.
-        indices: Use only these items of the dataset.
-        augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order.
-        normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
-            Gives floating point images, ``(x / 255 - mean) / std``.
-        dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.
-            Without ``normalize``, pixels are scaled to 0 … 1.
-        channels_last: Memory format of image batches: True or False, or None for the one that costs nothing, which
-            depends on the store, the mode and the operations (so reshape batches, view may refuse).
-        transform: Called with each batch of images, last.
-        target_transform: Called with each batch of labels.
-        pre_transform: Resident only: called once with images ``(M, 3, H, W)`` when they are loaded.
-        resident: Hold everything in device memory: True, False, or ``"auto"`` where it fits.
-        threads: Threads that read and decode; None for one a core. (DataLoader's ``num_workers``, without processes.)
-        prefetch: Batches under way at a time.
-        rank: Which of ``world_size`` equal parts of each global batch this process takes; None for what
-            ``torch.distributed`` says, or 0 of 1.
-        world_size: See ``rank``.
-        dct_scaling: Scale JPEG files by 1/2 or 1/4 while they are decoded, where a crop is at least so many times the
-            size that it is resized to: faster for large photos, and other pixels, by 1 to 3 of 255 on average (see
-            :data:`packstore.images.decoders.SCALED_TOLERANCE`). With TurboJPEG, simplejpeg and OpenCV only.
-        on_error: ``raise``, or ``skip`` to leave records out that cannot be decoded; ``stats()`` counts them.
-    """
+    """The keyword arguments of :class:`packstore.PackedLoader`, which describes them; validated."""
 
     shuffle: bool = False
     seed: int = 0
@@ -64,7 +35,7 @@ class LoaderOptions:
     target_transform: BatchCallable | None = None
     pre_transform: BatchCallable | None = None
     resident: bool | Literal["auto"] = "auto"
-    threads: int | None = None
+    workers: int | None = None
     prefetch: int = 3
     rank: int | None = None
     world_size: int | None = None
@@ -74,8 +45,8 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         if self.prefetch < 1:
             raise UsageError(f"prefetch should be at least 1 batch, got {self.prefetch}")
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"threads should be at least 1, got {self.threads}")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers should be at least 1, got {self.workers}")
         if self.resident not in (True, False, "auto"):
             raise UsageError(f"resident should be True, False or 'auto', got {self.resident!r}")
         if self.on_error not in ("raise", "skip"):
@@ -105,7 +76,7 @@ def ranks(options: LoaderOptions) -> tuple[int, int]:
 
 
 OF_DATALOADER = {
-    "num_workers": "threads= says how many threads read and decode",
+    "num_workers": "workers= says how many threads read and decode",
     "pin_memory": "its memory is page-locked wherever the device is a GPU",
     "prefetch_factor": "prefetch= says how many batches are under way",
     "persistent_workers": "its threads are made for each epoch, which takes microseconds",

@@ -38,7 +38,7 @@ class Streaming:
         ring = Ring(transport, options.prefetch + 1)
         if pipeline.device_steps.calls_user_code:  # it may use tensors that the caller has just made
             transport.catch_up()
-        threads = options.threads or default_workers()
+        threads = options.workers or default_workers()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader", initializer=make_single_threaded)
         pending: deque[Job] = deque()
         pipeline.stats.start()
