@@ -1,4 +1,4 @@
-"""Does a store hold what its source holds? The comparison behind ``verify --against``."""
+"""``verify --against``: compares a store with its source."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def split_of(manifest: Manifest) -> str | None:
 
 
 def encoder_of(manifest: Manifest, source: Source, survey: Survey, decoder: str) -> Encoder:
-    """What makes the records of a store out of the images of its source, by the options that the manifest recorded.
+    """The encoder that makes a store's records from the images of its source, by the options in the manifest.
 
-    Raises :class:`UsageError` when they cannot be made of that source."""
+    Raises :class:`UsageError` if they cannot be made from that source."""
     image = manifest.image
     shape = (*image.shape[1:], image.shape[0]) if image.layout == "CHW" else image.shape
     encode = encode_options(manifest, decoder, source.options.max_pixels)

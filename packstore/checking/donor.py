@@ -1,4 +1,4 @@
-"""Where a repair takes records from: the source of a store, or another store, looked up by what is known of each."""
+"""Finds the samples that replace damaged records, in the source of the store or in another store."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _REPORT_EVERY = 4096
 
 
 class Refused(Exception):  # noqa: N818 - the repair reports it for the record
-    """Why the source cannot replace a record."""
+    """The source cannot replace a record; says why."""
 
 
 class Wanted(NamedTuple):
-    """A record that something is needed for.
+    """A damaged record.
 
     Attributes:
         record: Its number.
-        key: Its key as it is now, or None when that cannot be read.
-        rows: Row checksums that prove what replaces its key, label and the like; none when these are not damaged, or
+        key: Its key as it is now; None if that cannot be read.
+        rows: Row checksums of which its replacement must have one; empty if key, label and the like are undamaged, or
             the store has no such checksums.
     """
 
@@ -40,7 +40,7 @@ class Wanted(NamedTuple):
 
 
 class Donor:
-    """The samples of a source that belong to damaged records. Memory grows with the number of these only."""
+    """The samples of a source that replace damaged records. Memory grows with the number of these only."""
 
     def __init__(self, source: Source, manifest: Manifest, decoder: str) -> None:
         """Raises :class:`UsageError` when the records of the store cannot be made of this source."""
@@ -52,7 +52,7 @@ class Donor:
         self._entries: dict[int, Entry] = {}
 
     def locate(self, wanted: Iterable[Wanted], progress: ProgressCallback) -> None:
-        """Finds the samples: by key, and those whose key is damaged by what their row checksum has to be."""
+        """Finds the samples by key, or where the key is damaged by row checksum."""
         by_key: dict[int, list[Wanted]] = {}
         rows: dict[int, int] = {}
         for each in wanted:

@@ -1,8 +1,7 @@
-"""``repair``: a damaged store made whole again, with what is damaged taken from its source or from another store.
+"""``repair``: makes a damaged store whole again, with records from its source or from another store.
 
-Nothing is believed that is not proven: a record from the source must have the checksum that the store has for it, and
-in the end every column must have the digest that the manifest has for it. So another image in the source, under the
-same name, does not slip in.
+What comes from the source is proven like anything else: each record must have its checksum in the store, and in the end
+every column its digest in the manifest. So another image of the same name cannot slip in.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from packstore.checking.donor import Donor, Refused, Wanted
-from packstore.checking.store_check import StoreCheck, batches, key_of, parts
+from packstore.checking.store_check import StoreCheck, batches, key_of, open_files
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.errors import DestinationError, StoreError, printable
 from packstore.core.manifest import Column, Skipped
@@ -90,10 +89,10 @@ def repair(
     progress: ProgressCallback = no_progress,
     **overrides: Any,
 ) -> RepairReport:
-    """Writes a store that is whole, from a damaged one and what it was packed from. ``damaged`` is only read.
+    """Writes a whole store from a damaged one and its source. ``damaged`` is only read.
 
-    The new store has the same format, encoding, splits and shards. Where everything could be replaced, it has the bytes
-    that the damaged one had before (as far as the libraries that write it are the same).
+    The new store has the same format, encoding, splits and shards. If everything could be replaced, it has the bytes
+    that the damaged one had before (given the same versions of the libraries that write it).
 
     Args:
         damaged: The store; it must still open.
@@ -206,7 +205,7 @@ class _Repair:
         self.columns = {c.name: _Values(reader, c) for c in self.manifest.columns[1:]}
         fields = {c.name for c in row_columns(self.manifest.columns)}
         everything = range(len(reader))
-        # A damaged column of which no checksum tells the damaged records: all of them are to be confirmed.
+        # If no checksum names the damaged records of a column, the source has to confirm all of them.
         self.rows = set(everything) if check.unproven & fields else check.rows
         self.images = check.images
         if not self.columns["checksum"].whole:
@@ -251,12 +250,12 @@ class _Repair:
         return replace(report, destination=destination, identical=manifest.digest == self.manifest.digest)
 
     def _wanted(self, record: int) -> Wanted:
-        """How the source's sample for a record is known: by its key, or where that is damaged by the row checksum."""
+        """What identifies a record's sample in the source: its key, and its row checksums if that is damaged."""
         key = self.columns["key"].get(record)
         return Wanted(record, key, tuple(self._known_rows(record)) if record in self.rows else ())
 
     def _known_rows(self, record: int) -> list[int]:
-        """The row checksums that a record may have: the stored one, and where that may be damaged its own."""
+        """The row checksums that a record may have: the stored one, and its own if the stored one may be damaged."""
         if ROW_CHECKSUM.name not in self.columns:
             return []
         stored = self.columns[ROW_CHECKSUM.name].get(record)
@@ -335,7 +334,7 @@ class _Repair:
 
 
 class _Values:
-    """A column of the damaged store, of which some values or all may not be readable.
+    """A column of the damaged store; some or all of its values may be unreadable.
 
     Attributes:
         whole: The column is there; single values may be damaged all the same.
@@ -344,13 +343,13 @@ class _Values:
     def __init__(self, reader: Reader, column: Column) -> None:
         self._parts: list[tuple[int, int, Any]] = []
         self.whole = True
-        for part in parts(reader):
-            assert part is not None  # open_damaged has opened all shards
+        for file in open_files(reader):
+            assert file is not None  # open_damaged has opened all shards
             try:
-                data: Any = part.reader.column(column.name)
+                data: Any = file.reader.column(column.name)
             except StoreError:
                 data, self.whole = None, False
-            self._parts.append((part.start, part.start + len(part.reader), data))
+            self._parts.append((file.start, file.start + len(file.reader), data))
 
     def get(self, record: int) -> Any:
         """The value: an array or scalar, a memoryview where it is ragged; None where it cannot be read."""

@@ -1,8 +1,8 @@
-"""``salvage``: every undamaged record out of a store whose index or manifest is broken, and a list of what is missing.
+"""``salvage``: saves every undamaged record of a store whose index or manifest is broken, and lists what is missing.
 
-A record is undamaged when its image has the checksum that the store has for it, and its label, key and the like have
-their row checksum (or, in a store without, their columns the digests of a sound manifest). What cannot be proven is
-left out, unless it is asked for.
+A record is undamaged if its image has the checksum in the store, and its label, key and the like have their row
+checksum (in a store without row checksums: if their columns have the digests of a sound manifest). Records that nothing
+proves are left out, unless they are asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.checking.remains import Piece, Remains, find_remains
+from packstore.checking.damaged_store import DamagedFile, DamagedStore, inspect_store
 from packstore.checking.repair import refuse_inside, refuse_name
 from packstore.checking.store_check import row_checksums_of
 from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_columns
@@ -83,10 +83,10 @@ def salvage(
     progress: ProgressCallback = no_progress,
     **overrides: Any,
 ) -> SalvageReport:
-    """Writes a store of the undamaged records of a damaged one, which is only read.
+    """Writes the undamaged records of a damaged store to a new one. ``damaged`` is only read.
 
-    The records keep their order, and their splits where a manifest still tells them. Nothing that lies in the store is
-    executed; memory grows by about 40 bytes a record.
+    The records keep their order, and their splits where a manifest still names them. Nothing in the store is executed;
+    memory grows by about 40 bytes a record.
 
     Args:
         damaged: What is left of a store: a file, an LMDB's directory, or a directory of shards.
@@ -108,17 +108,17 @@ def salvage(
     if not damaged.exists():
         raise UsageError(f"{printable(str(damaged))}: no such file or directory")
     refuse_inside(destination, damaged)
-    remains = find_remains(damaged)
-    manifest = remains.manifest
+    store = inspect_store(damaged)
+    manifest = store.manifest
     refuse_name(destination, manifest.format)
     with create_store(
         destination,
         format=manifest.format,
         encoding=manifest.encoding,
         columns=manifest.columns,
-        shard_size=remains.shard_size,
+        shard_size=store.shard_size,
     ) as builder:
-        return _Salvage(damaged, remains, builder, chosen.unproven, progress).run(destination)
+        return _Salvage(damaged, store, builder, chosen.unproven, progress).run(destination)
 
 
 @dataclass(slots=True)
@@ -137,11 +137,11 @@ class _Lost(Exception):  # noqa: N818 - becomes a line of the report
 
 class _Salvage:
     def __init__(
-        self, damaged: Path, remains: Remains, builder: StoreBuilder, unproven: bool, progress: ProgressCallback
+        self, damaged: Path, store: DamagedStore, builder: StoreBuilder, unproven: bool, progress: ProgressCallback
     ) -> None:
         self.damaged = damaged
-        self.remains = remains
-        self.manifest = remains.manifest
+        self.store = store
+        self.manifest = store.manifest
         self.builder = builder
         self.allow_unproven = unproven
         self.progress = progress
@@ -155,26 +155,26 @@ class _Salvage:
         self.missing_count = 0
 
     def run(self, destination: Path) -> SalvageReport:
-        total = sum(piece.records or 0 for piece in self.remains.pieces)
-        for piece in self.remains.pieces:
-            for record, outcome in self._piece(piece):
+        total = sum(file.records or 0 for file in self.store.files)
+        for file in self.store.files:
+            for record, outcome in self._file(file):
                 if isinstance(outcome, Problem):
                     self._miss(outcome)
                 if record % _BATCH_RECORDS == 0:
                     self.progress(Progress("salvage", record, total, 0))
         self._flush()
-        lost_pieces = any(piece.records is None for piece in self.remains.pieces)
+        lost_files = any(file.records is None for file in self.store.files)
         report = SalvageReport(
             self.damaged,
             None,
             None,
-            self.remains.notes,
+            self.store.notes,
             self.recovered,
             tuple(self.unproven),
             self.unproven_count,
             tuple(self.missing),
             self.missing_count,
-            not (self.missing_count or self.unproven_count or lost_pieces),
+            not (self.missing_count or self.unproven_count or lost_files),
         )
         if not self.recovered:
             return report
@@ -188,59 +188,59 @@ class _Salvage:
         )
         return replace(report, destination=destination, manifest=manifest)
 
-    def _piece(self, piece: Piece) -> Iterator[tuple[int, Problem | None]]:
+    def _file(self, file: DamagedFile) -> Iterator[tuple[int, Problem | None]]:
         """Takes what can be saved of a file into the new store; yields each record, with a problem when it is lost."""
-        if piece.scavenged is None:
-            for record in range(piece.start, piece.start + (piece.records or 0)):
-                yield record, Problem(piece.why, record, None, piece.name)
+        if file.scavenged is None:
+            for record in range(file.start, file.start + (file.records or 0)):
+                yield record, Problem(file.why, record, None, file.name)
             return
-        columns, count = piece.scavenged.columns, piece.records or 0
+        columns, count = file.scavenged.columns, file.records or 0
         sums = _numbers(columns.get("checksum"), count)
-        orphans = self._orphans(piece, sums)
-        proven_rows = self._proven_rows(piece)
+        orphans = self._orphans(file, sums)
+        proven_rows = self._proven_rows(file)
         for start in range(0, count, _BATCH_RECORDS):
             stop = min(start + _BATCH_RECORDS, count)
             rows = proven_rows(start, stop)
             for i in range(start, stop):
-                record = piece.start + i
+                record = file.start + i
                 key = _key(columns.get("key"), i)
                 try:
-                    image, image_proven = _image(piece, i, sums, orphans)
+                    image, image_proven = _image(file, i, sums, orphans)
                     doubts = [] if image_proven else ["its image" if sums is None else "its image has another checksum"]
                     doubts += [] if rows[i - start] else ["its label and key"]
                     doubt = f"nothing proves {' and '.join(doubts)}" if sums is None or image_proven else doubts[0]
                     if doubts and not self.allow_unproven:
                         raise _Lost(doubt)
-                    self._take(piece, i, image)
+                    self._take(file, i, image)
                 except _Lost as error:
-                    yield record, Problem(str(error), record, key, piece.name)
+                    yield record, Problem(str(error), record, key, file.name)
                     continue
                 if doubts:
                     self.unproven_count += 1
                     if len(self.unproven) < _MAX_LISTED:
-                        self.unproven.append(Problem(doubt, record, key, piece.name))
+                        self.unproven.append(Problem(doubt, record, key, file.name))
                 yield record, None
 
-    def _orphans(self, piece: Piece, sums: NDArray[np.uint64] | None) -> Mapping[int, Buffer]:
+    def _orphans(self, file: DamagedFile, sums: NDArray[np.uint64] | None) -> Mapping[int, Buffer]:
         """Images of records without an entry, found by their checksums."""
-        assert piece.scavenged is not None
+        assert file.scavenged is not None
         if sums is None:
             return {}
-        scavenged = piece.scavenged
+        scavenged = file.scavenged
         lost = {int(sums[i]) for i in range(len(sums)) if not scavenged.images(i)}
         return dict(scavenged.orphans(lost)) if lost else {}
 
-    def _proven_rows(self, piece: Piece) -> Any:
-        """A function: from the records ``start`` to ``stop - 1`` to whether each one's fields are what they were."""
-        assert piece.scavenged is not None
-        scavenged, names = piece.scavenged, [c.name for c in self.fields]
+    def _proven_rows(self, file: DamagedFile) -> Any:
+        """Returns a function that says of each record from ``start`` to ``stop - 1`` whether its fields are proven."""
+        assert file.scavenged is not None
+        scavenged, names = file.scavenged, [c.name for c in self.fields]
         columns = {name: scavenged.columns[name] for name in names if name in scavenged.columns}
         whole = len(columns) == len(names)
         sound = False
         if whole and scavenged.found is not None and scavenged.found.proven:
             described = scavenged.found.manifest
             sound = all(column_digest([columns[name]]) == described.column(name).digest for name in names)
-        stored = _numbers(scavenged.columns.get(ROW_CHECKSUM.name), piece.records or 0)
+        stored = _numbers(scavenged.columns.get(ROW_CHECKSUM.name), file.records or 0)
         if sound or not whole or stored is None:
             return lambda start, stop: [sound] * (stop - start)
 
@@ -250,12 +250,12 @@ class _Salvage:
 
         return by_row
 
-    def _take(self, piece: Piece, i: int, image: Buffer) -> None:
+    def _take(self, file: DamagedFile, i: int, image: Buffer) -> None:
         """Puts a record into the batch. Raises :class:`_Lost` when a field of it is gone, or cannot be."""
-        assert piece.scavenged is not None
+        assert file.scavenged is not None
         values: dict[str, Any] = {}
         for column in self.fields:
-            data = piece.scavenged.columns.get(column.name)
+            data = file.scavenged.columns.get(column.name)
             try:
                 value: Any = None if data is None else data[i]
             except (StoreError, IndexError):
@@ -275,7 +275,7 @@ class _Salvage:
             if mark in self.keys:
                 raise _Lost("another record has the same key")
             self.keys.add(mark)
-        split = self.remains.split(piece.start + i)
+        split = self.store.split(file.start + i)
         if self.batch.images and (split != self.batch.split or self.batch.nbytes >= _BATCH_BYTES
                                   or len(self.batch.images) >= _BATCH_RECORDS):  # fmt: skip
             self._flush()
@@ -301,17 +301,19 @@ class _Salvage:
             self.missing.append(problem)
 
 
-def _image(piece: Piece, i: int, sums: NDArray[np.uint64] | None, orphans: Mapping[int, Buffer]) -> tuple[Buffer, bool]:
+def _image(
+    file: DamagedFile, i: int, sums: NDArray[np.uint64] | None, orphans: Mapping[int, Buffer]
+) -> tuple[Buffer, bool]:
     """The image of a record, and whether its checksum proves it. Raises :class:`_Lost` without any."""
-    assert piece.scavenged is not None
-    candidates = piece.scavenged.images(i)
+    assert file.scavenged is not None
+    candidates = file.scavenged.images(i)
     expected = None if sums is None else int(sums[i])
     for candidate in reversed(candidates):
         if expected is not None and xxh3_64_intdigest(candidate) == expected:
             return candidate, True
     if expected is not None and expected in orphans:
         return orphans[expected], True
-    width = piece.width
+    width = file.width
     candidates = [c for c in candidates if width is None or memoryview(c).nbytes == width]
     if not candidates:
         raise _Lost("nothing says where its image lies")
@@ -326,6 +328,6 @@ def _key(data: ColumnData | None, i: int) -> str | None:
 
 
 def _numbers(data: ColumnData | None, count: int) -> NDArray[np.uint64] | None:
-    """A column of checksums, if it is one."""
+    """``data`` if it is a whole column of checksums, else None."""
     good = isinstance(data, np.ndarray) and data.dtype == np.uint64 and data.shape == (count,)
     return data if good and isinstance(data, np.ndarray) else None

@@ -1,10 +1,9 @@
-"""Is an open store whole? Its structure, the digests of its columns, and the two checksums of every record.
+"""Checks whether an open store is whole: its structure, the digests of its columns, the two checksums of every record.
 
-The manifest is covered by its own digest, and a store with a damaged one does not open. From it everything else is
-proven: each column by the digest in the manifest, each image by the column ``checksum``, the other fields of a record
-by the column ``row_checksum`` (see :mod:`packstore.core.checksums`). Where a column of checksums is damaged
-itself, it is put together anew from what the records have now: if that has the column's digest, the records are as they
-were.
+The manifest proves itself by its digest: a store with a damaged one does not open. It proves each column by a digest,
+and two columns prove each record: ``checksum`` its image, ``row_checksum`` its other fields (see
+:mod:`packstore.core.checksums`). If one of these two columns is itself damaged, it is computed again from the records:
+if the result has the column's digest, the records are undamaged.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from packstore.stores.sharded import ShardedReader
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
 _ROWS = 4096
 _Told = Generator[Problem, None, set[str]]
-"""Yields problems and returns the columns whose damage these tell."""
+"""Yields problems, and returns the columns whose damage they explain."""
 
 
 class Mismatch(NamedTuple):
-    """A checksum that a record does not have.
+    """A record whose checksum is not the stored one.
 
     Attributes:
-        found: The checksum of what is there; None when that cannot even be read.
+        found: The record's checksum; None if the record cannot be read.
         expected: The checksum in the store.
         why: Why it cannot be read, else empty.
     """
@@ -46,7 +45,7 @@ class Mismatch(NamedTuple):
     why: str = ""
 
 
-class Part(NamedTuple):
+class OpenFile(NamedTuple):
     """A file of a store: the store itself, or one shard that opens.
 
     Attributes:
@@ -66,10 +65,10 @@ class StoreCheck:
     Attributes:
         checks: What was checked, in order, in words.
         checked_bytes: Bytes of images whose checksums were computed.
-        images: Records whose image is not what it was, or cannot be read.
-        rows: Records whose other fields are not what they were.
-        damaged: Names of columns that have not their digest, in some part, or cannot be read.
-        unproven: Those of them where no checksum tells the records.
+        images: Records whose image is damaged or cannot be read.
+        rows: Records whose other fields are damaged.
+        damaged: Columns that do not have their digest, or cannot be read, in some file.
+        unproven: Those of them whose damaged records no checksum names.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class StoreCheck:
         self._workers = workers
         self._progress = progress
         self._named: set[int] = set()  # records reported already: one problem each is enough
-        self._whole = True  # no part was missing, no column unreadable or damaged
+        self._whole = True  # no file was missing, no column unreadable or damaged
         self.checks: list[str] = []
         self.checked_bytes = 0
         self.images: set[int] = set()
@@ -96,7 +95,7 @@ class StoreCheck:
         self.unproven: set[str] = set()
 
     def run(self) -> Iterator[Problem]:
-        """Yields the problems; a record that has several has one of them told."""
+        """Yields the problems, at most one a record."""
         records = len(self._reader)
         rows = self._reader.manifest.has_column(ROW_CHECKSUM.name)
         self.checks += ["structure and manifest", "digests of the columns"]
@@ -107,12 +106,12 @@ class StoreCheck:
             yield self._note(replace(problem, key=key))
         self._progress(Progress("verify", 0, records, 0))
         reached = 0
-        for part in parts(self._reader):
-            if part is None:
+        for file in open_files(self._reader):
+            if file is None:
                 self._whole = False  # check_structure has said why
             else:
-                yield from self._part(part)
-                reached += len(part.reader)
+                yield from self._part(file)
+                reached += len(file.reader)
         count = f"{reached:,} records" if reached == records else f"{reached:,} of {records:,} records"
         if self._quick:
             self.checks.append(f"checksums of the labels and keys of {count}" if rows else "sizes")
@@ -127,65 +126,65 @@ class StoreCheck:
             self._named.add(problem.record)
         return problem
 
-    def _part(self, part: Part) -> Iterator[Problem]:
+    def _part(self, file: OpenFile) -> Iterator[Problem]:
         columns: dict[str, ColumnData] = {}
         unsound: set[str] = set()
-        for column in part.reader.manifest.columns[1:]:
+        for column in file.reader.manifest.columns[1:]:
             try:
-                data = part.reader.column(column.name)
+                data = file.reader.column(column.name)
             except (PackstoreError, KeyError) as error:
                 self._whole = False
                 self.unproven.add(column.name)
-                yield Problem(f"column {column.name!r} cannot be read: {error}", shard=part.name)
+                yield Problem(f"column {column.name!r} cannot be read: {error}", shard=file.name)
                 continue
-            if len(data) != len(part.reader):
+            if len(data) != len(file.reader):
                 self._whole = False
                 self.unproven.add(column.name)
-                yield Problem(f"column {column.name!r} has {len(data)} values of {len(part.reader)}", shard=part.name)
+                yield Problem(f"column {column.name!r} has {len(data)} values of {len(file.reader)}", shard=file.name)
                 continue
             columns[column.name] = data
             if column_digest([data]) != column.digest:
                 self._whole = False
                 unsound.add(column.name)
-        self.damaged |= unsound | {c.name for c in part.reader.manifest.columns[1:]} - columns.keys()
-        explained = yield from self._rows(part, columns, unsound)
+        self.damaged |= unsound | {c.name for c in file.reader.manifest.columns[1:]} - columns.keys()
+        explained = yield from self._rows(file, columns, unsound)
         if not self._quick and "checksum" in columns:
-            explained |= yield from self._images(part, columns["checksum"], "checksum" in unsound)
+            explained |= yield from self._images(file, columns["checksum"], "checksum" in unsound)
         for name in sorted(unsound - explained):
             self.unproven.add(name)
-            found, expected = column_digest([columns[name]]), part.reader.manifest.column(name).digest
+            found, expected = column_digest([columns[name]]), file.reader.manifest.column(name).digest
             what = f"column {name!r} is damaged: its SHA-256 is {found}, expected {expected}"
-            yield Problem(what, shard=part.name)
+            yield Problem(what, shard=file.name)
 
-    def _rows(self, part: Part, columns: dict[str, ColumnData], unsound: set[str]) -> _Told:
-        manifest = part.reader.manifest
+    def _rows(self, file: OpenFile, columns: dict[str, ColumnData], unsound: set[str]) -> _Told:
+        manifest = file.reader.manifest
         fields = [c.name for c in row_columns(manifest.columns)]
         if ROW_CHECKSUM.name not in columns or not columns.keys() >= set(fields):
             return set()
         stored = columns[ROW_CHECKSUM.name]
         assert isinstance(stored, np.ndarray)
         bad: dict[int, Mismatch] = {}
-        for start in range(0, len(part.reader), _ROWS):
-            stop = min(start + _ROWS, len(part.reader))
+        for start in range(0, len(file.reader), _ROWS):
+            stop = min(start + _ROWS, len(file.reader))
             for i, (found, why) in row_checksums_of(manifest.columns, columns, start, stop).items():
                 if found != int(stored[i]):
                     bad[i] = Mismatch(found, int(stored[i]), why)
         if not bad:
             return set()
-        if ROW_CHECKSUM.name in unsound and _mended(stored, bad, manifest.column(ROW_CHECKSUM.name)):
+        if ROW_CHECKSUM.name in unsound and _checksums_damaged(stored, bad, manifest.column(ROW_CHECKSUM.name)):
             for i, mismatch in bad.items():
-                yield from self._name(part, i, _stored("row checksum", mismatch))
+                yield from self._name(file, i, _stored("row checksum", mismatch))
             return {ROW_CHECKSUM.name}
         suspects = sorted(unsound.intersection(fields)) or fields
         label = " or ".join(suspects) + (" or row checksum" if ROW_CHECKSUM.name in unsound else "")
         for i, mismatch in bad.items():
-            self.rows.add(part.start + i)
-            yield from self._name(part, i, f"its {label} is damaged: {_describe(mismatch, 'row checksum')}")
+            self.rows.add(file.start + i)
+            yield from self._name(file, i, f"its {label} is damaged: {_describe(mismatch, 'row checksum')}")
         return unsound.intersection((*fields, ROW_CHECKSUM.name))
 
-    def _images(self, part: Part, stored: ColumnData, unsound: bool) -> _Told:
+    def _images(self, file: OpenFile, stored: ColumnData, unsound: bool) -> _Told:
         assert isinstance(stored, np.ndarray)
-        reader, total = part.reader, len(self._reader)
+        reader, total = file.reader, len(self._reader)
 
         def check(batch: range) -> tuple[range, int, dict[int, Mismatch]]:
             nbytes, bad = 0, {}
@@ -206,27 +205,27 @@ class StoreCheck:
         for batch, nbytes, bad in ordered_map(check, batches(reader), self._workers):
             self.checked_bytes += nbytes
             all_bad |= bad
-            self._progress(Progress("verify", part.start + batch.stop, total, self.checked_bytes))
+            self._progress(Progress("verify", file.start + batch.stop, total, self.checked_bytes))
         if not all_bad:
             return set()
-        if unsound and _mended(stored, all_bad, reader.manifest.column("checksum")):
+        if unsound and _checksums_damaged(stored, all_bad, reader.manifest.column("checksum")):
             for i, mismatch in all_bad.items():
-                yield from self._name(part, i, _stored("checksum", mismatch))
+                yield from self._name(file, i, _stored("checksum", mismatch))
             return {"checksum"}
         for i, mismatch in all_bad.items():
-            self.images.add(part.start + i)
+            self.images.add(file.start + i)
             what = _describe(mismatch, "checksum")
-            yield from self._name(part, i, f"its stored checksum or its image is damaged: {what}" if unsound else what)
+            yield from self._name(file, i, f"its stored checksum or its image is damaged: {what}" if unsound else what)
         return {"checksum"} if unsound else set()
 
-    def _name(self, part: Part, i: int, what: str) -> Iterator[Problem]:
-        record = part.start + i
+    def _name(self, file: OpenFile, i: int, what: str) -> Iterator[Problem]:
+        record = file.start + i
         if record not in self._named:
-            yield self._note(Problem(what, record, key_of(part.reader, i), part.name))
+            yield self._note(Problem(what, record, key_of(file.reader, i), file.name))
 
     def _joined(self) -> Iterator[Problem]:
         """The columns of all shards together, against the manifest of the whole."""
-        found = [part.reader for part in parts(self._reader) if part is not None]
+        found = [file.reader for file in open_files(self._reader) if file is not None]
         for column in self._reader.manifest.columns[1:]:
             digest = column_digest([reader.column(column.name) for reader in found])
             if digest != column.digest:
@@ -236,15 +235,15 @@ class StoreCheck:
                 yield Problem(f"{what}, expected {column.digest}")
 
 
-def parts(reader: Reader) -> Iterator[Part | None]:
+def open_files(reader: Reader) -> Iterator[OpenFile | None]:
     """The files of a store, in order; None for a shard that does not open."""
     if not isinstance(reader, ShardedReader):
-        yield Part(0, None, reader)
+        yield OpenFile(0, None, reader)
         return
     start = 0
     for number, shard in enumerate(reader.manifest.shards):
         try:
-            yield Part(start, shard.name, reader.shard(number))
+            yield OpenFile(start, shard.name, reader.shard(number))
         except StoreError:
             yield None
         start += shard.records
@@ -303,14 +302,15 @@ def batches(reader: Reader) -> Iterator[range]:
     return (range(start, min(start + step, total)) for start in range(0, total, step))
 
 
-def _mended(stored: NDArray[Any], bad: dict[int, Mismatch], column: Column) -> bool:
-    """Whether a column of checksums has its digest once the records that it does not fit have their own in it."""
+def _checksums_damaged(stored: NDArray[Any], bad: dict[int, Mismatch], column: Column) -> bool:
+    """Whether the column of checksums is what is damaged, and not the records: with the checksums that the bad records
+    have now, it has its digest."""
     if any(mismatch.found is None for mismatch in bad.values()):
         return False
-    mended = np.array(stored)
+    corrected = np.array(stored)
     for i, mismatch in bad.items():
-        mended[i] = mismatch.found
-    return column_digest([mended]) == column.digest
+        corrected[i] = mismatch.found
+    return column_digest([corrected]) == column.digest
 
 
 def _stored(name: str, mismatch: Mismatch) -> str:

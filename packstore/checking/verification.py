@@ -1,4 +1,4 @@
-"""``verify``: proof that a store is whole, and that it holds what its source holds."""
+"""``verify``: proves that a store is whole, and that it holds what its source holds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Every exception that packstore raises on purpose.
 
-All derive from :class:`PackstoreError`, so that ``except PackstoreError`` catches whatever packstore has to say. A
-message states which file or record, what was found, what was expected and what to do next; the CLI prints it as one
-line.
+All derive from :class:`PackstoreError`, so ``except PackstoreError`` catches them all. A message says which file or
+record, what was found, what was expected and what to do next; the CLI prints it as one line.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ class PackstoreError(Exception):
 
 
 class UsageError(PackstoreError, ValueError):
-    """Arguments that cannot work together, or that name something unknown. The CLI exits with 2."""
+    """Arguments that exclude each other, or name something unknown. The CLI exits with 2."""
 
 
 class SourceError(PackstoreError):
@@ -21,7 +20,7 @@ class SourceError(PackstoreError):
 
 
 class NotInSourceError(SourceError, UsageError):
-    """What the arguments name is not there: a split of the source, a file of labels. The CLI exits with 2."""
+    """The arguments name something that the source lacks: a split, a labels file. The CLI exits with 2."""
 
 
 class AmbiguousSourceError(SourceError, UsageError):

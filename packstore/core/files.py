@@ -1,4 +1,4 @@
-"""Files as packstore needs them: opened beyond the standard streams, made durable, removed only by known names."""
+"""Opening files safely, making them durable, and removing only files with names that packstore gives."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def beyond_standard_streams() -> Iterator[None]:
-    """Files opened within never take descriptors 0 to 2, even in a process where those are closed.
+    """Within, files never get the descriptors 0 to 2, even in a process where these are closed.
 
-    Whatever prints (C libraries write warnings to descriptor 2) would write into the store otherwise.
+    Otherwise whatever prints (C libraries write warnings to descriptor 2) would write into the store.
     """
     held: list[int] = []
     try:
@@ -57,13 +57,13 @@ def beyond_standard_streams() -> Iterator[None]:
 
 
 def open_file(path: Path, mode: str) -> IO[bytes]:
-    """A buffered binary file that is not one of the standard streams; closed by its owner, by :func:`drop` at worst."""
+    """A buffered binary file whose descriptor is not that of a standard stream. The caller closes it."""
     with beyond_standard_streams():
         return cast("IO[bytes]", path.open(mode))
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor of a file to be read. Raises :class:`OSError`, at once for a pipe or a device too."""
+    """Opens a regular file for reading; returns its descriptor. Raises :class:`OSError`, for pipes and devices too."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -72,9 +72,9 @@ def open_regular(path: Path) -> int:
 
 
 def allow_open_files(number: int) -> int:
-    """Raises the soft limit of open files, as far as the hard one lets it, so that ``number`` more can be open, beside
-    the usual ones and those that were promised to others; returns how many of them that allows. They are promised
-    until :func:`release_open_files` is told of them."""
+    """Reserves ``number`` open files: raises the soft limit as far as the hard one allows. Returns how many it got.
+
+    Reserved on top of a usual number and of earlier reservations, until :func:`release_open_files`."""
     global _promised
     if resource is None:
         return number
@@ -90,7 +90,7 @@ def allow_open_files(number: int) -> int:
 
 
 def release_open_files(number: int) -> None:
-    """To be called when ``number`` of the files of :func:`allow_open_files` are needed no more."""
+    """Ends the reservation of ``number`` files of :func:`allow_open_files`."""
     global _promised
     with _promising:
         _promised -= number
@@ -98,7 +98,7 @@ def release_open_files(number: int) -> None:
 
 @contextmanager
 def reading(path: Path, held: int | None) -> Iterator[int]:
-    """A descriptor of the file at ``path``, opened for a while, or the one that the caller has already."""
+    """The descriptor ``held``, or one of the file at ``path``, open within."""
     if held is not None:
         yield held
     else:
@@ -107,7 +107,7 @@ def reading(path: Path, held: int | None) -> Iterator[int]:
 
 
 def drop(file: IO[bytes]) -> None:
-    """Closes a buffered file without flushing: what is pending is not wanted, and might not even fit on the disk."""
+    """Closes a buffered file without flushing: pending data is not wanted, and might not fit on the disk."""
     raw: Any = file
     raw.raw.close()
 

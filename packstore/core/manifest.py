@@ -1,8 +1,8 @@
 """The manifest: the JSON that says what a store is, as frozen dataclasses with JSON both ways.
 
-Every store carries exactly one manifest (a sharded store has one a shard and one for the whole). It is small whatever
-the number of records, so that opening a store takes milliseconds. A manifest is written as canonical JSON (sorted keys,
-no spaces, ASCII) with a SHA-256 over everything else in its ``digest`` field.
+Every store has exactly one manifest (a sharded store one a shard and one for the whole). It is small whatever the
+number of records, so opening a store takes milliseconds. A manifest is written as canonical JSON (sorted keys, no
+spaces, ASCII) with a SHA-256 over everything else in its ``digest`` field.
 """
 
 from __future__ import annotations

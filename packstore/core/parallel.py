@@ -1,4 +1,4 @@
-"""An ordered, bounded parallel map over threads: what conversion and verification run on."""
+"""An ordered, bounded parallel map over threads, for conversion and verification."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 BUDGET_BYTES = 256 << 20
-"""Bytes of results that wait for the consumer, from which on workers pause."""
+"""Workers pause while this many bytes of results wait for the consumer."""
 
 
 def default_workers() -> int:
@@ -28,8 +28,8 @@ def _nothing(_: Any) -> int:
 def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
     """Yields ``function(item)`` in the order of ``items``, computed by ``workers`` threads.
 
-    At most ``2 * workers + 1`` items are in flight, so memory does not depend on how many there are. An exception of
-    ``function`` surfaces at its item's turn; whatever ends the iteration, no thread outlives it.
+    At most ``2 * workers + 1`` items are in flight, so memory does not depend on their number. An exception of
+    ``function`` is raised at its item's turn. No thread outlives the iteration, however it ends.
     """
     return ordered_pieces(lambda item: (function(item) for _ in range(1)), items, workers)
 
@@ -43,15 +43,15 @@ def ordered_pieces(
 ) -> Iterator[R]:
     """Like :func:`ordered_map` for results of any size: ``function(item)`` yields each item's result in pieces.
 
-    A worker begins a piece only while all pieces that exist have less than ``budget`` bytes together. The item whose
-    turn it is goes on in any case once all of its pieces were taken; that is why nothing can wait for ever. So there
-    are never more than ``budget`` bytes, one piece a worker, and the one that the consumer has.
+    A worker begins a piece only while all existing pieces together have less than ``budget`` bytes. Only the item whose
+    turn it is goes on regardless, once all of its pieces were taken: so nothing waits for ever. At most ``budget``
+    bytes exist, plus one piece a worker and the consumer's own.
 
     Args:
         function: Called and iterated in a worker.
         items: Taken as needed, at most ``2 * workers + 1`` ahead of what was yielded.
         workers: Number of threads.
-        size: Bytes of a piece. It counts from when it is made until the consumer asks for the one after it.
+        size: Bytes of a piece. They count until the consumer asks for the next one.
         budget: See above.
     """
     flow: _Flow[R] = _Flow(size, budget)
@@ -72,7 +72,7 @@ def ordered_pieces(
 
 
 class _Pieces(Generic[R]):
-    """What there is of one item's result, and whether more is to come."""
+    """The pieces of one item's result that are ready, and whether more will come."""
 
     __slots__ = ("error", "finished", "ready")
 
@@ -83,7 +83,7 @@ class _Pieces(Generic[R]):
 
 
 class _Flow(Generic[R]):
-    """What the workers and the consumer of one map share. Everything mutable in it is guarded by one lock."""
+    """State that the workers and the consumer of one map share, guarded by one lock."""
 
     def __init__(self, size: Callable[[R], int], budget: int) -> None:
         self._size = size
@@ -96,11 +96,11 @@ class _Flow(Generic[R]):
         self._room = threading.Condition(lock)  # for workers: less is held, or the turn has moved on
 
     def work(self, function: Callable[[T], Iterable[R]], item: T, pieces: _Pieces[R]) -> None:
-        """Runs in a worker. Whatever goes wrong is kept for the consumer."""
+        """Runs in a worker. Keeps any exception for the consumer."""
         error: BaseException | None = None
         try:
             iterator = iter(function(item))
-            while self._may_go_on(pieces):
+            while self._wait_for_room(pieces):
                 try:
                     piece = next(iterator)
                 except StopIteration:
@@ -109,13 +109,13 @@ class _Flow(Generic[R]):
                 with self._news:
                     self._held += nbytes
                     pieces.ready.append((piece, nbytes))
-                    self._tell(pieces)
+                    self._notify(pieces)
                 del piece  # the consumer's alone from now on
         except BaseException as caught:
             error = caught
         with self._news:
             pieces.error, pieces.finished = error, True
-            self._tell(pieces)
+            self._notify(pieces)
 
     def take(self, pieces: _Pieces[R]) -> Iterator[R]:
         """The pieces of the item whose turn it is, as they come; then its error, if it has one."""
@@ -138,18 +138,18 @@ class _Flow(Generic[R]):
             raise pieces.error
 
     def stop(self) -> None:
-        """Sends the workers home: the consumer wants nothing more."""
+        """Ends the workers: the consumer wants nothing more."""
         with self._room:
             self._stopped = True
             self._room.notify_all()
 
-    def _may_go_on(self, pieces: _Pieces[R]) -> bool:
+    def _wait_for_room(self, pieces: _Pieces[R]) -> bool:
         """Waits for room; False when nothing more is wanted."""
         with self._room:
             while not self._stopped and self._held >= self._budget and (self._turn is not pieces or pieces.ready):
                 self._room.wait()
             return not self._stopped
 
-    def _tell(self, pieces: _Pieces[R]) -> None:
+    def _notify(self, pieces: _Pieces[R]) -> None:
         if pieces is self._turn:
             self._news.notify()

@@ -1,4 +1,4 @@
-"""How long work tells its caller how far it is. The library never prints; the CLI turns these into a tqdm bar."""
+"""Progress reports of long-running work. The library never prints; the CLI turns these into a tqdm bar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Progress:
     Attributes:
         stage: What is being done, for people: ``"scan"``, ``"statistics"``, ``"pack"``, ``"verify"`` ...
         done: Records finished in this stage.
-        total: Records of this stage, or None when not known.
+        total: Records of this stage; None if unknown.
         done_bytes: Bytes handled in this stage.
     """
 
@@ -27,4 +27,4 @@ ProgressCallback = Callable[[Progress], None]
 
 
 def no_progress(_: Progress) -> None:
-    """The callback for callers who do not ask."""
+    """Ignores reports: the default callback."""

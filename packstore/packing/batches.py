@@ -1,4 +1,4 @@
-"""Samples to records, batch by batch: what the threads of a conversion do."""
+"""Turns samples into records, batch by batch, in the threads of a conversion."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _PIECE_BYTES = 4 << 20
 
 
 class Packed(NamedTuple):
-    """A batch, or a part of one, that a worker has finished; the first four lists are parallel.
+    """A finished batch, or a part of one; the first four lists are parallel.
 
     Attributes:
         entries: The entries that became records.
         records: Their bytes.
         checksums: The XXH3-64 of each.
         shapes: The shape of each, None where it does not vary.
-        seen: All entries that were looked at, in order, with those that were skipped.
-        skipped: Those, and why.
+        seen: All entries that were read, in order, including the skipped ones.
+        skipped: The skipped ones, and why.
         source_bytes: Bytes of all of them in the source.
         record_bytes: Bytes of the records.
         kept: Why files could not be made seekable, for each that was not.

@@ -1,4 +1,4 @@
-"""``convert``: a source into a store, everything checked on the way and published only when complete."""
+"""``convert``: packs a source into a store, checks everything on the way, and publishes it when complete."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _report(
 
 
 def _records(plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int) -> Iterator[Packed]:
-    """What an interrupted run has packed, then what is left to pack."""
+    """The records of an interrupted run, then those that are left to pack."""
     yield from resumed
     yield from _packed_batches(plan, encoder, resumed.rest, workers)
 

@@ -1,4 +1,4 @@
-"""What a conversion is going to do: options, resolved against the source, with an estimate of the result's size."""
+"""Plans a conversion: resolves its options against the source and estimates the size of the result."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ _Options = TypeVar("_Options")
 
 
 def check_numbers(options: Any, *names: str) -> None:
-    """Raises :class:`UsageError` for a field that is no whole number of at least 1, nor None by default."""
+    """Raises :class:`UsageError` unless each field is a whole number from 1 on, or None where that is the default."""
     defaults = {field.name: field.default for field in fields(options)}
     for name in names:
         value = getattr(options, name)
@@ -111,7 +111,7 @@ def check_numbers(options: Any, *names: str) -> None:
 
 
 def with_overrides(options: _Options, overrides: Mapping[str, Any]) -> _Options:
-    """``options`` with some fields exchanged. Raises :class:`UsageError` for a field that there is not."""
+    """``options`` with some fields replaced. Raises :class:`UsageError` for an unknown field."""
     known = [field.name for field in fields(options)]  # type: ignore[arg-type]
     for name in overrides:
         if name not in known:
@@ -154,7 +154,7 @@ class Plan:
 def make_plan(
     source: Path, destination: Path, options: ConvertOptions, progress: ProgressCallback = no_progress
 ) -> Plan:
-    """Looks at source and destination and resolves everything that is left open. Writes nothing.
+    """Examines source and destination and resolves all options that are left open. Writes nothing.
 
     Raises:
         UsageError: Options that do not go together, or with this source.
@@ -293,7 +293,7 @@ def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertO
 
 
 class _Probe:
-    """A few samples, spread over the source and encoded on demand, for what only images themselves can tell."""
+    """Encodes a few samples, spread over the source, to learn sizes and shapes."""
 
     def __init__(self, source: Source, options: ConvertOptions) -> None:
         self._source = source
@@ -399,7 +399,7 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
 
 
 def made_alike(manifest: Manifest, other: Manifest) -> bool:
-    """Whether the records of two stores are the same when their images are: shaped by the same options."""
+    """Whether two stores were made by the same options, so that equal images give equal records."""
     names = (*_GEOMETRY, "quality") if manifest.encoding == other.encoding else _GEOMETRY
     return all(manifest.options.get(name) == other.options.get(name) for name in names)
 

@@ -1,6 +1,6 @@
 """Going on from an interrupted conversion: what makes two the same, and the records that need no packing.
 
-:mod:`packstore.stores.builder.journal` tells how it all works.
+The protocol is in :mod:`packstore.stores.builder.journal`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ResumedRecords:
         self._varies = any(column.name == "shape" for column in builder.columns)
 
     def __iter__(self) -> Iterator[Packed]:
-        """Yields what is proven, from the first record to the first doubt."""
+        """Yields the records up to the first one that is not proven."""
         if self._run is None:
             return
         run, entries = self._run, self.rest
@@ -112,7 +112,7 @@ class ResumedRecords:
                 try:
                     data, checksum, shape = run.image(self.records)
                 except StoreError as doubt:
-                    # As a rule the last seconds, which the killed run had noted and not written yet.
+                    # Usually one of the last seconds: the killed run had noted it and not yet written it.
                     _log.info("going on from record %d: %s", self.records, printable(str(doubt)))
                     self.rest = chain([entry], entries)
                     break

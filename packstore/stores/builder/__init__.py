@@ -37,13 +37,13 @@ _HASHES = Column("keyhash", "fixed", "uint64")
 class StoreBuilder:
     """Writes a store: :meth:`append` batches, then :meth:`commit`. Nothing lies at the destination before that.
 
-    A context manager: leaving it without a commit, or by an exception, aborts and leaves nothing, except what another
-    run can go on from (see ``identity``). Not for several threads at once. Memory does not grow with the number of
-    records.
+    A context manager: leaving it without a commit, or by an exception, aborts. It then leaves nothing, except what
+    another run can go on from (see :mod:`packstore.stores.builder.journal`). Not for several threads at once. Memory
+    does not grow with the number of records.
 
     Attributes:
         records: Records so far.
-        kept: After an abort, the directory in which another run finds what this one has done, or None.
+        kept: After an abort, the work directory from which another run can go on, or None.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class StoreBuilder:
         options: Mapping[str, str | int | float | bool | None] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        """Says before the first record what :meth:`commit` would else be told, so that each shard can be sealed when it
-        is full, and another run can take it over."""
+        """Takes before the first record what :meth:`commit` would need, so each shard can be sealed when it is full
+        and another run can go on from it."""
         self._base = self._described(origin, normalization, options, versions)
 
     @property
@@ -116,10 +116,10 @@ class StoreBuilder:
         return {column.name: self._spools[column.name].digest() for column in self._columns[1:]}
 
     def checkpoint(self, position: Callable[[], SourcePosition]) -> None:
-        """To be called after records were appended: writes a receipt, if it is time for one.
+        """Writes a receipt if one is due. To be called after records were appended.
 
         Args:
-            position: Says how far the source was read; only called when a receipt is written.
+            position: Returns how far the source was read; only called when a receipt is written.
 
         Raises:
             DestinationError: The receipt cannot be written; the builder is aborted.
@@ -188,8 +188,8 @@ class StoreBuilder:
     ) -> Manifest:
         """Seals the store, reads it again and compares, and moves it to its destination.
 
-        The arguments go into the manifest, which is returned; those of :meth:`describe` are left out where that was
-        called. ``position`` is as for :meth:`checkpoint`, for a kill in the last moment.
+        The arguments go into the manifest, which is returned; leave out those given to :meth:`describe`. ``position``
+        is as for :meth:`checkpoint`, for a kill at the last moment.
 
         Raises:
             StoreError: No records, or two with the same key (both named).
@@ -218,9 +218,9 @@ class StoreBuilder:
         return manifest
 
     def abort(self) -> None:
-        """Drops everything written so far, unless there is a receipt by which another run can go on from it.
+        """Drops everything written so far, unless another run can go on from it by a receipt.
 
-        Idempotent; nothing happens after a commit."""
+        Idempotent; does nothing after a commit."""
         if not self._done:
             try:
                 self._close()
@@ -244,7 +244,7 @@ class StoreBuilder:
             raise StoreError("this store is committed or aborted already")
 
     def _close(self) -> None:
-        """Closes everything; what was wanted of it is on the disk already."""
+        """Closes everything; what is needed is on the disk already."""
         self._done = True
         closes = [writer.abort for writer in self._files.writers()]
         closes += [spool.close for spool in self._spools.values()]
@@ -253,7 +253,7 @@ class StoreBuilder:
         for close in closes:
             try:
                 close()
-            except OSError as error:  # all the same closed; another error is on its way, or nothing was lost
+            except OSError as error:  # it is closed all the same, and either nothing is lost or another error is raised
                 _log.debug("while closing: %s", error)
 
     def _take_up(self, identity: Identity | None, restart: bool) -> None:

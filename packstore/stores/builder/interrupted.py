@@ -66,12 +66,11 @@ class InterruptedRun:
         return data, checksum, shape
 
     def sealed(self, number: int, start: int) -> Shard | None:
-        """The sealed shard that begins with record ``start`` as the store's shard ``number``, if there is one and it
-        has been proven, by reading a record of it."""
+        """The sealed shard ``number`` if it begins with record ``start`` and is proven: a record of it was read."""
         return self._shards[number] if number in self._proven and self._starts[number] == start else None
 
     def adopt(self, shard: Shard, path: Path) -> None:
-        """Gives a shard of :meth:`sealed` another name, in another run."""
+        """Links a shard of :meth:`sealed` to ``path``, in another run."""
         source = self.path / STORE / shard.name
         if source.is_dir():
             path.mkdir()
@@ -83,7 +82,7 @@ class InterruptedRun:
             source.rename(path)
 
     def remove(self) -> None:
-        """Removes what the interrupted run has left. What was handed out stays valid."""
+        """Removes the run's directory. Images already returned stay valid."""
         try:
             remove_run(self.path)
         except OSError as error:

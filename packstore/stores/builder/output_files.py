@@ -1,4 +1,4 @@
-"""The files of a store while it is written: one, or shard after shard, each sealed, proven and synced when full."""
+"""The files of a store while it is written: one, or several shards, each sealed, read back and synced when full."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OutputFile:
         start: Its first record.
         stop: One after its last.
         nbytes: Bytes of its images.
-        writer: None for a shard that is taken over from an interrupted run.
+        writer: None for a shard that is reused from an interrupted run.
         adopted: That shard.
     """
 
@@ -44,11 +44,11 @@ Describe = Callable[[OutputFile], tuple[Manifest, Mapping[str, ColumnData]]]
 
 
 class OutputFiles:
-    """Takes images in order, and spreads them over shards where that is asked for.
+    """Writes images in order to one file, or to shards of a given size.
 
     Attributes:
         sealed: The shards that are sealed.
-        interrupted: Where shards may be taken over from.
+        interrupted: The interrupted run whose sealed shards are reused, or None.
     """
 
     def __init__(self, path: Path, format: Format, image: Column, shard_size: int | None) -> None:
@@ -81,7 +81,7 @@ class OutputFiles:
         _append(self._files[-1], buffers[first:])
 
     def seal_full(self, describe: Describe) -> None:
-        """Seals the shards that get no more records. Only when all columns of these records are there."""
+        """Seals the shards that get no more records; all columns of these must have been appended."""
         while self._shard_size is not None and len(self.sealed) < len(self._files) - 1:
             self._seal_shard(describe)
 
@@ -97,7 +97,7 @@ class OutputFiles:
         return None
 
     def whole(self) -> OutputFile:
-        """All files as one, to be described."""
+        """All files as if they were one, to describe the whole store."""
         return OutputFile(self._path, 0, self._files[-1].stop, sum(file.nbytes for file in self._files))
 
     def writers(self) -> list[Writer]:
@@ -139,8 +139,8 @@ def _append(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> None:
 
 
 def _seal(file: OutputFile, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
-    """Seals a file, makes it durable, and reads it again meanwhile: the one is waiting, the other work."""
-    assert file.writer is not None  # what is taken over is sealed already
+    """Seals a file, makes it durable, and reads it back meanwhile: the one waits, the other computes."""
+    assert file.writer is not None  # a reused shard is sealed already
     file.writer.seal(manifest, columns)
     with ThreadPoolExecutor(1, thread_name_prefix="packstore-sync") as pool:
         synced = pool.submit(sync_tree, file.path)

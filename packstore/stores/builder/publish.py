@@ -1,4 +1,4 @@
-"""Publishing: write aside in the destination's own directory, make durable, rename; never touch what is foreign.
+"""Publishing: write beside the destination, make durable, rename; never touch what packstore did not make.
 
 A store is written in a hidden work directory beside its destination (:mod:`packstore.stores.builder.work_directory`).
 Only what packstore made there, or what proves to be a packstore store (``overwrite``), is ever removed.
@@ -34,12 +34,12 @@ Owned = Callable[[Path], list[Path]]
 
 
 class Staging:
-    """A place aside for a store that is being written, and its move to the destination.
+    """The place where a store is written, and its move to the destination.
 
     Attributes:
         destination: Where the store will be.
         work: The work directory, which no other process has meanwhile.
-        run: The directory of this run in it.
+        run: This run's directory in it.
         path: Where the store is written until it is published; does not exist yet.
     """
 
@@ -103,7 +103,7 @@ class Staging:
             self.work.remove()
 
     def keep(self) -> None:
-        """Leaves everything as it is, for another run to go on from."""
+        """Leaves everything in place, so that another run can go on from it."""
         self.work.release()
 
     def _check(self) -> bool:
@@ -133,7 +133,7 @@ class Staging:
         old = device_and_inode(self.destination)
         self._owned(self.destination)
         _swap(self.path, self.destination)
-        # From here the old store lies at the staging path: prove that it is the one that was checked.
+        # Now the old store lies at the staging path: prove that it is the one that was checked.
         if device_and_inode(self.path) != old:
             _swap(self.path, self.destination)
             raise DestinationError(f"{printable(str(self.destination))} was changed by somebody else meanwhile")
@@ -182,7 +182,7 @@ def _rename_new(source: Path, destination: Path) -> None:
 
 
 def _renameat2(source: Path, destination: Path, flag: int) -> bool:
-    """Linux' renameat2(2). Returns False where it is not to be had."""
+    """Linux' renameat2(2). Returns False where it is not available."""
     if not sys.platform.startswith("linux"):
         return False
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -1,4 +1,4 @@
-"""Reading back what has just been written, before it gets its name."""
+"""Reads a store back before it is published."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _BATCH_BYTES = 4 << 20
 
 
 def read_again(path: Path, manifest: Manifest) -> None:
-    """Opens a sealed file as a reader would and compares everything with what was meant to be written.
+    """Opens a sealed file and compares its manifest, columns and images with the digests of what was written.
 
-    The manifest, every column and every image go by their digests. What is read comes from the system's cache as a
-    rule: this finds errors on the way into it (a faulty library, memory, or file system), not those of a disk that
-    loses what it has confirmed.
+    The data usually comes from the system's page cache: this finds faults on the way there (library, memory, file
+    system), not those of a disk that loses what it has confirmed.
 
     Raises:
         StoreError: Something differs, or the file does not even open.

@@ -1,4 +1,4 @@
-"""Columns while a store is being written: spooled to unlinked files, digested as they come, mapped when done."""
+"""Columns while a store is written: spooled to unlinked files, hashed as they come, mapped at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes; a multiple of the number of buckets
 
 
 class ColumnSpool:
-    """Takes the values of one column, batch after batch, and gives them back as one mapped array.
+    """Collects the values of one column batch by batch, and returns them as one mapped array.
 
     Values go to unlinked temporary files, so memory does not grow with their number and a killed process leaves
     nothing behind. Arrays handed out stay valid after :meth:`close`.
@@ -104,7 +104,7 @@ class ColumnSpool:
         return ragged_digest(self._offsets.sha.digest(), self._data.sha.digest())
 
     def check_spooled(self) -> None:
-        """Raises :class:`StoreError` when the temporary files do not hold what was appended: somebody wrote to them."""
+        """Raises :class:`StoreError` if the temporary files do not hold what was appended: somebody wrote to them."""
         for spool in (self._data, self._offsets):
             if spool is not None:
                 spool.check(self.column.name)

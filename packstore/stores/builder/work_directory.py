@@ -1,12 +1,12 @@
-"""The work directory of a store that is being written: beside the destination, hidden, owned, and told from all else.
+"""The work directory of a store that is being written: hidden beside its destination, locked, and recognisable.
 
 The store ``out.lmdb`` is written in ``.out.lmdb.packstore/``::
 
     owner         who writes it, as JSON; locked (flock) as long as that process lives
     run-00001/    what one run has made: the staged store, a journal of its records, its receipt
 
-A run that is killed leaves the directory behind, without a lock. The next one with the same destination goes on from
-it, and ``packstore clean`` removes it. Nothing else is ever taken for packstore's own: a directory counts only when its
+A run that is killed leaves the directory behind, unlocked. The next one with the same destination goes on from it (see
+:mod:`packstore.stores.builder.journal`), and ``packstore clean`` removes it. A directory is packstore's own only if its
 ``owner`` names the destination beside it, and only names that packstore gives are removed from it.
 """
 
@@ -69,7 +69,7 @@ class Owner:
 
 
 def work_path(destination: Path) -> Path:
-    """Where the work directory of a destination is, or would be."""
+    """The path of a destination's work directory, which may not exist."""
     name = os.fsencode(destination.name)
     if len(name) > _LONGEST:  # file names end at 255 bytes
         name = name[: _LONGEST - 17] + b"-" + xxhash.xxh3_64_hexdigest(name).encode("ascii")
@@ -84,7 +84,7 @@ class WorkDirectory:
     """
 
     def __init__(self, destination: Path) -> None:
-        """Makes it, or takes over what a run that is no more has left.
+        """Creates and locks it, or locks what a dead run has left.
 
         Raises:
             DestinationError: Another process writes to the destination (the message has its pid and host), something
@@ -98,11 +98,11 @@ class WorkDirectory:
                 continue
 
     def runs(self) -> list[Path]:
-        """What earlier runs have left, oldest first."""
+        """The directories of all runs, oldest first."""
         return runs_of(self.path)
 
     def new_run(self) -> Path:
-        """Makes the directory of another run."""
+        """Creates the directory of a new run."""
         runs = self.runs()
         last = int(runs[-1].name[-5:]) if runs else 0
         path = self.path / f"run-{last + 1:05d}"
@@ -123,7 +123,7 @@ class WorkDirectory:
         return undone
 
     def remove(self) -> None:
-        """Removes it with all runs, and lets go of it. Idempotent."""
+        """Removes it with all runs, and releases it. Idempotent."""
         if self._descriptor < 0:
             return
         try:
@@ -135,13 +135,13 @@ class WorkDirectory:
             self.release()
 
     def release(self) -> None:
-        """Lets go of it; what is in it stays. Idempotent."""
+        """Unlocks it and leaves its content. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def _acquire(self) -> bool:
-        """Whether the directory is ours now; False when it vanished between two steps. Raises like ``__init__``."""
+        """Locks the directory. False if it vanished between two steps. Raises like ``__init__``."""
         try:
             self.path.mkdir()
         except FileExistsError:
@@ -184,7 +184,7 @@ class WorkDirectory:
             raise DestinationError(f"{shown} is in the way and holds what packstore did not write; move it away")
 
     def _lives(self, descriptor: int) -> bool:
-        """Where there are no locks: whether the owner may still be at work."""
+        """On a file system without locks: whether the owner may still be at work."""
         owner = read_owner(self.path)
         if owner is None:
             return False
@@ -193,7 +193,7 @@ class WorkDirectory:
         return owner.pid != os.getpid() and _runs_here(owner.pid)
 
     def _named_owner(self) -> Owner | None:
-        """Who holds the lock. It may have taken it just now, and be about to write who it is."""
+        """The holder of the lock. It may have taken it just now, and be about to write its name."""
         until = time.monotonic() + _NAMING_SECONDS
         while (owner := read_owner(self.path)) is None and time.monotonic() < until:
             time.sleep(0.005)
@@ -222,8 +222,8 @@ class WorkDirectory:
 
 
 def _is_blank(path: Path) -> bool:
-    """Whether nothing is in a work directory yet but, at most, an owner that says nothing: killed as it was made, or
-    the power went before its content was on the disk."""
+    """Whether a work directory has no content but, at most, an empty owner: its run was killed as it made it, or the
+    power failed before the content was on the disk."""
     for entry in path.iterdir():
         if entry.name != OWNER or not stat.S_ISREG(entry.lstat().st_mode) or entry.read_bytes().strip(b"\0"):
             return False
@@ -251,7 +251,7 @@ def read_owner(path: Path) -> Owner | None:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A work directory that no process holds any more.
+    """A work directory that no process holds.
 
     Attributes:
         path: Where it is.
@@ -265,7 +265,7 @@ class Leftover:
 
 
 def find_leftovers(directory: Path) -> Iterator[Leftover]:
-    """The leftovers in ``directory`` (not below): only what packstore can prove to be its own, and nobody uses.
+    """The leftovers in ``directory`` (not below): work directories that are provably packstore's, and unused.
 
     Raises :class:`OSError` when the directory cannot be listed.
     """
@@ -334,7 +334,7 @@ def _remove(path: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Takes the lock of an open owner file: whether that worked, or None where there are no locks."""
+    """Locks an open owner file. Returns whether that worked, or None on a file system without locks."""
     if fcntl is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The files of a damaged store in order: which are there, which records each has, and what is known of the whole."""
+"""What is left of a damaged store: which of its files are there, and which records each holds."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _STATE_NOTES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DamagedFile:
     """One file of a damaged store.
 
     Attributes:
         name: The shard's, or None in a store of one file.
         start: Number of its first record.
-        records: How many it had; None when nothing says that.
+        records: How many records it had; None if nothing says so.
         scavenged: What was found in it, or None.
         why: Why nothing was found, else empty.
         width: Bytes of each image, or None where they differ.
@@ -48,18 +48,18 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
-    """What is left of a store.
+class DamagedStore:
+    """What is left of a store as a whole.
 
     Attributes:
         manifest: What it was, as far as that is known.
-        pieces: Its files, in order.
+        files: Its files, in order.
         notes: What was wrong with it as a whole.
         shard_size: Bytes of images of its largest shard, or None when it was one file.
     """
 
     manifest: Manifest
-    pieces: tuple[Piece, ...]
+    files: tuple[DamagedFile, ...]
     notes: tuple[str, ...]
     shard_size: int | None
 
@@ -69,8 +69,8 @@ class Remains:
         return self.manifest.splits[place].name if place >= 0 else ""
 
 
-def find_remains(path: Path) -> Remains:
-    """Looks for what is left at ``path``. Raises :class:`StoreError` when that is nothing."""
+def inspect_store(path: Path) -> DamagedStore:
+    """Finds what is left at ``path``. Raises :class:`StoreError` if that is nothing."""
     shown = printable(str(path))
     if path.is_dir() and directory_format(path) is None:
         return _sharded(path)
@@ -85,29 +85,29 @@ def find_remains(path: Path) -> Remains:
             "are; pack it again from its source"
         )
     width = found.manifest.image.record_nbytes if found.manifest.image.kind == "fixed" else None
-    piece = Piece(None, 0, found.manifest.records, scavenged, width=width)
+    file = DamagedFile(None, 0, found.manifest.records, scavenged, width=width)
     if scavenged.found is None:
         notes = [note, "its manifest is lost: names of classes and splits, options and origin are, too"]
     else:
         notes = [each for each in (note, _STATE_NOTES[found.state]) if each]
-    return Remains(found.manifest, (piece,), tuple(notes), None)
+    return DamagedStore(found.manifest, (file,), tuple(notes), None)
 
 
 def _reason(error: StoreError) -> str:
-    """What is wrong, without the advice to pack it again."""
+    """The message without the advice to pack the store again."""
     return str(error).partition("; restore it")[0]
 
 
 def _opened(path: Path) -> Scavenged:
-    """What is in a store that opens. Raises :class:`StoreError` when it does not."""
+    """The content of a store that opens. Raises :class:`StoreError` if it does not."""
     reader = open_reader(path)
     if FORMATS[reader.manifest.format].scavenges_sound_stores:
         return scavenge_file(path, RecoveredManifest(reader.manifest, True, "intact"))
     return scavenge_reader(reader)
 
 
-def _sharded(path: Path) -> Remains:
-    """The shards of a store, by their own manifests where the one of the whole is lost."""
+def _sharded(path: Path) -> DamagedStore:
+    """The shards of a store; from their own manifests if the one of the whole store is lost."""
     notes: list[str] = []
     whole = _whole(path, notes)
     formats: list[Format] = list(FORMATS.values())
@@ -120,26 +120,26 @@ def _sharded(path: Path) -> Remains:
             raise StoreError(f"{printable(str(path))} holds no store: no manifest and no shards of one format")
         last = max(there)  # numbers have five digits, so names sort as numbers do
         names = [there[last].shard_name(i) for i in range(shard_number(last) + 1)]
-    pieces: list[Piece] = []
+    files: list[DamagedFile] = []
     start = 0
     for number, name in enumerate(names):
         shard = whole.manifest.shards[number] if whole is not None else None
         expected = None if shard is None else shard.manifest_digest
-        piece = _shard(path / name, name, start, expected, notes)
+        file = _shard(path / name, name, start, expected, notes)
         if shard is not None:
-            piece = replace(piece, records=shard.records)
-        pieces.append(piece)
-        start += piece.records or 0
-        if piece.records is None:
+            file = replace(file, records=shard.records)
+        files.append(file)
+        start += file.records or 0
+        if file.records is None:
             notes.append(f"{name} is lost, and how many records it had; those behind it have lower numbers now")
-    manifests = [m for m in map(_manifest, pieces) if m is not None]
+    manifests = [m for m in map(_manifest, files) if m is not None]
     if whole is None and not manifests:
         raise StoreError(f"{printable(str(path))} holds shards, but nothing in them can be read")
-    manifest = whole.manifest if whole is not None else _merged(manifests, pieces)
+    manifest = whole.manifest if whole is not None else _merged(manifests, files)
     width = manifest.image.record_nbytes if manifest.image.kind == "fixed" else None
     # A shard of one record may be larger than the size that was asked for.
     largest = max((m.image.nbytes for m in manifests if m.records > 1), default=1)
-    return Remains(manifest, tuple(replace(p, width=width) for p in pieces), tuple(notes), max(1, largest))
+    return DamagedStore(manifest, tuple(replace(p, width=width) for p in files), tuple(notes), max(1, largest))
 
 
 def _whole(path: Path, notes: list[str]) -> RecoveredManifest | None:
@@ -159,40 +159,40 @@ def _whole(path: Path, notes: list[str]) -> RecoveredManifest | None:
     return found
 
 
-def _shard(path: Path, name: str, start: int, expected: str | None, notes: list[str]) -> Piece:
+def _shard(path: Path, name: str, start: int, expected: str | None, notes: list[str]) -> DamagedFile:
     if not path.exists():
-        return Piece(name, start, None, None, "its shard is missing")
+        return DamagedFile(name, start, None, None, "its shard is missing")
     try:
         scavenged = _opened(path)
     except StoreError as error:
         try:
             scavenged = scavenge_file(path)
         except StoreError as worse:
-            return Piece(name, start, None, None, f"nothing in its shard can be read: {worse}")
+            return DamagedFile(name, start, None, None, f"nothing in its shard can be read: {worse}")
         notes.append(f"{name}: {_reason(error)}")
     found = scavenged.found
     if found is None:
-        return Piece(name, start, None, None, "the manifest of its shard is lost")
+        return DamagedFile(name, start, None, None, "the manifest of its shard is lost")
     if expected is not None and found.proven and found.manifest.digest != expected:
-        return Piece(name, start, None, None, "its shard is another one, or one of another store")
+        return DamagedFile(name, start, None, None, "its shard is another one, or one of another store")
     if _STATE_NOTES[found.state]:
         notes.append(f"{name}: {_STATE_NOTES[found.state]}")
-    return Piece(name, start, found.manifest.records, scavenged)
+    return DamagedFile(name, start, found.manifest.records, scavenged)
 
 
-def _manifest(piece: Piece) -> Manifest | None:
-    return piece.scavenged.found.manifest if piece.scavenged is not None and piece.scavenged.found is not None else None
+def _manifest(file: DamagedFile) -> Manifest | None:
+    return file.scavenged.found.manifest if file.scavenged is not None and file.scavenged.found is not None else None
 
 
-def _merged(manifests: list[Manifest], pieces: list[Piece]) -> Manifest:
-    """One manifest out of those of the shards."""
+def _merged(manifests: list[Manifest], files: list[DamagedFile]) -> Manifest:
+    """The manifest of the whole store, put together from those of its shards."""
     first = manifests[0]
-    total = sum(piece.records or 0 for piece in pieces)
+    total = sum(file.records or 0 for file in files)
     splits: list[Split] = []
-    for piece in pieces:
-        manifest = _manifest(piece)
+    for file in files:
+        manifest = _manifest(file)
         for split in manifest.splits if manifest is not None else ():
-            begin, end = piece.start + split.start, piece.start + split.stop
+            begin, end = file.start + split.start, file.start + split.stop
             if splits and splits[-1].name == split.name:
                 splits[-1] = replace(splits[-1], stop=end)
             else:
