@@ -124,7 +124,7 @@ def test_a_page_begins_with_a_title_and_a_sentence(name: str) -> None:
     title, sentence, _ = text_of(name).split("\n\n", 2)
     assert re.fullmatch(r"# \S.*", title)
     assert re.fullmatch(r"[A-Z][^\n]*[.]", sentence)
-    assert len(sentence) <= 110
+    assert len(sentence) <= 64
 
 
 @pytest.mark.parametrize("name", WRITTEN)
