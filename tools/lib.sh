@@ -29,7 +29,7 @@ has_compiler() { command -v gcc >/dev/null || command -v cc >/dev/null; }
 # All that an installation depends on; the path, because a .venv cannot be moved.
 current_stamp() {
     echo "$root"
-    cat -- "$root/pyproject.toml" "$root/tools/constraints.txt" "$root"/packstore/*/*/*.c
+    cat -- "$root/pyproject.toml" "$root/tools/constraints.txt" "$root"/packstore/*/*/*.[ch]
     if has_compiler; then echo compiled; fi
 }
 

@@ -44,7 +44,7 @@ def test_all_of_it_is_looked_at(report: dict[str, Any]) -> None:
     assert list(sections) == ["versions", "JPEG", "GPU", "processor", "memory", "limits", "disk"]
     assert {library.name for library in LIBRARIES} <= set(sections["versions"])
     assert sections["versions"]["torch"]["value"]
-    assert sections["JPEG"]["decoder"]["value"] in {"turbojpeg", "simplejpeg", "jpeg4py", "opencv", "pillow"}
+    assert sections["JPEG"]["decoder"]["value"] in {"engine", "turbojpeg", "simplejpeg", "jpeg4py", "opencv", "pillow"}
     assert sections["disk"]["speed"]["value"]["write"] > 0
     assert sections["disk"]["speed"]["value"]["read"] > 0
     for section in sections.values():
@@ -119,26 +119,27 @@ def test_a_faster_decoder_is_named() -> None:
             "libjpeg-turbo 3.1.3 (x.so)",
             "only the crop's region is decoded, by libjpeg-turbo 3.1.3 (x.so)",
         ),
+        ("engine", "libjpeg-turbo 3.1.3 (x.so)", "of seekable files the crop's segments"),
         ("turbojpeg", None, "libturbojpeg is there in version 3 or newer"),
         ("pillow", None, "decoded whole"),
     ],
 )
 def test_what_is_decoded_of_a_crop(used: str, regions: str | None, text: str) -> None:
-    found: dict[str, Any] = {"decoders": {name: decoder(100) for name in ("turbojpeg", "simplejpeg", "pillow")}}
+    found: dict[str, Any] = {
+        "decoders": {name: decoder(100) for name in ("engine", "turbojpeg", "simplejpeg", "pillow")}
+    }
     found |= {"used": used, "regions": regions, "not_compiled": None}
     facts = {fact.name: fact for fact in decoder_facts(found)}
     assert text in facts["crops"].text
     assert facts["crops"].value == regions
 
 
-@pytest.mark.parametrize(
-    ("reason", "text"), [(None, "by compiled code"), ("no compiler", "in Python, .*: no compiler")]
-)
-def test_whether_seekable_crops_are_compiled(reason: str | None, text: str) -> None:
+@pytest.mark.parametrize(("reason", "text"), [(None, "compiled"), ("no compiler", "not here, .*: no compiler")])
+def test_whether_the_engine_is_compiled(reason: str | None, text: str) -> None:
     found = {"decoders": {"pillow": decoder(100)}, "used": "pillow", "regions": None, "not_compiled": reason}
     facts = {fact.name: fact for fact in decoder_facts(found)}
-    assert re.match(text, facts["seekable crops"].text)
-    assert facts["seekable crops"].value is (reason is None)
+    assert re.match(text, facts["engine of crops"].text)
+    assert facts["engine of crops"].value is (reason is None)
 
 
 def test_gpu_facts() -> None:

@@ -506,7 +506,7 @@ def test_another_module_called_turbojpeg_is_not_used(content: str, fresh: pytest
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(UsageError, match="unknown decoder 'gd'; decoders: auto, turbojpeg, simplejpeg"):
+    with pytest.raises(UsageError, match="unknown decoder 'gd'; decoders: auto, engine, turbojpeg, simplejpeg"):
         get_decoder("gd")
 
 

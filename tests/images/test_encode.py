@@ -94,7 +94,7 @@ def normalized(image: NDArray[np.uint8], normalization: Normalization | None) ->
         ({"encoding": "float16", "normalization": "imagenet"}, "should be a Normalization or None, got 'imagenet'"),
         ({"encoding": "uint8", "fit": "zoom"}, "fit should be one of crop, pad, squash, got 'zoom'"),
         ({"check": "twice"}, "check should be one of header, decode, none"),
-        ({"decoder": "gd"}, "decoder should be one of auto, turbojpeg"),
+        ({"decoder": "gd"}, "decoder should be one of auto, engine, turbojpeg"),
         ({"encoding": "uint8", "size": 0}, "size should be a whole number from 1 to 65535, got 0"),
         ({"encoding": "uint8", "size": (5, -1)}, "size should be a whole number"),
         ({"encoding": "uint8", "size": 2.5}, "size should be a whole number"),

@@ -223,7 +223,7 @@ def test_the_loader_uses_it_and_gives_the_same_batches(tmp_path: Path, monkeypat
         return found
 
     monkeypatch.setattr(Decoder, "_regional", counted)
-    dataset = PackedDataset(tmp_path / "store.lmdb")
+    dataset = PackedDataset(tmp_path / "store.lmdb", decoder="turbojpeg")
     operation = RandomResizedCrop(32, scale=(0.1, 0.6))
 
     def batch() -> NDArray[np.uint8]:

@@ -522,7 +522,7 @@ def seekable_head() -> bytes:
 def test_scaled_crops_are_near(shared_data: SharedData) -> None:
     files = sorted((shared_data / "imagenet-600").rglob("*.*"))[::25]
     for decoder in decoders():
-        scales = decoder.name in ("turbojpeg", "simplejpeg", "opencv")
+        scales = decoder.name in ("engine", "turbojpeg", "simplejpeg", "opencv")
         means = []
         for path in files:
             data = path.read_bytes()

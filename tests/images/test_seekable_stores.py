@@ -153,6 +153,7 @@ def test_images_of_very_many_segments_are_planned_one_by_one(stores: Stores, mon
         return plan_crop(index, box)
 
     monkeypatch.setattr("packstore.images.decoders.plan_crop", plan_alone)
+    monkeypatch.setattr("packstore.images.decoders.get_engine", lambda: None)  # which plans nothing
     monkeypatch.setattr(assemble, "_MOST_SEGMENTS", 50)
     assert_same(batches(stores("seekable.lmdb"), LISTS["resized crops"]), expected)
     assert alone

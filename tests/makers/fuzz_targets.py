@@ -27,9 +27,9 @@ from packstore.core.columns import Ragged
 from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Manifest
 from packstore.core.pickle_machine import PickleError
+from packstore.images.engine import Requests, get_engine
 from packstore.images.jpeg import is_whole, without_metadata
 from packstore.images.seekable.index import check_index, read_index
-from packstore.images.seekable.native import NativeCrops, make_crop_worker
 from packstore.images.seekable.splice import plan_crops, splice
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
@@ -89,15 +89,28 @@ def _seek_index(data: bytes) -> None:
     check_index(data)
     if index is not None:
         boxes = np.array([(0, 0, 1, 1), (0, 0, index.height, index.width), (index.height // 2, index.width // 2, 1, 1)])
-        plans = plan_crops([index] * 3, boxes)
-        for plan in plans:
-            if plan.height:
-                splice(data, index, plan)
-        worker = make_crop_worker()
-        if worker is not None:
-            crops = NativeCrops([data] * 3, plans, boxes, np.array([True, False, False]), 1 << 22)
-            for n in range(3):
-                worker.crop(crops, n)
+        cuts = plan_crops([index] * 3, boxes)
+        for cut in cuts:
+            if cut.height:
+                splice(data, index, cut)
+
+
+def _engine(data: bytes) -> None:
+    """Whole, and boxes; resized, mirrored and cut."""
+    engine = get_engine()
+    if engine is None:
+        return
+    requests = Requests([data] * 3)
+    height, width = requests.sizes()[0].tolist()
+    if not 0 < height * width <= 1 << 22:
+        return
+    engine.decode(data, 1 << 22)
+    boxes = np.array([(0, 0, height, width), (height // 2, width // 3, 1, 1), (height // 3, 0, height // 2 + 1, width)])
+    windows = np.array([(0, 0, 20, 30), (-3, 2, 20, 30), (2, -40, 20, 30)])
+    out = np.empty((3, 20, 30, 3), np.uint8)
+    for sizes in (boxes[:, 2:], np.full((3, 2), 25)):
+        requests.want(boxes, sizes, windows, np.array([True, False, True]), out)
+        engine.run(requests, 0, 3, 1 << 22)
 
 
 def _repair_seek_index(data: bytes, rng: random.Random) -> bytes:
@@ -286,9 +299,10 @@ TARGETS = (
         "seek_index",
         _seek_index,
         (PackstoreError,),
-        ("seekable/index.py", "seekable/splice.py", "seekable/native.py"),
+        ("seekable/index.py", "seekable/splice.py"),
         _repair_seek_index,
     ),
+    Target("engine", _engine, (), ("engine/native.py",), _repair_seek_index),
     Target("cifar_pickle", _pickle, (BatchError,), ("cifar/pickles.py", "pickle_machine.py")),
     Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("cifar/__init__.py", "cifar/files.py")),
     Target("cifar_archive", _cifar_archive, (PackstoreError,), ("cifar/__init__.py", "cifar/files.py", "gzipped.py")),

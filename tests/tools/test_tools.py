@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ("tools/packstore", "tools/test", "tools/lib.sh", ".ci/run")
 
-NATIVE = "packstore/images/seekable/_native.c"
+NATIVE = "packstore/images/engine/engine.h"
 SOURCES = ("pyproject.toml", "tools/constraints.txt", NATIVE)
 
 # Stands in for Python: notes what it is asked, pretends to make environments and to install; else it is Python.

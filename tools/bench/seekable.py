@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The crop-seekable JPEG: how much larger files get, how fast they are rewritten, and what a crop costs to decode.
+"""The crop-seekable JPEG: how much larger files get, how fast they are rewritten, and what a crop costs to decode
+and to resize.
 
     .venv/bin/python tools/bench/seekable.py IMAGES [--repeats 5] [--workers N] [--prices]
 
@@ -11,13 +12,13 @@ trades of size against selectivity would give: `packstore.images.seekable.rewrit
 from __future__ import annotations
 
 import argparse
-import ctypes
 import resource
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,12 +30,11 @@ from packstore import convert
 from packstore.augment import Crops, RandomResizedCrop
 from packstore.core.parallel import default_workers
 from packstore.images.decoders import UNAVAILABLE, Decoder, available_decoders, get_decoder
+from packstore.images.engine import Engine, Requests, get_engine
+from packstore.images.resize import resize
 from packstore.images.seekable import (
     CropPlans,
-    CropWorker,
-    NativeCrops,
     NotSeekableError,
-    make_crop_worker,
     make_seekable,
     plan_crop,
     plan_crops,
@@ -47,7 +47,7 @@ from packstore.sources import open_source
 from packstore.training.random_draws import Draws
 
 Box = tuple[int, int, int, int]
-BATCH = 256
+BATCH, SIDE = 256, 224
 MAX_PIXELS = 1 << 28
 
 
@@ -124,11 +124,42 @@ def crops(made: list[bytes], wanted: list[Box], repeats: int) -> str:
         )
         each = {key: median(values) / len(made) * 1e6 for key, values in times.items()}
         rows.append([name, f"{each['whole']:.0f}", f"{each['crop']:.0f}", f"{each['whole'] / each['crop']:.2f}"])
-    worker = make_crop_worker()
-    if worker is not None:
-        times = in_turn({"crop": lambda: compiled(worker, made, wanted)}, repeats, time.thread_time)
-        rows.append(["compiled", "", f"{median(times['crop']) / len(made) * 1e6:.0f}", ""])
     return table(["decoder", "whole, µs", "crop, µs", "times as fast"], rows)
+
+
+def fused(files: list[bytes], made: list[bytes], wanted: list[Box], repeats: int) -> str:
+    """The engine's crops, resized, in calls for a batch; and the same by TurboJPEG and torch. Single thread."""
+    engine = get_engine()
+    if engine is None:
+        return ""
+    rows = []
+    for name, sources in (("original", files), ("seekable", made)):
+        jobs: dict[str, Callable[[], None]] = {"engine": partial(batches, engine, sources, wanted)}
+        for other in ("turbojpeg", "simplejpeg"):
+            if not available_decoders()[other].startswith(UNAVAILABLE):
+                jobs[other] = partial(resized, get_decoder(other), sources, wanted)
+        times = in_turn(jobs, repeats, time.thread_time)
+        for other in list(jobs)[1:]:
+            ratio = median(b / a for a, b in zip(times["engine"], times[other], strict=True))
+            each = [median(times[key]) / len(sources) * 1e6 for key in ("engine", other)]
+            rows.append([name, other, f"{each[0]:.0f}", f"{each[1]:.0f}", f"{ratio:.2f}"])
+    return table(["crops of 224", "beside", "engine, µs", "other, µs", "times as fast"], rows)
+
+
+def batches(engine: Engine, files: list[bytes], wanted: list[Box]) -> None:
+    """As the loader does it."""
+    out = np.empty((BATCH, SIDE, SIDE, 3), np.uint8)
+    for first in range(0, len(files), BATCH):
+        requests, boxes = Requests(files[first : first + BATCH]), np.array(wanted[first : first + BATCH])
+        requests.sizes()
+        sizes, windows = np.full((len(boxes), 2), SIDE), np.tile([0, 0, SIDE, SIDE], (len(boxes), 1))
+        requests.want(boxes, sizes, windows, None, out[: len(boxes)])
+        engine.run(requests, 0, len(boxes), MAX_PIXELS)
+
+
+def resized(decoder: Decoder, files: list[bytes], wanted: list[Box]) -> None:
+    for data, box in zip(files, wanted, strict=True):
+        resize(decoder.decode_crop(data, box), SIDE, SIDE)
 
 
 def whole(decoder: Decoder, made: list[bytes]) -> None:
@@ -144,18 +175,6 @@ def parts(decoder: Decoder, made: list[bytes], wanted: list[Box]) -> None:
         plans = dict(zip(indexes, plan_crops([*indexes.values()], np.array(boxes)[[*indexes]]), strict=True))
         for number, (data, box) in enumerate(zip(files, boxes, strict=True)):
             decoder.decode_crop(data, box, index=indexes.get(number), plan=plans.get(number))
-
-
-def compiled(worker: CropWorker, made: list[bytes], wanted: list[Box]) -> None:
-    """As the loader does it where there is compiled code."""
-    for first in range(0, len(made), BATCH):
-        files, boxes = made[first : first + BATCH], np.array(wanted[first : first + BATCH])
-        found = [read_index(data) for data in files]
-        numbers = [number for number, index in enumerate(found) if index is not None]
-        plans = plan_crops([index for index in found if index is not None], boxes[numbers])
-        crops = NativeCrops([files[number] for number in numbers], plans, boxes[numbers], None, MAX_PIXELS)
-        for n in range(len(numbers)):
-            worker.crop(crops, n)
 
 
 def splicing(made: list[bytes], wanted: list[Box], repeats: int) -> str:
@@ -185,43 +204,14 @@ def splicing(made: list[bytes], wanted: list[Box], repeats: int) -> str:
             if wanted.height:
                 splice(data, index, wanted)
 
-    def hand_over() -> list[NativeCrops]:
-        """What compiled code needs besides."""
-        batches = zip(starts, planned, strict=True)
-        return [
-            NativeCrops(
-                [data for data, _ in files[first : first + BATCH]], part, areas[first : first + BATCH], None, MAX_PIXELS
-            )
-            for first, part in batches
-        ]
-
     jobs = {"read": read, "plan": lambda: plan() and None, "cut": cut}
-    worker = make_crop_worker()
-    if worker is not None:
-        # To the end of the splice: nothing is a JPEG to a library whose every function fails.
-        fails = ctypes.cast(worker._libraries[0].packstore_interface, ctypes.c_void_p).value
-        worker._structure.header = worker._structure.destroy = fails
-        handed = hand_over()
-
-        def call() -> None:
-            for crops, part in zip(handed, planned, strict=True):
-                for n in range(len(part)):
-                    worker.crop(crops, n)
-
-        jobs |= {"hand over": lambda: hand_over() and None, "call": call}
     times = in_turn(jobs, repeats, time.thread_time)
     each = {key: median(values) / len(files) * 1e6 for key, values in times.items()}
     parts = [splice(*file, wanted) if wanted.height else None for file, wanted in zip(files, plans, strict=True)]
     share = sum(len(data if part is None else part) for (data, _), part in zip(files, parts, strict=True))
-    by_code = ""
-    if worker is not None:
-        by_code = (
-            f"; by compiled code {each['plan'] + each['hand over'] + each['call']:.0f} µs "
-            f"({each['hand over']:.1f} to hand it over, {each['call']:.1f} to do it)"
-        )
     return (
         f"Splice: {each['plan'] + each['cut']:.0f} µs an image ({each['plan']:.1f} to plan it, by batches of {BATCH}, "
-        f"{each['cut']:.1f} to do it){by_code}, and {each['read']:.1f} µs to read the index; the parts have "
+        f"{each['cut']:.1f} to do it), and {each['read']:.1f} µs to read the index; the parts have "
         f"{share / sum(len(data) for data, _ in files):.0%} of the bytes"
     )
 
@@ -265,6 +255,8 @@ def main() -> None:
         print(splicing(made, wanted, options.repeats))
         print()
         print(crops(made, wanted, options.repeats))
+        print()
+        print(fused(files, made, wanted, options.repeats))
     print(f"\n{len(files):,} JPEG files; {machine()}")
 
 

@@ -114,7 +114,7 @@ def _decoders() -> Answer:
     whether it decodes regions alone, and why not by compiled code."""
     from packstore.images.decoders import UNAVAILABLE, available_decoders, get_decoder
     from packstore.images.decoders.region import region_library
-    from packstore.images.seekable import native_problem
+    from packstore.images.engine import engine_problem
 
     found: dict[str, Answer] = {}
     for name, text in available_decoders().items():
@@ -129,7 +129,7 @@ def _decoders() -> Answer:
     library = region_library() if used.has_regions else None
     version_of = None if library is None else turbo_version(library) or "3"
     regions = None if library is None else f"libjpeg-turbo {version_of} ({printable(library)})"
-    return {"decoders": found, "used": used.name, "regions": regions, "not_compiled": native_problem()}
+    return {"decoders": found, "used": used.name, "regions": regions, "not_compiled": engine_problem()}
 
 
 def _photo() -> bytes:

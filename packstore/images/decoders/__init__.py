@@ -1,4 +1,5 @@
-"""Image bytes to pixels: TurboJPEG, simplejpeg, jpeg4py and OpenCV for ordinary JPEG files, Pillow for everything.
+"""Image bytes to pixels: our engine, TurboJPEG, simplejpeg, jpeg4py and OpenCV for ordinary JPEG files, Pillow for
+everything.
 
 All decoders accept and reject the same files, because Pillow has the last word: it gets whatever is not an 8-bit JPEG
 with 1 or 3 components (CMYK, 12-bit, arithmetic coding, lossless, PNG, WebP ...), and every JPEG at which the fast
@@ -8,12 +9,14 @@ library finds anything to complain about. Importing this module loads no image l
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from packstore.core.errors import DecodeError, UsageError
 from packstore.images.decoders import backends
 from packstore.images.decoders import pillow as _pillow
 from packstore.images.decoders.region import load_region
+from packstore.images.engine import Engine, get_engine
 from packstore.images.jpeg import is_whole
 from packstore.images.seekable.index import Index, read_index
 from packstore.images.seekable.splice import CropPlan, plan_crop, splice
@@ -41,7 +44,7 @@ Buffer = bytes | bytearray | memoryview
 Box = tuple[int, int, int, int]
 """Top, left, height and width of a part of an image, in pixels."""
 
-DECODERS = ("turbojpeg", "simplejpeg", "jpeg4py", "opencv", "pillow")
+DECODERS = ("engine", "turbojpeg", "simplejpeg", "jpeg4py", "opencv", "pillow")
 """Names of the decoders, in order of preference."""
 
 TOLERANCE = 0
@@ -69,7 +72,7 @@ _WORTH = 0.95
 _HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # frames: baseline, extended sequential, progressive
 _HEADER_BYTES = 16384
 _END = b"\xff\xd9"
-_WITH_TURBOJPEG = ("turbojpeg", "simplejpeg")
+_WITH_TURBOJPEG = ("engine", "turbojpeg", "simplejpeg")
 """Decoders that leave crops to TurboJPEG's library, where that knows how; the others are asked for by name."""
 
 _lock = threading.Lock()
@@ -93,6 +96,7 @@ class Decoder:
         self.max_pixels = max_pixels
         self._fast, self.version, self._rows = _load(name)
         self._region = load_region() if name in _WITH_TURBOJPEG else None
+        self._get_engine: Callable[[], Engine | None] = get_engine if name == "engine" else _no_engine
 
     def decode(self, data: Buffer, *, exif_transpose: bool = False, info: ImageInfo | None = None) -> NDArray[np.uint8]:
         """The image in ``data`` as Pillow's ``convert("RGB")`` sees it, within :data:`TOLERANCE`.
@@ -154,6 +158,10 @@ class Decoder:
             DecodeError: As :meth:`decode`; or the box is not within the image.
         """
         view = memoryview(data).cast("B")
+        engine = self._get_engine() if target is None else None
+        pixels = None if engine is None else engine.decode(view, self.max_pixels, box)
+        if pixels is not None:
+            return pixels
         top, left, height, width = box
         if index is None and info is None:
             index = read_index(view)
@@ -180,10 +188,9 @@ class Decoder:
         return image[top : top + height, left : left + width]
 
     @property
-    def may_use_turbojpeg(self) -> bool:
-        """Whether TurboJPEG's library may do some of its work: it gives the same pixels, and nothing else was asked
-        for by name."""
-        return self.name in _WITH_TURBOJPEG
+    def has_engine(self) -> bool:
+        """Whether :mod:`packstore.images.engine` may do its work."""
+        return self._get_engine() is not None
 
     @property
     def has_regions(self) -> bool:
@@ -254,6 +261,10 @@ class Decoder:
         return None if image is None else _part_of(image, box, header.height, shrink)
 
     def _decode(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8]:
+        engine = self._get_engine()
+        pixels = None if engine is None else engine.decode(data, self.max_pixels)
+        if pixels is not None:
+            return pixels
         header = _fast_header(data, info) if self._fast is not None else None
         if self._fast is None or header is None:
             return _pillow.decode(data, self.max_pixels)
@@ -305,6 +316,10 @@ def available_decoders() -> dict[str, str]:
         except UsageError:
             found[name] = UNAVAILABLE + _reasons[name]
     return found
+
+
+def _no_engine() -> None:
+    return None
 
 
 def _fast_header(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:

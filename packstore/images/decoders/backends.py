@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.images.engine import engine_problem
 from packstore.images.jpeg import is_whole
 from packstore.images.turbojpeg_library import wanted_library
 
@@ -39,7 +40,7 @@ class DecodeRows(Protocol):
 
 
 class Library(NamedTuple):
-    """What a library offers.
+    """What a library offers; of the engine, what is beside it for the files that it does not take.
 
     Attributes:
         decode: Whole images; None for Pillow, which is asked in another way.
@@ -166,14 +167,30 @@ def _opencv() -> Library:
     return Library(decode, f"OpenCV {cv2.__version__}")
 
 
+def _engine() -> Library:
+    problem = engine_problem()
+    if problem is not None:
+        raise UnavailableError(problem)
+    for name in _BESIDE_ENGINE:
+        try:
+            beside = load(name)
+        except UnavailableError:
+            continue
+        return beside._replace(version=f"packstore's own, and {beside.version} for what that does not take")
+    return Library(None, "packstore's own, and Pillow for what that does not take")
+
+
+_BESIDE_ENGINE = ("turbojpeg", "simplejpeg", "jpeg4py", "opencv")
 _SYSTEM_LIBRARY = "on Debian and Ubuntu: apt install libturbojpeg0"
 _PACKAGES = {
+    "engine": "packstore",
     "turbojpeg": "'PyTurboJPEG<2'",
     "simplejpeg": "simplejpeg",
     "jpeg4py": "jpeg4py",
     "opencv": "opencv-python-headless",
 }
 _LOADERS: dict[str, Callable[[], Library]] = {
+    "engine": _engine,
     "turbojpeg": _turbojpeg,
     "simplejpeg": _simplejpeg,
     "jpeg4py": _jpeg4py,

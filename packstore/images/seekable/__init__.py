@@ -8,7 +8,6 @@ cut a part out.
 
 from packstore.images.seekable.index import Index, add_index, check_index, read_index
 from packstore.images.seekable.markers import FrameHeader, NotSeekableError, frame_header, segments
-from packstore.images.seekable.native import CropWorker, NativeCrops, make_crop_worker, native_problem
 from packstore.images.seekable.rewrite import choose_interval, make_seekable
 from packstore.images.seekable.splice import CropPlan, CropPlans, plan_crop, plan_crops, splice
 from packstore.images.seekable.transform import transform_version
@@ -16,7 +15,6 @@ from packstore.images.seekable.transform import transform_version
 __all__ = [
     "CropPlan",
     "CropPlans",
-    "CropWorker",
     "FrameHeader",
     "Index",
     "NativeCrops",
@@ -27,7 +25,6 @@ __all__ = [
     "frame_header",
     "make_crop_worker",
     "make_seekable",
-    "native_problem",
     "plan_crop",
     "plan_crops",
     "read_index",

@@ -7,7 +7,6 @@ for each other, and the less often what Python touches goes from one core's cach
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -20,16 +19,8 @@ from numpy.typing import NDArray
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.images.decoders import Decoder
-from packstore.images.seekable import (
-    CropPlans,
-    CropWorker,
-    Index,
-    NativeCrops,
-    make_crop_worker,
-    native_problem,
-    plan_crops,
-    read_index,
-)
+from packstore.images.engine import Requests, get_engine
+from packstore.images.seekable import CropPlans, Index, plan_crops, read_index
 from packstore.images.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
 from packstore.stores.base import Reader, shaped
 from packstore.training.augment import Crops, Geometry, output_size, plan_ops
@@ -71,12 +62,12 @@ class Prepared:
         numbers: ``records`` as a list.
         views: Their bytes.
         sizes: Height and width of each image, ``(B, 2)``, as its header says.
-        headers: What else it says.
+        headers: What else it says, of image files that the engine does not take.
         rows: Where pixels go, and how.
         failed: Rows whose records cannot be read.
-        plans: Of crop-seekable images, what their boxes need.
+        requests: All of it for the engine, where that is there and knows how.
+        plans: Of crop-seekable images that it does not take, what their boxes need.
         plan_of: Which of these a row has.
-        native_crops: The same for compiled code, where there is any.
     """
 
     out: torch.Tensor
@@ -89,9 +80,9 @@ class Prepared:
     headers: Sequence[Header] = field(init=False)
     rows: Rows = field(init=False)
     failed: list[int] = field(default_factory=list)
+    requests: Requests | None = None
     plans: CropPlans | None = None
     plan_of: dict[int, int] = field(default_factory=dict)
-    native_crops: NativeCrops | None = None
 
 
 class Assembler:
@@ -128,8 +119,7 @@ class Assembler:
         self._stats = stats
         self._dct_scaling = dct_scaling
         self._encoded = manifest.holds_files
-        self._compiled = decoder.may_use_turbojpeg and not dct_scaling and native_problem() is None
-        self._thread = threading.local()
+        self._engine_decodes = self._encoded and decoder.has_engine and not dct_scaling
         self._shapes = None if self._encoded or manifest.image.kind == "fixed" else reader.fixed("shape")
         self.shape, self.dtype = self._row(manifest)
         self._cold = _COLD_BATCHES  # batches for which the system is asked to fetch all records beforehand
@@ -190,11 +180,13 @@ class Assembler:
                 prepared.failed.append(self._note(errors, row, record, error))
                 prepared.views.append(b"")
         read = perf_counter()
-        prepared.sizes, prepared.headers = self._sizes(prepared.numbers, prepared.views)
+        requests = Requests(prepared.views) if self._engine_decodes else None
+        prepared.sizes, prepared.headers = self._sizes(prepared.numbers, prepared.views, requests)
         crops = self._plan(prepared.sizes, records, seed, epoch) if self._operations else None
         prepared.rows = Rows(out, crops)
         if crops is not None:
             self._plan_crops(prepared, crops)
+        prepared.requests = self._want(prepared, requests, crops)
         self._stats.add("read", read - start)
         self._stats.add("decode", perf_counter() - read)
         return prepared
@@ -215,13 +207,12 @@ class Assembler:
             self._stats.add("read", perf_counter() - start)
             return []
         faults = _major_faults()
-        worker = self._worker() if prepared.native_crops is not None else None
         failed: list[int] = []
-        for row in range(first, stop):
+        for row in self._refused(prepared, first, stop):
             if row in prepared.failed:
                 continue
             try:
-                self._write(prepared, row, worker)
+                self._write(prepared, row)
             except SizeError:
                 raise
             except PackstoreError as error:
@@ -231,15 +222,20 @@ class Assembler:
         self._stats.add("decode", perf_counter() - start)
         return failed
 
-    def _write(self, prepared: Prepared, row: int, worker: CropWorker | None) -> None:
+    def _refused(self, prepared: Prepared, first: int, stop: int) -> Sequence[int]:
+        """The rows that the engine has not written."""
+        engine = None if prepared.requests is None else get_engine()
+        if engine is None or prepared.requests is None:
+            return range(first, stop)
+        refused = engine.run(prepared.requests, first, stop, self._decoder.max_pixels)
+        return (first + np.flatnonzero(refused)).tolist()
+
+    def _write(self, prepared: Prepared, row: int) -> None:
         rows, view, header = prepared.rows, prepared.views[row], prepared.headers[row]
-        if worker is not None and rows.resizes[row] and row in prepared.plan_of:
-            turned = worker.crop(prepared.native_crops, prepared.plan_of[row])  # type: ignore[arg-type] # there is a worker
-            if turned is not None:
-                rows.place_turned(row, turned)
-                return
+        if header is None and self._encoded:
+            header = self._header(view)
         if self._operations and self._crops(header):
-            rows.place_box(row, self._crop(prepared, row))
+            rows.place_box(row, self._crop(prepared, row, header))
             return
         pixels = self._pixels(prepared.numbers[row], view, header)
         if not self._operations:
@@ -279,8 +275,8 @@ class Assembler:
             and (self._decoder.decodes_parts(header) or (self._dct_scaling and header.kind == "jpeg"))
         )
 
-    def _crop(self, prepared: Prepared, row: int) -> NDArray[np.uint8]:
-        header, number = prepared.headers[row], prepared.plan_of.get(row)
+    def _crop(self, prepared: Prepared, row: int, header: Header) -> NDArray[np.uint8]:
+        number = prepared.plan_of.get(row)
         return self._decoder.decode_crop(
             prepared.views[row],
             prepared.rows.boxes[row],
@@ -290,9 +286,11 @@ class Assembler:
             plan=None if number is None or prepared.plans is None else prepared.plans[number],
         )
 
-    def _sizes(self, records: Sequence[int], views: Sequence[Any]) -> tuple[NDArray[np.int64], Sequence[Header]]:
-        """Height and width of each image, and of image files the seek index or else the header. Where a header cannot
-        be read, 1 x 1 and None: decoding will tell."""
+    def _sizes(
+        self, records: Sequence[int], views: Sequence[Any], requests: Requests | None = None
+    ) -> tuple[NDArray[np.int64], Sequence[Header]]:
+        """Height and width of each image, and of image files that are not for the engine the seek index or else the
+        header. Where a header cannot be read, 1 x 1 and None: decoding will tell."""
         headers: list[Header] = [None] * len(records)
         if self._shapes is not None:
             # A store may say anything: decoding tells, as with headers.
@@ -300,21 +298,40 @@ class Assembler:
         if not self._encoded:
             height, width, _ = self._reader.manifest.image.shape
             return np.tile(np.array([height, width], np.int64), (len(records), 1)), headers
-        sizes = [(1, 1)] * len(records)
-        for row, view in enumerate(views):
-            index = headers[row] = read_index(view)
-            if index is not None:
-                sizes[row] = index.height, index.width
-                continue
+        sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.sizes()
+        for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
+            header = headers[row] = self._header(views[row])
+            sizes[row] = (1, 1) if header is None else (header.height, header.width)
+        return sizes, headers
+
+    def _header(self, view: Any) -> Header:
+        """The seek index of an image file, or else its header; None where that cannot be read."""
+        index = read_index(view)
+        if index is not None:
+            return index
+        try:
+            return sniff(bytes(view[:_HEAD]))
+        except HeaderError:
             try:
-                info = headers[row] = sniff(bytes(view[:_HEAD]))
+                return sniff(view)
             except HeaderError:
-                try:
-                    info = headers[row] = sniff(view)
-                except HeaderError:
-                    continue
-            sizes[row] = info.height, info.width
-        return np.array(sizes, np.int64), headers
+                return None
+
+    def _want(self, prepared: Prepared, requests: Requests | None, crops: Crops | None) -> Requests | None:
+        """What is wanted of the engine; None where it cannot do it."""
+        sizes, out = prepared.sizes, prepared.rows.array
+        if out.ndim != 4 or out.dtype != np.uint8 or out.shape[3] != 3 or not out.flags.c_contiguous:
+            return None
+        if requests is None and (self._encoded or get_engine() is None):
+            return None
+        if crops is None:
+            crops = Crops.full(sizes)
+        if (crops.window[:, 2:] != out.shape[1:3]).any():
+            return None  # the row that has another size says so
+        if requests is None:
+            requests = Requests(prepared.views, sizes)
+        requests.want(crops.box, crops.size, crops.window, crops.flip, out)
+        return requests
 
     def _plan(self, sizes: NDArray[np.int64], records: NDArray[np.int64], seed: int, epoch: int) -> Crops:
         return plan_ops(self._operations, sizes, Draws(seed, epoch, records))
@@ -330,15 +347,6 @@ class Assembler:
         rows = [*indexes]
         prepared.plan_of = {row: number for number, row in enumerate(rows)}
         prepared.plans = plan_crops([*indexes.values()], crops.box[rows])
-        if self._compiled:
-            files, flips = [prepared.views[row] for row in rows], None if crops.flip is None else crops.flip[rows]
-            prepared.native_crops = NativeCrops(files, prepared.plans, crops.box[rows], flips, self._decoder.max_pixels)
-
-    def _worker(self) -> CropWorker | None:
-        worker: CropWorker | None = getattr(self._thread, "worker", None)
-        if worker is None:
-            worker = self._thread.worker = make_crop_worker()
-        return worker
 
     def _pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         if self._encoded:

@@ -60,8 +60,8 @@ class Pipeline:
         """Writes records into rows of buffers."""
         if self._assembler is None:
             decoder = self.dataset.decoder
-            # All decoders give the same pixels; this one costs the least under the GIL.
-            if self.dataset.decoder_name == "auto":
+            # All decoders give the same pixels; of those beside the engine, this one costs the least under the GIL.
+            if self.dataset.decoder_name == "auto" and not decoder.has_engine:
                 decoder = get_decoder("simplejpeg", max_pixels=decoder.max_pixels)
             self._assembler = Assembler(
                 self.dataset.reader, decoder, self.operations_at_decoding, self.stats, self.options.dct_scaling

@@ -102,11 +102,6 @@ class Rows:
         if flip and not flip_first:
             _mirror(self.array[row])
 
-    def place_turned(self, row: int, pixels: NDArray[np.uint8]) -> None:
-        """Resizes the pixels of the row's box, uint8 ``(h, w, 3)``, contiguous, which are mirrored already if they are
-        to be."""
-        _resize(_planes(pixels), self.sizes[row], False, None, None, out=self._planes[row])
-
 
 def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
     """A tensor's memory as numpy has it (bfloat16 as bits)."""

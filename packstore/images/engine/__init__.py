@@ -1,0 +1,10 @@
+"""The engine: baseline JPEG files and raw pixels to crops that are resized and mirrored, in compiled code.
+
+The pixels are those of libjpeg-turbo and of torch's resizing, bit for bit. What the engine does not know, or does not
+find flawless, it refuses, image by image: :mod:`packstore.images.decoders` then gives the same pixels, or says what is
+wrong. So nothing depends on it but time.
+"""
+
+from packstore.images.engine.native import Engine, Requests, engine_problem, get_engine
+
+__all__ = ["Engine", "Requests", "engine_problem", "get_engine"]

@@ -1,0 +1,236 @@
+/* What Python calls: many images at once, without the GIL. native.py of this folder has the same structures. */
+#include "engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+/* To be counted up whenever what Python has to know changes. */
+#define INTERFACE 3
+
+enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
+
+/* What becomes of an image: a box of it is resized, a window of that is cut out (zeros where it reaches out of it), and
+ * mirrored. */
+struct request {
+    const uint8_t *source; /* a JPEG file; or pixels, (height, width, 3), where `height` is not 0 */
+    int64_t nbytes;
+    int64_t height, width;
+    struct box box;
+    int64_t size_height, size_width;
+    struct box window;
+    int64_t mirrored;
+    uint8_t *to; /* (window.height, window.width, 3) */
+};
+
+int make_room(struct room *room, size_t size)
+{
+    if (size <= room->size)
+        return DONE;
+    free(room->at);
+    size += size / 4; /* so that a little more each time does not mean new memory each time */
+    room->at = malloc(size);
+    room->size = room->at ? size : 0;
+    return room->at ? DONE : REFUSED;
+}
+
+/* Calls `each` with every room of the decoder. */
+static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, size_t *), size_t *argument)
+{
+    struct room *rooms[] = {&decoder->located,        &decoder->joined,         &decoder->unstuffed[0], &decoder->unstuffed[1],
+                            &decoder->plane[0],       &decoder->plane[1],       &decoder->plane[2],     &decoder->sums[0],
+                            &decoder->sums[1],        &decoder->wide[0],        &decoder->wide[1],      &decoder->pixels,
+                            &decoder->resized,        &decoder->line,           &decoder->across.places, &decoder->across.exact,
+                            &decoder->across.rounded, &decoder->down.places,    &decoder->down.exact,   &decoder->down.rounded};
+    for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++)
+        each(rooms[i], argument);
+}
+
+static void add_size(struct room *room, size_t *total)
+{
+    *total += room->size;
+}
+
+static void give_back(struct room *room, size_t *unused)
+{
+    (void)unused;
+    free(room->at);
+    *room = (struct room){NULL, 0};
+}
+
+EXPORT int packstore_engine_interface(void)
+{
+    return INTERFACE;
+}
+
+/* A decoder for one thread; NULL where there is no memory. `plain`: without vector instructions. */
+EXPORT struct decoder *packstore_engine_new(int plain)
+{
+    struct decoder *decoder = aligned_alloc(64, (sizeof *decoder + 63) / 64 * 64);
+    if (!decoder)
+        return NULL;
+    memset(decoder, 0, sizeof *decoder);
+    make_crc_table(decoder->crc);
+    decoder->kernels = &plain_kernels;
+#ifdef HAS_AVX2
+    if (!plain && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+        decoder->kernels = &avx2_kernels;
+#else
+    (void)plain;
+#endif
+    return decoder;
+}
+
+EXPORT void packstore_engine_free(struct decoder *decoder)
+{
+    if (decoder)
+        for_all_rooms(decoder, give_back, NULL);
+    free(decoder);
+}
+
+/* Height and width of each JPEG file, or zeros for one that is not for this engine. */
+EXPORT void packstore_engine_sizes(const uint8_t *const *files, const int64_t *nbytes, int64_t count, int64_t *sizes)
+{
+    for (int64_t n = 0; n < count; n++) {
+        struct headers headers;
+        bool known = read_headers(&headers, files[n], nbytes[n]) == DONE;
+        sizes[2 * n] = known ? headers.height : 0;
+        sizes[2 * n + 1] = known ? headers.width : 0;
+    }
+}
+
+static bool is_within(const struct box *box, int64_t height, int64_t width)
+{
+    return box->top >= 0 && box->left >= 0 && box->height > 0 && box->width > 0 && box->top <= height - box->height &&
+           box->left <= width - box->width;
+}
+
+static bool is_side(int64_t side)
+{
+    return side > 0 && side <= MOST_SIDE;
+}
+
+/* Whether a JPEG file's headers can be right: a block takes two bits at least. */
+static int check_file(struct decoder *decoder, const struct request *request, int64_t max_pixels)
+{
+    struct headers *headers = &decoder->headers;
+    if (read_headers(headers, request->source, request->nbytes) != DONE)
+        return REFUSED;
+    int64_t blocks = (int64_t)headers->rows * headers->across * headers->blocks;
+    bool possible = (request->nbytes - headers->scan_at) * 4 >= blocks;
+    return possible && (int64_t)headers->height * headers->width <= max_pixels &&
+                   is_within(&request->box, headers->height, headers->width)
+               ? DONE
+               : REFUSED;
+}
+
+/* The pixels of a box of the request's image: sets *pixels, and *stride and *nbytes of what may be read from there on. */
+static int source_pixels(struct decoder *decoder, const struct request *request, const struct box *box,
+                         const uint8_t **pixels, int64_t *stride, int64_t *nbytes)
+{
+    if (request->height) {
+        int64_t at = 3 * (box->top * request->width + box->left);
+        *pixels = request->source + at;
+        *stride = 3 * request->width;
+        *nbytes = request->nbytes - at;
+        return DONE;
+    }
+    *stride = 3 * box->width;
+    *nbytes = *stride * box->height;
+    if (make_room(&decoder->pixels, (size_t)*nbytes) != DONE)
+        return REFUSED;
+    *pixels = decoder->pixels.at;
+    return decode_box(decoder, request->source, request->nbytes, box, decoder->pixels.at);
+}
+
+/* A window of the box that is not resized: rows and columns of the window in `visible`, which are those from `top` and
+ * `left` of the box. */
+static int place_unresized(struct decoder *decoder, const struct request *request, const struct box *visible, uint8_t *to)
+{
+    struct box box = {request->box.top + request->window.top + visible->top,
+                      request->box.left + request->window.left + visible->left, visible->height, visible->width};
+    int64_t to_stride = 3 * request->window.width, stride, nbytes;
+    const uint8_t *pixels;
+    if (!request->height && !request->mirrored && visible->width == request->window.width)
+        return decode_box(decoder, request->source, request->nbytes, &box, to);
+    if (source_pixels(decoder, request, &box, &pixels, &stride, &nbytes) != DONE)
+        return REFUSED;
+    for (int64_t y = 0; y < box.height; y++, pixels += stride, to += to_stride) {
+        if (request->mirrored)
+            decoder->kernels->mirror(to, pixels, box.width);
+        else
+            memcpy(to, pixels, (size_t)(3 * box.width));
+    }
+    return DONE;
+}
+
+static int place_resized(struct decoder *decoder, const struct request *request, const struct box *visible, uint8_t *to)
+{
+    struct taps *across = &decoder->across, *down = &decoder->down;
+    if (make_taps(across, request->box.width, request->size_width, request->window.left + visible->left, visible->width,
+                  request->mirrored, 4) ||
+        make_taps(down, request->box.height, request->size_height, request->window.top + visible->top, visible->height,
+                  false, 2))
+        return REFUSED;
+    struct box box = {request->box.top + down->first, request->box.left + across->first, down->stop - down->first,
+                      across->stop - across->first};
+    int64_t stride, nbytes;
+    const uint8_t *pixels;
+    if (source_pixels(decoder, request, &box, &pixels, &stride, &nbytes) != DONE)
+        return REFUSED;
+    return resize(decoder, pixels, nbytes, box.height, stride, to, 3 * request->window.width, visible->height,
+                  visible->width);
+}
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int answer(struct decoder *decoder, const struct request *request, int64_t max_pixels)
+{
+    const struct box *window = &request->window;
+    if (!is_side(request->size_height) || !is_side(request->size_width) || !is_side(window->height) ||
+        !is_side(window->width) || window->top < -MOST_SIDE || window->top > MOST_SIDE || window->left < -MOST_SIDE ||
+        window->left > MOST_SIDE || request->nbytes < 0)
+        return REFUSED;
+    if (request->height) {
+        if (!is_side(request->height) || !is_side(request->width) || !is_within(&request->box, request->height, request->width) ||
+            request->nbytes != 3 * request->height * request->width)
+            return REFUSED;
+    } else if (check_file(decoder, request, max_pixels) != DONE) {
+        return REFUSED;
+    }
+    struct box visible = {window->top < 0 ? -window->top : 0, window->left < 0 ? -window->left : 0,
+                          smaller(window->height, request->size_height - window->top),
+                          smaller(window->width, request->size_width - window->left)};
+    visible.height -= visible.top;
+    visible.width -= visible.left;
+    if (visible.height != window->height || visible.width != window->width)
+        memset(request->to, 0, (size_t)(3 * window->height * window->width));
+    if (visible.height <= 0 || visible.width <= 0)
+        return DONE;
+    int64_t column = request->mirrored ? window->width - visible.left - visible.width : visible.left;
+    uint8_t *to = request->to + 3 * (visible.top * window->width + column);
+    if (request->size_height == request->box.height && request->size_width == request->box.width)
+        return place_unresized(decoder, request, &visible, to);
+    return place_resized(decoder, request, &visible, to);
+}
+
+/* Answers requests; `refused` says of each whether somebody else has to. Images of more than `max_pixels` are refused. */
+EXPORT void packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count, int64_t max_pixels,
+                                 uint8_t *refused)
+{
+    for (int64_t n = 0; n < count; n++) {
+        size_t kept = 0;
+        refused[n] = (uint8_t)(answer(decoder, &requests[n], max_pixels) != DONE);
+        for_all_rooms(decoder, add_size, &kept);
+        if (kept > KEPT_BYTES)
+            for_all_rooms(decoder, give_back, NULL);
+    }
+}

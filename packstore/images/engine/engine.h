@@ -1,0 +1,204 @@
+/*
+ * The engine: baseline JPEG (ITU-T T.81, 8 bits, Huffman coding) and raw pixels to crops that are resized and mirrored.
+ *
+ * headers.c   markers and their segments up to the scan
+ * seek.c      the seek index of packstore (packstore/images/seekable/index.py)
+ * entropy.c   Huffman decoding, two restart segments at a time
+ * pixels.c    inverse DCT, upsampling, colours: those of libjpeg-turbo, bit for bit
+ * resize.c    antialiased bilinear resizing: that of torch for uint8, bit for bit
+ * batch.c     what Python calls
+ *
+ * Files come from anybody, so no number in them is believed. Everything that is not flawless, or not known here, is
+ * REFUSED: other decoders find out what it is. Each thread has a decoder of its own, and nothing else is kept.
+ */
+#ifndef PACKSTORE_ENGINE_H
+#define PACKSTORE_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if !defined(__GNUC__)
+#error "a compiler that knows GNU C is needed"
+#elif __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "numbers are read and written as little-endian ones"
+#endif
+
+#define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+#define INLINE static inline __attribute__((always_inline))
+#define NOT_INLINE __attribute__((noinline))
+#if defined(__x86_64__)
+#define HAS_AVX2 1
+#define AVX2 __attribute__((target("avx2,bmi2")))
+#endif
+
+enum { DONE = 0, REFUSED = 1, NO_MORE = 2 };
+enum {
+    COMPONENTS = 3,     /* at most */
+    MCU_BLOCKS = 6,     /* at most, with the samplings that are known here */
+    TABLES = 4,         /* of a kind, B.2.4 */
+    MOST_SIDE = 65500,  /* pixels, as libjpeg has it */
+    LANES = 2,          /* more are not faster */
+    STRETCH = 256,      /* blocks, at most, that are decoded before they become pixels */
+    LOOKUP_BITS = 11,   /* of a code and its value, decoded by one lookup */
+    AHEAD = 512,        /* bytes behind coded data that may be looked at: a block has 64 * 27 bits at most */
+    PADDING = 64,       /* bytes behind rows of samples that vector instructions may touch */
+    MOST_SEGMENTS = 1 << 20
+};
+
+/* A Huffman table as B.2.4.2 has it, in the file: how many codes there are of each length, and their values. */
+struct huffman_spec {
+    const uint8_t *counts, *values;
+    int total;
+};
+
+struct component {
+    int id, h, v;             /* sampling factors, B.2.2 */
+    int quantisation, dc, ac; /* numbers of its tables */
+};
+
+struct headers {
+    int height, width, components;
+    struct component component[COMPONENTS];
+    int mcu_height, mcu_width; /* in pixels, A.2.3 */
+    int rows, across;          /* of MCUs */
+    int interval;              /* MCUs between restart markers, B.2.4.4; 0 for none */
+    int blocks;                /* of an MCU */
+    uint8_t component_of[MCU_BLOCKS], block_x[MCU_BLOCKS], block_y[MCU_BLOCKS];
+    uint8_t quantisation[TABLES][64]; /* in natural order */
+    struct huffman_spec dc[TABLES], ac[TABLES];
+    int64_t scan_at;  /* the scan's first coded byte */
+    int64_t index_at; /* the first segment of the seek index; 0 where there is none */
+};
+
+/* An entry of `look`: bits 0-5: bits of the code and its value; 7: look further; 8-15: how far k moves; 16-31: value. */
+struct huffman {
+    uint32_t look[1 << LOOKUP_BITS];
+    int32_t largest[17], offset[17]; /* as MAXCODE, and VALPTR - MINCODE, in F.2.2.3 */
+    uint8_t counts[16], values[256];
+    int total, is_dc;
+    bool known;
+};
+
+struct block_tables {
+    const struct huffman *dc, *ac;
+};
+
+/* A restart segment being decoded, as far as it is kept while other work is done. */
+struct lane {
+    uint64_t taken; /* bits read of those at `at`; from bit 8 on: number of the next coefficient */
+    const uint8_t *at, *end;
+    const struct huffman *table;
+    int16_t *out;
+    const struct block_tables *block, *block_end;
+    int64_t mcu, count, left; /* first of the stretch; its MCUs; those of the segment from there on */
+    bool open, cut_short;     /* whether it has a segment; whether more of that follows than is wanted */
+    int predicted[COMPONENTS];
+    uint8_t *room;         /* the segment without stuffing */
+    int16_t *coefficients; /* of a stretch; zeros between stretches */
+};
+
+/* Memory that grows and is used again. */
+struct room {
+    void *at;
+    size_t size;
+};
+
+struct box {
+    int64_t top, left, height, width;
+};
+
+/* For each of the pixels of an axis: where in the source those begin that it is made of, and their weights. */
+struct taps {
+    int32_t *at;
+    int16_t *weights;
+    int taps, precision;
+    int64_t first, stop; /* of the source, needed for all of them */
+    struct room places, rounded, exact;
+};
+
+struct decoder;
+
+/* The loops that there are twice, for AVX2 and for any processor. */
+struct kernels {
+    int (*one_lane)(struct decoder *, struct lane *);
+    int (*two_lanes)(struct decoder *, struct lane *);
+    int (*samples)(struct decoder *, const struct lane *, int *predicted);
+    void (*colours)(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count);
+    void (*blend)(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight);
+    void (*widen)(uint8_t *to, const int16_t *from, int64_t count, int even, int odd, int shift);
+    void (*heighten)(uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias);
+    void (*rows)(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
+    void (*columns)(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *, uint8_t *to,
+                    int64_t bytes);
+    void (*mirror)(uint8_t *to, const uint8_t *from, int64_t pixels);
+};
+
+struct decoder {
+    const struct kernels *kernels;
+    uint32_t crc[8][256];
+    struct headers headers;
+    struct huffman dc[TABLES], ac[TABLES];
+    struct block_tables sequence[STRETCH];
+    int16_t quantisation[COMPONENTS][64] __attribute__((aligned(32)));
+    int16_t limit[COMPONENTS][64] __attribute__((aligned(32)));
+    int16_t coefficients[LANES][STRETCH * 64] __attribute__((aligned(64)));
+    struct lane lanes[LANES];
+    /* MCUs that are needed */
+    int64_t row0, row1, column0, column1;
+    /* segments: either `located`, one after the other, or found on the way */
+    const uint8_t *file, *file_end, *scan; /* what follows of the scan; NULL where segments are located */
+    struct room located, joined, unstuffed[LANES];
+    int64_t segments, next_segment;
+    /* samples of these MCUs */
+    struct room plane[COMPONENTS];
+    int64_t stride[COMPONENTS];
+    struct room sums[2], wide[2], pixels, resized, line;
+    struct taps across, down;
+};
+
+/* Where a segment lies, and which MCUs it has. */
+struct located {
+    int64_t start, marker; /* of its first byte, and of the marker behind it */
+    int64_t mcu, count;
+};
+
+extern const struct kernels plain_kernels;
+#ifdef HAS_AVX2
+extern const struct kernels avx2_kernels;
+#endif
+
+/* headers.c */
+int read_headers(struct headers *, const uint8_t *file, int64_t nbytes);
+
+/* seek.c */
+void make_crc_table(uint32_t table[8][256]);
+int locate_segments(struct decoder *, const uint8_t *file, int64_t nbytes);
+
+/* entropy.c */
+int make_tables(struct decoder *);
+int decode_segments(struct decoder *);
+int one_lane_plain(struct decoder *, struct lane *);
+int two_lanes_plain(struct decoder *, struct lane *);
+int one_lane_avx2(struct decoder *, struct lane *);
+int two_lanes_avx2(struct decoder *, struct lane *);
+
+/* pixels.c */
+int decode_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struct box *, uint8_t *to);
+
+/* resize.c */
+int make_taps(struct taps *, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored, int multiple);
+int resize(struct decoder *, const uint8_t *source, int64_t nbytes, int64_t height, int64_t stride, uint8_t *to,
+           int64_t to_stride, int64_t rows, int64_t columns);
+
+void rows_plain(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
+void rows_avx2(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
+void columns_plain(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *, uint8_t *to,
+                   int64_t bytes);
+void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *, uint8_t *to,
+                  int64_t bytes);
+
+/* batch.c */
+int make_room(struct room *, size_t size);
+
+#endif

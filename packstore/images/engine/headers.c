@@ -1,0 +1,196 @@
+/* The segments of a JPEG file up to its scan: ITU-T T.81, B.2; colours as libjpeg decides on them. */
+#include "engine.h"
+
+#include <string.h>
+
+enum { SOF0 = 0xC0, SOF1 = 0xC1, DHT = 0xC4, SOI = 0xD8, SOS = 0xDA, DQT = 0xDB, DRI = 0xDD };
+enum { APP0 = 0xE0, APP11 = 0xEB, APP14 = 0xEE, APP15 = 0xEF, COM = 0xFE };
+
+/* Figure A.6: where in a block the coefficients are, in the order in which they are coded. */
+static const uint8_t zigzag[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
+                                   12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
+                                   35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
+                                   58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
+
+/* What is known while the segments are read. */
+struct reading {
+    bool has_frame, has_jfif, has_adobe;
+    uint8_t adobe_transform;
+    uint8_t has_quantisation; /* a bit a table */
+};
+
+static int sixteen_bits(const uint8_t *at)
+{
+    return at[0] << 8 | at[1];
+}
+
+/* B.2.4.1; of tables with 16 bits an entry nothing is known here. */
+static int read_quantisation(struct headers *headers, struct reading *reading, const uint8_t *at, const uint8_t *end)
+{
+    for (; end - at >= 65; at += 65) {
+        if (at[0] >= TABLES)
+            return REFUSED;
+        for (int k = 0; k < 64; k++)
+            headers->quantisation[at[0]][zigzag[k]] = at[1 + k];
+        reading->has_quantisation |= (uint8_t)(1 << at[0]);
+    }
+    return at == end ? DONE : REFUSED;
+}
+
+/* B.2.4.2 */
+static int read_huffman(struct headers *headers, const uint8_t *at, const uint8_t *end)
+{
+    while (end - at >= 17) {
+        int kind = at[0] >> 4, number = at[0] & 15, total = 0;
+        if (kind > 1 || number >= TABLES)
+            return REFUSED;
+        for (int length = 1; length <= 16; length++)
+            total += at[length];
+        if (total > 256 || total > end - at - 17)
+            return REFUSED;
+        struct huffman_spec *spec = &(kind ? headers->ac : headers->dc)[number];
+        *spec = (struct huffman_spec){.counts = at + 1, .values = at + 17, .total = total};
+        at += 17 + total;
+    }
+    return at == end ? DONE : REFUSED;
+}
+
+/* B.2.2 */
+static int read_frame(struct headers *headers, struct reading *reading, const uint8_t *at, const uint8_t *end)
+{
+    if (reading->has_frame || end - at < 6 || at[0] != 8)
+        return REFUSED;
+    headers->height = sixteen_bits(at + 1);
+    headers->width = sixteen_bits(at + 3);
+    headers->components = at[5];
+    if (headers->height < 1 || headers->width < 1 || headers->height > MOST_SIDE || headers->width > MOST_SIDE ||
+        (headers->components != 1 && headers->components != 3) || end - at != 6 + 3 * headers->components)
+        return REFUSED;
+    for (int i = 0; i < headers->components; i++) {
+        const uint8_t *from = at + 6 + 3 * i;
+        struct component *component = &headers->component[i];
+        *component = (struct component){.id = from[0], .h = from[1] >> 4, .v = from[1] & 15, .quantisation = from[2]};
+        if (component->h < 1 || component->h > 4 || component->v < 1 || component->v > 4 || from[2] >= TABLES)
+            return REFUSED;
+        for (int other = 0; other < i; other++)
+            if (headers->component[other].id == component->id)
+                return REFUSED;
+    }
+    reading->has_frame = true;
+    return DONE;
+}
+
+/* B.2.3: one scan, of everything. */
+static int read_scan(struct headers *headers, const struct reading *reading, const uint8_t *at, const uint8_t *end)
+{
+    if (!reading->has_frame || end - at != 4 + 2 * headers->components || at[0] != headers->components || end[-3] != 0 ||
+        end[-2] != 63 || end[-1] != 0)
+        return REFUSED;
+    for (int i = 0; i < headers->components; i++) {
+        struct component *component = &headers->component[i];
+        component->dc = at[2 + 2 * i] >> 4;
+        component->ac = at[2 + 2 * i] & 15;
+        if (at[1 + 2 * i] != component->id || component->dc >= TABLES || component->ac >= TABLES ||
+            !headers->dc[component->dc].counts || !headers->ac[component->ac].counts ||
+            !(reading->has_quantisation & 1 << component->quantisation))
+            return REFUSED;
+    }
+    return DONE;
+}
+
+/* Whether the components are Y, Cb and Cr, as default_decompress_parms() of libjpeg decides. */
+static int check_colours(const struct headers *headers, const struct reading *reading)
+{
+    if (headers->components == 1 || reading->has_jfif)
+        return DONE;
+    if (reading->has_adobe)
+        return reading->adobe_transform == 1 ? DONE : REFUSED;
+    for (int i = 0; i < 3; i++)
+        if (headers->component[i].id != i + 1)
+            return REFUSED;
+    return DONE;
+}
+
+/* What decides on colours; libjpeg warns of a JFIF of another version than 1. */
+static int read_application(struct headers *headers, struct reading *reading, int marker, const uint8_t *file,
+                            const uint8_t *at, const uint8_t *end)
+{
+    if (marker == APP0 && end - at >= 5 && !memcmp(at, "JFIF", 5)) {
+        if (end - at < 14 || at[5] != 1)
+            return REFUSED;
+        reading->has_jfif = true;
+    } else if (marker == APP14 && end - at >= 5 && !memcmp(at, "Adobe", 5)) {
+        if (end - at < 12)
+            return REFUSED;
+        reading->has_adobe = true;
+        reading->adobe_transform = at[11];
+    } else if (marker == APP11 && !headers->index_at && end - at >= 10 && !memcmp(at, "packstore", 10)) {
+        headers->index_at = at - 4 - file;
+    }
+    return DONE;
+}
+
+/* Figure A.2 and A.2.3: the blocks of an MCU, and how many MCUs there are. */
+static int lay_out(struct headers *headers)
+{
+    struct component *luma = &headers->component[0];
+    if (headers->components == 1) {
+        luma->h = luma->v = 1; /* such a scan is not interleaved: A.2.2 */
+    } else {
+        for (int i = 1; i < 3; i++)
+            if (headers->component[i].h != 1 || headers->component[i].v != 1)
+                return REFUSED;
+        if (luma->h > 2 || luma->v > 2)
+            return REFUSED;
+    }
+    headers->mcu_height = 8 * luma->v;
+    headers->mcu_width = 8 * luma->h;
+    headers->rows = (headers->height + headers->mcu_height - 1) / headers->mcu_height;
+    headers->across = (headers->width + headers->mcu_width - 1) / headers->mcu_width;
+    for (int i = 0; i < headers->components; i++)
+        for (int y = 0; y < headers->component[i].v; y++)
+            for (int x = 0; x < headers->component[i].h; x++) {
+                headers->component_of[headers->blocks] = (uint8_t)i;
+                headers->block_y[headers->blocks] = (uint8_t)y;
+                headers->block_x[headers->blocks++] = (uint8_t)x;
+            }
+    return DONE;
+}
+
+/* Reads all segments up to the scan's first byte. Refuses what libjpeg-turbo refuses or warns of, and more. */
+int read_headers(struct headers *headers, const uint8_t *file, int64_t nbytes)
+{
+    struct reading reading = {0};
+    memset(headers, 0, sizeof *headers);
+    if (nbytes < 4 || file[0] != 0xFF || file[1] != SOI)
+        return REFUSED;
+    for (int64_t at = 2; nbytes - at >= 4;) {
+        int marker = file[at + 1];
+        int64_t length = sixteen_bits(file + at + 2);
+        if (file[at] != 0xFF || length < 2 || length > nbytes - at - 2)
+            return REFUSED;
+        const uint8_t *from = file + at + 4, *end = file + at + 2 + length;
+        int outcome = DONE;
+        at += 2 + length;
+        if (marker == DQT) {
+            outcome = read_quantisation(headers, &reading, from, end);
+        } else if (marker == DHT) {
+            outcome = read_huffman(headers, from, end);
+        } else if (marker == SOF0 || marker == SOF1) {
+            outcome = read_frame(headers, &reading, from, end);
+        } else if (marker == DRI) { /* B.2.4.4 */
+            outcome = length == 4 ? DONE : REFUSED;
+            headers->interval = length == 4 ? sixteen_bits(from) : 0;
+        } else if (marker >= APP0 && marker <= APP15) {
+            outcome = read_application(headers, &reading, marker, file, from, end);
+        } else if (marker == SOS) {
+            headers->scan_at = at;
+            return read_scan(headers, &reading, from, end) || check_colours(headers, &reading) || lay_out(headers);
+        } else if (marker != COM) {
+            return REFUSED;
+        }
+        if (outcome != DONE)
+            return REFUSED;
+    }
+    return REFUSED;
+}

@@ -1,0 +1,166 @@
+"""The compiled engine, by :mod:`ctypes`; packstore works without where it was not compiled when it was installed."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_INTERFACE = 3
+"""Of ``batch.c`` as it is now: an older one may have been compiled here."""
+_FIELDS = 16
+"""Numbers of a request in ``batch.c``, 8 bytes each."""
+_SOURCE, _SIZE, _TO = slice(0, 2), slice(2, 4), 15
+_BOX, _RESIZED, _WINDOW, _MIRRORED = slice(4, 8), slice(8, 10), slice(10, 14), 14
+
+_thread = threading.local()
+
+
+class Requests:
+    """Images, what is wanted of each, and where it goes; for :meth:`Engine.run`, from many threads."""
+
+    def __init__(self, sources: Sequence[Any], pixels: NDArray[np.int64] | None = None) -> None:
+        """
+        Args:
+            sources: ``N`` JPEG files, or pixels of images.
+            pixels: Height and width of each, ``(N, 2)``, of pixels.
+        """
+        self._kept: list[Any] = [sources]  # what addresses are those of
+        self._fields = np.zeros((len(sources), _FIELDS), np.int64)
+        self._fields[:, _SOURCE] = [(_address(source), len(source)) for source in sources]
+        if pixels is not None:
+            self._fields[:, _SIZE] = pixels
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Height and width of each JPEG file, ``(N, 2)``; zeros for those that the engine does not take."""
+        library = _library()[0]
+        assert library is not None
+        files, nbytes = (np.ascontiguousarray(self._fields[:, i]) for i in range(2))
+        sizes = np.empty((len(self), 2), np.int64)
+        library.packstore_engine_sizes(files.ctypes.data, nbytes.ctypes.data, len(self), sizes.ctypes.data)
+        return sizes
+
+    def want(
+        self,
+        boxes: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        windows: NDArray[np.int64],
+        mirrored: NDArray[np.bool_] | None,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Says what is wanted: the arrays of :class:`packstore.training.augment.base.Crops`, and the rows, ``(N, h, w,
+        3)``, of the windows' size, that it is written to."""
+        fields = self._fields
+        if out.shape[0] != len(fields) or (windows[:, 2:] != out.shape[1:3]).any() or out.shape[3:] != (3,):
+            raise ValueError(f"rows of {out.shape} for {len(fields)} windows")
+        if out.dtype != np.uint8 or not out.flags.c_contiguous:
+            raise ValueError("rows that are not contiguous bytes")
+        fields[:, _BOX], fields[:, _RESIZED], fields[:, _WINDOW] = boxes, sizes, windows
+        fields[:, _MIRRORED] = 0 if mirrored is None else mirrored
+        fields[:, _TO] = out.ctypes.data + np.arange(len(fields)) * out.strides[0]
+        self._kept.append(out)
+
+    def part(self, first: int, stop: int) -> tuple[int, int]:
+        """Address and number of these requests."""
+        if not 0 <= first <= stop <= len(self):
+            raise IndexError(f"requests {first} to {stop} of {len(self)}")
+        return self._fields.ctypes.data + first * self._fields.strides[0], stop - first
+
+
+class Engine:
+    """A thread's own decoder; see :func:`get_engine`."""
+
+    def __init__(self, library: ctypes.CDLL, vectors: bool = True) -> None:
+        """``vectors`` False uses plain code only, which gives the same; for tests."""
+        self._library = library
+        self._decoder = library.packstore_engine_new(not vectors)
+        if not self._decoder:
+            raise MemoryError
+
+    def __del__(self) -> None:
+        if getattr(self, "_decoder", None):
+            self._library.packstore_engine_free(self._decoder)
+            self._decoder = None
+
+    def run(self, requests: Requests, first: int, stop: int, max_pixels: int) -> NDArray[np.bool_]:
+        """Answers requests ``first`` … ``stop - 1``, without the GIL.
+
+        Returns:
+            bool ``(stop - first,)``: which were refused, and so are to be answered in another way. What was written of
+            these means nothing.
+        """
+        refused = np.empty(stop - first, np.bool_)
+        address, count = requests.part(first, stop)
+        self._library.packstore_engine_run(self._decoder, address, count, max_pixels, refused.ctypes.data)
+        return refused
+
+    def decode(
+        self, data: Any, max_pixels: int, box: tuple[int, int, int, int] | None = None
+    ) -> NDArray[np.uint8] | None:
+        """The pixels of a JPEG file, or of a box of it: uint8 ``(h, w, 3)``, RGB. None where it is refused."""
+        requests = Requests([data])
+        if box is None:
+            height, width = requests.sizes()[0].tolist()
+            if not 0 < height * width <= max_pixels:
+                return None
+            box = 0, 0, height, width
+        elif min(box[2:]) < 1 or box[2] * box[3] > max_pixels:
+            return None
+        out = np.empty((1, box[2], box[3], 3), np.uint8)
+        boxes = np.array([box])
+        requests.want(boxes, boxes[:, 2:], np.array([(0, 0, *box[2:])]), None, out)
+        return None if self.run(requests, 0, 1, max_pixels)[0] else out[0]
+
+
+def get_engine() -> Engine | None:
+    """The calling thread's engine; None where :func:`engine_problem` says why."""
+    engine: Engine | None = getattr(_thread, "engine", None)
+    library = _library()[0]
+    if library is not None and (engine is None or engine._library is not library):
+        engine = _thread.engine = Engine(library)
+    return engine if library is not None else None
+
+
+def engine_problem() -> str | None:
+    """Why there is no engine here; None where there is."""
+    return _library()[1]
+
+
+@functools.cache
+def _library() -> tuple[ctypes.CDLL | None, str | None]:
+    """What was compiled; or None, and why."""
+    here = Path(__file__)
+    path = next((path for suffix in EXTENSION_SUFFIXES if (path := here.with_name("_engine" + suffix)).exists()), None)
+    if path is None:
+        advice = "on Debian and Ubuntu: apt install gcc libc6-dev, and then packstore again"
+        return None, f"it was not compiled when packstore was installed, for which it takes a C compiler ({advice})"
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    try:
+        library = ctypes.CDLL(str(path))
+        found = library.packstore_engine_interface()
+        library.packstore_engine_new.argtypes, library.packstore_engine_new.restype = (ctypes.c_int,), pointer
+        library.packstore_engine_free.argtypes, library.packstore_engine_free.restype = (pointer,), None
+        library.packstore_engine_sizes.argtypes = (pointer, pointer, number, pointer)
+        library.packstore_engine_sizes.restype = None
+        library.packstore_engine_run.argtypes = (pointer, pointer, number, number, pointer)
+        library.packstore_engine_run.restype = None
+    except (OSError, AttributeError) as error:
+        return None, f"{path.name} cannot be loaded: {' '.join(str(error).split())}"
+    if found != _INTERFACE:
+        return None, f"{path} is of another version of packstore: delete it and install packstore again"
+    return library, None
+
+
+def _address(data: Any) -> int:
+    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+    return address

@@ -1,0 +1,224 @@
+/* Antialiased bilinear resizing of uint8 RGB, bit for bit as torch's (ATen, UpSampleKernel.cpp): rows first, then columns. */
+#include "engine.h"
+
+#include <string.h>
+
+enum { WEIGHT_BITS = 22 };
+
+/* The exact weights of pixel `i`, as _compute_indices_min_size_weights_aa(); returns how many, beginning at *first. */
+static int64_t exact_weights(double scale, int64_t source, int64_t i, int64_t most, double *weights, int64_t *first)
+{
+    double support = scale >= 1 ? scale : 1, inverse = scale >= 1 ? 1 / scale : 1, centre = scale * ((double)i + 0.5);
+    int64_t begin = (int64_t)(centre - support + 0.5), end = (int64_t)(centre + support + 0.5);
+    begin = begin < 0 ? 0 : begin;
+    end = end > source ? source : end;
+    int64_t count = end - begin < 0 ? 0 : end - begin > most ? most : end - begin;
+    double total = 0;
+    for (int64_t j = 0; j < count; j++) {
+        double distance = ((double)(j + begin) - centre + 0.5) * inverse;
+        distance = distance < 0 ? -distance : distance;
+        weights[j] = distance < 1 ? 1 - distance : 0;
+        total += weights[j];
+    }
+    for (int64_t j = 0; j < count && total != 0; j++)
+        weights[j] /= total;
+    *first = begin;
+    return count;
+}
+
+/* Bits behind the binary point with which the largest weight still fits into 16 bits. */
+static int precision_of(double largest)
+{
+    int precision = 0;
+    while (precision < WEIGHT_BITS && (int)(0.5 + largest * (1 << (precision + 1))) < 1 << 15)
+        precision++;
+    return precision;
+}
+
+/*
+ * Taps for pixels `from` to `from + count` of the `target` that `source` pixels become; the last first where `mirrored`.
+ * Their places count from `first`, and behind them are zeros up to a `multiple`.
+ */
+int make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored, int multiple)
+{
+    double scale = (double)source / (double)target, support = scale >= 1 ? scale : 1, largest = 0;
+    int64_t most = ((int64_t)support + (support > (double)(int64_t)support)) * 2 + 1;
+    int64_t width = (most + multiple - 1) / multiple * multiple, widest = 1;
+    if (make_room(&taps->exact, (size_t)(width * target) * sizeof(double)) ||
+        make_room(&taps->places, (size_t)(2 * target) * sizeof(int64_t)))
+        return REFUSED;
+    double *exact = taps->exact.at;
+    int64_t *first = taps->places.at, *counts = first + target;
+    for (int64_t i = 0; i < target; i++) {
+        counts[i] = exact_weights(scale, source, i, most, exact + i * width, &first[i]);
+        for (int64_t j = 0; j < counts[i]; j++)
+            largest = exact[i * width + j] > largest ? exact[i * width + j] : largest;
+        widest = counts[i] > widest ? counts[i] : widest;
+    }
+    taps->precision = precision_of(largest);
+    taps->taps = (int)((widest + multiple - 1) / multiple * multiple);
+    taps->first = first[from];
+    taps->stop = first[from + count - 1] + counts[from + count - 1];
+    if (make_room(&taps->rounded, (size_t)count * ((size_t)taps->taps * sizeof(int16_t) + sizeof(int32_t))))
+        return REFUSED;
+    taps->at = taps->rounded.at;
+    taps->weights = (int16_t *)(taps->at + count);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t to = mirrored ? count - 1 - i : i;
+        taps->at[to] = (int32_t)(first[from + i] - taps->first);
+        for (int64_t j = 0; j < taps->taps; j++)
+            taps->weights[to * taps->taps + j] =
+                j < counts[from + i] ? (int16_t)(0.5 + exact[(from + i) * width + j] * (1 << taps->precision)) : 0;
+    }
+    return DONE;
+}
+
+INLINE uint8_t clamp(int value)
+{
+    return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+}
+
+static void row_plain(const struct taps *taps, const uint8_t *from, uint8_t *to, int64_t count)
+{
+    for (int64_t x = 0; x < count; x++, to += 3) {
+        const uint8_t *at = from + 3 * (int64_t)taps->at[x];
+        const int16_t *weights = taps->weights + x * taps->taps;
+        int sums[3] = {1 << (taps->precision - 1), 1 << (taps->precision - 1), 1 << (taps->precision - 1)};
+        for (int j = 0; j < taps->taps; j++)
+            for (int c = 0; c < 3; c++)
+                sums[c] += weights[j] * at[3 * j + c];
+        for (int c = 0; c < 3; c++)
+            to[c] = clamp(sums[c] >> taps->precision);
+    }
+}
+
+/* Two rows become `count` pixels wide. Reads `taps` pixels and 4 bytes from each place; writes up to 13 bytes more. */
+void rows_plain(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count)
+{
+    row_plain(taps, a, to_a, count);
+    row_plain(taps, b, to_b, count);
+}
+
+/* One row of `bytes` bytes out of several; reads 31 bytes more of each. */
+void columns_plain(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps, uint8_t *to,
+                   int64_t bytes)
+{
+    for (int64_t x = 0; x < bytes; x++) {
+        int sum = 1 << (taps->precision - 1);
+        for (int j = 0; j < taps->taps; j++)
+            sum += weights[j] * from[j * stride + x];
+        to[x] = clamp(sum >> taps->precision);
+    }
+}
+
+#ifdef HAS_AVX2
+#include <immintrin.h>
+
+/* A pixel of two rows at once. */
+AVX2 INLINE __m256i pixel(const struct taps *taps, const int count, const uint8_t *a, const uint8_t *b, int64_t x)
+{
+    const __m256i first = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+    const __m256i second = _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
+    const uint8_t *p = a + 3 * (int64_t)taps->at[x], *q = b + 3 * (int64_t)taps->at[x];
+    const int16_t *weights = taps->weights + x * count;
+    __m256i sum = _mm256_set1_epi32(1 << (taps->precision - 1));
+    for (int j = 0; j < count; j += 4, p += 12, q += 12, weights += 4) {
+        __m256i four = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)p)),
+                                               _mm_loadu_si128((const __m128i *)q), 1);
+        int32_t weights01, weights23;
+        memcpy(&weights01, weights, 4);
+        memcpy(&weights23, weights + 2, 4);
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(four, first), _mm256_set1_epi32(weights01)));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(four, second), _mm256_set1_epi32(weights23)));
+    }
+    return _mm256_sra_epi32(sum, _mm_cvtsi32_si128(taps->precision));
+}
+
+AVX2 INLINE void rows_of(const struct taps *taps, const int taps_count, const uint8_t *a, const uint8_t *b, uint8_t *to_a,
+                         uint8_t *to_b, int64_t count)
+{
+    const __m256i dense = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
+    for (int64_t x = 0; x < count; x += 4) { /* pixels behind the last are copies of it */
+        int64_t last = count - 1, x1 = x + 1 < last ? x + 1 : last, x2 = x + 2 < last ? x + 2 : last, x3 = x + 3 < last ? x + 3 : last;
+        __m256i low = _mm256_packs_epi32(pixel(taps, taps_count, a, b, x), pixel(taps, taps_count, a, b, x1));
+        __m256i high = _mm256_packs_epi32(pixel(taps, taps_count, a, b, x2), pixel(taps, taps_count, a, b, x3));
+        low = _mm256_shuffle_epi8(_mm256_packus_epi16(low, high), dense);
+        _mm_storeu_si128((__m128i *)(to_a + 3 * x), _mm256_castsi256_si128(low));
+        _mm_storeu_si128((__m128i *)(to_b + 3 * x), _mm256_extracti128_si256(low, 1));
+    }
+}
+
+AVX2 void rows_avx2(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count)
+{
+    if (taps->taps == 4)
+        rows_of(taps, 4, a, b, to_a, to_b, count);
+    else
+        rows_of(taps, taps->taps, a, b, to_a, to_b, count);
+}
+
+AVX2 void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps, uint8_t *to,
+                       int64_t bytes)
+{
+    const __m256i zero = _mm256_setzero_si256(), round = _mm256_set1_epi32(1 << (taps->precision - 1));
+    const __m128i shift = _mm_cvtsi32_si128(taps->precision);
+    for (int64_t x = 0; x < bytes; x += 32) {
+        __m256i sum0 = round, sum1 = round, sum2 = round, sum3 = round;
+        for (int j = 0; j < taps->taps; j += 2) {
+            __m256i a = _mm256_loadu_si256((const __m256i *)(from + j * stride + x));
+            __m256i b = _mm256_loadu_si256((const __m256i *)(from + (j + 1) * stride + x));
+            int32_t both;
+            memcpy(&both, weights + j, 4);
+            __m256i pair = _mm256_set1_epi32(both), low = _mm256_unpacklo_epi8(a, b), high = _mm256_unpackhi_epi8(a, b);
+            sum0 = _mm256_add_epi32(sum0, _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), pair));
+            sum1 = _mm256_add_epi32(sum1, _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), pair));
+            sum2 = _mm256_add_epi32(sum2, _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), pair));
+            sum3 = _mm256_add_epi32(sum3, _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), pair));
+        }
+        __m256i low = _mm256_packs_epi32(_mm256_sra_epi32(sum0, shift), _mm256_sra_epi32(sum1, shift));
+        __m256i high = _mm256_packs_epi32(_mm256_sra_epi32(sum2, shift), _mm256_sra_epi32(sum3, shift));
+        __m256i all = _mm256_packus_epi16(low, high);
+        if (x + 32 <= bytes) {
+            _mm256_storeu_si256((__m256i *)(to + x), all);
+        } else {
+            uint8_t last[32];
+            memcpy(last, &all, 32);
+            memcpy(to + x, last, (size_t)(bytes - x));
+        }
+    }
+}
+#endif
+
+/* A row of the source of which everything may be read that the loops read: itself, or a copy. `left`: bytes from there. */
+static const uint8_t *readable(struct decoder *decoder, int which, const uint8_t *row, int64_t left, int64_t reach)
+{
+    if (left >= reach)
+        return row;
+    uint8_t *copy = (uint8_t *)decoder->line.at + which * reach;
+    memcpy(copy, row, (size_t)left);
+    memset(copy + left, 0, (size_t)(reach - left));
+    return copy;
+}
+
+/*
+ * Resizes by the decoder's taps. `source`: pixels of `height` rows, `stride` bytes apart, `nbytes` to the end of what may
+ * be read; `to`: `rows` of `columns` pixels, `to_stride` bytes apart.
+ */
+int resize(struct decoder *decoder, const uint8_t *source, int64_t nbytes, int64_t height, int64_t stride, uint8_t *to,
+           int64_t to_stride, int64_t rows, int64_t columns)
+{
+    const struct taps *across = &decoder->across, *down = &decoder->down;
+    int64_t row_bytes = 3 * columns + PADDING, reach = 3 * (across->stop - across->first + across->taps) + 16;
+    if (make_room(&decoder->resized, (size_t)((height + down->taps) * row_bytes)) || make_room(&decoder->line, (size_t)(2 * reach)))
+        return REFUSED;
+    uint8_t *resized = decoder->resized.at;
+    for (int64_t y = 0; y < height; y += 2) { /* the last of an odd number twice */
+        int64_t other = y + 1 < height ? y + 1 : y;
+        const uint8_t *a = readable(decoder, 0, source + y * stride, nbytes - y * stride, reach);
+        const uint8_t *b = readable(decoder, 1, source + other * stride, nbytes - other * stride, reach);
+        decoder->kernels->rows(across, a, b, resized + y * row_bytes, resized + other * row_bytes, columns);
+    }
+    for (int64_t y = 0; y < rows; y++)
+        decoder->kernels->columns(resized + down->at[y] * row_bytes, row_bytes, down->weights + y * down->taps, down,
+                                  to + y * to_stride, 3 * columns);
+    return DONE;
+}

@@ -1,0 +1,462 @@
+"""The engine: the pixels of libjpeg-turbo and of torch, bit for bit, or nothing at all."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import packstore
+from packstore import PackedDataset, PackedLoader
+from packstore.core.errors import DecodeError
+from packstore.images.decoders import backends, get_decoder
+from packstore.images.engine import Engine, Requests, engine_problem, get_engine, native
+from packstore.images.seekable import add_index, read_index
+from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.training.loader.assemble import Assembler
+from tests.conftest import ROOT, SharedData
+from tests.makers.engine_checks import (
+    MAX_PIXELS,
+    Box,
+    assert_same,
+    check_guard_pages,
+    check_pixels,
+    check_refusals,
+    check_resizing,
+    cut,
+    good,
+    noisy,
+    reference,
+    run,
+    save,
+)
+
+Need = Callable[[str, bool], None]
+SOURCE = ROOT / "packstore" / "images" / "engine"
+FILES = sorted(SOURCE.glob("*.c"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(request: pytest.FixtureRequest) -> None:
+    need: Need = request.getfixturevalue("need")
+    need("native", engine_problem() is None)
+
+
+def engines() -> list[Engine]:
+    """With vector instructions, where the processor has them, and without."""
+    library = native._library()[0]
+    assert library is not None
+    return [Engine(library, True), Engine(library, False)]
+
+
+@pytest.mark.parametrize("check", [check_pixels, check_resizing, check_guard_pages, check_refusals])
+@pytest.mark.parametrize("vectors", [True, False], ids=["vectors", "plain"])
+def test_what_every_engine_has_to_do(check: Callable[[Engine], None], vectors: bool) -> None:
+    check(engines()[not vectors])
+
+
+# Pixels
+
+
+@st.composite
+def boxes(draw: st.DrawFn, height: int, width: int) -> Box:
+    rows, columns = draw(st.integers(1, height)), draw(st.integers(1, width))
+    return draw(st.integers(0, height - rows)), draw(st.integers(0, width - columns)), rows, columns
+
+
+@st.composite
+def jpegs(draw: st.DrawFn) -> bytes:
+    """All samplings, sizes, qualities, tables and restart intervals; with and without an index."""
+    sampling = draw(st.sampled_from(("gray", "444", "422", "420", "440")))
+    height, width = draw(st.integers(1, 120)), draw(st.integers(1, 160))
+    options: dict[str, Any] = {"quality": draw(st.sampled_from((1, 10, 50, 75, 95, 100)))}
+    if draw(st.booleans()):
+        options["optimize"] = True
+    if draw(st.booleans()):
+        options["restart_marker_blocks"] = draw(st.integers(1, 12))
+    kind = draw(st.integers(0, 3))
+    image = noisy(height, width, kind)
+    if kind == 2:
+        image = np.random.default_rng(kind).integers(0, 256, image.shape, np.uint8)
+    if kind == 3:
+        image[:] = image[:1, :1]
+    data = save(image, sampling, **options)
+    if options.get("restart_marker_blocks") == 1 and draw(st.booleans()):
+        data = add_index(data)
+    return data
+
+
+@given(jpegs(), st.data())
+def test_pixels_are_those_of_libjpeg_turbo(data: bytes, choice: st.DataObject) -> None:
+    image = reference(data)
+    wanted = choice.draw(st.lists(boxes(*image.shape[:2]), max_size=4))
+    for engine in engines():
+        whole = engine.decode(data, MAX_PIXELS)
+        assert whole is not None
+        np.testing.assert_array_equal(whole, image)
+        for number, box in enumerate(wanted):
+            found = run(engine, data, box, mirrored=bool(number % 2))
+            assert_same(found, image, box, None, None, bool(number % 2))
+
+
+@given(st.data())
+def test_resized_pixels_are_those_of_torch(choice: st.DataObject) -> None:
+    height, width = choice.draw(st.integers(1, 70)), choice.draw(st.integers(1, 70))
+    if choice.draw(st.integers(0, 9)) == 0:
+        height *= 23
+    image = np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8)
+    box, mirrored = choice.draw(boxes(height, width)), choice.draw(st.booleans())
+    size = choice.draw(st.tuples(st.integers(1, 120), st.integers(1, 120)))
+    window = choice.draw(
+        st.none() | st.tuples(st.integers(-40, 90), st.integers(-40, 90), st.integers(1, 60), st.integers(1, 60))
+    )
+    for engine in engines():
+        assert_same(run(engine, image, box, size, window, mirrored), image, box, size, window, mirrored)
+
+
+def test_every_colour() -> None:
+    """All differences of colour at some lightness, as blocks of one colour each."""
+    blue, red = np.mgrid[0:256:2, 0:256:2].astype(np.uint8)
+    for light in (0, 90, 128, 255):
+        ycc = np.stack([np.full_like(blue, light), blue, red], -1).repeat(8, 0).repeat(8, 1)
+        out = io.BytesIO()
+        Image.fromarray(ycc, "YCbCr").save(out, "JPEG", quality=100, subsampling=0)
+        for engine in engines():
+            np.testing.assert_array_equal(engine.decode(out.getvalue(), MAX_PIXELS), reference(out.getvalue()))
+
+
+def test_real_images(shared_data: SharedData) -> None:
+    paths = sorted((shared_data / "imagenet-600").rglob("*.JPEG"))[::12]
+    assert paths
+    for path in paths:
+        data = path.read_bytes()
+        image = reference(data)
+        height, width = image.shape[:2]
+        for engine in engines():
+            np.testing.assert_array_equal(engine.decode(data, MAX_PIXELS), image)
+            box = height // 3, width // 4, height // 2, width // 2
+            assert_same(run(engine, data, box, (224, 224)), image, box, (224, 224), None, False)
+
+
+def test_rows_are_in_their_order_and_nothing_else_is_written() -> None:
+    data, image = good()["420"]
+    engine = engines()[0]
+    out = np.full((4, 9, 11, 3), 77, np.uint8)
+    requests = Requests([data, b"nothing", data, data])
+    assert requests.sizes().tolist() == [[*image.shape[:2]], [0, 0], [*image.shape[:2]], [*image.shape[:2]]]
+    wanted = np.array([(n, 2 * n, 9, 11) for n in range(4)])
+    requests.want(wanted, wanted[:, 2:], np.tile([0, 0, 9, 11], (4, 1)), None, out)
+    assert engine.run(requests, 0, 3, MAX_PIXELS).tolist() == [False, True, False]
+    for n in (0, 2):
+        np.testing.assert_array_equal(out[n], cut(image, tuple(wanted[n].tolist())))
+    assert (out[[1, 3]] == 77).all()
+    with pytest.raises(IndexError):
+        engine.run(requests, 3, 5, MAX_PIXELS)
+    with pytest.raises(ValueError, match="windows"):
+        requests.want(wanted, wanted[:, 2:], np.tile([0, 0, 9, 12], (4, 1)), None, out)
+    with pytest.raises(ValueError, match="contiguous"):
+        requests.want(wanted, wanted[:, 2:], np.tile([0, 0, 9, 11], (4, 1)), None, out[:, :, ::-1])
+
+
+def test_threads_have_an_engine_each() -> None:
+    wrong: list[str] = []
+    seen: list[Engine | None] = []
+
+    def work() -> None:
+        engine = get_engine()
+        assert engine is not None
+        seen.append(engine)
+        for name, (data, image) in good().items():
+            if not np.array_equal(engine.decode(data, MAX_PIXELS), image):
+                wrong.append(name)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(set(seen)) == 4
+
+
+# The index
+
+
+def outside(data: bytes, box: Box) -> bytes:
+    """The seekable file with all coded bytes gone of segments that the box does not need; it has an MCU a segment."""
+    index = read_index(data)
+    assert index is not None
+    changed, at, coded = bytearray(data), index.scan_at, data[index.scan_at :]
+    top, left, height, width = box
+    for number in range(index.across * index.rows):
+        row, column = divmod(number, index.across)
+        size = 2
+        while coded[size - 2] != 0xFF or coded[size - 1] == 0:
+            size += 1
+        y, x = row * index.mcu_height, column * index.mcu_width
+        near_y = y - 1 <= top + height and y + index.mcu_height >= top - 1
+        near_x = x - 1 <= left + width and x + index.mcu_width >= left - 1
+        if not (near_y and near_x):
+            changed[at : at + size - 2] = bytes(size - 2)
+        at, coded = at + size, coded[size:]
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("sampling", ["gray", "444", "422", "420", "440"])
+def test_only_the_segments_of_a_box_are_decoded(sampling: str) -> None:
+    data, image = good()[f"{sampling} seekable"]
+    for box in ((0, 0, 9, 11), (30, 40, 17, 20), (62, 90, 8, 10)):
+        changed = outside(data, box)
+        assert sum(a != b for a, b in zip(data, changed, strict=True)) > len(data) // 3
+        for engine in engines():
+            assert_same(run(engine, changed, box), image, box, None, None, False)
+            assert engine.decode(changed, MAX_PIXELS) is None
+
+
+def test_a_wrong_index_is_not_used() -> None:
+    """Its boundaries are compared with the markers; then these are looked for, and all is decoded as it should be."""
+    data, image = good()["420 seekable"]
+    index = read_index(data)
+    assert index is not None
+    box = (30, 40, 17, 20)
+    for at in range(index.lengths_at, index.lengths_at + 10):
+        for checksum in (False, True):
+            changed = bytearray(data)
+            changed[at], changed[at + 1] = data[at] + 1, data[at + 1] - 1
+            if checksum:
+                changed = bytearray(repaired(bytes(changed)))
+            for engine in engines():
+                assert_same(run(engine, bytes(changed), box), image, box, None, None, False)
+                # Not by the index: damage above is seen.
+                beside = outside(data, box)
+                both = repaired(bytes(changed[: index.scan_at]) + beside[index.scan_at :])
+                if not checksum:
+                    assert run(engine, bytes(changed[: index.scan_at]) + beside[index.scan_at :], box) is None
+                elif at == index.lengths_at + 7:  # the eighth is always looked at
+                    assert run(engine, both, box) is None
+
+
+def repaired(data: bytes) -> bytes:
+    from tests.makers.fuzz_targets import _repair_seek_index
+
+    return _repair_seek_index(data, None)  # type: ignore[arg-type]
+
+
+# Damage
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_what_is_accepted_turbojpeg_accepts_with_the_same_pixels(choice: st.DataObject) -> None:
+    """Files with some bytes changed. What the engine refuses and TurboJPEG does not goes to TurboJPEG; the other way
+    round would hide damage."""
+    name = choice.draw(st.sampled_from([name for name in good() if name not in ("parts", "large index", "long codes")]))
+    data = bytearray(good()[name][0])
+    for _ in range(choice.draw(st.integers(1, 3))):
+        at = choice.draw(st.integers(2, len(data) - 1) | st.integers(2, min(700, len(data) - 1)))
+        data[at] = choice.draw(st.integers(0, 255) | st.sampled_from((0, 255, 0xD0, 0xD9)))
+    found = engines()[0].decode(bytes(data), 1 << 20)
+    plain = engines()[1].decode(bytes(data), 1 << 20)
+    assert (found is None) == (plain is None)
+    if found is None or plain is None:
+        return
+    np.testing.assert_array_equal(found, plain)
+    decode = backends.load("simplejpeg").decode
+    assert decode is not None
+    np.testing.assert_array_equal(decode(memoryview(bytes(data))), found)
+
+
+@pytest.fixture(scope="module")
+def fuzzer(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[Path, list[Path]]:
+    """``engine_fuzz.c`` with sanitizers, and seeds for it."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    program = folder / "engine_fuzz"
+    command = ["gcc", "-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    sources = [ROOT / "tests" / "makers" / "engine_fuzz.c", *FILES]
+    built = (
+        shutil.which("gcc") is not None
+        and not subprocess.run([*command, *sources, "-o", program], check=False).returncode
+    )
+    need: Need = request.getfixturevalue("need")
+    need("sanitizers", built)
+    for name, (data, _) in good().items():
+        if len(data) < 20_000:
+            (folder / f"{name}.jpg").write_bytes(data)
+    return program, [*sorted(folder.glob("*.jpg")), *sorted((ROOT / "tests" / "corpus" / "engine").iterdir())]
+
+
+def fuzz(fuzzer: tuple[Path, list[Path]], count: int, seed: int) -> tuple[int, int]:
+    program, seeds = fuzzer
+    done = subprocess.run([program, str(count), str(seed), *seeds], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    tried, accepted = map(int, done.stdout.split())
+    return tried, accepted
+
+
+def test_sanitizers_find_nothing(fuzzer: tuple[Path, list[Path]]) -> None:
+    tried, accepted = fuzz(fuzzer, 30_000, 1)
+    assert tried >= 30_000
+    assert accepted > tried // 10
+
+
+@pytest.mark.soak
+def test_sanitizers_find_nothing_in_a_million(fuzzer: tuple[Path, list[Path]]) -> None:
+    assert fuzz(fuzzer, 1_000_000, 2)[0] >= 1_000_000
+
+
+# Where it is not there
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    native._library.cache_clear()
+    yield
+    native._library.cache_clear()
+
+
+def test_another_version_is_not_used(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_INTERFACE", 12345)
+    assert "another version" in str(engine_problem())
+    assert get_engine() is None
+
+
+def test_what_was_not_compiled(anew: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    assert "C compiler" in str(engine_problem())
+    assert get_engine() is None
+
+
+def test_what_cannot_be_loaded(anew: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ("_engine" + native.EXTENSION_SUFFIXES[0])).write_bytes(b"no library")
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    assert "cannot be loaded" in str(engine_problem())
+    assert get_engine() is None
+
+
+def test_a_compiler_for_big_endian_processors_is_told_so(tmp_path: Path) -> None:
+    for defined, reason in (("-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__", "little-endian"), ("-U__GNUC__", "GNU C")):
+        command = ["gcc", "-w", defined, "-fsyntax-only", str(SOURCE / "headers.c")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode
+        assert reason in done.stderr
+
+
+# In the loader
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("engine")
+    (root / "photos" / "a").mkdir(parents=True)
+    for number in range(24):
+        height, width = 40 + 17 * number % 200, 60 + 31 * number % 240
+        sampling = ("444", "422", "420")[number % 3]
+        (root / "photos" / "a" / f"{number:02}.jpg").write_bytes(
+            save(noisy(height, width, number), sampling, quality=60 + number, progressive=number == 5)
+        )
+    Image.fromarray(noisy(64, 50)).save(root / "photos" / "a" / "x.png")
+    made = {}
+    for encoding in ("seekable", "original", "uint8"):
+        made[encoding] = root / f"{encoding}.lmdb"
+        packstore.convert(root / "photos", made[encoding], encoding=encoding)
+    return made
+
+
+OPERATIONS: dict[str, list[Any]] = {
+    "crop and flip": [RandomResizedCrop(32), RandomHorizontalFlip()],
+    "crop": [RandomResizedCrop((20, 30))],
+    "resize and centre": [Resize(40), CenterCrop(32)],
+    "resize": [Resize((33, 44)), RandomHorizontalFlip()],
+    "crop without resizing": [RandomCrop(30), RandomHorizontalFlip()],
+    "beyond the edges": [Resize((50, 60)), RandomCrop(48, padding=9), RandomHorizontalFlip()],
+}
+
+
+@pytest.mark.parametrize("operations", OPERATIONS.values(), ids=OPERATIONS)
+@pytest.mark.parametrize("encoding", ["seekable", "original", "uint8"])
+def test_a_loader_gives_the_same_batches(
+    stores: dict[str, Path], encoding: str, operations: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    original = Assembler._write
+
+    def counted(assembler: Assembler, prepared: Any, row: int) -> None:
+        left.append(row)
+        original(assembler, prepared, row)
+
+    monkeypatch.setattr(Assembler, "_write", counted)
+
+    def epochs() -> tuple[list[torch.Tensor], int]:
+        left.clear()
+        loader = PackedLoader(
+            PackedDataset(stores[encoding]), 7, shuffle=True, threads=2, augment=operations, resident=False
+        )
+        return [images.clone() for _ in range(2) for images, _ in loader], len(left)
+
+    by_engine, few = epochs()
+    monkeypatch.setattr("packstore.images.engine.native.get_engine", lambda: None)
+    monkeypatch.setattr("packstore.images.decoders.get_engine", lambda: None)
+    monkeypatch.setattr("packstore.training.loader.assemble.get_engine", lambda: None)
+    without, all_ = epochs()
+    assert all(torch.equal(a, b) for a, b in zip(by_engine, without, strict=True))
+    # A PNG and a progressive file are left to others, where they have not become seekable.
+    assert few == {"seekable": 0, "original": 4, "uint8": 0}[encoding]
+    assert all_ == 50
+
+
+def test_damage_shows_as_ever(stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged = tmp_path / "damaged.lmdb"
+    shutil.copytree(stores["seekable"], damaged)
+    dataset = PackedDataset(damaged, columns=("image", "key"), output="bytes")
+    records = [(bytes(data), key) for data, key in (dataset[n] for n in range(len(dataset)))]
+    file = damaged / "data.mdb"
+    content = bytearray(file.read_bytes())
+    first, second, third = [data for data, _ in records if data[:2] == b"\xff\xd8"][3:6]
+    index = read_index(first)
+    assert index is not None
+    # Pixels that are gone, which only Pillow puts up with; a marker that is, which the index had; and tables.
+    middle = (index.scan_at + len(first)) // 2
+    for data, start, new in (
+        (first, middle, b"\xff\xd9" * 40),
+        (second, second.rindex(b"\xff\xd0"), b"\0\0"),
+        (third, third.index(b"\xff\xdb"), b"\xff\xe5"),
+    ):
+        at = content.find(data)
+        assert at > 0
+        content[at + start : at + start + len(new)] = new
+    file.write_bytes(content)
+    name = next(key for data, key in records if data == third)
+
+    def batches() -> tuple[list[torch.Tensor], list[str], float]:
+        with pytest.raises(DecodeError, match=rf"record \d+ \({name}\)"):
+            list(PackedLoader(PackedDataset(damaged), 5, augment=[RandomResizedCrop(32)], threads=2))
+        dataset = PackedDataset(damaged, columns=("image", "key"))
+        loader = PackedLoader(dataset, 5, augment=[RandomResizedCrop(32)], on_error="skip", threads=2)
+        found = [(images.clone(), keys) for _ in range(4) for images, keys in loader]
+        return [images for images, _ in found], [key for _, keys in found for key in keys], loader.stats()["skipped"]
+
+    with_it = batches()
+    monkeypatch.setattr("packstore.images.decoders.get_engine", lambda: None)
+    monkeypatch.setattr("packstore.training.loader.assemble.get_engine", lambda: None)
+    without_it = batches()
+    assert with_it[1:] == without_it[1:]
+    assert name not in with_it[1]
+    assert with_it[2] == 4
+    assert all(torch.equal(a, b) for a, b in zip(with_it[0], without_it[0], strict=True))
+
+
+def test_the_default_decoder_is_the_engine(stores: dict[str, Path]) -> None:
+    assert get_decoder().name == "engine"
+    assert PackedDataset(stores["original"]).decoder.has_engine
+    assert not PackedDataset(stores["original"], decoder="turbojpeg").decoder.has_engine

@@ -1,0 +1,300 @@
+"""What every build of the engine has to do, as one function: for the tests, and for mutations of its source."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import mmap
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from packstore.images.engine.native import Engine, Requests
+from packstore.images.resize import resize
+from packstore.images.seekable import add_index
+from packstore.images.seekable.markers import segments
+from tests.makers.datasets import pixels
+
+Box = tuple[int, int, int, int]
+MAX_PIXELS = 1 << 28
+SAMPLINGS = {"444": 0, "422": 1, "420": 2}
+
+
+def noisy(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Neighbouring pixels differ much, so that a wrong neighbour shows."""
+    rng = np.random.default_rng(seed)
+    return pixels(height, width, seed) // 2 + rng.integers(0, 120, (height, width, 3), np.uint8)
+
+
+def save(image: NDArray[np.uint8], sampling: str = "420", **options: object) -> bytes:
+    """A JPEG by Pillow; gray, 4:4:4, 4:2:2, 4:2:0, or 4:4:0 (which is 4:2:2 with its factors exchanged: its blocks mean
+    something else then, but any blocks are an image)."""
+    out, picture = io.BytesIO(), Image.fromarray(image)
+    if sampling == "440":
+        return tall(save(np.ascontiguousarray(image.transpose(1, 0, 2)), "422", **options))
+    if sampling != "gray":
+        options["subsampling"] = SAMPLINGS[sampling]
+    (picture.convert("L") if sampling == "gray" else picture).save(out, "JPEG", **options)
+    return out.getvalue()
+
+
+def tall(data: bytes) -> bytes:
+    """A 4:2:2 file as one of 4:4:0, with height and width exchanged: as many MCUs, of as many blocks."""
+    frame = next(segment for segment in segments(data) if segment.marker in (0xC0, 0xC1))
+    at, changed = frame.start, bytearray(data)
+    changed[at + 5 : at + 9] = data[at + 7 : at + 9] + data[at + 5 : at + 7]
+    changed[at + 11] = 0x12
+    return bytes(changed)
+
+
+def reference(data: bytes) -> NDArray[np.uint8]:
+    return np.array(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def cut(image: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
+    top, left, height, width = box
+    return image[top : top + height, left : left + width]
+
+
+def run(
+    engine: Engine,
+    source: bytes | NDArray[np.uint8],
+    box: Box,
+    size: tuple[int, int] | None = None,
+    window: Box | None = None,
+    mirrored: bool = False,
+    max_pixels: int = MAX_PIXELS,
+) -> NDArray[np.uint8] | None:
+    """One request; None where it is refused."""
+    size = box[2:] if size is None else size
+    window = (0, 0, *size) if window is None else window
+    raw = isinstance(source, np.ndarray)
+    requests = Requests([source.tobytes() if raw else source], np.array([source.shape[:2]]) if raw else None)  # type: ignore[union-attr]
+    out = np.full((1, *window[2:], 3), 7, np.uint8)
+    requests.want(np.array([box]), np.array([size]), np.array([window]), np.array([mirrored]), out)
+    return None if engine.run(requests, 0, 1, max_pixels)[0] else out[0]
+
+
+def expected(
+    image: NDArray[np.uint8], box: Box, size: tuple[int, int] | None, window: Box | None, mirrored: bool
+) -> NDArray[np.uint8]:
+    """The same by numpy and torch."""
+    part = np.ascontiguousarray(cut(image, box))
+    part = part if size is None else resize(part, *size)
+    if window is not None:
+        top, left, height, width = window
+        whole = np.zeros((height, width, 3), np.uint8)
+        y0, x0 = max(0, -top), max(0, -left)
+        inner = part[top + y0 : max(0, top + height), left + x0 : max(0, left + width)]
+        whole[y0 : y0 + inner.shape[0], x0 : x0 + inner.shape[1]] = inner
+        part = whole
+    return part[:, ::-1] if mirrored else part
+
+
+def guarded(data: bytes) -> tuple[int, mmap.mmap]:
+    """The address of a copy of ``data`` behind which no byte can be read or written, and what keeps it there."""
+    page = mmap.PAGESIZE
+    size = -(-len(data) // page) * page
+    memory = mmap.mmap(-1, size + page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(start + size), ctypes.c_size_t(page), 0):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    address = start + size - len(data)
+    ctypes.memmove(address, data, len(data))
+    return address, memory
+
+
+@functools.cache
+def good() -> dict[str, tuple[bytes, NDArray[np.uint8]]]:
+    """Files of every kind that the engine takes, with their pixels."""
+    made: dict[str, bytes] = {}
+    for number, sampling in enumerate(("gray", "444", "422", "420", "440")):
+        made[sampling] = save(noisy(61, 83, number), sampling, quality=60 + 9 * number)
+        made[f"{sampling} optimised"] = save(noisy(37, 100, number), sampling, quality=97, optimize=True)
+        made[f"{sampling} restarts"] = save(noisy(70, 50, number), sampling, restart_marker_blocks=3)
+        made[f"{sampling} seekable"] = add_index(save(noisy(70, 100, number), sampling, restart_marker_blocks=1))
+        if sampling != "440":
+            made[f"{sampling} rows"] = add_index(save(noisy(100, 90, number), sampling, restart_marker_rows=1))
+        made[f"{sampling} tiny"] = save(noisy(1, 1, number), sampling)
+        made[f"{sampling} narrow"] = save(noisy(20, 3, number), sampling)
+        made[f"{sampling} low"] = save(noisy(3, 20, number), sampling)
+    made["extremes"] = save(np.random.default_rng(1).choice([0, 255], (40, 40, 3)).astype(np.uint8), "444", quality=100)
+    made["long codes"] = save(noisy(300, 400, 9), "420", quality=100, optimize=True)
+    made["large index"] = add_index(save(noisy(520, 700, 4) // 9 * 9, "444", quality=99, restart_marker_blocks=1))
+    made["parts"] = add_index(save(pixels(1500, 3300, 3), "444", quality=30, restart_marker_blocks=1))
+    return {name: (data, reference(data)) for name, data in made.items()}
+
+
+def some_boxes(height: int, width: int, seed: int, count: int) -> Iterator[Box]:
+    rng = np.random.default_rng(seed)
+    yield 0, 0, height, width
+    for _ in range(count):
+        rows, columns = int(rng.integers(1, height + 1)), int(rng.integers(1, width + 1))
+        yield int(rng.integers(0, height - rows + 1)), int(rng.integers(0, width - columns + 1)), rows, columns
+
+
+def check_pixels(engine: Engine) -> None:
+    for name, (data, image) in good().items():
+        height, width = image.shape[:2]
+        found = engine.decode(data, MAX_PIXELS)
+        assert found is not None, name
+        assert np.array_equal(found, image), name
+        for number, box in enumerate(some_boxes(height, width, 1, 12)):
+            assert_same(run(engine, data, box, mirrored=number % 2 == 1), image, box, None, None, number % 2 == 1)
+
+
+def assert_same(
+    found: NDArray[np.uint8] | None,
+    image: NDArray[np.uint8],
+    box: Box,
+    size: tuple[int, int] | None,
+    window: Box | None,
+    mirrored: bool,
+) -> None:
+    assert found is not None
+    assert np.array_equal(found, expected(image, box, size, window, mirrored)), (box, size, window, mirrored)
+
+
+def check_resizing(engine: Engine) -> None:
+    rng = np.random.default_rng(2)
+    image = noisy(61, 83, 5)
+    data = good()["420 seekable"]
+    for source, pixels_ in ((image, image), data):
+        height, width = pixels_.shape[:2]
+        for box in some_boxes(height, width, 3, 30):
+            size = int(rng.integers(1, 90)), int(rng.integers(1, 90))
+            window = None
+            if rng.integers(2):
+                window = *rng.integers(-20, 40, 2).tolist(), *rng.integers(1, 60, 2).tolist()
+            mirrored = bool(rng.integers(2))
+            assert_same(run(engine, source, box, size, window, mirrored), pixels_, box, size, window, mirrored)
+            assert_same(run(engine, source, box, None, window, mirrored), pixels_, box, None, window, mirrored)
+
+
+def check_guard_pages(engine: Engine) -> None:
+    """Neither behind the source nor behind the rows is anything read or written."""
+    cases: list[tuple[bytes, tuple[int, int], Box, tuple[int, int]]] = []
+    for data, image in good().values():
+        height, width = image.shape[:2]
+        cases.append((data, (0, 0), (0, 0, height, width), (height, width)))
+        cases.append((data, (0, 0), (height // 2, width // 3, (height + 1) // 2, width // 2 + 1), (23, 29)))
+    raw = noisy(19, 31)
+    for box in ((0, 0, 19, 31), (18, 30, 1, 1), (9, 27, 10, 4)):
+        cases += [(raw.tobytes(), (19, 31), box, size) for size in ((19, 31), (5, 3), (40, 41), (1, 1))]
+    for data, pixels_of, box, size in cases:
+        for mirrored in (False, True):
+            source, kept = guarded(data)
+            out, kept_out = guarded(bytes(3 * size[0] * size[1]))
+            fields = (source, len(data), *pixels_of, *box, *size, 0, 0, *size, mirrored, out)
+            request = np.array(fields, np.int64)
+            refused = np.empty(1, np.uint8)
+            engine._library.packstore_engine_run(
+                engine._decoder, request.ctypes.data, 1, MAX_PIXELS, refused.ctypes.data
+            )
+            assert not refused[0], (box, size)
+            del kept, kept_out
+
+
+def check_refusals(engine: Engine) -> None:
+    data, image = good()["420"]
+    for name, bad in refused_files().items():
+        assert engine.decode(bad, MAX_PIXELS) is None, name
+        assert run(engine, bad, (0, 0, *image.shape[:2]), (9, 9)) is None, name
+    height, width = image.shape[:2]
+    for source in (data, image):
+        for box in ((0, 0, height + 1, 9), (-1, 0, 9, 9), (0, width - 8, 9, 9), (0, -1, 9, 9), (height, 0, 1, 1)):
+            assert run(engine, source, box) is None, box
+            assert run(engine, source, box, (5, 5)) is None, box
+    assert run(engine, data, (0, 0, 9, 9), max_pixels=height * width - 1) is None
+    assert run(engine, data, (0, 0, 9, 9), max_pixels=height * width) is not None
+
+
+@functools.cache
+def refused_files() -> dict[str, bytes]:
+    """Files that libjpeg warns of, refuses, or decodes in another way."""
+    data, _ = good()["420"]
+    parts = segments(data)
+    of = {segment.marker: segment for segment in parts}
+    frame, scan, jfif = of[0xC0].start, parts[-1], of[0xE0].start
+    coded = scan.stop
+    restarts = good()["444 restarts"][0]
+    marker = restarts.index(b"\xff\xd1")
+
+    def changed(at: int, *values: int, source: bytes = data) -> bytes:
+        return source[:at] + bytes(values) + source[at + len(values) :]
+
+    def tables(marker: int) -> list[bytes]:
+        return [data[s.start : s.stop] for s in parts if s.marker == marker]
+
+    first_ac = next(s for s in parts if s.marker == 0xC4 and data[s.start + 4] == 0x10)
+    first_dc = next(s for s in parts if s.marker == 0xC4 and data[s.start + 4] == 0x00)
+    rgb = io.BytesIO()
+    Image.fromarray(noisy(20, 20)).save(rgb, "JPEG", keep_rgb=True)
+    cmyk = io.BytesIO()
+    Image.fromarray(noisy(20, 20)).convert("CMYK").save(cmyk, "JPEG")
+    low_dc = without(data, 0xE0)
+    return {
+        "nothing": b"",
+        "PNG": b"\x89PNG\r\n\x1a\n" + bytes(100),
+        "headers alone": data[:coded],
+        "no end": data[:-2],
+        "half of it": data[: (coded + len(data)) // 2],
+        "another end": changed(len(data) - 1, 0xD8),
+        "progressive": save(noisy(30, 30), progressive=True),
+        "RGB": rgb.getvalue(),
+        "CMYK": cmyk.getvalue(),
+        "twelve bits": changed(frame + 4, 12),
+        "arithmetic coding": changed(frame + 1, 0xC9),
+        "no width": changed(frame + 7, 0, 0),
+        "too wide": changed(frame + 7, 0xFF, 0xFF),
+        "two components": changed(frame + 9, 2),
+        "two frames": data[:frame] + data[frame : of[0xC0].stop] + data[frame:],
+        "a component twice": changed(frame + 13, data[frame + 10]),
+        "a wide sampling": changed(frame + 11, 0x41),
+        "chroma of two kinds": changed(frame + 14, 0x21),
+        "no sampling": changed(frame + 11, 0x02),
+        "a table of quantisation that is not there": changed(frame + 12, 3),
+        "a scan of another component": changed(scan.start + 5, 77),
+        "a scan with a table that is not there": changed(scan.start + 6, 0x30),
+        "a scan of some coefficients": changed(scan.stop - 2, 62),
+        "a scan of some bits": changed(scan.stop - 1, 1),
+        "JFIF of another version": changed(jfif + 9, 2),
+        "bytes between segments": data[:frame] + b"\0" + data[frame:],
+        "a segment of impossible length": changed(frame + 2, 0, 1),
+        "a table that is too long": changed(first_ac.start + 5, 255),
+        "a code of ones only": changed(first_ac.start + 5, 2),
+        "a coefficient of 11 bits": changed(first_ac.start + 4 + 17, 0x0B),
+        "a first coefficient of 12 bits": changed(first_dc.start + 4 + 17, 12),
+        "an end of block with a run": changed(first_ac.start + 4 + 17 + 3, 0x20),
+        "other component numbers": without(changed(frame + 10, 82, source=changed(scan.start + 5, 82)), 0xE0),
+        "a transform of Adobe's": low_dc[:2] + b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0\x02" + low_dc[2:],
+        "no tables of quantisation": without(data, 0xDB),
+        "no Huffman tables": without(data, 0xC4),
+        "tables of 16 bits": changed(of[0xDB].start + 4, 0x10),
+        "a restart out of order": changed(marker + 1, 0xD3, source=restarts),
+        "a restart too few": restarts[: marker - 4] + restarts[marker - 3 :],
+        "bytes too many": data[:-2] + b"\x55\x55\x55" + data[-2:],
+        "a scan too short": data[: coded + 200] + data[-2:],
+        "a file of far too few bytes": changed(frame + 5, 0xF0, 0, 0xF0, 0),
+        "large coefficients": changed(of[0xDB].start + 5, *[255] * 64, source=good()["extremes"][0]),
+        "tables doubled": b"".join((data[:2], *tables(0xC4)[:1], changed(frame + 9, 3)[2:-7])),
+    }
+
+
+def without(data: bytes, marker: int) -> bytes:
+    """Without the segments of a kind."""
+    for segment in reversed(segments(data)):
+        if segment.marker == marker:
+            data = data[: segment.start] + data[segment.stop :]
+    return data
+
+
+def check_all(engine: Engine) -> None:
+    check_refusals(engine)
+    check_pixels(engine)
+    check_resizing(engine)
+    check_guard_pages(engine)

@@ -1,0 +1,195 @@
+/*
+ * Drives the engine with mutated files, indexes, boxes and windows; to be compiled with -fsanitize=address,undefined.
+ *
+ *     engine_fuzz COUNT SEED FILE ...
+ *
+ * Every buffer is a block of its own on the heap, of exactly the size that the engine is told, so that a byte too far is
+ * seen. The decoders with and without vector instructions have to answer alike, down to the last byte. Prints how many
+ * inputs were tried, and how many accepted; ends with 1 where answers differ.
+ */
+#include "../../packstore/images/engine/engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct request {
+    const uint8_t *source;
+    int64_t nbytes, height, width;
+    struct box box;
+    int64_t size_height, size_width;
+    struct box window;
+    int64_t mirrored;
+    uint8_t *to;
+};
+struct decoder *packstore_engine_new(int plain);
+void packstore_engine_free(struct decoder *);
+void packstore_engine_sizes(const uint8_t *const *, const int64_t *, int64_t, int64_t *);
+void packstore_engine_run(struct decoder *, const struct request *, int64_t, int64_t, uint8_t *);
+
+static uint64_t state;
+
+static uint64_t any(uint64_t below) /* splitmix64 */
+{
+    uint64_t z = state += 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return below ? (z ^ z >> 31) % below : 0;
+}
+
+struct file {
+    uint8_t *at;
+    int64_t nbytes;
+};
+
+static struct file load(const char *path)
+{
+    FILE *in = fopen(path, "rb");
+    struct file file = {malloc(1 << 24), 0};
+    if (!in)
+        exit(2);
+    file.nbytes = (int64_t)fread(file.at, 1, 1 << 24, in);
+    fclose(in);
+    return file;
+}
+
+static int64_t number(const uint8_t *at, int count)
+{
+    int64_t value = 0;
+    while (count--)
+        value = value << 8 | *at++;
+    return value;
+}
+
+static uint32_t add_crc(uint32_t crc, const uint8_t *at, int64_t count)
+{
+    for (crc = ~crc; count > 0; count--, at++) {
+        crc ^= *at;
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+    }
+    return ~crc;
+}
+
+/* The checksum of a seek index anew, where it is all in one segment. */
+static void repair(struct file *file)
+{
+    for (int64_t at = 2; at + 51 < file->nbytes && file->at[at] == 0xFF; at += 2 + number(file->at + at + 2, 2)) {
+        if (file->at[at + 1] != 0xEB)
+            continue;
+        int64_t start = at + 17, stop = at + 2 + number(file->at + at + 2, 2);
+        int64_t tables = number(file->at + start + 4, 4), scan = number(file->at + start + 8, 4);
+        if (stop > file->nbytes || stop < start + 4 || tables > scan || scan > file->nbytes)
+            return;
+        uint32_t crc = add_crc(0, file->at + start + 4, stop - start - 4);
+        crc = add_crc(crc, file->at + tables, scan - tables);
+        for (int i = 0; i < 4; i++)
+            file->at[start + i] = (uint8_t)(crc >> (24 - 8 * i));
+        return;
+    }
+}
+
+/* A copy with some bytes changed, most of them in the headers, or cut off, or with a piece moved. */
+static struct file mutated(const struct file *from)
+{
+    static const uint8_t telling[] = {0, 1, 2, 7, 8, 16, 63, 64, 127, 128, 0xC4, 0xD0, 0xD7, 0xD9, 0xDA, 0xFE, 0xFF};
+    struct file file = {malloc((size_t)from->nbytes), from->nbytes};
+    memcpy(file.at, from->at, (size_t)from->nbytes);
+    int64_t head = file.nbytes < 700 ? file.nbytes : 700;
+    for (uint64_t changes = any(5); changes; changes--) {
+        int64_t at = (int64_t)any((uint64_t)(any(3) ? head : file.nbytes));
+        switch (any(4)) {
+        case 0: file.at[at] ^= (uint8_t)(1 << any(8)); break;
+        case 1: file.at[at] = telling[any(sizeof telling)]; break;
+        case 2: file.at[at] = (uint8_t)any(256); break;
+        default: {
+            int64_t other = (int64_t)any((uint64_t)file.nbytes), count = (int64_t)any(16);
+            if (at + count <= file.nbytes && other + count <= file.nbytes)
+                memmove(file.at + at, file.at + other, (size_t)count);
+        }
+        }
+    }
+    if (!any(20))
+        file.nbytes = (int64_t)any((uint64_t)file.nbytes + 1);
+    if (any(2))
+        repair(&file);
+    struct file exact = {malloc((size_t)file.nbytes + !file.nbytes), file.nbytes};
+    memcpy(exact.at, file.at, (size_t)file.nbytes);
+    free(file.at);
+    return exact;
+}
+
+static int64_t side(int64_t most)
+{
+    switch (any(8)) {
+    case 0: return (int64_t)any(5) - 2;
+    case 1: return most;
+    case 2: return (int64_t)any(1 << 20) - (1 << 19);
+    default: return 1 + (int64_t)any(most > 0 ? (uint64_t)most : 1);
+    }
+}
+
+int main(int count, char **arguments)
+{
+    int64_t tried = 0, accepted = 0, total = atoll(arguments[1]);
+    state = strtoull(arguments[2], NULL, 10);
+    struct decoder *decoders[2] = {packstore_engine_new(0), packstore_engine_new(1)};
+    struct file *seeds = malloc(sizeof *seeds * (size_t)count);
+    for (int i = 3; i < count; i++)
+        seeds[i - 3] = load(arguments[i]);
+    while (tried < total) {
+        struct file file = mutated(&seeds[any((uint64_t)count - 3)]);
+        int64_t sizes[2];
+        packstore_engine_sizes((const uint8_t *const *)&file.at, &file.nbytes, 1, sizes);
+        if (sizes[0] * sizes[1] > 1 << 20)
+            sizes[0] = sizes[1] = 64;
+        for (int n = 0; n < 3; n++, tried++) {
+            struct request request = {.source = file.at, .nbytes = file.nbytes, .mirrored = (int64_t)any(2)};
+            uint8_t *raw = NULL;
+            if (!any(6)) { /* pixels */
+                request.height = 1 + (int64_t)any(40), request.width = 1 + (int64_t)any(40);
+                request.nbytes = 3 * request.height * request.width;
+                request.source = raw = malloc((size_t)request.nbytes);
+                for (int64_t i = 0; i < request.nbytes; i++)
+                    raw[i] = (uint8_t)any(256);
+                sizes[0] = request.height, sizes[1] = request.width;
+                if (!any(9))
+                    request.nbytes += (int64_t)any(9) - 4;
+            }
+            request.box = any(3) ? (struct box){0, 0, sizes[0], sizes[1]}
+                                 : (struct box){side(sizes[0]), side(sizes[1]), side(sizes[0]), side(sizes[1])};
+            if (any(2)) {
+                request.box.top = (int64_t)any((uint64_t)(sizes[0] > 0 ? sizes[0] : 1));
+                request.box.left = (int64_t)any((uint64_t)(sizes[1] > 0 ? sizes[1] : 1));
+                request.box.height = 1 + (int64_t)any((uint64_t)(sizes[0] > request.box.top ? sizes[0] - request.box.top : 1));
+                request.box.width = 1 + (int64_t)any((uint64_t)(sizes[1] > request.box.left ? sizes[1] - request.box.left : 1));
+            }
+            bool same = any(2);
+            request.size_height = same ? request.box.height : side(50);
+            request.size_width = same ? request.box.width : side(50);
+            request.window = (struct box){0, 0, 1 + (int64_t)any(40), 1 + (int64_t)any(40)};
+            if (any(2))
+                request.window.top = side(50) - 25, request.window.left = side(50) - 25;
+            size_t nbytes = (size_t)(3 * request.window.height * request.window.width);
+            uint8_t *out[2], refused[2];
+            for (int i = 0; i < 2; i++) {
+                request.to = out[i] = calloc(1, nbytes);
+                packstore_engine_run(decoders[i], &request, 1, 1 << 20, &refused[i]);
+            }
+            accepted += !refused[0];
+            if (refused[0] != refused[1] || (!refused[0] && memcmp(out[0], out[1], nbytes))) {
+                printf("input %lld: with and without vector instructions it differs\n", (long long)tried);
+                return 1;
+            }
+            free(out[0]), free(out[1]), free(raw);
+        }
+        free(file.at);
+    }
+    for (int i = 0; i < 2; i++)
+        packstore_engine_free(decoders[i]);
+    for (int i = 3; i < count; i++)
+        free(seeds[i - 3].at);
+    free(seeds);
+    printf("%lld %lld\n", (long long)tried, (long long)accepted);
+    return 0;
+}
