@@ -400,7 +400,7 @@ def test_a_loader_gives_the_same_batches(
     def epochs() -> tuple[list[torch.Tensor], int]:
         left.clear()
         loader = PackedLoader(
-            PackedDataset(stores[encoding]), 7, shuffle=True, threads=2, augment=operations, resident=False
+            PackedDataset(stores[encoding]), 7, shuffle=True, workers=2, augment=operations, resident=False
         )
         return [images.clone() for _ in range(2) for images, _ in loader], len(left)
 
@@ -440,9 +440,9 @@ def test_damage_shows_as_ever(stores: dict[str, Path], tmp_path: Path, monkeypat
 
     def batches() -> tuple[list[torch.Tensor], list[str], float]:
         with pytest.raises(DecodeError, match=rf"record \d+ \({name}\)"):
-            list(PackedLoader(PackedDataset(damaged), 5, augment=[RandomResizedCrop(32)], threads=2))
+            list(PackedLoader(PackedDataset(damaged), 5, augment=[RandomResizedCrop(32)], workers=2))
         dataset = PackedDataset(damaged, columns=("image", "key"))
-        loader = PackedLoader(dataset, 5, augment=[RandomResizedCrop(32)], on_error="skip", threads=2)
+        loader = PackedLoader(dataset, 5, augment=[RandomResizedCrop(32)], on_error="skip", workers=2)
         found = [(images.clone(), keys) for _ in range(4) for images, keys in loader]
         return [images for images, _ in found], [key for _, keys in found for key in keys], loader.stats()["skipped"]
 
