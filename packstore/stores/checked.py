@@ -1,4 +1,4 @@
-"""A reader that checks every record that it hands out: what ``checksums="always"`` means."""
+"""A reader that checks every record it returns: ``checksums="always"``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from packstore.stores.base import Problem, Reader
 
 
 class CheckedReader(Reader):
-    """Another reader, with each record checked when it is read: its image, and with it its label, key and the like.
+    """Wraps a reader and checks each record when it is read: its image, label, key and all other fields.
 
     An image that does not match its checksum, and fields that do not match the record's row checksum, raise
     :class:`CorruptRecordError`. Whole columns are handed out as they are, since one bad label must not keep all others

@@ -1,11 +1,11 @@
-"""The bytes of an HDF5 file, taken with bounds checks, and HDF5's own checksum over them."""
+"""Bounds-checked access to the bytes of an HDF5 file, and HDF5's own checksum."""
 
 from __future__ import annotations
 
 import struct
 
 UNDEFINED = 0xFFFFFFFFFFFFFFFF
-"""An address that leads nowhere."""
+"""HDF5's undefined address."""
 _MASK = 0xFFFFFFFF
 
 
@@ -14,7 +14,7 @@ class Hdf5Error(Exception):
 
 
 class UnsupportedHdf5Error(Hdf5Error):
-    """The file may be sound HDF5, but has something that packstore never writes; says what."""
+    """The file uses a feature of HDF5 that packstore never writes; names it."""
 
 
 class FileBytes:

@@ -1,4 +1,4 @@
-"""HDF5's dense storage: where it keeps more than eight links, or an attribute of 64 KiB and more.
+"""HDF5's dense storage, for more than eight links in a group and for attributes of 64 KiB and more.
 
 A fractal heap holds the objects and a B-tree of version 2 says where: chapters III.A.2 and III.G of the "HDF5 File
 Format Specification Version 3.0". Heaps of up to 512 KiB and trees of two levels are known, which is thousands of
@@ -48,7 +48,7 @@ class Heap:
         self._blocks: dict[int, memoryview] = {}
 
     def objects(self, tree: int) -> Iterator[memoryview]:
-        """The objects that the tree of names at ``tree`` lists."""
+        """The objects that the B-tree of names at ``tree`` lists."""
         for kind, record in self._records(tree):
             if kind not in (_LINK_NAMES, _ATTRIBUTE_NAMES):
                 raise UnsupportedHdf5Error("it has an index that packstore does not write")
@@ -81,7 +81,7 @@ class Heap:
         raise UnsupportedHdf5Error("it has a heap with tiny objects")
 
     def _block(self, offset: int) -> tuple[int, memoryview]:
-        """Where in the heap the block around ``offset`` begins, and its bytes."""
+        """The block that contains ``offset``: where it begins in the heap, and its bytes."""
         if not self._rows:
             place, start, size, address = 0, 0, self._first, self._root
         else:
@@ -113,7 +113,7 @@ class Heap:
         return block
 
     def _child(self, place: int) -> int:
-        """The address of a block, out of the root block."""
+        """The address of a block, as the root block lists it."""
         head = 13 + self._offset_size
         size = head + 8 * self._rows * self._width
         block = self._file.piece(self._root, size + 4, "heap")
@@ -122,7 +122,7 @@ class Heap:
         return int.from_bytes(block[head + 8 * place : head + 8 * place + 8], "little")
 
     def _direct_rows(self) -> int:
-        """Rows whose blocks hold objects; those of the rows behind hold further blocks."""
+        """Number of rows of direct blocks, which hold objects; later rows hold indirect blocks."""
         return int(self._largest // self._first).bit_length() + 1
 
     def _records(self, tree: int) -> Iterator[tuple[int, memoryview]]:

@@ -1,5 +1,7 @@
-"""Getting records out of a damaged HDF5 file: HDF5 itself decides where datasets go, but always alike, so it is asked
-with a file of holes."""
+"""Gets records out of a damaged HDF5 file.
+
+The HDF5 library decides where datasets go, always in the same way: it lays out a sparse file for the same manifest.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,6 @@ from packstore.stores.scavenge import Scavenged, scavenge_by_places
 
 
 def scavenge(data: memoryview, found: RecoveredManifest) -> Scavenged:
-    """What lies in an HDF5 file with this manifest, of which ``data`` are the bytes."""
+    """The columns and images of an HDF5 file, from its bytes and its manifest."""
     with tempfile.TemporaryFile() as file:
         return scavenge_by_places(data, found, dataset_places(file, found.manifest))

@@ -96,7 +96,7 @@ class Hdf5Writer(Writer):
             self._ends.close()
 
     def _write_skeleton(self, file: Any, manifest: Manifest, columns: Mapping[str, ColumnData]) -> int:
-        """Writes the store without its images; returns where these belong."""
+        """Writes everything but the images; returns the offset at which they belong."""
         import h5py  # for writing only: reading does without
 
         with h5py.File(
@@ -123,7 +123,7 @@ class Hdf5Reader(MappedReader):
     """Reads an HDF5 store over a map of its own, without the library: see :mod:`packstore.stores.hdf5.file`."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """``descriptor`` is of the file where that is open already; it may be closed afterwards."""
+        """``descriptor`` is the file's, if it is open already; the caller may close it afterwards."""
         shown = printable(str(path))
         hdf5, mapped = _open(path, descriptor)
         data: dict[str, ColumnData] = {}
@@ -149,7 +149,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _open(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[np.uint8]]:
-    """The file's structure, and its bytes: a map that arrays hold by themselves. Raises :class:`StoreError`."""
+    """The file's structure, and a map of its bytes, which arrays keep alive. Raises :class:`StoreError`."""
     try:
         with reading(path, descriptor) as opened:
             mapped = np.frombuffer(mmap.mmap(opened, 0, access=mmap.ACCESS_READ), np.uint8)
@@ -289,7 +289,7 @@ def _copy(source: IO[bytes], target: IO[bytes], start: int, stop: int) -> None:
 
 
 def _move(file: IO[bytes], source: int, target: int, size: int) -> None:
-    """Moves ``size`` bytes within a file, from the end that does not overwrite what is still to be moved."""
+    """Moves ``size`` bytes within a file; the two places may overlap."""
     positions = range(0, size, _COPY_BYTES)
     for position in reversed(positions) if target > source else positions:
         file.seek(source + position)

@@ -1,4 +1,4 @@
-"""Getting records out of a damaged LMDB: by a look at every page, since the pages that lead to others may be broken.
+"""Gets records out of a damaged LMDB: looks at every page, since the pages that lead to others may be broken.
 
 A leaf page holds whole entries: the key (ten digits for a record, letters for a column) and the value, or the number of
 the page where a long value begins. Older copies of a page may still lie in the file, so a record can have several
@@ -43,7 +43,7 @@ _MAX_TRIED = 1000
 
 
 def scavenge(data: memoryview, hint: RecoveredManifest | None) -> Scavenged:
-    """What lies in a ``data.mdb``, of which ``data`` are the bytes."""
+    """The columns and images of a ``data.mdb``, from its bytes."""
     scan = _Scan(data)
     texts = scan.named.get("manifest", ())
     named = hint or best_manifest(bytes(text) for text in reversed(texts))
@@ -70,7 +70,7 @@ class _Scan:
         self.records = int(self._places[0, -1]) + 1 if len(numbers) else 0
 
     def images(self, record: int) -> list[Buffer]:
-        """What the entries of a record hold, the one that lies last in the file last."""
+        """Candidates for a record's image, in file order: the last is the newest."""
         first, last = np.searchsorted(self._places[0], [record, record + 1])
         return [self._data[start : start + size] for start, size in self._places[1:, first:last].T.tolist()]
 
@@ -81,7 +81,7 @@ class _Scan:
             if page in known or not sums:
                 continue
             start, end = page * self._size + HEADER.size, (page + count) * self._size
-            # How long it is is lost with its entry: it ends somewhere in its last page.
+            # Its length was in the lost entry: it ends somewhere in its last page.
             least = max(start, end - self._size)
             running = xxh3_64(self._data[start:least])
             for stop in range(least, min(end, len(self._data)) + 1):
@@ -91,7 +91,7 @@ class _Scan:
                 running.update(self._data[stop : stop + 1])
 
     def columns(self, found: RecoveredManifest | None, records: int) -> dict[str, ColumnData]:
-        """The columns that are there: the copy that has the manifest's digest, or else the last."""
+        """The columns that were found: the copy with the manifest's digest, or else the last."""
         columns: dict[str, ColumnData] = {}
         wanted = self._described(records) if found is None else found.manifest.columns[1:]
         for column in wanted:
@@ -101,7 +101,7 @@ class _Scan:
                 if column.digest is not None and column_digest([data]) == column.digest:
                     break
             else:
-                # Its entry, or the pointer to that, is damaged: then only the digest tells which array is the one.
+                # Its entry, or the pointer to it, is damaged: only the digest tells the right array.
                 for data in islice(self._copies(column, records, adrift=True), _MAX_TRIED if column.digest else 0):
                     if column_digest([data]) == column.digest:
                         chosen = data
@@ -111,7 +111,7 @@ class _Scan:
         return columns
 
     def _candidates(self) -> Iterator[int]:
-        """Pages that say they are leaves, and those that should say what they are and do not."""
+        """Pages marked as leaves, and pages without any valid mark."""
         total = len(self._data) // self._size
         raw: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8, total * self._size).reshape(total, self._size)
         for first in range(0, total, _PAGES_AT_ONCE):
@@ -132,7 +132,7 @@ class _Scan:
         self._arrays += [start + match.start() for match in re.finditer(re.escape(_NPY), self._data[start:end])]
         lower = HEADER.unpack_from(self._data, start)[3]
         if not HEADER.size < lower <= self._size or lower % 2:
-            lower = self._size  # as far as there is something that looks like an entry
+            lower = self._size  # up to the last thing that looks like an entry
         for (pointer,) in struct.iter_unpack("<H", self._data[start + HEADER.size : start + lower]):
             node = start + pointer
             if not HEADER.size < pointer <= self._size - NODE.size:
@@ -157,7 +157,7 @@ class _Scan:
 
     def _copies(self, column: Column, records: int, *, adrift: bool = False) -> Iterator[ColumnData]:
         expected = [column.nbytes, 8 * (records + 1)]
-        # The last bytes of a value are the array's, whatever has become of the header before them.
+        # The array is at the end of the value, even if the header before it is damaged.
         pieces = [
             [
                 value[len(value) - size :]
@@ -171,7 +171,7 @@ class _Scan:
                 yield column_from_bytes(column, records, [first, second])
 
     def _values(self, name: str, size: int) -> Iterator[memoryview]:
-        """What may be the array ``name``: long values without an entry, then those with one."""
+        """Candidates for the array ``name``: long values without an entry, then those with one."""
         for page in self._long_values:
             start = page * self._size + HEADER.size
             if self._data[start : start + len(_NPY)] == _NPY:
@@ -181,7 +181,7 @@ class _Scan:
         yield from self.named.get(name, ())
 
     def _adrift(self, size: int) -> Iterator[memoryview]:
-        """What may be an array of ``size`` bytes, anywhere in a leaf page."""
+        """Candidates for an array of ``size`` bytes, anywhere in a leaf page."""
         for start in self._arrays:
             header = 10 + int.from_bytes(self._data[start + 8 : start + 10], "little")
             stop = start + header + size
@@ -189,7 +189,7 @@ class _Scan:
                 yield self._data[start:stop]
 
     def _described(self, records: int) -> list[Column]:
-        """Without a manifest: the columns by what their own headers say."""
+        """The columns as their own headers describe them, where there is no manifest."""
         columns = []
         names = {dtype.str: name for name, dtype in NUMPY_DTYPE.items() if name != "bfloat16"}
         for name, values in self.named.items():

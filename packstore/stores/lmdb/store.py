@@ -110,7 +110,7 @@ class LmdbWriter(Writer):
                 )
             self._pending = [(name.encode("ascii"), value)]
             self._flush()
-        self._syncer.shutdown(wait=False, cancel_futures=True)  # what it is at, the sync that follows waits for
+        self._syncer.shutdown(wait=False, cancel_futures=True)  # the sync that follows waits for the running one
         self.abort(wait=False)
 
     def synced(self) -> None:
@@ -133,14 +133,13 @@ class LmdbWriter(Writer):
             )
 
     def _flush(self) -> None:
-        """Puts what is pending in one transaction; a map that is full grows, and all of it is put again."""
+        """Writes the pending values in one transaction; if the map is full, grows it and writes them again."""
         while self._pending:
             try:
                 with _lmdb_errors(self.path), self._env.begin(write=True) as txn, txn.cursor() as cursor:
                     added = cursor.putmulti(self._pending, append=True)[1]
             except lmdb.MapFullError:
-                # Twice the map: deterministic, and at most 30 times for a terabyte. The file is not that large; it
-                # grows by the pages written.
+                # Doubling: deterministic, at most 30 times for a terabyte. The file grows by the pages written.
                 self._map_size *= 2
                 with _lmdb_errors(self.path):
                     self._env.set_mapsize(self._map_size)
@@ -153,7 +152,7 @@ class LmdbWriter(Writer):
 
 @contextmanager
 def _lmdb_errors(path: Path) -> Iterator[None]:
-    """LMDB's errors (no space, above all) as an :class:`OSError`, but for a full map, which is no error."""
+    """Turns LMDB's errors (no space, above all) into :class:`OSError`; a full map is not an error."""
     try:
         yield
     except lmdb.MapFullError:
@@ -161,7 +160,7 @@ def _lmdb_errors(path: Path) -> Iterator[None]:
     except lmdb.Error as error:
         space = os.statvfs(path)
         if space.f_bavail * space.f_frsize < _TXN_BYTES:
-            # On a disk that gets full in the middle of a write it says "Input/output error".
+            # LMDB says "Input/output error" when the disk fills up in the middle of a write.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise OSError(f"LMDB says {error}") from error
 
@@ -205,7 +204,7 @@ class LmdbReader(Reader):
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """``descriptor`` is of its ``data.mdb`` where that is open already; it may be closed afterwards."""
+        """``descriptor`` is that of ``data.mdb``, if it is open already; the caller may close it afterwards."""
         pages = _open_pages(path, descriptor)
         super().__init__(path, _manifest_of(pages, path))
         self._pages: Pages | None = pages
@@ -258,7 +257,7 @@ class LmdbReader(Reader):
         self._columns = {}
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Every page and entry: bounds, order, keys missing or left over, sizes in a fixed column."""
+        """Checks every page and entry: bounds, order, missing and surplus keys, sizes in a fixed column."""
         for fault in self._open().header_faults():
             yield Problem(f"{fault}: LMDB itself may not read it")
         if self._entries_in_order(overflow=not quick):
@@ -287,7 +286,7 @@ class LmdbReader(Reader):
             return
 
     def _entries_in_order(self, *, overflow: bool) -> bool:
-        """Whether every page and entry is as it should be; if not, :meth:`_check_entries` says what is wrong."""
+        """Whether every page and entry is in order; if not, :meth:`_check_entries` says what is wrong."""
         records = nbytes = 0
         others: list[bytes] = []
         try:
@@ -308,7 +307,7 @@ class LmdbReader(Reader):
         )
 
     def _check_entries(self, quick: bool, progress: ProgressCallback) -> Generator[Problem, None, int]:
-        """Says what is wrong with pages and entries; returns the bytes of all images."""
+        """Yields what is wrong with pages and entries; returns the bytes of all images."""
         named = _named_keys(self.manifest)
         width = self._width
         record = nbytes = 0

@@ -1,4 +1,4 @@
-"""Everything in a ``.pth`` that is no entry's content: what packstore writes there follows from names, sizes and CRCs.
+"""The bytes around the entries of a ``.pth``: they follow from the entries' names, sizes and CRCs.
 
 Neither torch nor Python's zipfile looks at most of it: the padding, the local copies of sizes and CRCs, dates and
 attributes. Here it is put together as :class:`packstore.stores.pth.store.PthWriter` (that is, :mod:`zipfile`) does it
@@ -50,7 +50,7 @@ def check_layout(map: NDArray[np.uint8], entries: Sequence[zipfile.ZipInfo]) -> 
 
 
 def layout(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[str, int, bytes]]:
-    """What lies around the contents: (what it is, where it begins, its bytes), in the order of the file."""
+    """The bytes around the contents, in file order: (name, offset, bytes)."""
     position, central = 0, []
     for info in entries:
         name = info.filename.encode("utf-8")
@@ -78,7 +78,7 @@ def padding(position: int, name: bytes) -> bytes:
 
 
 def content_start(position: int, name: str) -> int:
-    """Where the content of an entry begins whose header begins at ``position``."""
+    """Offset of an entry's content, for a header at ``position``."""
     raw = name.encode("utf-8")
     return position + _LOCAL.size + len(raw) + len(padding(position, raw)) + 20
 

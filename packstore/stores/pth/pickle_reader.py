@@ -1,4 +1,4 @@
-"""The pickle inside a ``.pth``, read without torch and without running anything: what it names is only described.
+"""Reads the pickle inside a ``.pth`` without torch and without running anything: it only describes what it names.
 
 :mod:`packstore.core.pickle_machine` runs it. A name becomes a :class:`Global`; a call becomes a :class:`SavedTensor`
 where it is torch's usual one for a plain tensor, else a :class:`Call`. So a stranger's file can neither execute
@@ -18,7 +18,7 @@ _MAX_RANK = 64
 
 
 class _Described(StandIn):
-    """Something that is not made, so its state and its items are of no interest."""
+    """A described object: its state and items are ignored."""
 
     __slots__ = ()
 
@@ -31,7 +31,7 @@ class _Described(StandIn):
 
 @dataclass(frozen=True, slots=True)
 class Call(_Described):
-    """The result of a call that packstore does not know: of the function ``name``."""
+    """The result of calling ``name``, which packstore does not know."""
 
     name: str
 
@@ -72,7 +72,7 @@ class Global(_Described):
 
 
 def unpickle(data: bytes) -> Any:
-    """What ``data`` describes: dicts, lists, tuples, texts, numbers, :class:`SavedTensor` and such.
+    """The object that ``data`` describes: dicts, lists, tuples, strings, numbers, :class:`SavedTensor` and the like.
 
     Raises :class:`packstore.core.pickle_machine.PickleError`.
     """

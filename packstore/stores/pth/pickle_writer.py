@@ -1,4 +1,4 @@
-"""The pickle inside a ``.pth``, written without torch: a dict of strings, tensors and such dicts.
+"""Writes the pickle inside a ``.pth`` without torch: a dict of strings, tensors and such dicts.
 
 What torch writes for a tensor is ``torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad,
 backward_hooks)``, with the storage as a persistent id ``("storage", torch.<Dtype>Storage, key, "cpu", numel)``

@@ -1,4 +1,4 @@
-"""Getting records out of a damaged ``.pth``: its entries follow each other in the order of the manifest's columns."""
+"""Gets records out of a damaged ``.pth``: its entries follow each other in the order of the manifest's columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from packstore.stores.scavenge import Scavenged, array_sizes, scavenge_by_places
 
 
 def scavenge(data: memoryview, found: RecoveredManifest) -> Scavenged:
-    """What lies in a ``.pth`` with this manifest, of which ``data`` are the bytes."""
+    """The columns and images of a ``.pth``, from its bytes and its manifest."""
     starts: dict[str, int] = {}
     position = 0
     for number, (name, size) in enumerate(array_sizes(found.manifest)):

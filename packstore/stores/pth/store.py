@@ -134,7 +134,7 @@ class PthReader(MappedReader):
     """Reads a ``.pth`` over one map of the file, without torch: nothing in it is executed or copied."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """``descriptor`` is of the file where that is open already; it may be closed afterwards."""
+        """``descriptor`` is the file's, if it is open already; the caller may close it afterwards."""
         archive, content = _load(path, descriptor)
         manifest = _manifest_of(content, path)
         shown = printable(str(path))
@@ -212,7 +212,7 @@ def _array(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArray[Any
 
 
 def _contiguous(tensor: SavedTensor) -> bool:
-    """As torch's own: the stride of a dimension of size 1 does not matter, nor any where there are no elements."""
+    """As torch defines it: strides of dimensions of size 1 do not matter, nor any stride of an empty tensor."""
     if len(tensor.shape) != len(tensor.stride):
         return False
     if 0 in tensor.shape:
@@ -222,14 +222,14 @@ def _contiguous(tensor: SavedTensor) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """What a value of the pickle is, for a message."""
+    """A word for a value of the pickle, for messages."""
     if isinstance(value, Call):
         return f"made by {printable(value.name)[:100]}"
     return "a tensor" if isinstance(value, SavedTensor) else type(value).__name__
 
 
 def _padding(data: int) -> int:
-    """What the field that torch pads with holds, when the data would begin at ``data`` without the field."""
+    """Bytes of padding that align the data, which would begin at ``data`` without the padding field."""
     return -(data + 4) % _ALIGNMENT
 
 
@@ -239,7 +239,7 @@ def _images_start() -> int:
 
 
 IMAGES_START = _images_start()
-"""Where the images begin in the file."""
+"""Offset of the images in the file."""
 
 
 def _open_entry(archive: zipfile.ZipFile, name: str) -> IO[bytes]:

@@ -1,4 +1,4 @@
-"""The zip around a ``.pth``: where its entries lie in the file, found without unpacking anything."""
+"""The zip around a ``.pth``: locates its entries without unpacking anything."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Archive:
 
     def __init__(self, descriptor: int) -> None:
         """Reads the zip's directory only. Raises :class:`ZipError`, or :class:`OSError`."""
-        # By the map, not by the descriptor: its position is shared with every process that was forked from this one.
+        # Reads the map, not the descriptor, whose position every forked process shares.
         try:
             mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         except ValueError:
@@ -104,7 +104,7 @@ class Archive:
 
 
 def _check_places(entries: list[zipfile.ZipInfo], end: int) -> None:
-    """Raises :class:`ZipError` for entries over each other or over the directory, which begins at ``end``."""
+    """Raises :class:`ZipError` for entries that overlap, or that reach into the directory at ``end``."""
     if len(entries) > _MAX_ENTRIES:
         raise ZipError(f"it has {len(entries)} zip entries")
     places = sorted((entry.header_offset, entry.compress_size) for entry in entries)
@@ -114,7 +114,7 @@ def _check_places(entries: list[zipfile.ZipInfo], end: int) -> None:
 
 
 def check_zip(path: Path, progress: ProgressCallback) -> Iterator[Problem]:
-    """Reads every entry against its CRC-32, which torch never does, and then what lies between the entries."""
+    """Compares every entry with its CRC-32, which torch never does, then the bytes between the entries."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
@@ -138,7 +138,7 @@ def check_zip(path: Path, progress: ProgressCallback) -> Iterator[Problem]:
 
 
 class _Mapped(io.RawIOBase):
-    """A map as a file with a position of its own."""
+    """A file over a map, with a position of its own."""
 
     def __init__(self, mapped: mmap.mmap) -> None:
         self._view = memoryview(mapped)
