@@ -20,11 +20,13 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.core.errors import DecodeError
+from packstore.core.manifest import NORMALIZATIONS, Normalization
 from packstore.images.decoders import backends, get_decoder
 from packstore.images.engine import Engine, Requests, engine_problem, get_engine, native
 from packstore.images.seekable import add_index, read_index
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.normalizer import Normalizer
 from tests.conftest import ROOT, SharedData
 from tests.makers.engine_checks import (
     MAX_PIXELS,
@@ -123,6 +125,44 @@ def test_resized_pixels_are_those_of_torch(choice: st.DataObject) -> None:
     )
     for engine in engines():
         assert_same(run(engine, image, box, size, window, mirrored), image, box, size, window, mirrored)
+
+
+ODD = Normalization((0.1, 0.5, 2.0), (1e-6, 3.0, 4e5))
+
+
+@pytest.mark.parametrize("normalization", [None, NORMALIZATIONS["imagenet"], ODD])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_normalised_values_are_those_of_torch(
+    dtype: torch.dtype, normalization: Normalization | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every byte in every channel, with tiny and infinite results; and counts that fill no register."""
+    normalizer = Normalizer(normalization, dtype)
+    for count in (256, 1, 7, 8, 9, 31):
+        values = torch.arange(256, dtype=torch.uint8)[:count]
+        pixels = torch.stack([values, values.flip(0), values], -1).reshape(1, 1, count, 3).contiguous()
+        for engine in (None, *engines()):
+            monkeypatch.setattr("packstore.training.loader.normalizer.get_engine", lambda e=engine: e)
+            out = torch.full((3, 1, count, 3), 7, dtype=dtype)
+            normalizer.rows(pixels, out[1:2])
+            if engine is None:
+                expected = out
+            bits = torch.int32 if dtype == torch.float32 else torch.int16
+            assert torch.equal(out.view(bits), expected.view(bits)), engine
+
+
+def test_rows_of_another_shape_are_not_normalised() -> None:
+    engine, three = engines()[0], np.ones(3, np.float32)
+    pixels = np.zeros((2, 5, 3), np.uint8)
+    engine.normalize(pixels, three, three, np.empty(pixels.shape, np.float16))
+    for other in (
+        np.empty((2, 4, 3), np.float32),
+        np.empty(pixels.shape, np.float64),
+        np.empty((4, 5, 3), np.float32)[::2],
+    ):
+        with pytest.raises(ValueError, match="rows"):
+            engine.normalize(pixels, three, three, other)
+    with pytest.raises(ValueError, match="rows"):
+        engine.normalize(pixels, three[:2], three, np.empty(pixels.shape, np.float16))
 
 
 def test_every_colour() -> None:

@@ -11,7 +11,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 3
+#define INTERFACE 4
 
 enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
 
@@ -63,6 +63,18 @@ static void give_back(struct room *room, size_t *unused)
     *room = (struct room){NULL, 0};
 }
 
+#ifdef HAS_AVX2
+#include <cpuid.h>
+
+static bool has_avx2(void)
+{
+    unsigned eax, ebx, ecx = 0, edx;
+    /* Not every compiler can be asked for the third by its name. */
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) &&
+           ecx & bit_F16C;
+}
+#endif
+
 EXPORT int packstore_engine_interface(void)
 {
     return INTERFACE;
@@ -78,7 +90,7 @@ EXPORT struct decoder *packstore_engine_new(int plain)
     make_crc_table(decoder->crc);
     decoder->kernels = &plain_kernels;
 #ifdef HAS_AVX2
-    if (!plain && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+    if (!plain && has_avx2())
         decoder->kernels = &avx2_kernels;
 #else
     (void)plain;
@@ -233,4 +245,12 @@ EXPORT void packstore_engine_run(struct decoder *decoder, const struct request *
         if (kept > KEPT_BYTES)
             for_all_rooms(decoder, give_back, NULL);
     }
+}
+
+/* `count` bytes, of three channels in turn, times `factors[0 ... 2]` plus `factors[3 ... 5]`, to FLOAT32, FLOAT16 or
+ * BFLOAT16. */
+EXPORT void packstore_engine_normalize(struct decoder *decoder, const uint8_t *from, int64_t count, const float *factors,
+                                       int kind, void *to)
+{
+    decoder->kernels->normalize(to, kind, from, count, factors);
 }

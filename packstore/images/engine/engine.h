@@ -6,6 +6,7 @@
  * entropy.c   Huffman decoding, two restart segments at a time
  * pixels.c    inverse DCT, upsampling, colours: those of libjpeg-turbo, bit for bit
  * resize.c    antialiased bilinear resizing: that of torch for uint8, bit for bit
+ * normalize.c bytes to floating point
  * batch.c     what Python calls
  *
  * Files come from anybody, so no number in them is believed. Everything that is not flawless, or not known here, is
@@ -32,6 +33,7 @@
 #define AVX2 __attribute__((target("avx2,bmi2")))
 #endif
 
+enum { FLOAT32, FLOAT16, BFLOAT16 };
 enum { DONE = 0, REFUSED = 1, NO_MORE = 2 };
 enum {
     COMPONENTS = 3,     /* at most */
@@ -132,6 +134,7 @@ struct kernels {
     void (*columns)(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *, uint8_t *to,
                     int64_t bytes);
     void (*mirror)(uint8_t *to, const uint8_t *from, int64_t pixels);
+    void (*normalize)(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
 };
 
 struct decoder {
@@ -197,6 +200,10 @@ void columns_plain(const uint8_t *from, int64_t stride, const int16_t *weights, 
                    int64_t bytes);
 void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *, uint8_t *to,
                   int64_t bytes);
+
+/* normalize.c */
+void normalize_plain(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
+void normalize_avx2(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
 
 /* batch.c */
 int make_room(struct room *, size_t size);

@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_INTERFACE = 3
+_INTERFACE = 4
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
 _FIELDS = 16
 """Numbers of a request in ``batch.c``, 8 bytes each."""
 _SOURCE, _SIZE, _TO = slice(0, 2), slice(2, 4), 15
 _BOX, _RESIZED, _WINDOW, _MIRRORED = slice(4, 8), slice(8, 10), slice(10, 14), 14
+
+_KINDS = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)]
+"""In the order of ``engine.h``; the last for bfloat16."""
 
 _thread = threading.local()
 
@@ -104,6 +107,27 @@ class Engine:
         self._library.packstore_engine_run(self._decoder, address, count, max_pixels, refused.ctypes.data)
         return refused
 
+    def normalize(
+        self, pixels: NDArray[np.uint8], scale: NDArray[np.float32], shift: NDArray[np.float32], out: NDArray[Any]
+    ) -> None:
+        """``pixels * scale + shift`` without the GIL, each operation rounded in float32.
+
+        Args:
+            pixels: uint8 ``(..., 3)``, contiguous.
+            scale: Of each channel, ``(3,)``.
+            shift: Likewise.
+            out: The same shape, contiguous, float32, float16, or uint16 for bfloat16.
+        """
+        factors = np.concatenate([scale, shift], dtype=np.float32)
+        if not (pixels.flags.c_contiguous and out.flags.c_contiguous and pixels.dtype == np.uint8):
+            raise ValueError("rows that are not contiguous, or no bytes")
+        if out.shape != pixels.shape or pixels.shape[-1] != 3 or factors.shape != (6,) or out.dtype not in _KINDS:
+            raise ValueError(f"rows of {out.shape}, {out.dtype}, for {pixels.shape} by {len(factors)} factors")
+        self._library.packstore_engine_normalize(
+            *(self._decoder, pixels.ctypes.data, pixels.size, factors.ctypes.data),
+            *(_KINDS.index(out.dtype), out.ctypes.data),
+        )
+
     def decode(
         self, data: Any, max_pixels: int, box: tuple[int, int, int, int] | None = None
     ) -> NDArray[np.uint8] | None:
@@ -144,21 +168,29 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
     if path is None:
         advice = "on Debian and Ubuntu: apt install gcc libc6-dev, and then packstore again"
         return None, f"it was not compiled when packstore was installed, for which it takes a C compiler ({advice})"
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
     try:
-        library = ctypes.CDLL(str(path))
+        library = load_library(str(path))
         found = library.packstore_engine_interface()
-        library.packstore_engine_new.argtypes, library.packstore_engine_new.restype = (ctypes.c_int,), pointer
-        library.packstore_engine_free.argtypes, library.packstore_engine_free.restype = (pointer,), None
-        library.packstore_engine_sizes.argtypes = (pointer, pointer, number, pointer)
-        library.packstore_engine_sizes.restype = None
-        library.packstore_engine_run.argtypes = (pointer, pointer, number, number, pointer)
-        library.packstore_engine_run.restype = None
     except (OSError, AttributeError) as error:
         return None, f"{path.name} cannot be loaded: {' '.join(str(error).split())}"
     if found != _INTERFACE:
         return None, f"{path} is of another version of packstore: delete it and install packstore again"
     return library, None
+
+
+def load_library(path: str) -> ctypes.CDLL:
+    """The compiled engine in a file. Raises what :mod:`ctypes` does."""
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library = ctypes.CDLL(path)
+    library.packstore_engine_new.argtypes, library.packstore_engine_new.restype = (ctypes.c_int,), pointer
+    library.packstore_engine_free.argtypes, library.packstore_engine_free.restype = (pointer,), None
+    library.packstore_engine_sizes.argtypes = (pointer, pointer, number, pointer)
+    library.packstore_engine_sizes.restype = None
+    library.packstore_engine_run.argtypes = (pointer, pointer, number, number, pointer)
+    library.packstore_engine_run.restype = None
+    library.packstore_engine_normalize.argtypes = (pointer, pointer, number, pointer, ctypes.c_int, pointer)
+    library.packstore_engine_normalize.restype = None
+    return library
 
 
 def _address(data: Any) -> int:

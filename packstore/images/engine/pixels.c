@@ -527,7 +527,8 @@ const struct kernels plain_kernels = {.one_lane = one_lane_plain,
                                       .heighten = heighten_plain,
                                       .rows = rows_plain,
                                       .columns = columns_plain,
-                                      .mirror = mirror_plain};
+                                      .mirror = mirror_plain,
+                                      .normalize = normalize_plain};
 #ifdef HAS_AVX2
 const struct kernels avx2_kernels = {.one_lane = one_lane_avx2,
                                      .two_lanes = two_lanes_avx2,
@@ -538,5 +539,6 @@ const struct kernels avx2_kernels = {.one_lane = one_lane_avx2,
                                      .heighten = heighten_avx2,
                                      .rows = rows_avx2,
                                      .columns = columns_avx2,
-                                     .mirror = mirror_avx2};
+                                     .mirror = mirror_avx2,
+                                     .normalize = normalize_avx2};
 #endif

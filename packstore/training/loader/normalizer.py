@@ -7,8 +7,11 @@ from typing import Any
 import torch
 
 from packstore.core.manifest import Normalization
+from packstore.images.engine import get_engine
 from packstore.training.augment.base import is_channels_last
-from packstore.training.loader.rows import SERIAL_ELEMENTS
+from packstore.training.loader.rows import SERIAL_ELEMENTS, as_numpy
+
+_BY_ENGINE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Normalizer:
@@ -59,21 +62,26 @@ class Normalizer:
 
     def rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
         """The same of uint8 ``(B, H, W, 3)`` on the CPU, into ``out`` of that shape, on the calling thread alone."""
+        engine = get_engine()
+        if engine is not None and pixels.is_contiguous() and out.is_contiguous() and out.dtype in _BY_ENGINE:
+            scale, shift = self._scale.view(3).numpy(), self._shift.view(3).numpy()
+            engine.normalize(as_numpy(pixels), scale, shift, as_numpy(out))
+            return
         count, height, width, channels = pixels.shape
         line = width * channels
-        scale, shift = self._by_line(width)
+        scales, shifts = self._by_line(width)
         lines = max(1, SERIAL_ELEMENTS // line)
         source, target = pixels.view(count * height, line), out.view(count * height, line)
         for first in range(0, count * height, lines):
             part, there = source[first : first + lines], target[first : first + lines]
             if out.dtype == torch.float32:
-                torch.mul(part, scale, out=there)
+                torch.mul(part, scales, out=there)
                 if self._shifts:
-                    there.add_(shift)
+                    there.add_(shifts)
             elif self._shifts:
-                torch.add(part * scale, shift, out=there)
+                torch.add(part * scales, shifts, out=there)
             else:
-                there.copy_(part * scale)
+                there.copy_(part * scales)
 
     def _by_line(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Scale and shift of a line of ``width`` pixels, ``(width * 3,)`` each, on the CPU."""
