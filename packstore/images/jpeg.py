@@ -1,4 +1,4 @@
-"""A JPEG's bytes, as far as decoders need them beyond :mod:`packstore.images.sniff`. Markers as in ITU-T T.81, B.1."""
+"""Walks over a whole JPEG file: metadata left out, completeness checked. Markers as in ITU-T T.81, B.1."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # ends a scan: neither a dat
 
 
 def without_metadata(data: memoryview) -> bytes | memoryview:
-    """The JPEG ``data`` without EXIF, MPF, ICC, XMP and comments; ``data`` itself where there is nothing to leave out
-    or where it has no scan."""
+    """The JPEG ``data`` without EXIF, MPF, ICC, XMP and comments; ``data`` itself if it has none, or has no scan."""
     kept: list[memoryview] = [data[:2]]
     size, at, dropped = len(data), 2, False
     while at + 4 <= size:
@@ -35,19 +34,19 @@ def without_metadata(data: memoryview) -> bytes | memoryview:
 
 
 def is_whole(data: memoryview) -> bool:
-    """Whether the JPEG ``data`` runs from segment to segment and scan to scan to its end marker, with nothing in
-    between, and, where it is progressive, has every bit of every coefficient.
+    """Whether segments and scans of the JPEG ``data`` follow each other up to the end marker, with nothing in between,
+    and a progressive one has every bit of every coefficient.
 
-    What is coded within the scans is not looked at. Costs a search for 0xFF: about 1 GB/s.
+    Does not look into scans. Costs a search for 0xFF: about 1 GB/s.
     """
     try:
         return _walk(data)
-    except (IndexError, KeyError):  # a segment that is too short, or a scan of a component that there is not
+    except (IndexError, KeyError):  # a segment that is too short, or a scan of an unknown component
         return False
 
 
 def _walk(data: memoryview) -> bool:
-    unfinished: dict[int, bytearray] = {}  # by component: the lowest bit seen of each coefficient, 1 for none at all
+    unfinished: dict[int, bytearray] = {}  # by component: the lowest bit so far of each coefficient; 1 for none
     scans, at = 0, 2
     while data[at] == 0xFF:
         marker = data[at + 1]

@@ -31,10 +31,10 @@ FITS: tuple[Fit, ...] = ("crop", "pad", "squash")
 
 
 class TooLargeError(ValueError):
-    """An image that would have too many pixels on the way to its new size.
+    """Resizing an image would need too many pixels on the way.
 
     Attributes:
-        reason: What is too much, to follow the name of a file.
+        reason: Follows the name of a file in messages.
     """
 
     def __init__(self, reason: str) -> None:
@@ -62,7 +62,7 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
     """
     if image.shape[:2] == (height, width):
         return image
-    # torch brings each row to its new width first. An array that came larger than the limit may still be shrunk.
+    # torch brings each row to its new width first. An array above the limit may still be shrunk.
     if (most := max(len(image), height) * width) > max(MAX_PIXELS, len(image) * image.shape[1]):
         raise TooLargeError(
             f"is {len(image)} x {image.shape[1]} pixels (height x width), and {most} pixels would be made on the way "
@@ -121,7 +121,7 @@ def fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
             covering = target_height, max(target_width, int(target_height * width / height))
         else:
             covering = max(target_height, int(target_width * height / width)), target_width
-        # A panorama is enlarged to many times what remains of it: 60,000 x 1 pixels to 3 GPixel, for 224 x 224.
+        # A panorama would be enlarged far beyond what is kept: 60,000 x 1 pixels to 3 GPixel, for 224 x 224.
         if covering[0] * covering[1] > max(height * width, min(4 * target_height * target_width, MAX_PIXELS)):
             return resized_centre(image, covering, (target_height, target_width))
         resized = resize(image, *covering)
@@ -140,7 +140,7 @@ def fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
 
 
 def resized_centre(image: Pixels, covering: tuple[int, int], size: tuple[int, int]) -> Pixels:
-    """What ``resize(image, *covering)`` has in its centre, without computing the rest: the same pixels.
+    """The centre of ``resize(image, *covering)``, the same pixels, without computing the rest.
 
     Args:
         image: uint8 ``(H, W, 3)``.
@@ -160,13 +160,13 @@ def resized_centre(image: Pixels, covering: tuple[int, int], size: tuple[int, in
 
 
 class _Taps(NamedTuple):
-    """For an axis that is enlarged: where its pixels come from, and with which weights.
+    """The source pixels of an enlarged axis, and their weights.
 
     Attributes:
-        first: The first pixel of the source that is needed.
+        first: The first source pixel needed.
         last: The one after the last.
-        places: int64 ``(3, n)``: the three neighbours of each pixel, counted from ``first``.
-        weights: int32 ``(3, n)``: theirs, in units of ``2**-14``; 0 for those that are none.
+        places: int64 ``(3, n)``: the three source pixels of each pixel, counted from ``first``.
+        weights: int32 ``(3, n)``: their weights, in units of ``2**-14``; 0 for pixels beyond the border.
     """
 
     first: int
@@ -179,7 +179,7 @@ def _taps(source: int, target: int, start: int, count: int) -> _Taps:
     """Pixels ``start`` to ``start + count`` of an axis of ``source`` pixels that is enlarged to ``target``.
 
     The arithmetic of ``_compute_index_ranges_int16_weights`` in ATen's ``UpSampleKernel.cpp``. The precision of the
-    weights is 14 bits because the largest is 1: a pixel at the border has but one neighbour.
+    weights is 14 bits because the largest is 1: a pixel at the border has only one neighbour.
     """
     centre = source / target * (np.arange(start, start + count) + 0.5)
     lowest = np.maximum((centre - 1 + 0.5).astype(np.int64), 0)
@@ -188,7 +188,7 @@ def _taps(source: int, target: int, start: int, count: int) -> _Taps:
     weights = np.maximum(1 - np.abs(places - centre + 0.5), 0) * (places < beyond)
     weights /= weights.sum(0)
     first, last = int(lowest[0]), int(beyond[-1])
-    places = np.minimum(places, last - 1) - first  # what is beyond weighs nothing
+    places = np.minimum(places, last - 1) - first  # pixels beyond the border have weight 0
     return _Taps(first, last, places, (weights * (1 << 14) + 0.5).astype(np.int32))
 
 
@@ -202,17 +202,17 @@ def _blend(image: Pixels, taps: _Taps, axis: int) -> Pixels:
         total = np.int32(1 << 13)  # rounds to nearest
         for places, weights in zip(taps.places[:, chosen], taps.weights[:, chosen], strict=True):
             total = total + part.take(places, axis) * weights.reshape(shape)
-        # Rounded one by one, the weights of a pixel can make a little more than 1.
+        # Rounded one by one, the weights of a pixel can add up to a little more than 1.
         result[rows] = np.minimum(total >> 14, 255)
     return result
 
 
 _BLEND_VALUES = 1 << 20
-"""Values that :func:`_blend` has in flight as int32."""
+"""Values that :func:`_blend` holds as int32 at a time."""
 
 
 def _centre(length: int, part: int) -> int:
-    """Where the middle ``part`` of ``length`` pixels begins, by the formula of torchvision's ``CenterCrop``."""
+    """First of the middle ``part`` of ``length`` pixels, by the formula of torchvision's ``CenterCrop``."""
     return round((length - part) / 2.0)
 
 

@@ -1,4 +1,4 @@
-"""Tells an image file by its content, in microseconds: kind, size, what a decoder must know, and whether it ends.
+"""Recognises an image file by its content, in microseconds: kind, size, what a decoder must know, whether it ends.
 
 :func:`sniff` reads the header, :func:`check_header` also looks for the end of the image, which a truncated file lacks.
 Neither decodes anything. Written after ITU-T T.81 (JPEG), the PNG and GIF89a specifications, RFC 9649 (WebP), TIFF 6.0
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 Data = bytes | bytearray | memoryview
 
 MAX_PIXELS = 178_956_970
-"""Pixels from which on an image is refused as a decompression bomb: where Pillow, too, refuses by default."""
+"""Largest image, in pixels; a larger one is refused as a decompression bomb. Pillow's default limit."""
 
 
 class HeaderError(ValueError):
-    """Bytes that are no image, or not a whole one.
+    """Bytes are no image, or not a whole one.
 
     Attributes:
-        reason: What is wrong, to follow the name of a file: ``"is empty"``, ``"is truncated: …"``.
+        reason: Follows the name of a file in messages: ``"is empty"``, ``"is truncated: …"``.
     """
 
     def __init__(self, reason: str) -> None:
@@ -38,7 +38,7 @@ class HeaderError(ValueError):
 
 
 def too_many_pixels(width: int, height: int, max_pixels: int) -> str | None:
-    """Why an image of this size is refused, to follow the name of a file; None where it is not."""
+    """Why an image of this size is refused, to follow the name of a file; None if it is not."""
     if width * height <= max_pixels:
         return None
     return (
@@ -48,8 +48,8 @@ def too_many_pixels(width: int, height: int, max_pixels: int) -> str | None:
 
 
 def max_file_bytes(max_pixels: int) -> int:
-    """Bytes that the file of an image of ``max_pixels`` may have: 8 a pixel (16 bits RGBA, not compressed), and 64 MiB
-    for whatever else is in it."""
+    """Largest file of an image of ``max_pixels``: 8 bytes a pixel (16 bits RGBA, not compressed), and 64 MiB for
+    everything else in it."""
     return 8 * max_pixels + (64 << 20)
 
 
@@ -66,8 +66,8 @@ class ImageInfo(NamedTuple):
         sof: The frame marker of a JPEG: 0xC0 baseline, 0xC1 extended, 0xC2 progressive, 0xC3 lossless, 0xC9 and
             0xCA arithmetic-coded …; 0 for other kinds.
         adobe: The colour transform in a JPEG's Adobe marker (0 none, 1 YCbCr, 2 YCCK), or None without that marker.
-        height_at: Where in a JPEG its height stands, if it is a plain one: segment follows segment, there is one frame
-            header, all components lie in the first scan, and there are no restart markers. Else 0.
+        height_at: Offset of the height in a plain JPEG: segment follows segment, one frame header, all components in
+            the first scan, no restart markers. Else 0.
     """
 
     kind: str
@@ -86,8 +86,8 @@ class ImageInfo(NamedTuple):
 
 
 def sniff(data: Data) -> ImageInfo:
-    """What kind of image ``data`` (a whole file) is, by its header. Raises :class:`HeaderError` when it is none or
-    when its header is broken; for any bytes, nothing else."""
+    """Reads the header of ``data``, a whole file. Raises :class:`HeaderError`, and nothing else, if it is no image or
+    its header is broken."""
     return _look(data if type(data) is bytes else bytes(data), False)
 
 
@@ -129,9 +129,9 @@ def _look(data: bytes, whole: bool) -> ImageInfo:
 
 
 def _jpeg(data: bytes, whole: bool) -> ImageInfo:
-    """Walks the segments up to the first scan: an end-of-image marker before that belongs to a thumbnail."""
+    """Walks the segments up to the first scan: an earlier end-of-image marker belongs to a thumbnail."""
     global _latest
-    # What is found follows from the bytes up to there alone, and images of one size by one encoder often have the same.
+    # The result depends on the bytes up to the scan alone, which are often the same in images of one size and encoder.
     known = _latest
     if known is not None and data.startswith(known[0]):
         _check_end(data, len(known[0]), whole)
@@ -176,7 +176,7 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
     if not plain or frames > 1 or not whole_scan:
         height_at = 0
     info = ImageInfo("jpeg", width, height, components, precision, sof, adobe, height_at)
-    # Of others, what was read may lie behind the segment itself.
+    # In others, what was read may lie behind the segment itself.
     if end <= _REMEMBERED_BYTES and frames == 1 and length >= 6:
         _latest = data[:end], info
     return info
@@ -190,16 +190,16 @@ def _check_end(data: bytes, scan: int, whole: bool) -> None:
 
 _REMEMBERED_BYTES = 4096
 _latest: tuple[bytes, ImageInfo] | None = None
-"""The latest JPEG header, up to its first scan's bytes, and what is in it. Bound as one object, so that threads which
-meet see the one or the other."""
+"""The latest JPEG header, up to the first byte of its scan, and its result. One object, so that threads never see half
+of it."""
 _FRAME = struct.Struct(">BHHB")
 _NO_SEGMENT = frozenset((0x00, 0x01, *range(0xD0, 0xDA), 0xFF))
 _SKIPPED = frozenset((0xDC, *range(0xE0, 0xF0), 0xFE))
 
 
 def _next_marker(data: bytes, at: int) -> int:
-    """Position of the next marker where no segment begins: fill bytes, markers without one, bytes out of place (which
-    libjpeg skips with a warning)."""
+    """Position of the next marker, from one that begins no segment: fill bytes, markers without a segment, stray bytes
+    (which libjpeg skips with a warning)."""
     marker = data[at + 1]
     if data[at : at + 4] == b"\xff\xd9\xff\xd8":  # tables end, and the image that uses them begins: T.81, B.4
         return at + 4

@@ -1,7 +1,7 @@
-"""TurboJPEG's shared library, for what its version 3 has beyond the one that Python packages know.
+"""Finds TurboJPEG's shared library, for functions that Python packages do not offer.
 
-The environment variable ``PACKSTORE_TURBOJPEG`` names a library file to be used; empty, none is, and only PyTurboJPEG
-finds its own.
+The environment variable ``PACKSTORE_TURBOJPEG`` names the library file. If it is empty, packstore uses none, and only
+PyTurboJPEG finds its own.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _ADVICE = "correct it or unset it"
 
 
 def wanted_library() -> str | None:
-    """The library file that is asked for; empty where none is to be used, None where nobody asks."""
+    """The value of ``PACKSTORE_TURBOJPEG``: a library file, empty for none; None if it is not set."""
     return os.environ.get(_VARIABLE)
 
 
 def find_library(*symbols: str) -> str | None:
-    """What to load, by :mod:`ctypes`, for a library that has all functions ``symbols``; None where there is none.
+    """Name or path, for :mod:`ctypes`, of a library that has all functions ``symbols``; None without any.
 
     Raises:
-        UsageError: The library that was asked for cannot be loaded, or is not TurboJPEG's.
+        UsageError: ``PACKSTORE_TURBOJPEG`` names a file that cannot be loaded, or is not TurboJPEG's.
     """
     return _find(wanted_library(), symbols)
 
@@ -40,7 +40,7 @@ def _find(wanted: str | None, symbols: tuple[str, ...]) -> str | None:
     name = wanted or _NAME
     try:
         library = ctypes.CDLL(name)
-    except (OSError, UnicodeDecodeError) as error:  # the latter of a message that names a file not named in UTF-8
+    except (OSError, UnicodeDecodeError) as error:  # the latter for a file not named in UTF-8
         if wanted is None:
             return None
         reason = error if isinstance(error, OSError) else wanted

@@ -66,9 +66,9 @@ UNAVAILABLE = "not available: "
 """How :func:`available_decoders` begins the reason why a decoder cannot be used."""
 
 _ROWS_BELOW = 2
-"""Rows below a box that its pixels depend on: those of the next row of chroma, of which fancy upsampling mixes two."""
+"""Rows below a box on which its pixels depend: fancy upsampling mixes the next row of chroma, two pixels high."""
 _WORTH = 0.95
-"""Up to which share of an image's rows, or columns, it is worth while to decode these alone."""
+"""Largest share of an image's rows, or columns, up to which decoding them alone pays off."""
 _HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # frames: baseline, extended sequential, progressive
 _HEADER_BYTES = 16384
 _END = b"\xff\xd9"
@@ -131,28 +131,29 @@ class Decoder:
     ) -> NDArray[np.uint8]:
         """The pixels of a box: those that :meth:`decode` gives, bit for bit.
 
-        Of a crop-seekable JPEG only the segments that the box needs are decoded, so damage elsewhere is not seen. Of
-        other JPEG files, with the decoders turbojpeg and simplejpeg, what lies below the box is not, so that neither
-        damage there is seen nor what shows there alone. Where TurboJPEG's library is there in version 3, no more than
-        the box itself is, apart from the entropy coding of what lies above and beside it (of a progressive file, of
-        everything); otherwise the rows down to the box's lower edge are, of files that are plain (not progressive, no
-        restart markers, segment after segment). Of all other files everything is decoded.
+        As little as possible is decoded, and damage elsewhere goes unseen:
+
+        - of a seekable JPEG, the segments that the box needs;
+        - of other JPEG files, by turbojpeg and simplejpeg with TurboJPEG's library of version 3: the box itself, and
+          the entropy coding of everything above and beside it (in a progressive file, of everything);
+        - without that library, of plain JPEG files (not progressive, no restart markers, segment after segment): the
+          rows down to the box's lower edge;
+        - of all other files, everything.
 
         Args:
             data: The bytes of one image file.
             box: Within the image.
-            index: What :func:`packstore.images.seekable.read_index` says of ``data``, where the caller knows it
-                already.
-            info: What :func:`packstore.images.sniff.sniff` says of it, where there is no index and the caller knows.
-            target: Height and width to which the box is going to be resized. Given, a JPEG may be scaled by 1/2 or 1/4
-                while it is decoded, as long as that leaves as many pixels as the target has: see
-                :data:`SCALED_TOLERANCE`.
+            index: The seek index of ``data``, if the caller has it.
+            info: The header of ``data`` by :func:`packstore.images.sniff.sniff`, if it has no index and the caller has
+                the header.
+            target: Height and width to which the caller resizes the box. If given, a JPEG may be scaled by 1/2 or 1/4
+                while decoding, as long as at least that many pixels remain: see :data:`SCALED_TOLERANCE`.
             plan: The plan of :func:`packstore.images.seekable.plan_crops` for ``index`` and ``box``, if the caller has
                 it: planning many images at once is faster.
 
         Returns:
-            uint8, shape ``(h, w, 3)``, RGB; a view of a larger image, perhaps. ``h`` and ``w`` are those of the box, or
-            a half or a quarter of them, rounded.
+            uint8, shape ``(h, w, 3)``, RGB; may be a view of a larger array. ``h`` and ``w`` are those of the box, or a
+            half or a quarter of them, rounded.
 
         Raises:
             DecodeError: As :meth:`decode`; or the box is not within the image.
@@ -201,9 +202,8 @@ class Decoder:
         return bool(info.height_at) or (self.has_regions and info.kind == "jpeg")
 
     def _regional(self, data: memoryview, box: Box, info: ImageInfo | None, shrink: int) -> NDArray[np.uint8] | None:
-        """The pixels of ``box``, scaled, by a library that decodes these alone; None where everything has to be
-        decoded, for whatever reason."""
-        # What is missing at a file's end lies below most boxes; so that it is seen, the end is asked for.
+        """The pixels of ``box``, scaled, by a library that decodes them alone; None where that is not possible."""
+        # A truncated file lacks rows that lie below most boxes: looking for the end marker finds it.
         header = _fast_header(data, info) if self._region is not None and data[-2:] == _END else None
         if header is None or not _within(box, header.height, header.width):
             return None
@@ -215,15 +215,14 @@ class Decoder:
             image = self._region(data, header.height, header.width, wanted, shrink)  # type: ignore[misc]
         except MemoryError:
             raise
-        except Exception:  # the whole image decides, and says what is damaged
+        except Exception:  # decoding everything says what is damaged
             return None
         return image if image.shape == (*wanted[2:], 3) else None
 
     def _upper(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
-        """The image down to a bit below ``box``; None where everything has to be decoded, for whatever reason.
+        """The image down to a bit below ``box``; None where that is not possible.
 
-        To libjpeg a baseline JPEG with a smaller height in its frame header is one that ends there, with something
-        behind it."""
+        With a smaller height in its frame header, a baseline JPEG ends there for libjpeg, with stray bytes behind."""
         header = _fast_header(data, info) if self._rows is not None else None
         if header is None or header.progressive or not header.height_at:
             return None
@@ -237,17 +236,17 @@ class Decoder:
             image = self._rows(memoryview(short), bottom, header.width)  # type: ignore[misc] # None left above
         except MemoryError:
             raise
-        except Exception:  # the whole image decides, and says what is damaged
+        except Exception:  # decoding everything says what is damaged
             return None
         return image if image.shape == (bottom, header.width, 3) else None
 
     def _part(self, data: memoryview, height: int, width: int, shrink: int) -> NDArray[np.uint8] | None:
-        """An ordinary JPEG of a size that is known, scaled where the library can; None where anything is wrong."""
+        """The pixels of an ordinary JPEG of known size, scaled where the library can; None where anything is wrong."""
         try:
             image = _pillow.decode(data, self.max_pixels) if self._fast is None else self._fast(data, shrink)
         except MemoryError:
             raise
-        except Exception:  # the whole image decides, and says what is damaged
+        except Exception:  # decoding everything says what is damaged
             return None
         sizes = ((-(-height // shrink), -(-width // shrink), 3), (height, width, 3))
         return image if image.shape in sizes else None
@@ -329,7 +328,7 @@ def _fast_header(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
         if bytes(data[:2]) != b"\xff\xd8":
             return None
         try:
-            # sniff copies what is not bytes already, and the frame header is nearly always among the first of them.
+            # sniff copies a memoryview to bytes, and the first 16 KiB nearly always hold the frame header.
             header = sniff(data[:_HEADER_BYTES])
         except HeaderError:
             try:
@@ -339,7 +338,7 @@ def _fast_header(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
     if header.sof not in _HUFFMAN or header.precision != 8 or header.components not in (1, 3):
         return None
     if header.progressive and not is_whole(data):
-        return None  # libjpeg smooths what is missing, from version to version otherwise, and does not call it damage
+        return None  # libjpeg fills in missing scans silently, and each version differently
     return header
 
 
@@ -349,20 +348,20 @@ def _within(box: Box, height: int, width: int) -> bool:
 
 
 def _shrink(height: int, width: int, target_height: int, target_width: int) -> int:
-    """By what to scale while decoding: 1, 2 or 4, which libjpeg-turbo does with vector instructions."""
+    """The divisor for scaling while decoding: 1, 2 or 4, for which libjpeg-turbo has vector instructions."""
     spare = min(height // max(1, target_height), width // max(1, target_width))
     return 4 if spare >= 4 else 2 if spare >= 2 else 1
 
 
 def _part_of(image: NDArray[np.uint8], box: Box, height: int, shrink: int) -> NDArray[np.uint8]:
-    """``box``, in pixels before scaling, of an image that may be scaled: if it has not its full ``height``, it is."""
+    """The pixels of ``box``, in unscaled pixels, from ``image``, which is scaled unless it has the full ``height``."""
     top, left, rows, columns = box if len(image) == height else _scaled(box, shrink)
     return image[top : top + rows, left : left + columns]
 
 
 def _scaled(box: Box, shrink: int) -> Box:
-    """``box`` in an image scaled by 1 / ``shrink``: its edges are moved to the nearest pixels, so that a box of
-    ``shrink`` pixels has one at least."""
+    """``box`` in an image scaled by 1 / ``shrink``, its edges moved to the nearest pixels; a box of ``shrink`` pixels
+    keeps at least one."""
     top, left, rows, columns = box
     y0, y1, x0, x1 = ((n + shrink // 2) // shrink for n in (top, top + rows, left, left + columns))
     return y0, x0, y1 - y0, x1 - x0

@@ -22,19 +22,19 @@ from packstore.images.turbojpeg_library import wanted_library
 
 
 class Decode(Protocol):
-    """``shrink`` 2 or 4 gives an image of half or a quarter of the sides, rounded up, where the library can scale
-    while it decodes; otherwise it is not heeded."""
+    """Decodes a whole image. ``shrink`` 2 or 4 halves or quarters its sides, rounded up; libraries that cannot scale
+    while decoding ignore it."""
 
     def __call__(self, data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]: ...
 
 
 class DecodeRows(Protocol):
-    """The rows of a plain JPEG whose frame header says fewer than it has (see ``height_at`` of
-    :class:`packstore.images.sniff.ImageInfo`): ``height`` of them, ``width`` wide.
+    """Decodes a plain JPEG whose frame header was changed to fewer rows than it has (see ``height_at`` of
+    :class:`packstore.images.sniff.ImageInfo`): ``height`` rows of ``width`` pixels.
 
-    It has one fault, which is none here: bytes between its last row and its end. libjpeg keeps its first warning, so
-    where that is it, there was none before, and none can follow. Anything else raises. With restart markers, or bytes
-    out of place in the header, the same warning could come sooner and hide others."""
+    Such a file has one flaw, bytes between its last row and its end, of which libjpeg warns; anything else raises.
+    libjpeg reports its first warning only: if it is this one, nothing was wrong before, and nothing can follow. In a
+    file with restart markers, or stray bytes in the header, it could come earlier and hide others."""
 
     def __call__(self, data: memoryview, height: int, width: int, /) -> NDArray[np.uint8]: ...
 
@@ -63,7 +63,7 @@ def load(name: str) -> Library:
         return _LOADERS[name]()
     except ImportError as error:
         raise UnavailableError(f"{error} (pip install {_PACKAGES[name]})") from error
-    # What ctypes and cffi say of a missing library or symbol, the last of a file that is not named in UTF-8.
+    # ctypes and cffi raise these for a missing library or symbol; UnicodeDecodeError for a file not named in UTF-8.
     except (OSError, RuntimeError, AttributeError, UnicodeDecodeError) as error:
         raise UnavailableError(f"{' '.join(str(error).split())} ({_SYSTEM_LIBRARY})") from error
 
@@ -77,7 +77,7 @@ def _turbojpeg() -> Library:
     if base is None:
         raise UnavailableError("the module 'turbojpeg' is not PyTurboJPEG's (pip uninstall turbojpeg)")
     if not hasattr(base, "_TurboJPEG__report_error"):
-        # Without this hook damaged files would come back as a Python warning and wrong pixels.
+        # Without this hook, damaged files would give a Python warning and wrong pixels.
         raise UnavailableError(
             f"PyTurboJPEG {module.__version__} is not one that packstore knows (pip install 'PyTurboJPEG<2')"
         )
@@ -115,7 +115,7 @@ def _simplejpeg() -> Library:
     def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
         least: dict[str, int] = {}
         if shrink > 1:
-            # It takes the smallest scale that gives at least so many pixels, which is this one.
+            # simplejpeg chooses the smallest scale of at least this size, which is 1 / shrink.
             height, width = (-(-side // shrink) for side in module.decode_jpeg_header(data)[:2])
             least = {"min_height": height, "min_width": width, "min_factor": shrink}
         image: NDArray[np.uint8] = module.decode_jpeg(data, "RGB", strict=True, **least)
@@ -125,7 +125,7 @@ def _simplejpeg() -> Library:
         image = np.empty((height, width, 3), np.uint8)
         try:
             module.decode_jpeg(data, "RGB", buffer=image, strict=True)
-        except ValueError as error:  # raised when all is decoded
+        except ValueError as error:  # raised after decoding
             if not _SURPLUS.fullmatch(str(error)):
                 raise
         return image
@@ -157,7 +157,7 @@ def _opencv() -> Library:
 
     def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
         if not is_whole(data):
-            raise ValueError("the JPEG is irregular")  # OpenCV would return what it has and tell nobody
+            raise ValueError("the JPEG is irregular")  # OpenCV would return what it has, without a word
         bgr = cv2.imdecode(np.frombuffer(data, np.uint8), flags[shrink])
         if bgr is None:
             raise ValueError("OpenCV cannot decode the JPEG")

@@ -1,4 +1,4 @@
-"""Every kind of image, through Pillow: the reference that the fast decoders are measured against."""
+"""Every kind of image, through Pillow: the reference for the fast decoders."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-# Only these plugins ever see a stranger's bytes (not EPS, which would start ghostscript). They are called directly
-# instead of through Image.open, which imports all plugins, measures the image against a process-wide limit of its own
-# and warns about it.
+# Only these plugins ever see a stranger's bytes (not EPS, which would start ghostscript). Image.open would import all
+# plugins, and check the image against a limit of the whole process, with a warning.
 _PLUGINS: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
     ("JpegImagePlugin", "JpegImageFile", (b"\xff\xd8\xff",)),
     ("PngImagePlugin", "PngImageFile", (b"\x89PNG\r\n\x1a\n",)),
@@ -81,7 +80,7 @@ def decode(data: memoryview, max_pixels: int) -> NDArray[np.uint8]:
             check_size(width, height, max_pixels)
             with _quiet_about_size(width * height):
                 image.load()
-            # Irrelevant to RGB, but Pillow would work out (and warn about) what becomes of it.
+            # Irrelevant to RGB, but Pillow would convert it, with a warning.
             image.info.pop("transparency", None)
             return np.array(image if image.mode == "RGB" else image.convert("RGB"))
     except (DecodeError, MemoryError):
@@ -91,8 +90,7 @@ def decode(data: memoryview, max_pixels: int) -> NDArray[np.uint8]:
 
 
 def orientation(data: memoryview) -> int:
-    """The EXIF orientation, 1 … 8; 1 where there is none or it cannot be read. TIFF files always give 1, because
-    Pillow turns these by itself."""
+    """The EXIF orientation, 1 … 8; 1 where it is missing or unreadable, and for TIFF, which Pillow itself turns."""
     if bytes(data[:4]) in _TIFF:
         return 1
     try:
@@ -100,7 +98,7 @@ def orientation(data: memoryview) -> int:
             value = image.getexif().get(_ORIENTATION, 1)
     except MemoryError:
         raise
-    except Exception:  # as in decode; EXIF that cannot be read asks for no turn, as in every viewer
+    except Exception:  # as in decode; viewers ignore unreadable EXIF, too
         return 1
     return value if value in _TURNS else 1
 

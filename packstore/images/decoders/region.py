@@ -1,8 +1,8 @@
-"""A region of any JPEG, by TurboJPEG's ``tj3SetCroppingRegion``, which is there from libjpeg-turbo 3.0 on.
+"""A region of any JPEG, by TurboJPEG's ``tj3SetCroppingRegion``, in libjpeg-turbo from 3.0 on.
 
-Everything up to the region's last row is still entropy-decoded (of a progressive file everything): what is saved are
-the inverse DCT, the upsampling and the colours of all else, and whatever lies below. It takes ctypes, for PyTurboJPEG
-offers it from its version 2 on only, and that refuses the library of version 2.1.
+It still entropy-decodes everything down to the region's last row (all of a progressive file). It saves the inverse DCT,
+the upsampling and the colours of all other pixels, and everything below. Called by ctypes: PyTurboJPEG offers it from
+its version 2 on, which refuses the library of version 2.1.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _DECOMPRESS, _RGB = 1, 0
 _SUBSAMPLING, _WIDTH, _HEIGHT = 4, 5, 6
 _MCU_WIDTHS = {0: 8, 1: 16, 2: 16, 3: 8, 4: 8, 5: 32, 6: 8}  # 4:4:4, 4:2:2, 4:2:0, gray, 4:4:0, 4:1:1, 4:4:1
 _MARGIN = 2
-"""Columns beside a region on which its pixels depend: fancy upsampling mixes neighbouring columns of chroma, which are
-up to two pixels wide, and a region's edge is to it an image's. Rows it looks after itself."""
+"""Columns beside a region on which its pixels depend: fancy upsampling mixes neighbouring columns of chroma, up to two
+pixels wide, and takes a region's edge for the image's. The library itself takes care of rows."""
 
 
 class DecodeRegion(Protocol):
-    """``box`` (top, left, height, width) of a JPEG of ``height`` by ``width`` pixels that is scaled by 1 / ``shrink``
-    while it is decoded; the box is in pixels after that. uint8 ``(h, w, 3)``, a view of something wider.
+    """Decodes ``box`` (top, left, height, width) of a JPEG of ``height`` by ``width`` pixels, scaled by 1 / ``shrink``;
+    the box is in scaled pixels. Returns uint8 ``(h, w, 3)``, a view of a wider array.
 
-    Raises for anything that is not flawless down to there, and for chroma subsampling that TurboJPEG does not know."""
+    Raises for any flaw down to the last row of the box, and for chroma subsampling that TurboJPEG does not know."""
 
     def __call__(
         self, data: memoryview, height: int, width: int, box: tuple[int, int, int, int], shrink: int, /
@@ -50,13 +50,13 @@ class _Scale(ctypes.Structure):
 
 
 def region_library() -> str | None:
-    """The library that decodes regions here, to be loaded by :mod:`ctypes`; None where there is none. Raises as
+    """The library file that decodes regions here, for :mod:`ctypes`; None without any. Raises as
     :func:`packstore.images.turbojpeg_library.find_library`."""
     return find_library(*_FUNCTIONS)
 
 
 def load_region() -> DecodeRegion | None:
-    """What decodes regions here; None without libjpeg-turbo 3. Raises as :func:`region_library`."""
+    """The function that decodes regions; None without libjpeg-turbo 3. Raises as :func:`region_library`."""
     name = region_library()
     return None if name is None else _load(name)
 
@@ -64,7 +64,7 @@ def load_region() -> DecodeRegion | None:
 @functools.cache
 def _load(name: str) -> DecodeRegion:
     size, handle, data = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p
-    # Calls of a microsecond keep the GIL: to give it away and wait for it again takes longer, with threads about.
+    # Calls of a microsecond keep the GIL: releasing it and waiting for it again takes longer when threads compete.
     brief = ctypes.PyDLL(name)
     brief.tj3Init.argtypes, brief.tj3Init.restype = (ctypes.c_int,), handle
     brief.tj3DecompressHeader.argtypes = (handle, data, size)
@@ -100,7 +100,7 @@ def _load(name: str) -> DecodeRegion:
             if brief.tj3SetScalingFactor(handle, _Scale(1, shrink)) or brief.tj3SetCroppingRegion(handle, region):
                 raise ValueError(brief.tj3GetErrorStr(handle))
             image = np.empty((rows, end - first, 3), np.uint8)
-            # Also for what libjpeg only warns of.
+            # Fails for mere warnings of libjpeg, too.
             if decompress(handle, address, source.size, image.ctypes.data, 0, _RGB):
                 raise ValueError(brief.tj3GetErrorStr(handle))
         finally:

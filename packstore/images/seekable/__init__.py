@@ -1,9 +1,8 @@
 """The crop-seekable JPEG: an ordinary file of which any part can be decoded without decoding the rest.
 
 It is a baseline JPEG with restart markers at an interval that divides its rows of MCUs, and an index of where they are
-in a segment of its own, which viewers pass over. :func:`make_seekable` rewrites a file without loss,
-:func:`add_index` finishes one that an encoder wrote with restart markers, :func:`plan_crops` and :func:`splice`
-cut a part out.
+in a segment of its own, which viewers skip. :func:`make_seekable` rewrites a file without loss, :func:`add_index`
+completes one that an encoder wrote with restart markers, :func:`plan_crops` and :func:`splice` extract a part.
 """
 
 from packstore.images.seekable.index import Index, add_index, check_index, read_index
@@ -17,13 +16,11 @@ __all__ = [
     "CropPlans",
     "FrameHeader",
     "Index",
-    "NativeCrops",
     "NotSeekableError",
     "add_index",
     "check_index",
     "choose_interval",
     "frame_header",
-    "make_crop_worker",
     "make_seekable",
     "plan_crop",
     "plan_crops",

@@ -96,12 +96,11 @@ class Index(NamedTuple):
 
 
 def read_index(data: Data) -> Index | None:
-    """The seek index of a JPEG file; None where there is none, or it is not that of these bytes.
+    """The seek index of a JPEG file; None where there is none, or it does not match the file.
 
-    What is checked costs three microseconds: the checksum over the index and the tables; that size, MCUs and interval
-    are those of the frame header and the restart interval, so that it cannot be wrong about these even where somebody
-    has forged it; the end of the image where the index says it is. The segments' boundaries are checked by
-    :func:`packstore.images.seekable.splice`.
+    The checks take 3 µs: the checksum over index and tables; size, MCUs and interval against the frame header and the
+    restart interval, so that even a forged index is right about these; the end of the image where the index has it.
+    :func:`packstore.images.seekable.splice` checks the boundaries of segments.
     """
     try:
         at = prefix = 2
@@ -207,7 +206,7 @@ def lengths(indexes: Sequence[Index]) -> NDArray[np.int64]:
 
 
 def _bytes_of(indexes: Sequence[Index], starts: Sequence[int], nbytes: Sequence[int]) -> bytes:
-    """Some bytes of each index, ``starts`` counted from where its lengths begin."""
+    """Some bytes of each index; ``starts`` are offsets from its first length."""
     return b"".join(
         [
             index.lengths_in[index.lengths_at + start : index.lengths_at + start + n]
@@ -217,7 +216,7 @@ def _bytes_of(indexes: Sequence[Index], starts: Sequence[int], nbytes: Sequence[
 
 
 def _unpacked(bits: int) -> NDArray[np.int32]:
-    """For each byte the high parts that it holds, times 256: ``(256, 8 // bits)``."""
+    """The high parts that each byte holds, times 256: ``(256, 8 // bits)``."""
     shifts = np.arange(8 - bits, -1, -bits)
     return ((np.arange(256)[:, None] >> shifts & (1 << bits) - 1) << 8).astype(np.int32)
 
@@ -298,7 +297,7 @@ def add_index(data: Data) -> bytes:
 
 
 def check_frame_header(frame: FrameHeader) -> None:
-    """Raises :class:`NotSeekableError` for a frame of which packstore cannot decode parts."""
+    """Raises :class:`NotSeekableError` for a kind of JPEG of which packstore cannot decode parts."""
     if frame.sof > 0xC8:
         raise NotSeekableError("has arithmetic coding")
     if frame.sof not in (SOF0, SOF1, 0xC2):
@@ -310,8 +309,9 @@ def check_frame_header(frame: FrameHeader) -> None:
 
 
 def segment_ends(data: Data, scan_at: int, count: int) -> NDArray[np.int64]:
-    """Where the ``count`` restart segments of a scan end, counted from its first byte, markers included; by looking at
-    every byte. Raises :class:`NotSeekableError` where there are not so many, numbered in order, then the end."""
+    """Offsets, from the first byte of a scan, at which its ``count`` restart segments end, markers included.
+
+    Reads every byte. Raises :class:`NotSeekableError` unless there are so many, numbered in order, and then the end."""
     scan = np.frombuffer(data, np.uint8, offset=scan_at)
     at = np.flatnonzero(scan[:-1] == 0xFF)
     found = scan[at + 1]
@@ -330,8 +330,7 @@ def segment_ends(data: Data, scan_at: int, count: int) -> NDArray[np.int64]:
 
 
 def check_index(data: Data) -> str | None:
-    """What is wrong with the seek index of a file that has one, by reading the whole file; None when nothing is, and
-    for a file that has none."""
+    """What is wrong with the seek index of a file; None for a right index, or none at all. Reads the whole file."""
     try:
         found = segments(data)
     except NotSeekableError as error:
@@ -354,7 +353,8 @@ def _is_index(data: Data, segment: Segment) -> bool:
 
 
 def _sorted(data: Data, found: list[Segment]) -> tuple[bytes, bytes, list[bytes], list[bytes]]:
-    """What decides on colours, with the start marker; EXIF where it comes first of the rest; the rest; the tables."""
+    """The file's segments in four groups: the start marker and what decides on colours; EXIF, if it comes first of the
+    rest; the rest of the metadata; the tables."""
     prefix, others, tables, interval = [b"\xff\xd8"], [], [], b""
     for marker, start, stop in found:
         content = bytes(data[start:stop])

@@ -15,7 +15,7 @@ _FRAME = struct.Struct(">BHHB")
 
 
 class NotSeekableError(ValueError):
-    """A file that cannot be made seekable, or is not.
+    """A file is not seekable, or cannot be made so.
 
     Attributes:
         reason: Why, to follow the name of a file: ``"has arithmetic coding"``.
@@ -35,10 +35,10 @@ class Segment(NamedTuple):
 
 
 class FrameHeader(NamedTuple):
-    """What the frame header says.
+    """The frame header of a JPEG.
 
     Attributes:
-        sof: Its marker.
+        sof: Marker of the header: 0xC0 baseline, 0xC2 progressive …
         precision: Bits a sample.
         width: In pixels.
         height: In pixels.
@@ -68,8 +68,8 @@ class FrameHeader(NamedTuple):
     def margin(self) -> tuple[int, int]:
         """Rows and columns around a box that its pixels depend on.
 
-        Fancy upsampling blends each chroma sample with its neighbours along an axis on which chroma is subsampled, and
-        those of a pixel within lie under the next pixel at the latest. Without subsampling nothing depends on others.
+        Along an axis on which chroma is subsampled, fancy upsampling blends each chroma sample with its neighbours; for
+        a pixel of the box these lie under the next pixel at most. Without subsampling, pixels are independent.
         """
         if len(self.sampling) == 1:
             return 0, 0
@@ -78,8 +78,8 @@ class FrameHeader(NamedTuple):
 
 
 def segments(data: Data) -> list[Segment]:
-    """The segments up to and with the first start of scan. Raises :class:`NotSeekableError` where they are not in
-    order: bytes between them, fill bytes, a segment that is cut off, no scan."""
+    """The segments up to and including the first start of scan. Raises :class:`NotSeekableError` for anything unusual:
+    bytes between segments, fill bytes, a segment that is cut off, no scan."""
     if bytes(data[:2]) != b"\xff\xd8":
         raise NotSeekableError("is not a JPEG")
     found: list[Segment] = []
@@ -97,7 +97,7 @@ def segments(data: Data) -> list[Segment]:
 
 
 def frame_header(data: Data, found: list[Segment]) -> FrameHeader:
-    """The frame header among ``found``. Raises :class:`NotSeekableError` where there is not exactly one, whole."""
+    """The frame header among ``found``. Raises :class:`NotSeekableError` unless there is exactly one, and whole."""
     headers = [segment for segment in found if segment.marker in _SOFS]
     if len(headers) != 1:
         raise NotSeekableError(f"has {len(headers)} frame headers")
@@ -119,7 +119,7 @@ def restart_interval(data: Data, found: list[Segment]) -> int:
 
 
 def is_scan_whole(data: Data, found: list[Segment], components: int) -> bool:
-    """Whether the first scan has all components and all coefficients, as that of a baseline file has to."""
+    """Whether the first scan has all components and all coefficients, as in a baseline file."""
     start, stop = found[-1].start, found[-1].stop
     count = data[start + 4] if stop - start > 4 else 0
     return count == components and stop - start == 8 + 2 * count and bytes(data[stop - 3 : stop]) == b"\0\x3f\0"

@@ -22,24 +22,24 @@ from packstore.images.seekable.markers import (
 from packstore.images.seekable.transform import transform
 
 _PRICE = 3.0
-"""How much of a decode has to be saved for a growth of the file, share for share.
+"""Share of a decode that must be saved for each share by which the file grows.
 
 Measured over 600 ImageNet files whose Huffman tables were optimal already, with random resized crops: growth 9.6% and
 share of the image needed 0.44 at price 0; 3.7%, 0.47 at 1; 1.9%, 0.51 at 2; 1.46%, 0.53 at 3; 1.3%, 0.54 at 4; 1.1%,
 0.56 at 6; 0.3%, 0.69 with segments that are whole rows."""
 _SEGMENT_BYTES = 4.5
-"""What a segment costs: 2 bytes of marker, half a byte of padding, a prediction that begins anew, and 1.2 in the index.
+"""Bytes that a segment adds: 2 of marker, half a byte of padding, a restarted prediction, and 1.2 in the index.
 Measured as the median of 3.3 and 1.2 over 200 ImageNet files at all intervals."""
 
 
 def make_seekable(data: Data) -> bytes:
-    """The JPEG file ``data`` made seekable, its coefficients and metadata untouched; as it is if it is so already.
+    """The JPEG file ``data`` as a seekable one with the same coefficients and metadata; itself if it is one already.
 
-    The same file gives the same bytes with the same libjpeg-turbo.
+    The bytes follow from the file and the version of libjpeg-turbo.
 
     Raises:
-        NotSeekableError: It cannot be: arithmetic coding, CMYK, 12 bits, a damaged end, several images in one file.
-        UsageError: There is nothing to rewrite it with: see :mod:`packstore.images.seekable.transform`.
+        NotSeekableError: Arithmetic coding, CMYK, 12 bits, a damaged end, several images in one file.
+        UsageError: No library or program to rewrite it with: see :mod:`packstore.images.seekable.transform`.
     """
     if read_index(data) is not None and check_index(data) is None:
         return bytes(data)
@@ -51,7 +51,7 @@ def make_seekable(data: Data) -> bytes:
         raise NotSeekableError("holds several images")
     if frame.sof == SOF2 and not is_whole(memoryview(data)):
         raise NotSeekableError("is a progressive JPEG that lacks scans")
-    # What follows the end of the image is not transformed; few files have it, and it belongs to them.
+    # Some files have bytes behind the end of the image. They are kept, and not transformed.
     result = add_index(transform(data, choose_interval(frame, len(data))) + data[_end(data) :])
     after = frame_header(result, segments(result))
     if after[1:4] != frame[1:4] or len(after.sampling) != len(frame.sampling):
@@ -62,8 +62,8 @@ def make_seekable(data: Data) -> bytes:
 def choose_interval(frame: FrameHeader, nbytes: int) -> int:
     """MCUs between restart markers, a divisor of the MCUs in a row.
 
-    Fewer make crops cheaper and the file larger. Chosen is what costs least, where the cost is the share of the image
-    that random crops need, plus :data:`_PRICE` times the share of the file's size that the segments add.
+    A smaller interval makes crops cheaper and the file larger. The one of least cost is chosen: the share of the image
+    that random crops decode, plus :data:`_PRICE` times the growth of the file.
     """
     rows, columns = frame.mcus
     mcu_height, mcu_width = frame.mcu
@@ -88,8 +88,8 @@ def choose_interval(frame: FrameHeader, nbytes: int) -> int:
 
 @functools.cache
 def _typical_boxes() -> NDArray[np.float64]:
-    """Tops, lefts, heights and widths, ``(4, 256)``, of boxes in an image of 1 x 1, spread as those of a random resized
-    crop with its usual ratios: areas from 0.08 to 1, evenly."""
+    """Boxes in an image of 1 x 1, spread as torchvision's ``RandomResizedCrop`` draws them by default: tops, lefts,
+    heights and widths, ``(4, 256)``."""
     number = np.arange(1, 257)
     area, shape, y, x = (np.modf(number * 0.5**0.5 * p + 0.5)[0] for p in (1.0, 1.1547005, 1.5811388, 1.8708287))
     ratio = (0.75 + shape * (4 / 3 - 0.75)) ** 0.5

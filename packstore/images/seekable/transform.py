@@ -1,10 +1,10 @@
 """Lossless transformation of JPEG files by libjpeg-turbo: by its library, or by its program ``jpegtran``.
 
-The library does it in this process, by ``tj3Transform``, which can set restart markers from version 3.1 on (see its
-ChangeLog). Where there is none, or an older one, the program does, which takes two thirds more time. Both give the same
-bytes (measured on 100 ImageNet files, the library of 3.1.3 against the programs of 3.1.3 and 2.1.5).
+The library works in this process, by ``tj3Transform``, which can set restart markers from version 3.1 on (see its
+ChangeLog). Without it the program does the work and takes two thirds more time. Both give the same bytes (measured on
+100 ImageNet files, the library of 3.1.3 against the programs of 3.1.3 and 2.1.5).
 
-Which library it is, if any, :mod:`packstore.images.turbojpeg_library` says.
+:mod:`packstore.images.turbojpeg_library` chooses the library.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class _Transform(ctypes.Structure):
 
 def transform(data: bytes, interval: int) -> bytes:
     """A baseline JPEG with the coefficients and markers of ``data``, optimal Huffman tables, and a restart marker after
-    every ``interval`` MCUs. Bytes behind the end of the image are left out.
+    every ``interval`` MCUs. Drops bytes behind the end of the image.
 
     Raises:
-        NotSeekableError: The file is damaged, says the library or program.
-        UsageError: There is neither.
+        NotSeekableError: The library or program says that the file is damaged.
+        UsageError: Neither is there.
     """
     name = find_library(*_FUNCTIONS)
     return _by_program(data, interval) if name is None else _by_library(_load(name), data, interval)
 
 
 def transform_version() -> str | None:
-    """What transforms here; None where nothing does."""
+    """Name and version of the library or program that transforms here; None without any."""
     if find_library(*_FUNCTIONS) is not None:
         return "libjpeg-turbo version 3.1 or newer (tj3Transform)"  # the library does not say which
     program = _find(os.environ.get("PATH"))
@@ -125,13 +125,13 @@ def _program() -> str:
 
 def _by_program(data: bytes, interval: int) -> bytes:
     command = [_program(), "-copy", "all", "-optimize", "-restart", f"{interval}B"]
-    # Pipes, so that nothing is written to disk. This thread only waits, without the GIL, so as many run at once as
-    # there are threads. (close_fds would have Python start the program in a slower way.)
+    # Pipes, so that nothing is written to disk. This thread only waits, without the GIL, so each thread keeps one
+    # program running. (With close_fds, Python starts programs in a slower way.)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, close_fds=False) as process:
         assert process.stdin is not None
-        # jpegtran says nothing before it has read everything, so all of it can be written at once: communicate() would
-        # do so in pieces of 4 KiB.
+        # jpegtran writes nothing before it has read everything, so one write is safe: communicate() would write pieces
+        # of 4 KiB.
         with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # it may give up early, and says why
             stdin.write(data)
         process.stdin = None
