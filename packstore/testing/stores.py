@@ -150,6 +150,7 @@ class StoreSuite(StoreFilesSuite):
             assert_holds(reader, records)
             assert list(reader.check_structure()) == []
 
+    @pytest.mark.hypothesis
     def test_any_bytes_round_trip(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         plain = make_records("ragged", 12)
 

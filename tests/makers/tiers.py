@@ -21,6 +21,12 @@ SEED = int(os.environ.setdefault("PACKSTORE_TEST_SEED", str(random.SystemRandom(
 ORDERS = {"cuda": ("late", "ahead"), "device": ("late", "backwards", "ahead", 3)}
 """Fixtures with an order of work of the simulated device as parameter: a run takes one of these."""
 
+SUITES = {
+    "test_closed_while_others_read": pytest.mark.sampled(3, fast=1),
+    "test_plain_library_reads_it": pytest.mark.sampled(2, fast=0),
+}
+"""Tests of the suites in ``packstore.testing``, which know nothing of our tiers."""
+
 
 def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
     """Marks cases beyond the samples that a run takes.
@@ -35,7 +41,10 @@ def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
         params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
         if any(params.get(name) in orders and params[name] != order[name] for name, orders in ORDERS.items()):
             item.add_marker("soak")
-        elif mark := item.get_closest_marker("sampled"):
+            continue
+        if suite := SUITES.get(item.name.partition("[")[0]):
+            item.add_marker(suite)
+        if mark := item.get_closest_marker("sampled"):
             values = (str(params[name]) for name in mark.kwargs.get("per", "").split())
             grids[item.nodeid.partition("[")[0], *values].append(item)
     for cases in grids.values():
