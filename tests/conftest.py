@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -53,6 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if UNTIL:
         random.Random(SEED).shuffle(items)
+
+
+def pytest_collection_finish() -> None:
+    """What is there when tests begin stays: a test that collects garbage need not look through all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

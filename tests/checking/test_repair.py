@@ -45,6 +45,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(repr(sorted(content(path).items())).encode()).hexdigest()
 
 
+@pytest.mark.sampled(fast=6)
 @pytest.mark.parametrize("shard_size", [None, 700])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -201,6 +202,7 @@ def test_images_of_too_many_pixels_are_refused(source: Path, tmp_path: Path) -> 
     assert digest(tmp_path / "fixed.h5") == whole
 
 
+@pytest.mark.slow
 def test_the_command(source: Path, tmp_path: Path) -> None:
     store, fixed = tmp_path / "a.pth", tmp_path / "fixed.pth"
     packstore.convert(source, store, encoding="original")

@@ -381,6 +381,7 @@ def test_a_store_without_row_checksums(tmp_path: Path) -> None:
     assert (report.recovered, report.unproven_count) == (7, 7)
 
 
+@pytest.mark.slow
 def test_the_command(source: Path, tmp_path: Path) -> None:
     store = tmp_path / "a.h5"
     packstore.convert(source, store)

@@ -54,6 +54,7 @@ def test_help_loads_nothing_heavy(command: list[str]) -> None:
     assert "Examples:" in done.stdout
 
 
+@pytest.mark.slow
 def test_convert_verify_info(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.lmdb"
     done = run("convert", folder, out)
@@ -81,6 +82,7 @@ def test_quiet_says_nothing(folder: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_dry_run_tells_the_plan_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
     done = run("convert", folder, tmp_path / "a.lmdb", "--dry-run", "--encoding", "float16", "--size", "32x48")
     assert done.returncode == 0, done.stderr
@@ -145,6 +147,7 @@ def test_errors_are_one_line_with_the_right_exit_code(folder: Path, tmp_path: Pa
         assert "Usage:" in done.stderr
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     for place in (["--debug", "info", tmp_path / "no"], ["info", tmp_path / "no", "--debug"]):
         done = run(*place)
@@ -168,6 +171,7 @@ def test_verify_exits_1_and_names_the_damage(folder: Path, tmp_path: Path) -> No
     assert facts["problems"][0]["record"] == 7
 
 
+@pytest.mark.slow
 def test_cifar_to_pth_from_the_shell(tmp_path: Path) -> None:
     make_cifar10(tmp_path)
     done = run("convert", "cifar-10-batches-py", "cifar.pth", cwd=tmp_path)
@@ -219,6 +223,7 @@ def test_an_interrupted_conversion_leaves_nothing_that_opens(
     assert not any(is_store(path) for path in tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_bar_shows_images_bytes_and_time_left_in_a_terminal(tmp_path: Path) -> None:
     root = large_folder(tmp_path / "photos", 300)
     master, slave = pty.openpty()
@@ -276,6 +281,7 @@ def test_a_bad_file_is_named_with_its_path_and_a_way_on(tmp_path: Path) -> None:
     assert "--on-error skip" in message
 
 
+@pytest.mark.slow
 def test_what_is_no_store_is_not_sent_to_salvage(tmp_path: Path) -> None:
     for name, hinted in (("notes.md", False), ("cut.h5", True)):
         (tmp_path / name).write_bytes(b"not a store")
@@ -297,6 +303,7 @@ def test_the_summary_says_that_there_are_no_labels(folder: Path, tmp_path: Path)
     assert "labels" not in run("convert", folder, tmp_path / "b.lmdb").stdout
 
 
+@pytest.mark.slow
 def test_quiet_verify_prints_problems_only(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos", splits=())
     packstore.convert(tmp_path / "photos", tmp_path / "a.h5")
@@ -324,6 +331,7 @@ def test_labels_without_a_source_are_a_mistake(folder: Path, tmp_path: Path) -> 
     assert run("verify", tmp_path / "a.h5", "--labels", tmp_path / "labels.csv").returncode == 2
 
 
+@pytest.mark.slow
 def test_labels_that_verify_has_not_been_told_of(tmp_path: Path) -> None:
     write_image(tmp_path / "photos" / "a.png", 9, 9, 1)
     csv = tmp_path / "labels.csv"
@@ -336,6 +344,7 @@ def test_labels_that_verify_has_not_been_told_of(tmp_path: Path) -> None:
     assert run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos", "--labels", csv).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_whole_store_that_is_not_of_the_source(tmp_path: Path) -> None:
     for i in range(2):
         write_image(tmp_path / "photos" / "a" / f"{i}.png", 9, 9, i)
@@ -351,6 +360,7 @@ def test_a_whole_store_that_is_not_of_the_source(tmp_path: Path) -> None:
     assert (report["problem_count"], report["differences"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_of_another_dataset_a_few_differences_are_enough(tmp_path: Path) -> None:
     for name in ("a", "b"):
         for i in range(9):
@@ -379,6 +389,7 @@ def test_commands_that_are_shown_can_be_pasted(tmp_path: Path) -> None:
     assert shlex.split(packed.stdout.partition("prove it with: packstore ")[2]) == ["verify", "my store.h5"]
 
 
+@pytest.mark.slow
 def test_what_arguments_name_and_is_not_there_is_wrong_usage(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.lmdb"
     assert "no split 'nope'" in one_line(run("convert", folder, out, "--split", "nope"), 2)
@@ -388,6 +399,7 @@ def test_what_arguments_name_and_is_not_there_is_wrong_usage(folder: Path, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_labels_that_are_numbers_are_told(folder: Path, tmp_path: Path) -> None:
     files = sorted((folder / "train" / "ant").iterdir())
     (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{f.name},{i}\n" for i, f in enumerate(files)))
@@ -398,6 +410,7 @@ def test_labels_that_are_numbers_are_told(folder: Path, tmp_path: Path) -> None:
     assert "expected file,label or file,label,split, with commas" in done.stderr
 
 
+@pytest.mark.slow
 def test_clean_of_what_never_was(tmp_path: Path) -> None:
     for place in (tmp_path / "missing", tmp_path / "missing.lmdb"):
         done = run("clean", place)

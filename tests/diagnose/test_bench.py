@@ -211,6 +211,7 @@ STORES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("augment", AUGMENTS)
 @pytest.mark.parametrize("kind", STORES)
 def test_every_encoding(kind: str, augment: str, folder: Path, tmp_path: Path) -> None:
@@ -375,6 +376,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=dict(os.environ))
 
 
+@pytest.mark.slow
 def test_the_command(folder: Path, tmp_path: Path) -> None:
     path = packstore.convert(folder, tmp_path / "a.lmdb").destination
     done = run(path, "--seconds", "0.01", "--batch-size", "8", "--step-ms", "4", "--json", "--no-tries")

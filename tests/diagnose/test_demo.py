@@ -56,6 +56,7 @@ def test_every_class_has_every_format_by_default(demo_folder: Path) -> None:
         assert {p.suffix for p in images(folder)} == suffixes
 
 
+@pytest.mark.slow
 def test_the_same_arguments_give_the_same_files(tmp_path: Path) -> None:
     make_demo(tmp_path / "a", images_per_class=4)
     make_demo(tmp_path / "b", images_per_class=4)

@@ -427,6 +427,7 @@ def test_pillows_own_limit_does_not_warn(name: str, decoder: Decoder, monkeypatc
 # EXIF orientation.
 
 
+@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation(decoder: Decoder, orientation: int) -> None:
     for data in (

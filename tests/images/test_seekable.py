@@ -107,6 +107,7 @@ def test_no_more_is_decoded_than_the_box_and_its_margin_need() -> None:
     assert spliced(data, (0, 0, 160, 320)) is None
 
 
+@pytest.mark.slow
 @given(st.lists(files(), max_size=5), st.sampled_from([1, 20, 1 << 17]))
 def test_many_are_planned_as_each_alone(
     cases: list[tuple[bytes, list[tuple[int, int, int, int]]]], segments_at_once: int
@@ -143,6 +144,7 @@ def test_other_files_are_cropped_after_decoding() -> None:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(20_000, 40), (40, 20_000), (300, 20_000)])
 def test_large_images(size: tuple[int, int]) -> None:
     """20,000 pixels a side; with 95,000 segments the index is in two parts, and markers are counted far."""
@@ -519,6 +521,7 @@ def seekable_head() -> bytes:
 # Scaling.
 
 
+@pytest.mark.slow
 def test_scaled_crops_are_near(shared_data: SharedData) -> None:
     files = sorted((shared_data / "imagenet-600").rglob("*.*"))[::25]
     for decoder in decoders():
@@ -550,6 +553,7 @@ def test_nothing_is_scaled_unless_it_is_twice_the_target() -> None:
 # Real files.
 
 
+@pytest.mark.slow
 def test_real_images(shared_data: SharedData) -> None:
     """No pixel changes, crops are exact, and the files grow by 1.5% at most, all together."""
     before = after = 0

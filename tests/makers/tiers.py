@@ -22,10 +22,17 @@ ORDERS = {"cuda": ("late", "ahead"), "device": ("late", "backwards", "ahead", 3)
 """Fixtures with an order of work of the simulated device as parameter: a run takes one of these."""
 
 SUITES = {
+    "test_shards_missing_extra_swapped_truncated": pytest.mark.sampled(fast=1),
+    "test_spawn": pytest.mark.slow,
+    "test_entries_are_listed_lazily_in_bounded_memory": pytest.mark.slow,
+    "test_any_flipped_byte_is_found_or_harmless": pytest.mark.sampled(fast=1),
+    "test_memory_while_writing": pytest.mark.slow,
+    "test_manifest_of_a_megabyte": pytest.mark.slow,
     "test_closed_while_others_read": pytest.mark.sampled(3, fast=1),
     "test_plain_library_reads_it": pytest.mark.sampled(2, fast=0),
 }
-"""Tests of the suites in ``packstore.testing``, which know nothing of our tiers."""
+"""Tests of the suites in ``packstore.testing``, which know nothing of our tiers; of others with ``records`` of several
+kinds two are in the fast tier."""
 
 
 def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
@@ -42,8 +49,9 @@ def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
         if any(params.get(name) in orders and params[name] != order[name] for name, orders in ORDERS.items()):
             item.add_marker("soak")
             continue
-        if suite := SUITES.get(item.name.partition("[")[0]):
-            item.add_marker(suite)
+        suite = SUITES.get(item.name.partition("[")[0])
+        if suite or "records" in params:
+            item.add_marker(suite or pytest.mark.sampled(fast=2))
         if mark := item.get_closest_marker("sampled"):
             values = (str(params[name]) for name in mark.kwargs.get("per", "").split())
             grids[item.nodeid.partition("[")[0], *values].append(item)

@@ -259,6 +259,7 @@ def test_a_damaged_record_ends_what_is_taken_over(
     assert content(out) == expected
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_damaged_shard_ends_what_is_taken_over(folder: Path, tmp_path: Path, suffix: str, reference: Any) -> None:
     out, options = tmp_path / f"out{suffix}", {"encoding": "original", "shard_size": 2000}
@@ -427,6 +428,7 @@ def test_leftovers_are_found_and_nothing_else(folder: Path, tmp_path: Path) -> N
     assert (tmp_path / ".other.lmdb.packstore" / "owner").exists()
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize(
     ("field", "value"),
     [("destination", r'"\ud800"'), ("pid", "1e999"), ("started", "1e999"), ("started", "NaN"), ("started", "1e300")],

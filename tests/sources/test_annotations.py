@@ -140,6 +140,7 @@ def test_odd_names_do_no_harm(tmp_path: Path) -> None:
     assert found.isprintable()
 
 
+@pytest.mark.slow
 def test_real_folders(demo_folder: Path, shared_data: Path) -> None:
     assert find_annotations(str(demo_folder)) == []
     assert find_annotations(str(shared_data / "imagenet-600")) == []

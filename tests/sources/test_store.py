@@ -201,6 +201,7 @@ def test_a_damaged_record_is_told(tmp_path: Path, format: str) -> None:
     assert (caught.value.record, caught.value.key) == (1, "train/\udcff1")
 
 
+@pytest.mark.slow
 def test_many_records_come_in_order(tmp_path: Path) -> None:
     count = 10_000
     images = [b"%d" % number for number in range(count)]

@@ -62,6 +62,7 @@ def test_importing_loads_no_library() -> None:
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize(("suffix", "loaded"), [(".lmdb", "['lmdb']"), (".h5", "[]"), (".pth", "[]")])
 def test_opening_loads_no_library_but_lmdbs_own(tmp_path: Path, suffix: str, loaded: str) -> None:
     write(tmp_path / f"x{suffix}", make_records())
@@ -246,6 +247,7 @@ def test_overwrite_never_deletes_what_lies_in_a_store(tmp_path: Path, shard_size
     assert listing(tmp_path) == {"out.lmdb", "out.lmdb/data.mdb"}
 
 
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_overwrite_by_all_ways(tmp_path: Path, suffix: str, renames: str) -> None:
     path = tmp_path / f"out{suffix}"
@@ -256,6 +258,7 @@ def test_overwrite_by_all_ways(tmp_path: Path, suffix: str, renames: str) -> Non
         assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.sampled(fast=12)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("what", ["file", "directory", "link"])
@@ -401,11 +404,13 @@ def test_staging_is_hidden_and_recognisable(tmp_path: Path, suffix: str) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_killed(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"out{suffix}"
     program = (
         "import os, sys; from pathlib import Path; from packstore.testing.records import *\n"
+        "from packstore.stores import open_store\n"
         "b = begin(Path(sys.argv[1]), make_records()); append(b, make_records()); os.kill(os.getpid(), 9)"
     )
     root = Path(__file__).parents[2]
@@ -624,10 +629,12 @@ def test_disturbed_offsets_of_the_images(tmp_path: Path, suffix: str) -> None:
     assert listing(tmp_path) == set()
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_no_file_takes_the_place_of_a_closed_standard_stream(tmp_path: Path, suffix: str) -> None:
     program = (
         "import os, sys; from pathlib import Path; from packstore.testing.records import *\n"
+        "from packstore.stores import open_store\n"
         "records, path = make_records(), Path(sys.argv[1])\n"
         "write(path.with_name('first' + path.suffix), records)\n"  # imports
         "for fd in range(3): os.close(fd)\n"
@@ -672,6 +679,7 @@ print(failed)
 """
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("shard_size", [0, 20_000])
 @pytest.mark.parametrize(("suffix", "format"), [(".lmdb", "lmdb"), (".h5", "hdf5"), (".pth", "pth")])
 def test_writes_that_fail_anywhere_leave_nothing(tmp_path: Path, suffix: str, format: str, shard_size: int) -> None:

@@ -61,6 +61,7 @@ def test_a_reader_keeps_what_it_has_opened_while_the_store_is_replaced(
         assert digests(new) != before
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_shards_not_read_yet_are_kept_too(folder: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"out{suffix}"
@@ -118,6 +119,7 @@ with packstore.open(sys.argv[1]) as reader:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hard", [1000, 80])
 def test_more_shards_than_files_may_be_open(folder: Path, tmp_path: Path, hard: int) -> None:
     packstore.convert(folder, tmp_path / "out.lmdb", encoding="original", shard_size=1)
@@ -140,6 +142,7 @@ print(files._promised)
 """
 
 
+@pytest.mark.slow
 def test_several_readers_of_many_shards_each(folder: Path, tmp_path: Path) -> None:
     """As for the splits of one store: the limit of open files has to be enough for all of them together."""
     packstore.convert(folder, tmp_path / "out.lmdb", encoding="original", shard_size=1)
@@ -181,6 +184,7 @@ def test_many_processes_and_threads_read_the_same(folder: Path, tmp_path: Path) 
     assert [process.communicate()[0].splitlines() for process in running] == [expected] * 6
 
 
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("shard_size", [None, 3000])
 @pytest.mark.parametrize("opened", [False, True])
@@ -389,6 +393,7 @@ def test_what_is_foreign_is_not_touched(folder: Path, tmp_path: Path, kind: str)
     assert tree(tmp_path) == before
 
 
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize(
     "name", ["n" * 252 + ".h5", "\u00e9" * 126 + ".h5", os.fsdecode(b"caf\xe9.h5"), "a\nb.h5", " .h5", "..h5"]
 )

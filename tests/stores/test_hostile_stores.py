@@ -236,6 +236,7 @@ def test_manifests_that_lie(lie: str, suffix: str, store: Callable[[str], Path])
     survives(path)
 
 
+@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("lie", LIES)
 def test_manifests_of_shards_that_lie(lie: str, store: Callable[[str], Path]) -> None:
     path = store("sharded.h5")
@@ -251,6 +252,7 @@ HARMLESS = {
 }
 
 
+@pytest.mark.slow
 def test_lies_that_are_told_from_the_file_are_refused(store: Callable[[str], Path]) -> None:
     opened, messages = set(), []
     for lie, tell in LIES.items():
@@ -492,6 +494,7 @@ def test_zips_that_are_not_as_torch_writes_them(what: str, store: Callable[[str]
 # --- HDF5 -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_reading_hdf5_does_without_the_library(store: Callable[[str], Path]) -> None:
     code = """
 import sys
@@ -716,6 +719,7 @@ def test_an_lmdb_with_duplicates_and_databases_in_it(tmp_path: Path) -> None:
             open_store(path)
 
 
+@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("field", [(0, 4), (4, 2), (6, 2), (8, 8), (16, 8), (24, 8), (32, 8), (40, 8)])
 @pytest.mark.parametrize("value", [0, 1, 2, 3, 33, 65_535, 2**31, 2**48, 2**63, 2**64 - 1])
 def test_lmdb_headers_that_lie(field: tuple[int, int], value: int, store: Callable[[str], Path]) -> None:
@@ -744,6 +748,7 @@ def test_an_lmdb_that_claims_more_entries_than_it_has_bytes(store: Callable[[str
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("name", ["uint8.h5", "sharded.h5"])
 @pytest.mark.parametrize(
     "shape", [(-1, -1, 3), (0, 0, 0), (2**31 - 1, 2**31 - 1, 3), (-4, -48, 3), (1, 1, 1), (40, 48, -3)]

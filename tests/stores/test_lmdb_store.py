@@ -276,6 +276,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         if first:
             assert b"%010d" % (first - 1) < key
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("count", [1, 2, 200, 20_000])
     def test_our_way_through_the_pages_is_lmdbs(self, path: Path, count: int) -> None:
         write(path, make_records("ragged", count, sizes=[i % 3 for i in range(count)]), batch=1000)

@@ -219,6 +219,7 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
             with contextlib.suppress(PickleError):
                 unpickle(damaged)
 
+    @pytest.mark.slow
     def test_what_is_compressed_is_not_unpacked(self, path: Path) -> None:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("archive/data.pkl", bytes(200 << 20))
@@ -249,6 +250,7 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
             "restore it from a copy or pack it again"
         )
 
+    @pytest.mark.slow
     def test_flips_in_the_directory(self, path: Path) -> None:
         """Whatever zipfile makes of them: a StoreError at opening, or problems; nothing else is raised."""
         records = make_records("uint8")

@@ -76,6 +76,7 @@ FACTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in TEXTS]
 )
@@ -183,6 +184,7 @@ def test_contributing_has_a_row_for_each_room() -> None:
     assert set(re.findall(r"^\| `(\w+)/` \|", text_of("contributing"), re.MULTILINE)) == rooms
 
 
+@pytest.mark.slow
 def test_an_installation_has_the_pages(tmp_path: Path) -> None:
     """A source distribution of the repository, and a wheel of that, both by setuptools alone."""
     pytest.importorskip("setuptools", "77")

@@ -194,6 +194,7 @@ def test_through_a_link(clone: Clone, tmp_path: Path) -> None:
     assert clone.steps() == ["venv", PIP]
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("change", [*SOURCES, "a compiler"])
 def test_a_change_of_what_it_depends_on_installs_again(installed: Clone, change: str) -> None:
     if change == "a compiler":
@@ -477,6 +478,7 @@ def test_tools_test_takes_libjpeg_turbo_3_once_or_goes_on_without(installed: Clo
     assert tests.endswith(f" {library}")
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize(
     ("arguments", "lint", "told"),
     [

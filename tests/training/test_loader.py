@@ -126,6 +126,7 @@ def test_threads_prefetch_and_batches_change_nothing(stores: Stores, name: str, 
     assert not same(all_batches(other), wanted)
 
 
+@pytest.mark.sampled(fast=8)
 @pytest.mark.parametrize(
     "augment", [FIXED, RAGGED, [CenterCrop(20), RandomHorizontalFlip(alternating=True)], [], FIXED[1:2]]
 )
@@ -321,6 +322,7 @@ def test_two_processes_of_torch_distributed(stores: Stores, tmp_path: Path) -> N
 # Resume -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("name", ["files.lmdb", "cifar.pth"])
 @pytest.mark.parametrize("resident", [False, "auto"])
 @pytest.mark.parametrize("stop", [0, 1, 3])

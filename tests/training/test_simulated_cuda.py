@@ -396,6 +396,7 @@ class Sample:
     note: torch.Tensor
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("resident", [True, False])
 def test_what_a_transform_returns_need_not_be_tensors_of_the_device(
     root: Path, device: Simulation, resident: bool
