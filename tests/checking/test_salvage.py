@@ -80,6 +80,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     return Manifest("pth", "float16", count, columns, Origin("flat", "x"), splits, norm, {"size": 4}, versions)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(manifest=manifests(), data=st.data())
 def test_a_manifest_with_one_changed_byte_is_corrected(manifest: Manifest, data: Any) -> None:

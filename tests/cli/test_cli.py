@@ -249,6 +249,7 @@ def test_the_bar_shows_images_bytes_and_time_left_in_a_terminal(tmp_path: Path) 
     assert "MB/s" in text
 
 
+@pytest.mark.slow
 def test_output_into_a_closed_pipe_is_no_drama(folder: Path, tmp_path: Path) -> None:
     packstore.convert(folder, tmp_path / "a.lmdb")
     shell = f"{sys.executable} -m packstore info {tmp_path / 'a.lmdb'} --json | head -n 1"
@@ -297,6 +298,7 @@ def test_a_size_without_a_unit_is_a_slip(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "a.lmdb").exists()
 
 
+@pytest.mark.slow
 def test_the_summary_says_that_there_are_no_labels(folder: Path, tmp_path: Path) -> None:
     done = run("convert", folder / "train" / "ant", tmp_path / "a.lmdb")
     assert "labels   none" in done.stdout, done.stdout + done.stderr
@@ -318,6 +320,7 @@ def test_quiet_verify_prints_problems_only(tmp_path: Path) -> None:
     assert "NOT whole" in lines[1]
 
 
+@pytest.mark.slow
 def test_json_also_of_what_does_not_open(tmp_path: Path) -> None:
     done = run("verify", tmp_path, "--json")
     assert done.returncode == 1
@@ -326,6 +329,7 @@ def test_json_also_of_what_does_not_open(tmp_path: Path) -> None:
     assert str(tmp_path) in report["problems"][0]["what"]
 
 
+@pytest.mark.slow
 def test_labels_without_a_source_are_a_mistake(folder: Path, tmp_path: Path) -> None:
     packstore.convert(folder, tmp_path / "a.h5")
     assert run("verify", tmp_path / "a.h5", "--labels", tmp_path / "labels.csv").returncode == 2
@@ -444,6 +448,7 @@ def test_closed_standard_streams_do_no_harm(tmp_path: Path, closed: str, suffix:
     assert packstore.verify(out).ok
 
 
+@pytest.mark.slow
 def test_a_store_may_lie_about_its_labels(tmp_path: Path) -> None:
     from packstore.core.manifest import Column, Origin
     from packstore.stores import create_store

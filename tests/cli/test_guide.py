@@ -33,6 +33,7 @@ def test_without_a_topic_it_lists_all_pages_with_their_summaries() -> None:
         assert " ".join(summary.split()) in " ".join(done.stdout.split()), path
 
 
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("topic", PAGES)
 def test_a_page_is_printed_as_it_is(topic: str) -> None:
     done = run(topic)

@@ -75,6 +75,7 @@ def test_an_error_of_the_items_ends_it() -> None:
     assert not threads()
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("options", [{}, {"encoding": "uint8"}])
 def test_a_store_does_not_depend_on_how_its_batches_come(
     options: dict[str, Any], demo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

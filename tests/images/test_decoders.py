@@ -518,6 +518,7 @@ def test_versions_are_named() -> None:
             assert get_decoder(name).version == what
 
 
+@pytest.mark.slow
 def test_importing_loads_no_image_library() -> None:
     code = (
         "import sys, packstore.images.decoders, packstore.images.encode\n"

@@ -60,6 +60,7 @@ def is_left_out(source: Path, key: str, reason: str, **options: Any) -> None:
 # --- image bombs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("name", bombs())
 def test_a_bomb_is_refused_by_its_header(name: str, folder: Path) -> None:
     data = bombs()[name]

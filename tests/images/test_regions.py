@@ -124,6 +124,7 @@ def test_long_sides(size: tuple[int, int], kind: str, monkeypatch: pytest.Monkey
     assert -1 not in watched.given
 
 
+@pytest.mark.slow
 def test_real_files(shared_data: SharedData, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(7)
     watched = Watched(monkeypatch)

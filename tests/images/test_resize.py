@@ -82,6 +82,7 @@ def test_close_to_pillow(image: Pixels, height: int, width: int) -> None:
     assert_close(resize(image, height, width), pillow(image, height, width))
 
 
+@pytest.mark.slow
 def test_real_images_are_close_to_pillow(shared_data: SharedData) -> None:
     values = unequal = beyond = 0
     for path in [p for p in sorted((shared_data / "imagenet-600").rglob("*")) if p.is_file()][::6]:

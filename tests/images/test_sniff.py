@@ -215,6 +215,7 @@ def test_jpeg_fill_bytes_and_stray_bytes_are_skipped_as_libjpeg_does() -> None:
         assert check_header(padded) == other
 
 
+@pytest.mark.slow
 def test_real_files_pass(shared_data: SharedData) -> None:
     folder = shared_data / "imagenet-600"
     kinds: set[str] = set()

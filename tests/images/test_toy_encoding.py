@@ -80,6 +80,7 @@ def packed(*arguments: object) -> str:
     return done.output
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
 def test_from_the_command_line_to_a_dataset(suffix: str, tmp_path: Path) -> None:
@@ -112,6 +113,7 @@ def test_without_the_plug_in_its_stores_open_all_the_same(tmp_path: Path) -> Non
         packstore.convert(source, tmp_path / "y.lmdb", encoding="toy")
 
 
+@pytest.mark.slow
 def test_an_entry_point_is_enough(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "photos")
     installed = tmp_path / "site" / "toy-1.0.dist-info"

@@ -78,6 +78,7 @@ def test_pixels_are_those_of_the_whole_image(case: tuple[bytes, Box, bool]) -> N
         assert watched.given == expected_rows or (not usual and watched.given == [-1])
 
 
+@pytest.mark.slow
 def test_real_files(shared_data: SharedData) -> None:
     rng = np.random.default_rng(5)
     for path in sorted((shared_data / "imagenet-600").rglob("*.*"))[::10]:

@@ -138,6 +138,7 @@ def warning(caplog: pytest.LogCaptureFixture) -> str:
     return " ".join(r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
 
 
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [
@@ -296,6 +297,7 @@ def test_with_skipped_samples_and_another_policy_it_starts_afresh(
     assert "skipped 1 bad sample" in warning(caplog)
 
 
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_killed_between_the_name_and_the_cleaning_up(
@@ -371,6 +373,7 @@ def test_a_damaged_store_is_not_taken_for_the_one_that_replaces_it(
     assert content(out) == reference(suffix, encoding="original")
 
 
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("by", ["clean", "convert"])
 def test_a_store_that_was_set_aside_comes_back(

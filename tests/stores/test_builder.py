@@ -598,6 +598,7 @@ def test_one_dataset_digest_in_all_formats(tmp_path: Path) -> None:
 DISTURBED = "does not hold what was written"
 
 
+@pytest.mark.sampled(fast=6)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("shard_size", [None, 3000])
 @pytest.mark.parametrize("name", ["label", "key", "checksum", "keyhash"])

@@ -335,6 +335,7 @@ except StoreError as error:
 # --- what lies in a directory -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(fast=6)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("what", ["pipe", "device", "directory", "another shard", "link to itself", "store of shards"])
 def test_shards_that_are_something_else(what: str, suffix: str, store: Callable[[str], Path]) -> None:
@@ -509,6 +510,7 @@ for path in sys.argv[1:]:
     assert in_child(code, store("original.h5"), store("sharded.h5")).split() == ["True"] * 2
 
 
+@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("count", [1, 100, 3_000])
 @pytest.mark.parametrize("columns", [0, 3, 60, 400])
 def test_manifests_and_columns_of_any_number(count: int, columns: int, tmp_path: Path) -> None:
@@ -782,6 +784,7 @@ OFFSETS = {
 }
 
 
+@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("column", ["image", "key"])
 @pytest.mark.parametrize("what", OFFSETS)

@@ -226,6 +226,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
                     flip(file, position, mask)
             assert caught == 48
 
+    @pytest.mark.sampled(fast=1)
     @pytest.mark.parametrize("sizes", [[40], [5000], [0, 3000, 9000]])
     def test_records_of_a_damaged_tree_never_end_the_process(self, path: Path, sizes: list[int]) -> None:
         """A flip anywhere: a StoreError, the right bytes or (in a value) wrong ones, which its checksum finds."""

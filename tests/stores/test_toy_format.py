@@ -221,6 +221,7 @@ def test_unknown_without_the_line(tmp_path: Path) -> None:
         create_store(tmp_path / "out.toy", format="toy", encoding="original", columns=make_records().columns)
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("arguments", [[], ["--shard-size", "3kB"]])
 def test_from_the_command_line(tmp_path: Path, arguments: list[str]) -> None:

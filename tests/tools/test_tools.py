@@ -232,6 +232,7 @@ def test_a_failed_update_keeps_the_environment(installed: Clone) -> None:
     assert (installed.venv / "mark").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_interrupted_first_use_ends_at_once_and_is_done_again(clone: Clone, number: signal.Signals) -> None:
     (clone.fake / "hang").touch()
@@ -247,6 +248,7 @@ def test_an_interrupted_first_use_ends_at_once_and_is_done_again(clone: Clone, n
     assert clone.steps() == ["venv", PIP]
 
 
+@pytest.mark.slow
 def test_a_killed_first_use_is_done_again_and_its_pip_is_waited_for(clone: Clone) -> None:
     (clone.fake / "hang").touch()
     process = clone.start()
@@ -271,6 +273,7 @@ def test_a_killed_first_use_is_done_again_and_its_pip_is_waited_for(clone: Clone
     assert (following.returncode, out) == (0, "ran:next\n"), err
 
 
+@pytest.mark.slow
 def test_first_uses_at_once_install_once(clone: Clone) -> None:
     runs = [clone.start(str(i)) for i in range(4)]
     for i, run in enumerate(runs):
@@ -433,6 +436,7 @@ def test_a_missing_venv_module_is_installed(clone: Clone, debian: Debian) -> Non
 # --- tools/test -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tools_test_runs_each_step_and_stops_at_the_first_failure(installed: Clone) -> None:
     script = installed.root / "tools" / "test"
     note = '#!/bin/sh\necho "${0##*/} $*" >>"$FAKE_LOG"\n[ "${0##*/}" != "$BROKEN" ]\n'
@@ -455,6 +459,7 @@ def test_tools_test_runs_each_step_and_stops_at_the_first_failure(installed: Clo
     assert installed.steps() == []
 
 
+@pytest.mark.slow
 def test_tools_test_takes_libjpeg_turbo_3_once_or_goes_on_without(installed: Clone) -> None:
     script = installed.root / "tools" / "test"
     for name in ("ruff", "mypy"):

@@ -84,6 +84,7 @@ def same(a: list[Any], b: list[Any]) -> bool:
     )
 
 
+@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("name", ["cifar.lmdb", "cifar.h5", "cifar.pth", "shards.h5", "floats.pth", "bfloats.h5"])
 @pytest.mark.parametrize("resident", [True, False])
 def test_in_order_it_gives_the_datasets_items(stores: Stores, name: str, resident: bool) -> None:
@@ -530,6 +531,7 @@ def test_datasets_that_work_item_by_item_are_refused(stores: Stores) -> None:
         PackedLoader(PackedDataset(stores("floats.pth"), "train"), 4, normalize="cifar10")
 
 
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("wanted", ["auto", True])
 @pytest.mark.parametrize(
     ("allowed", "bytes_an_image"), [(1.0, 2 * 33 * 40 * 3), (0.99, 33 * 40 * 3), (0.49, 32 * 32 * 3)]

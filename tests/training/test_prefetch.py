@@ -54,6 +54,7 @@ class Pair(NamedTuple):
     key: str
 
 
+@pytest.mark.slow
 def test_any_structure_keeps_its_form() -> None:
     batch = {"a": [IMAGES, (LABELS, "key", None)], "b": Pair(IMAGES, "x")}
     (got,) = prefetch([batch], "meta", normalize="cifar10")

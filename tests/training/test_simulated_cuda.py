@@ -204,6 +204,7 @@ def test_resident_batches_share_no_memory(root: Path, device: Simulation) -> Non
     assert first.untyped_storage().nbytes() == first.nbytes
 
 
+@pytest.mark.slow
 def test_what_enlarges_is_done_for_fewer_at_once(
     root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,6 +470,7 @@ def test_the_copy_stream_follows_the_consumer_only_where_it_must(root: Path, dev
     assert transport_to(torch.device("cuda")).device == HERE
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("name", ["x.lmdb", "x.pth"])
 def test_bench_on_the_device(root: Path, device: Simulation, name: str) -> None:
     report = bench(root / name, BenchOptions(seconds=0.01, batch_size=8, device="cuda:0", split="train", tries=False))

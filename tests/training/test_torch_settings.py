@@ -93,6 +93,7 @@ def test_batches_are_the_same(root: Path, setting: str, name: str, augment: list
         assert torch.equal(same, images)
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_store_is_the_same(root: Path, setting: str) -> None:
     if not (root / "x.lmdb").exists():
