@@ -20,6 +20,7 @@ from packstore.checking.donor import Donor, Refused, Wanted
 from packstore.checking.store_check import StoreCheck, batches, key_of, open_files
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.errors import DestinationError, StoreError, printable
+from packstore.core.files import refuse_urls
 from packstore.core.manifest import Column, Skipped
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
@@ -111,6 +112,7 @@ def repair(
         DestinationError: The destination may not be written.
     """
     chosen = with_overrides(options or RepairOptions(), overrides)
+    refuse_urls(damaged, source, destination)
     damaged, source, destination = Path(damaged), Path(source), Path(destination)
     refuse_inside(destination, damaged)
     refuse_inside(destination, source)

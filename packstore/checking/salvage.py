@@ -23,6 +23,7 @@ from packstore.checking.store_check import row_checksums_of
 from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_columns
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, UsageError, printable
+from packstore.core.files import refuse_urls
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.packing.plan import with_overrides
@@ -104,6 +105,7 @@ def salvage(
         DestinationError: The destination may not be written.
     """
     chosen = with_overrides(options or SalvageOptions(), overrides)
+    refuse_urls(damaged, destination)
     damaged, destination = Path(damaged), Path(destination)
     if not damaged.exists():
         raise UsageError(f"{printable(str(damaged))}: no such file or directory")

@@ -11,6 +11,7 @@ from typing import Any
 from packstore.checking.against import Comparison
 from packstore.checking.store_check import StoreCheck, key_of
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
+from packstore.core.files import refuse_urls
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
@@ -117,6 +118,7 @@ def verify(
         SourceError: The source to compare with cannot be read.
     """
     chosen = with_overrides(options or VerifyOptions(), overrides)
+    refuse_urls(chosen.against)
     if chosen.against is not None and not os.path.lexists(chosen.against):  # said now, not after all has been read
         raise UsageError(f"{printable(os.fsdecode(chosen.against))}: no such file or directory")
     with open_store(path) as reader:

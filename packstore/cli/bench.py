@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import human_bytes, pasted, quantity, wrapped
+from packstore.cli.common import expecting_store, human_bytes, pasted, quantity, wrapped
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
@@ -81,7 +81,8 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
         from packstore.diagnose.bench.plot import check
 
         check(picture)
-    options["split"] = options["split"] or _training_split(path)
+    usual = _training_split(path)
+    options["split"] = options["split"] or usual
     chosen = BenchOptions(device=_device(device), tries=not no_tries, **options)
     with _status_line(as_json) as progress:
         report = run(path, chosen, progress)
@@ -96,7 +97,7 @@ def _training_split(path: Path) -> str | None:
     """``train`` if it is one of several splits: what is measured is training."""
     from packstore.stores import open_store
 
-    with open_store(path) as reader:
+    with expecting_store(path), open_store(path) as reader:
         names = [split.name for split in reader.manifest.splits]
     return "train" if len(names) > 1 and "train" in names else None
 

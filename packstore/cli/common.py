@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.core.errors import UsageError, printable
+from packstore.core.errors import StoreError, UsageError, printable
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Normalization
@@ -93,6 +93,27 @@ class ImageSize(click.ParamType):  # type: ignore[type-arg]
 def pasted(path: Path) -> str:
     """``path`` for a command that is shown: quoted for the shell."""
     return shlex.quote(printable(str(path)))
+
+
+@contextmanager
+def expecting_store(path: Path) -> Iterator[None]:
+    """Where what is within raises because ``path`` is no store but a source, says so, and how to pack it."""
+    try:
+        yield
+    except StoreError as error:
+        from packstore.sources import kind_of
+        from packstore.stores.opening import looks_like_store
+
+        if not path.exists() or (path.is_dir() and looks_like_store(path, b"")):
+            raise
+        kind = kind_of(path)
+        if kind is None:
+            raise
+        name = path.name.removesuffix(".tar.gz") or path.resolve().name
+        raise UsageError(
+            f"{printable(str(path))} is {kind.help.partition(',')[0]}; pack it first: "
+            f"packstore convert {pasted(path)} {pasted(Path(f'{name}.lmdb'))}"
+        ) from error
 
 
 def human_bytes(n: float) -> str:

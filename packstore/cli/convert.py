@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,6 +120,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
         return
     if not quiet:
         click.echo(describe_report(report))
+        click.echo(f"prove it with: {proof_command(report, source, options['labels'], options['source_kind'])}")
     if report.skipped:
         if quiet:
             click.echo(
@@ -202,8 +204,17 @@ def describe_report(report: ConvertReport) -> str:
     if report.skipped:
         lines.append(f"  skipped  {quantity(len(report.skipped), 'file')}:")
         lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
-    lines.append(f"prove it with: packstore verify {pasted(report.destination)}")
     return "\n".join(lines)
+
+
+def proof_command(report: ConvertReport, source: Path, labels: Path | None, source_kind: str | None) -> str:
+    """The whole command that compares a new store with its source. The split is in the store."""
+    parts = ["packstore verify", pasted(report.destination), "--against", pasted(source)]
+    if labels is not None:
+        parts += ["--labels", pasted(labels)]
+    if source_kind is not None:
+        parts += ["--source", shlex.quote(source_kind)]
+    return " ".join(parts)
 
 
 def describe_ignored(ignored: Any) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import describe_normalization, human_bytes, quantity
+from packstore.cli.common import describe_normalization, expecting_store, human_bytes, quantity
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
@@ -31,7 +31,7 @@ def info(path: Path, as_json: bool) -> None:
     """
     from packstore.stores import open_store
 
-    with open_store(path) as reader:
+    with expecting_store(path), open_store(path) as reader:
         click.echo(json.dumps(to_json(reader), indent=2) if as_json else describe(reader))
 
 

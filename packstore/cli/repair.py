@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import PixelCount, PluginChoice, progress_bar, quantity
+from packstore.cli.common import PixelCount, PluginChoice, expecting_store, progress_bar, quantity
 from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
 from packstore.core.registry import SOURCES
@@ -62,7 +62,7 @@ def repair(damaged: Path, source: Path, out: Path, as_json: bool, quiet: bool, *
     from packstore.checking.repair import RepairOptions
     from packstore.checking.repair import repair as run
 
-    with progress_bar(quiet or as_json) as progress:
+    with expecting_store(damaged), progress_bar(quiet or as_json) as progress:
         report = run(damaged, source, out, RepairOptions(**options), progress=progress)
     if as_json:
         click.echo(json.dumps(to_json(report), indent=2))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import pasted, progress_bar, quantity
+from packstore.cli.common import expecting_store, pasted, progress_bar, quantity
 from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
 
@@ -46,7 +46,7 @@ def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any
     from packstore.checking.salvage import SalvageOptions
     from packstore.checking.salvage import salvage as run
 
-    with progress_bar(quiet or as_json) as progress:
+    with expecting_store(damaged), progress_bar(quiet or as_json) as progress:
         report = run(damaged, out, SalvageOptions(**options), progress=progress)
     if as_json:
         click.echo(json.dumps(to_json(report), indent=2))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import PixelCount, PluginChoice, human_bytes, pasted, progress_bar, quantity
+from packstore.cli.common import PixelCount, PluginChoice, expecting_store, human_bytes, pasted, progress_bar, quantity
 from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
@@ -70,7 +70,7 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     if options["against"] is None and (options["labels"] is not None or options["source_kind"] is not None):
         raise click.UsageError("--labels and --source describe what --against names; add --against SOURCE")
     try:
-        with progress_bar(quiet or as_json) as progress:
+        with expecting_store(path), progress_bar(quiet or as_json) as progress:
             report = run(path, VerifyOptions(**options), progress=progress)
     except StoreError as error:
         if not as_json and path.exists() and format_of(path) is not None:

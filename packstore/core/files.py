@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from packstore.core.errors import DestinationError, printable
+from packstore.core.errors import DestinationError, UsageError, printable
 
 try:
     import resource
@@ -28,6 +28,27 @@ MANIFEST_FILE = "manifest.json"
 """The manifest of a sharded store, in its directory."""
 SHARD = re.compile(r"shard-(?P<number>\d{5})(?P<suffix>\.[a-z0-9._-]{1,32})")
 """The name of a shard, of whatever format."""
+
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]+:)/{1,3}(.*)", re.IGNORECASE | re.DOTALL)
+"""A URL, also after :class:`Path` has made one slash of two. A drive of Windows is one letter."""
+
+
+def url_in(*paths: str | bytes | os.PathLike[str] | None) -> str | None:
+    """What to say about the first of ``paths`` that is a URL; None where all are local."""
+    for path in paths:
+        url = None if path is None else _URL.fullmatch(os.fsdecode(path))
+        if url is not None and not Path(url[1]).exists():
+            slashes = "///" if url[1].lower() == "file:" else "//"
+            return f"{printable(url[1] + slashes + url[2])} is a URL; packstore reads local files"
+    return None
+
+
+def refuse_urls(*paths: str | os.PathLike[str] | None) -> None:
+    """Raises :class:`UsageError` where one of ``paths`` is a URL."""
+    said = url_in(*paths)
+    if said is not None:
+        raise UsageError(said)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from packstore.core.errors import DestinationError, SampleError, UsageError, printable
+from packstore.core.files import refuse_urls
 from packstore.core.manifest import Manifest, Normalization
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
@@ -157,10 +158,11 @@ def make_plan(
     """Examines source and destination and resolves all options that are left open. Writes nothing.
 
     Raises:
-        UsageError: Options that do not go together, or with this source.
+        UsageError: Options that do not go together, or with this source; a URL.
         SourceError: The source cannot be read or has nothing to pack.
         DestinationError: The destination exists, lies inside the source or has too little space.
     """
+    refuse_urls(source, destination)
     format = options.format or format_of(destination)
     if format is None:
         *others, last = (suffix for known in FORMATS.values() for suffix in known.suffixes)

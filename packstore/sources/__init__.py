@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, UsageError, printable
+from packstore.core.files import refuse_urls
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import annotated
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.refusals import unrecognised
 
-__all__ = ["Certainty", "Entry", "Kind", "Source", "SourceOptions", "Survey", "open_source"]
+__all__ = ["Certainty", "Entry", "Kind", "Source", "SourceOptions", "Survey", "kind_of", "open_source"]
 
 
 def open_source(
@@ -41,9 +42,10 @@ def open_source(
 
     Raises:
         AmbiguousSourceError: Something annotates the images that no kind reads, and ``kind`` is None.
-        UsageError: An unknown kind, or labels for a kind that has its own.
+        UsageError: A URL, an unknown kind, or labels for a kind that has its own.
         SourceError: There is nothing at ``path``, or nothing of a known kind.
     """
+    refuse_urls(path, labels)
     place = Path(path)
     options = SourceOptions(None if labels is None else Path(labels), max_pixels, named=kind is not None)
     named: Kind | None = None if kind is None else SOURCES[kind]
@@ -61,6 +63,18 @@ def open_source(
                 raise
             named, options = SOURCES[packed_as], replace(options, named=True)
     return named.open(place, options)
+
+
+def kind_of(path: Path) -> Kind | None:
+    """The kind that is certain of ``path``, annotated or not, without a store; None where it is no source."""
+    for name in SOURCES:
+        kind: Kind = SOURCES[name]
+        try:
+            if name != "store" and kind.recognise(path, SourceOptions()) >= Certainty.PARTIAL:
+                return kind
+        except SourceError:
+            return kind  # it is sure that the path is meant for it
+    return None
 
 
 def _recognise(path: Path, options: SourceOptions) -> Kind:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, UsageError
+from packstore.core.files import refuse_urls
 from packstore.core.manifest import Column
 from packstore.core.registry import FORMATS
 from packstore.stores import opening
@@ -100,10 +101,11 @@ def create_store(
         restart: Do not go on from an interrupted run.
 
     Raises:
-        UsageError: An unknown format.
+        UsageError: An unknown format, or a URL.
         DestinationError: The destination exists, is foreign, or cannot be written.
         StoreError: Columns or a shard size that cannot be.
     """
+    refuse_urls(path)
     FORMATS[format]  # raises where it is unknown
     return StoreBuilder(
         Path(path),

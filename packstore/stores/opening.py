@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from packstore.core.errors import MissingStoreError, StoreError, printable
-from packstore.core.files import MANIFEST_FILE, open_regular
+from packstore.core.files import MANIFEST_FILE, open_regular, url_in
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.stores.base import Reader
@@ -27,7 +27,7 @@ def recognise(path: Path) -> Format | None:
         if path.is_dir():
             return _recognise_directory(path)
         if not path.exists():
-            raise MissingStoreError(f"{shown} does not exist")
+            raise MissingStoreError(url_in(path) or f"{shown} does not exist")
         if not path.is_file():
             raise StoreError(f"{shown} is neither a file nor a directory, so it is not a store")
         with path.open("rb") as file:

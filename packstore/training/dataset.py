@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from packstore.core.columns import Ragged
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
+from packstore.core.files import refuse_urls
 from packstore.core.manifest import Manifest
 from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
@@ -87,6 +88,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         # Absolute: a worker process may have another working directory.
+        refuse_urls(path)
         self.path = Path(path).absolute()
         self.device = torch.device(device)
         if self.device.type == "cuda" and not torch.cuda.is_available():

@@ -390,7 +390,9 @@ def test_commands_that_are_shown_can_be_pasted(tmp_path: Path) -> None:
     command = shlex.split(done.stdout.partition("now try: packstore ")[2])
     assert command == ["convert", "my demo", "demo.lmdb"]
     packed = run(*command[:2], "my store.h5", cwd=tmp_path)
-    assert shlex.split(packed.stdout.partition("prove it with: packstore ")[2]) == ["verify", "my store.h5"]
+    assert shlex.split(packed.stdout.partition("prove it with: packstore ")[2]) == [
+        *("verify", "my store.h5", "--against", "my demo")
+    ]
 
 
 @pytest.mark.slow

@@ -1,0 +1,118 @@
+"""What the command line says about something that it cannot do, and about the next step."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import packstore
+from packstore.core.errors import UsageError
+from packstore.core.files import url_in
+from tests.makers.command import run
+from tests.makers.datasets import make_cifar10, make_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("images") / "my photos")
+
+
+def proof(stdout: str) -> list[str]:
+    assert "prove it with: packstore " in stdout, stdout
+    return shlex.split(stdout.partition("prove it with: packstore ")[2])
+
+
+def test_convert_ends_with_the_command_that_proves_it(folder: Path, tmp_path: Path) -> None:
+    for number, options in enumerate(([], ["--split", "train"], ["--source", "imagefolder"])):
+        out = tmp_path / f"{number}.lmdb"
+        command = proof(run("convert", folder, out, *options).stdout)
+        assert command[:4] == ["verify", str(out), "--against", str(folder)]
+        assert run(*command).returncode == 0
+
+
+def test_the_command_names_the_labels(folder: Path, tmp_path: Path) -> None:
+    labels = tmp_path / "my labels.csv"
+    labels.write_text("file,label\n" + "".join(f"{p.name},a\n" for p in (folder / "train" / "ant").iterdir()))
+    command = proof(run("convert", folder / "train" / "ant", tmp_path / "a.h5", "--labels", labels).stdout)
+    assert command[-2:] == ["--labels", str(labels)]
+    done = run(*command)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("command", ["verify", "verify --json", "info", "bench", "repair", "salvage"])
+def test_a_source_where_a_store_is_expected(folder: Path, tmp_path: Path, command: str) -> None:
+    name, *options = command.split()
+    options += {"repair": ["--from", "x", "--out", "y.lmdb"], "salvage": ["--out", "y.lmdb"]}.get(name, [])
+    done = run(name, folder, *options, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    said, _, then = done.stderr.partition("; pack it first: packstore ")
+    assert said == f"packstore: error: {folder} is an image folder"
+    assert shlex.split(then) == ["convert", str(folder), "my photos.lmdb"]
+    assert run(*shlex.split(then), cwd=tmp_path).returncode == 0
+
+
+def test_other_sources_where_a_store_is_expected(folder: Path, tmp_path: Path) -> None:
+    make_cifar10(tmp_path)
+    said = run("info", "cifar-10-batches-py", cwd=tmp_path).stderr
+    assert "is CIFAR-10 as downloaded; pack it first: packstore convert cifar-10-batches-py" in said
+    assert "is a folder of images; pack it first" in run("info", folder / "train" / "ant").stderr
+
+
+def test_a_damaged_store_is_no_source(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "a.lmdb")
+    (tmp_path / "a.lmdb" / "data.mdb").write_bytes(b"")
+    done = run("info", tmp_path / "a.lmdb")
+    assert done.returncode == 1
+    assert "pack it first" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "convert s3://bucket/images a.lmdb",
+        "convert {folder} gs://bucket/a.lmdb",
+        "info https://host/a.lmdb",
+        "verify s3://bucket/a --json",
+        "bench az://bucket/a.h5",
+        "verify {store} --against s3://bucket/images",
+        "repair s3://bucket/a.lmdb --from {folder} --out b.lmdb",
+        "repair {store} --from s3://bucket/images --out b.lmdb",
+        "repair {store} --from {folder} --out s3://bucket/b.lmdb",
+        "salvage {store} --out s3://bucket/b.lmdb",
+        "salvage file:///tmp/a.lmdb --out b.lmdb",
+    ],
+)
+def test_urls_in_commands(folder: Path, tmp_path: Path, command: str) -> None:
+    store = tmp_path / "store.h5"
+    packstore.convert(folder, store)
+    words = [word.format(folder=folder, store=store) for word in command.split()]
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    (url,) = [word for word in words if "://" in word]
+    assert done.stderr == f"packstore: error: {url} is a URL; packstore reads local files\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["store.h5"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda folder: packstore.open("s3://bucket/a.lmdb"),
+        lambda folder: packstore.PackedDataset("s3://bucket/a.lmdb"),
+        lambda folder: packstore.convert("s3://bucket/a.lmdb", "b.lmdb"),
+        lambda folder: packstore.convert(folder, "s3://bucket/a.lmdb"),
+        lambda folder: packstore.convert(folder, Path("s3://bucket/a.lmdb")),
+        lambda folder: packstore.verify("s3://bucket/a.lmdb"),
+    ],
+)
+def test_urls_in_python(folder: Path, call: Callable[[Path], object]) -> None:
+    with pytest.raises(UsageError, match=r"s3://bucket/a\.lmdb is a URL; packstore reads local files"):
+        call(folder)
+
+
+def test_what_is_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s3:").mkdir()
+    assert url_in("C:/images", "a:b", "/s3://x", "images", None, b"\xff:/", "s3://a folder of this name") is None
