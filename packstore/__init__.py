@@ -24,12 +24,11 @@ from packstore.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from packstore.checking.repair import RepairOptions, RepairReport, repair
-    from packstore.checking.salvage import SalvageOptions, SalvageReport, salvage
-    from packstore.checking.verification import VerifyOptions, VerifyReport, verify
+    from packstore.checking.repair import RepairReport, repair
+    from packstore.checking.salvage import SalvageReport, salvage
+    from packstore.checking.verification import VerifyReport, verify
     from packstore.core.manifest import Manifest
     from packstore.packing.conversion import ConvertReport, convert
-    from packstore.packing.plan import ConvertOptions
     from packstore.stores import open_store as open  # noqa: F401 - not in __all__: it would hide the built-in one
     from packstore.stores.base import Problem, Reader
     from packstore.training.dataset import PackedDataset
@@ -40,18 +39,14 @@ __version__ = "0.1.0"
 # Where each lazily loaded name lives: (module, name there). No module of the package has the name of one of them:
 # importing it would put the module in the name's place.
 _LAZY = {
-    "ConvertOptions": ("packstore.packing.plan", "ConvertOptions"),
     "ConvertReport": ("packstore.packing.conversion", "ConvertReport"),
     "Manifest": ("packstore.core.manifest", "Manifest"),
     "PackedDataset": ("packstore.training.dataset", "PackedDataset"),
     "PackedLoader": ("packstore.training.loader", "PackedLoader"),
     "Problem": ("packstore.stores.base", "Problem"),
-    "RepairOptions": ("packstore.checking.repair", "RepairOptions"),
     "RepairReport": ("packstore.checking.repair", "RepairReport"),
-    "SalvageOptions": ("packstore.checking.salvage", "SalvageOptions"),
     "SalvageReport": ("packstore.checking.salvage", "SalvageReport"),
     "Reader": ("packstore.stores.base", "Reader"),
-    "VerifyOptions": ("packstore.checking.verification", "VerifyOptions"),
     "VerifyReport": ("packstore.checking.verification", "VerifyReport"),
     "convert": ("packstore.packing.conversion", "convert"),
     "open": ("packstore.stores", "open_store"),
@@ -63,7 +58,6 @@ _LAZY = {
 
 __all__ = [
     "AmbiguousSourceError",
-    "ConvertOptions",
     "ConvertReport",
     "CorruptRecordError",
     "DecodeError",
@@ -77,15 +71,12 @@ __all__ = [
     "PackstoreError",
     "Problem",
     "Reader",
-    "RepairOptions",
     "RepairReport",
-    "SalvageOptions",
     "SalvageReport",
     "SampleError",
     "SourceError",
     "StoreError",
     "UsageError",
-    "VerifyOptions",
     "VerifyReport",
     "convert",
     "prefetch",

@@ -33,7 +33,7 @@ class Room:
 
 
 ROOMS = (
-    Room("core", "", "numpy xxhash"),
+    Room("core", "", "numpy xxhash tqdm"),
     Room("images", "core", "numpy torch PIL pillow_heif turbojpeg simplejpeg jpeg4py cv2"),
     Room("stores", "core", "numpy xxhash h5py lmdb"),
     Room("sources", "core images stores", "numpy xxhash"),

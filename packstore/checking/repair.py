@@ -22,40 +22,16 @@ from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.errors import DestinationError, StoreError, printable
 from packstore.core.files import refuse_urls
 from packstore.core.manifest import Column, Skipped
+from packstore.core.numbers import whole
 from packstore.core.parallel import default_workers
-from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
 from packstore.images.sniff import MAX_PIXELS
-from packstore.packing.plan import check_numbers, with_overrides
 from packstore.sources import open_source
 from packstore.stores import create_store, format_of, open_store
 from packstore.stores.base import Problem, Reader
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.sharded import ShardedReader
-
-
-@dataclass(frozen=True, slots=True)
-class RepairOptions:
-    """How to repair.
-
-    Attributes:
-        source_kind: Kind of the source instead of recognising it.
-        labels: Labels file of the source, as it was given to ``convert``.
-        partial: Write the store even when some records are lost, without these.
-        workers: Threads; None for one a core.
-        decoder: Name of the decoder.
-        max_pixels: An image of the source whose header says more pixels is refused.
-    """
-
-    source_kind: str | None = None
-    labels: Path | None = None
-    partial: bool = False
-    workers: int | None = None
-    decoder: str = "auto"
-    max_pixels: int = MAX_PIXELS
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "workers", "max_pixels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +61,14 @@ def repair(
     damaged: str | os.PathLike[str],
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
-    options: RepairOptions | None = None,
     *,
-    progress: ProgressCallback = no_progress,
-    **overrides: Any,
+    source_kind: str | None = None,
+    labels: str | os.PathLike[str] | None = None,
+    partial: bool = False,
+    workers: int | None = None,
+    decoder: str = "auto",
+    max_pixels: int = MAX_PIXELS,
+    progress: bool | ProgressCallback = False,
 ) -> RepairReport:
     """Writes a whole store from a damaged one and its source. ``damaged`` is only read.
 
@@ -99,9 +79,13 @@ def repair(
         damaged: The store; it must still open.
         source: What it was packed from, or another store of the same images.
         destination: Where the new store goes.
-        options: How; defaults where None.
-        progress: Called after each batch of records.
-        **overrides: Fields of :class:`RepairOptions` that replace those of ``options``.
+        source_kind: Kind of the source instead of recognising it.
+        labels: Labels file of the source, as it was given to ``convert``.
+        partial: Write the store even when some records are lost, without these.
+        workers: Threads; None for one a core.
+        decoder: Name of the decoder.
+        max_pixels: An image of the source whose header says more pixels is refused.
+        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
         What was done. Without ``partial``, nothing is written when a record is lost.
@@ -111,12 +95,13 @@ def repair(
         SourceError, UsageError: The source cannot be read, or the records cannot be made of it.
         DestinationError: The destination may not be written.
     """
-    chosen = with_overrides(options or RepairOptions(), overrides)
+    whole("max_pixels", max_pixels)
+    workers = default_workers() if workers is None else whole("workers", workers)
     refuse_urls(damaged, source, destination)
     damaged, source, destination = Path(damaged), Path(source), Path(destination)
     refuse_inside(destination, damaged)
     refuse_inside(destination, source)
-    with open_damaged(damaged) as reader:
+    with open_damaged(damaged) as reader, progress_callback(progress) as report:
         manifest = reader.manifest
         refuse_name(destination, manifest.format)
         builder = create_store(
@@ -129,18 +114,18 @@ def repair(
         with builder:
             opened = open_source(
                 source,
-                kind=chosen.source_kind,
-                labels=chosen.labels,
-                max_pixels=chosen.max_pixels,
+                kind=source_kind,
+                labels=labels,
+                max_pixels=max_pixels,
                 packed_as=manifest.origin.kind,
             )
             with closing(opened):
-                check = StoreCheck(reader, workers=chosen.workers or default_workers(), progress=progress)
+                check = StoreCheck(reader, workers=workers, progress=report)
                 count = sum(1 for _ in check.run())
                 if not count:
                     return RepairReport(damaged, None, 0, len(reader), (), (), False)
-                donor = Donor(opened, manifest, chosen.decoder)
-                return _Repair(reader, check, donor, builder, progress).run(destination, count, chosen.partial)
+                donor = Donor(opened, manifest, decoder)
+                return _Repair(reader, check, donor, builder, report).run(destination, count, partial)
 
 
 def open_damaged(path: Path) -> Reader:

@@ -25,8 +25,7 @@ from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_urls
 from packstore.core.manifest import Manifest, Skipped
-from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.packing.plan import with_overrides
+from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.stores import create_store
 from packstore.stores.base import Problem
 from packstore.stores.builder import StoreBuilder
@@ -34,17 +33,6 @@ from packstore.stores.builder import StoreBuilder
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
 _MAX_LISTED = 10_000
 """Missing records that are listed, in the report and in the new store's manifest; beyond, they are only counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class SalvageOptions:
-    """How to salvage.
-
-    Attributes:
-        unproven: Also take records that no checksum proves, as they are.
-    """
-
-    unproven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +67,9 @@ class SalvageReport:
 def salvage(
     damaged: str | os.PathLike[str],
     destination: str | os.PathLike[str],
-    options: SalvageOptions | None = None,
     *,
-    progress: ProgressCallback = no_progress,
-    **overrides: Any,
+    unproven: bool = False,
+    progress: bool | ProgressCallback = False,
 ) -> SalvageReport:
     """Writes the undamaged records of a damaged store to a new one. ``damaged`` is only read.
 
@@ -92,9 +79,8 @@ def salvage(
     Args:
         damaged: What is left of a store: a file, an LMDB's directory, or a directory of shards.
         destination: Where the new store goes.
-        options: How; defaults where None.
-        progress: Called after each batch of records.
-        **overrides: Fields of :class:`SalvageOptions` that replace those of ``options``.
+        unproven: Also take records that no checksum proves, as they are.
+        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
         What was saved and what is missing. Without any record nothing is written.
@@ -104,7 +90,6 @@ def salvage(
         StoreError: Nothing of a store can be found there.
         DestinationError: The destination may not be written.
     """
-    chosen = with_overrides(options or SalvageOptions(), overrides)
     refuse_urls(damaged, destination)
     damaged, destination = Path(damaged), Path(destination)
     if not damaged.exists():
@@ -113,14 +98,15 @@ def salvage(
     store = inspect_store(damaged)
     manifest = store.manifest
     refuse_name(destination, manifest.format)
-    with create_store(
+    builder = create_store(
         destination,
         format=manifest.format,
         encoding=manifest.encoding,
         columns=manifest.columns,
         shard_size=store.shard_size,
-    ) as builder:
-        return _Salvage(damaged, store, builder, chosen.unproven, progress).run(destination)
+    )
+    with builder, progress_callback(progress) as report:
+        return _Salvage(damaged, store, builder, unproven, report).run(destination)
 
 
 @dataclass(slots=True)

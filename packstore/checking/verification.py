@@ -6,19 +6,18 @@ import os
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from packstore.checking.against import Comparison
 from packstore.checking.store_check import StoreCheck, key_of
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import refuse_urls
 from packstore.core.manifest import Manifest
+from packstore.core.numbers import whole
 from packstore.core.parallel import default_workers, ordered_map
-from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.images.decoders import Decoder, get_decoder
 from packstore.images.seekable import check_index
 from packstore.images.sniff import MAX_PIXELS
-from packstore.packing.plan import check_numbers, with_overrides
 from packstore.sources import open_source
 from packstore.stores import open_store
 from packstore.stores.base import Problem, Reader
@@ -57,44 +56,39 @@ class VerifyReport:
         return self.problem_count == 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyOptions:
-    """How thoroughly to verify.
-
-    Attributes:
-        quick: Look at structure, sizes, labels and keys only, and read no image: takes no longer for larger images. It
-            does not see a byte that has changed within an image.
-        decode: Also decode every image in full.
-        against: A source (or another store) to compare with, or None.
-        source_kind: Kind of that source instead of recognising it.
-        labels: Labels file of that source, as it was given to ``convert``.
-        workers: Threads; None for one a core.
-        decoder: Name of the decoder.
-        max_pixels: An image whose header says more pixels is not decoded and counts as damaged; bounds the memory as
-            in :class:`packstore.packing.plan.ConvertOptions`.
-    """
+    """The keyword arguments of :func:`packstore.verify`, which describes them; validated."""
 
     quick: bool = False
     decode: bool = False
     against: str | os.PathLike[str] | None = None
     source_kind: str | None = None
-    labels: Path | None = None
+    labels: str | os.PathLike[str] | None = None
     workers: int | None = None
     decoder: str = "auto"
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        check_numbers(self, "workers", "max_pixels")
+        whole("max_pixels", self.max_pixels)
+        if self.workers is not None:
+            whole("workers", self.workers)
         if self.quick and (self.decode or self.against is not None):
             raise UsageError("quick reads no images, so it can neither decode nor compare them: leave one out")
 
 
 def verify(
     path: str | os.PathLike[str],
-    options: VerifyOptions | None = None,
     *,
-    progress: ProgressCallback = no_progress,
-    **overrides: Any,
+    quick: bool = False,
+    decode: bool = False,
+    against: str | os.PathLike[str] | None = None,
+    source_kind: str | None = None,
+    labels: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    decoder: str = "auto",
+    max_pixels: int = MAX_PIXELS,
+    progress: bool | ProgressCallback = False,
 ) -> VerifyReport:
     """Checks a store: structure, manifest, counts, file and column digests, the checksums of every record.
 
@@ -105,9 +99,17 @@ def verify(
 
     Args:
         path: The store.
-        options: How thoroughly; defaults where None.
-        progress: Called after each batch of records.
-        **overrides: Fields of :class:`VerifyOptions` that replace those of ``options``.
+        quick: Look at structure, sizes, labels and keys only, and read no image: takes no longer for larger images. It
+            does not see a byte that has changed within an image.
+        decode: Also decode every image in full.
+        against: A source (or another store) to compare with, or None.
+        source_kind: Kind of that source instead of recognising it.
+        labels: Labels file of that source, as it was given to ``convert``.
+        workers: Threads; None for one a core.
+        decoder: Name of the decoder.
+        max_pixels: An image whose header says more pixels is not decoded and counts as damaged; bounds the memory as
+            in :func:`packstore.convert`.
+        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
         The report; damage is in it, not raised.
@@ -117,12 +119,21 @@ def verify(
         UsageError: There is nothing to compare with.
         SourceError: The source to compare with cannot be read.
     """
-    chosen = with_overrides(options or VerifyOptions(), overrides)
-    refuse_urls(chosen.against)
-    if chosen.against is not None and not os.path.lexists(chosen.against):  # said now, not after all has been read
-        raise UsageError(f"{printable(os.fsdecode(chosen.against))}: no such file or directory")
-    with open_store(path) as reader:
-        return _Verification(reader, chosen, progress).run()
+    options = VerifyOptions(
+        quick=quick,
+        decode=decode,
+        against=against,
+        source_kind=source_kind,
+        labels=labels,
+        workers=workers,
+        decoder=decoder,
+        max_pixels=max_pixels,
+    )
+    refuse_urls(options.against)
+    if options.against is not None and not os.path.lexists(options.against):  # said now, not after all has been read
+        raise UsageError(f"{printable(os.fsdecode(options.against))}: no such file or directory")
+    with open_store(path) as reader, progress_callback(progress) as report:
+        return _Verification(reader, options, report).run()
 
 
 class _Verification:

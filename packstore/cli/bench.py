@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import expecting_store, human_bytes, pasted, quantity, wrapped
+from packstore.cli.common import expecting_store, human_bytes, pasted, progress_bar, quantity, wrapped
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
 if TYPE_CHECKING:
-    from packstore.core.progress import Progress, ProgressCallback
     from packstore.diagnose.bench import BenchReport
 
 
@@ -84,7 +81,7 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
     usual = _training_split(path)
     options["split"] = options["split"] or usual
     chosen = BenchOptions(device=_device(device), tries=not no_tries, **options)
-    with _status_line(as_json) as progress:
+    with progress_bar(as_json, of_stages=True) as progress:
         report = run(path, chosen, progress)
     if picture is not None:
         from packstore.diagnose.bench.plot import plot
@@ -108,26 +105,6 @@ def _device(name: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-@contextmanager
-def _status_line(quiet: bool) -> Iterator[ProgressCallback]:
-    """A callback that keeps one line on standard error, where that is a terminal: the stage under way."""
-    from packstore.cli.messages import show_messages
-
-    show_messages()
-    shown = not quiet and sys.stderr.isatty()
-
-    def show(report: Progress) -> None:
-        if shown:
-            # Erased to its end (CSI K), since stages have names of differing lengths.
-            click.echo(f"\r\x1b[Kmeasuring {report.stage} …", err=True, nl=False)
-
-    try:
-        yield show
-    finally:
-        if shown:
-            click.echo("\r\x1b[K", err=True, nl=False)
 
 
 def to_json(report: BenchReport) -> dict[str, Any]:

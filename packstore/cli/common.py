@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -18,7 +17,7 @@ from packstore.core.errors import StoreError, UsageError, printable
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Normalization
-    from packstore.core.progress import Progress, ProgressCallback
+    from packstore.core.progress import ProgressCallback
     from packstore.core.registry import Registry
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -150,54 +149,14 @@ def wrapped(start: str, text: str, columns: int) -> list[str]:
 
 
 @contextmanager
-def progress_bar(quiet: bool) -> Iterator[ProgressCallback]:
+def progress_bar(quiet: bool, *, of_stages: bool = False) -> Iterator[ProgressCallback]:
     """A callback that draws a tqdm bar for each stage on standard error: images/s, MB/s, time left.
 
     Draws nothing with ``quiet``, or where standard error is no terminal.
     """
     from packstore.cli.messages import show_messages
-    from packstore.core.progress import no_progress
+    from packstore.core.progress import progress_callback
 
     show_messages()
-    if quiet or not sys.stderr.isatty():
-        yield no_progress
-        return
-    bars = _Bars()
-    try:
-        yield bars
-    finally:
-        bars.close()
-
-
-class _Bars:
-    def __init__(self) -> None:
-        self.bar: Any = None
-        self.stage: str | None = None
-
-    def __call__(self, report: Progress) -> None:
-        from tqdm import tqdm
-
-        if report.stage != self.stage:
-            self.close()
-            self.stage = report.stage
-            known_width = os.get_terminal_size(sys.stderr.fileno()).columns > 0
-            self.bar = tqdm(
-                desc=report.stage,
-                total=report.total,
-                unit=" images",
-                # For a terminal of unknown size, 0 x 0, tqdm would draw nothing.
-                ncols=None if known_width else 80,
-                nrows=None if known_width else 24,
-                dynamic_ncols=known_width,
-                smoothing=0.1,
-                leave=False,
-            )
-        self.bar.update(report.done - self.bar.n)
-        elapsed = self.bar.format_dict["elapsed"]
-        if report.done_bytes and elapsed > 0:
-            self.bar.set_postfix_str(f"{report.done_bytes / 1e6 / elapsed:.0f} MB/s", refresh=False)
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None
+    with progress_callback(not quiet and sys.stderr.isatty(), of_stages=of_stages) as progress:
+        yield progress

@@ -59,11 +59,10 @@ def repair(damaged: Path, source: Path, out: Path, as_json: bool, quiet: bool, *
       packstore repair imagenet.h5 --from imagenet-copy.lmdb --out fixed.h5
       packstore repair a.pth --from a/ --labels a.csv --out b.pth --partial
     """
-    from packstore.checking.repair import RepairOptions
     from packstore.checking.repair import repair as run
 
     with expecting_store(damaged), progress_bar(quiet or as_json) as progress:
-        report = run(damaged, source, out, RepairOptions(**options), progress=progress)
+        report = run(damaged, source, out, **options, progress=progress)
     if as_json:
         click.echo(json.dumps(to_json(report), indent=2))
     elif report.lost or not quiet:

@@ -43,11 +43,10 @@ def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any
       packstore salvage broken.pth --out rest.pth --unproven
       packstore salvage shards/ --out rest/ --json | jq .missing
     """
-    from packstore.checking.salvage import SalvageOptions
     from packstore.checking.salvage import salvage as run
 
     with expecting_store(damaged), progress_bar(quiet or as_json) as progress:
-        report = run(damaged, out, SalvageOptions(**options), progress=progress)
+        report = run(damaged, out, **options, progress=progress)
     if as_json:
         click.echo(json.dumps(to_json(report), indent=2))
     elif not (report.complete and quiet):

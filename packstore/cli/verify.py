@@ -63,7 +63,6 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
       packstore verify imagenet.h5 --against imagenet.lmdb
       packstore verify imagenet.lmdb --json | jq .ok
     """
-    from packstore.checking.verification import VerifyOptions
     from packstore.checking.verification import verify as run
     from packstore.stores import format_of
 
@@ -71,7 +70,7 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
         raise click.UsageError("--labels and --source describe what --against names; add --against SOURCE")
     try:
         with expecting_store(path), progress_bar(quiet or as_json) as progress:
-            report = run(path, VerifyOptions(**options), progress=progress)
+            report = run(path, **options, progress=progress)
     except StoreError as error:
         if not as_json and path.exists() and format_of(path) is not None:
             raise StoreError(f"{error}; packstore salvage may get records out of it") from error

@@ -125,6 +125,8 @@ class Normalization:
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        for name in ("mean", "std"):  # lists are taken, too
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         _check(len(self.mean) == 3 and all(map(_finite, self.mean)), "mean", self.mean)
         _check(len(self.std) == 3 and all(_finite(s) and s > 0 for s in self.std), "std", self.std)
         # What becomes of black and white must be numbers too.

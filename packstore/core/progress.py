@@ -1,9 +1,16 @@
-"""Progress reports of long-running work. The library never prints; the CLI turns these into a tqdm bar."""
+"""Progress reports of long-running work, and the bars that show them where a caller asks for these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from packstore.core.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +35,79 @@ ProgressCallback = Callable[[Progress], None]
 
 def no_progress(_: Progress) -> None:
     """Ignores reports: the default callback."""
+
+
+@contextmanager
+def progress_callback(progress: bool | ProgressCallback, *, of_stages: bool = False) -> Iterator[ProgressCallback]:
+    """The callback that a caller means by ``progress=``. True draws a tqdm bar for each stage, and none stays.
+
+    Args:
+        progress: True, False, or the callback itself.
+        of_stages: What is counted is stages rather than images, so that all have one bar.
+
+    Raises:
+        UsageError: ``progress`` is neither True, False nor a function.
+    """
+    if progress is True:
+        bars = _Bars(of_stages)
+        try:
+            yield bars
+        finally:
+            bars.close()
+    elif progress is False:
+        yield no_progress
+    elif callable(progress):
+        yield progress
+    else:
+        raise UsageError(f"progress should be True, False or a function of a Progress, got {progress!r}")
+
+
+class _Bars:
+    """Draws tqdm bars: images/s, MB/s, time left."""
+
+    def __init__(self, of_stages: bool) -> None:
+        self.of_stages = of_stages
+        self.bar: Any = None
+        self.stage: str | None = None
+
+    def __call__(self, report: Progress) -> None:
+        if report.stage != self.stage and self.of_stages and self.bar is not None:
+            self.stage = report.stage
+            self.bar.set_description(report.stage, refresh=False)
+        elif report.stage != self.stage:
+            self.close()
+            self.stage = report.stage
+            sized = _has_size()
+            self.bar = _tqdm()(
+                desc=report.stage,
+                total=report.total,
+                unit=" stages" if self.of_stages else " images",
+                # For a terminal of unknown size, 0 x 0, tqdm would draw nothing.
+                ncols=None if sized else 80,
+                nrows=None if sized else 24,
+                dynamic_ncols=sized,
+                smoothing=0.1,
+                leave=False,
+            )
+        self.bar.update(report.done - self.bar.n)
+        elapsed = self.bar.format_dict["elapsed"]
+        if report.done_bytes and elapsed > 0:
+            self.bar.set_postfix_str(f"{report.done_bytes / 1e6 / elapsed:.0f} MB/s", refresh=False)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def _has_size() -> bool:
+    """Whether standard error is no terminal, or one that knows its size."""
+    try:
+        return os.get_terminal_size(2).columns > 0
+    except OSError:
+        return True
+
+
+def _tqdm() -> Any:
+    """tqdm's bar for where this runs. Only a notebook needs ``tqdm.auto``, which takes longer to load."""
+    return import_module("tqdm.auto" if "IPython" in sys.modules else "tqdm").tqdm

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from packstore.core.errors import ManifestError, UsageError
 from packstore.core.manifest import NORMALIZATIONS, Normalization
+
+MeanAndStd = tuple[Sequence[float], Sequence[float]]
+"""Means and standard deviations of pixels scaled to 0 … 1, in the order R, G, B."""
 
 
 def as_normalization(value: object) -> Normalization | None:

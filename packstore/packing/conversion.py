@@ -6,19 +6,22 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 import packstore
 from packstore.core.checksums import ROW_CHECKSUM
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.core.manifest import Column, Manifest, Origin, Skipped
+from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped
 from packstore.core.parallel import default_workers, ordered_map, ordered_pieces
-from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
 from packstore.images.encode import DatasetStatistics, Encoder
+from packstore.images.normalization import MeanAndStd
+from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.batches import DECODE_BYTES, DECODE_RECORDS, PASS_BYTES, PASS_RECORDS, Packed, batches, pack
 from packstore.packing.plan import (
     ConvertOptions,
@@ -27,7 +30,6 @@ from packstore.packing.plan import (
     make_encoder,
     make_plan,
     recorded_options,
-    with_overrides,
 )
 from packstore.packing.resume import PositionTracker, ResumedRecords, identity_of
 from packstore.sources.base import Entry
@@ -72,10 +74,28 @@ class ConvertReport:
 def convert(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
-    options: ConvertOptions | None = None,
     *,
-    progress: ProgressCallback = no_progress,
-    **overrides: Any,
+    source_kind: str | None = None,
+    labels: str | os.PathLike[str] | None = None,
+    split: str | None = None,
+    format: str | None = None,
+    encoding: str | None = None,
+    size: int | tuple[int, int] | None = None,
+    fit: Literal["crop", "pad", "squash"] | None = None,
+    resize: int | None = None,
+    max_side: int | None = None,
+    quality: int | None = None,
+    normalize: str | Normalization | MeanAndStd | None = None,
+    exif_transpose: bool = False,
+    check: Literal["header", "decode", "none"] = "header",
+    on_error: Literal["raise", "skip"] = "raise",
+    overwrite: bool = False,
+    restart: bool = False,
+    shard_size: int | None = None,
+    workers: int | None = None,
+    decoder: str = "auto",
+    max_pixels: int = MAX_PIXELS,
+    progress: bool | ProgressCallback = False,
 ) -> ConvertReport:
     """Packs ``source`` into a new store at ``destination``.
 
@@ -85,9 +105,33 @@ def convert(
     Args:
         source: An image folder, a flat folder, CIFAR-10 or CIFAR-100 in any published layout, or a store.
         destination: Where the store goes; its suffix chooses the format.
-        options: How; defaults where None.
-        progress: Called after each batch.
-        **overrides: Fields of :class:`ConvertOptions` that replace those of ``options``.
+        source_kind: Kind of the source instead of recognising it, such as ``imagefolder``.
+        labels: CSV with the columns ``file,label`` and optionally ``split``.
+        split: Pack only this split.
+        format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the destination's suffix.
+        encoding: One of ``original``, ``seekable``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``, or a
+            plug-in's; None chooses: a store's own encoding, the source's bytes for LMDB and HDF5, ``float16`` for
+            ``.pth``.
+        size: ``S`` or ``(height, width)`` of tensor encodings.
+        fit: ``crop``, ``pad`` or ``squash``: how an image of another aspect ratio comes to ``size``; None for ``crop``.
+        resize: Shorter side to which ``jpeg`` shrinks, or None.
+        max_side: Longer side that ``jpeg`` and ragged ``uint8`` allow, or None.
+        quality: JPEG quality, 1 … 100; None for 90, and to leave records of a ``jpeg`` store as they are. For
+            ``seekable`` of what is not a JPEG file, or resized: the others keep their pixels.
+        normalize: ``imagenet``, ``cifar10``, ``cifar100``, ``auto``, ``none``, ``M,M,M/S,S,S``, or means and standard
+            deviations of pixels scaled to 0 … 1, ``([m, m, m], [s, s, s])``; None chooses.
+        exif_transpose: Turn images as their EXIF orientation says.
+        check: ``header``, ``decode`` or ``none``: how thoroughly each file is checked.
+        on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
+        overwrite: Replace an existing store.
+        restart: Do not go on from an interrupted run.
+        shard_size: Bytes of images a shard, or None for a store of one file.
+        workers: Threads; None for one a core.
+        decoder: Name of the decoder, see :func:`packstore.images.decoders.get_decoder`.
+        max_pixels: An image whose header says more pixels is a bad sample, and so is a file of more than 8 bytes for
+            each of these and 64 MiB: decided before it is read or decoded. What bounds the memory: a thread that
+            decodes takes up to 20 bytes for each of these pixels (3.6 GB by default, for an image as large as allowed).
+        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
         What was done: manifest, bytes, seconds, what was skipped and ignored.
@@ -98,13 +142,33 @@ def convert(
         DestinationError: The destination may not be written or has too little space.
         StoreError: Writing failed.
     """
-    chosen = with_overrides(options or ConvertOptions(), overrides)
+    options = ConvertOptions(
+        source_kind=source_kind,
+        labels=labels,
+        split=split,
+        format=format,
+        encoding=encoding,
+        size=size,
+        fit=fit,
+        resize=resize,
+        max_side=max_side,
+        quality=quality,
+        normalize=normalize,
+        exif_transpose=exif_transpose,
+        check=check,
+        on_error=on_error,
+        overwrite=overwrite,
+        restart=restart,
+        shard_size=shard_size,
+        workers=workers,
+        decoder=decoder,
+        max_pixels=max_pixels,
+    )
     started = time.monotonic()
-    plan = make_plan(Path(source), Path(destination), chosen, progress)
-    try:
-        return run_plan(plan, progress, started)
-    finally:
-        plan.source.close()
+    with progress_callback(progress) as report:
+        plan = make_plan(Path(source), Path(destination), options, report)
+        with closing(plan.source):
+            return run_plan(plan, report, started)
 
 
 def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Literal
 
 from packstore.core.errors import DestinationError, SampleError, UsageError, printable
 from packstore.core.files import refuse_urls
 from packstore.core.manifest import Manifest, Normalization
+from packstore.core.numbers import whole
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.images.encode import EncodeOptions, Encoder, Encoding, encodings_that_accept, parse_size
-from packstore.images.normalization import as_normalization
+from packstore.images.normalization import MeanAndStd, as_normalization
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources import open_source
 from packstore.sources.base import Entry, Source, Survey
@@ -29,53 +30,24 @@ _SAMPLED = 24
 """Images that are encoded for an estimate, spread over the source."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertOptions:
-    """How to convert; the defaults are those of ``packstore convert``.
-
-    Attributes:
-        source_kind: Kind of the source instead of recognising it.
-        labels: CSV with the columns ``file,label`` and optionally ``split``.
-        split: Pack only this split.
-        format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the destination's suffix.
-        encoding: One of ``original``, ``seekable``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``, or a
-            plug-in's; None chooses: a store's own encoding, the source's bytes for LMDB and HDF5, ``float16`` for
-            ``.pth``.
-        size: ``S`` or ``(height, width)`` of tensor encodings.
-        fit: ``crop``, ``pad`` or ``squash``: how an image of another aspect ratio comes to ``size``; None for ``crop``.
-        resize: Shorter side to which ``jpeg`` shrinks, or None.
-        max_side: Longer side that ``jpeg`` and ragged ``uint8`` allow, or None.
-        quality: JPEG quality, 1 … 100; None for 90, and to leave records of a ``jpeg`` store as they are. For
-            ``seekable`` of what is not a JPEG file, or resized: the others keep their pixels.
-        normalize: ``imagenet``, ``cifar10``, ``cifar100``, ``auto``, ``none`` ``M,M,M/S,S,S``, or a
-            :class:`packstore.core.manifest.Normalization`; None chooses.
-        exif_transpose: Turn images as their EXIF orientation says.
-        check: ``header``, ``decode`` or ``none``: how thoroughly each file is checked.
-        on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
-        overwrite: Replace an existing store.
-        restart: Do not go on from an interrupted run.
-        shard_size: Bytes of images a shard, or None for a store of one file.
-        workers: Threads; None for one a core.
-        decoder: Name of the decoder, see :func:`packstore.images.decoders.get_decoder`.
-        max_pixels: An image whose header says more pixels is a bad sample, and so is a file of more than 8 bytes for
-            each of these and 64 MiB: decided before it is read or decoded. What bounds the memory: a thread that
-            decodes takes up to 20 bytes for each of these pixels (3.6 GB by default, for an image as large as allowed).
-    """
+    """The keyword arguments of :func:`packstore.convert`, which describes them; validated."""
 
     source_kind: str | None = None
-    labels: Path | None = None
+    labels: str | os.PathLike[str] | None = None
     split: str | None = None
     format: str | None = None
     encoding: str | None = None
     size: int | tuple[int, int] | None = None
-    fit: str | None = None
+    fit: Literal["crop", "pad", "squash"] | None = None
     resize: int | None = None
     max_side: int | None = None
     quality: int | None = None
-    normalize: str | Normalization | None = None
+    normalize: str | Normalization | MeanAndStd | None = None
     exif_transpose: bool = False
-    check: str = "header"
-    on_error: str = "raise"
+    check: Literal["header", "decode", "none"] = "header"
+    on_error: Literal["raise", "skip"] = "raise"
     overwrite: bool = False
     restart: bool = False
     shard_size: int | None = None
@@ -90,34 +62,15 @@ class ConvertOptions:
             raise UsageError(f"unknown format {self.format!r}; use one of: {', '.join(FORMATS)}")
         if self.encoding is not None and self.encoding not in ENCODINGS:
             raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(ENCODINGS)}")
-        check_numbers(self, "workers", "shard_size", "max_pixels")
+        for name in ("workers", "shard_size", "max_pixels"):
+            if name == "max_pixels" or getattr(self, name) is not None:
+                whole(name, getattr(self, name))
         if self.fit is not None and self.size is None:
             raise UsageError("fit says how an image comes to a size: give a size too")
         if self.normalize is not None and self.normalize != "auto":
             as_normalization(self.normalize)
         if self.source_kind is not None:
             SOURCES.check(self.source_kind)
-
-
-_Options = TypeVar("_Options")
-
-
-def check_numbers(options: Any, *names: str) -> None:
-    """Raises :class:`UsageError` unless each field is a whole number from 1 on, or None where that is the default."""
-    defaults = {field.name: field.default for field in fields(options)}
-    for name in names:
-        value = getattr(options, name)
-        if (value is not None or defaults[name] is not None) and (type(value) is not int or value < 1):
-            raise UsageError(f"{name.replace('_', ' ')} should be a whole number of at least 1, got {value!r}")
-
-
-def with_overrides(options: _Options, overrides: Mapping[str, Any]) -> _Options:
-    """``options`` with some fields replaced. Raises :class:`UsageError` for an unknown field."""
-    known = [field.name for field in fields(options)]  # type: ignore[arg-type]
-    for name in overrides:
-        if name not in known:
-            raise UsageError(f"unknown option {name!r}; options: {', '.join(known)}")
-    return replace(options, **overrides)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, slots=True)

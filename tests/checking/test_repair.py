@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packstore
-from packstore import ConvertOptions, RepairOptions, VerifyOptions
 from packstore.cli import cli
 from packstore.core.errors import DestinationError, StoreError, UsageError
 from tests.makers.command import run
@@ -232,9 +231,8 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [0, -1, 2.0, "3", True])
 @pytest.mark.parametrize("name", ["workers", "max_pixels"])
 def test_numbers_that_are_none(name: str, number: Any) -> None:
-    for options in (RepairOptions, VerifyOptions, ConvertOptions):
-        with pytest.raises(UsageError, match=f"{name.replace('_', ' ')} should be a whole number of at least 1"):
-            options(**{name: number})
-        assert options(workers=None).workers is None
-        with pytest.raises(UsageError, match="max pixels"):
-            options(max_pixels=None)
+    for function, paths in ((packstore.repair, "abc"), (packstore.verify, "a"), (packstore.convert, "ab")):
+        with pytest.raises(UsageError, match=f"{name} should be a whole number of at least 1"):
+            function(*paths, **{name: number})
+        with pytest.raises(UsageError, match="max_pixels"):
+            function(*paths, workers=None, max_pixels=None)

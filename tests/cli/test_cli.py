@@ -480,10 +480,11 @@ def test_what_the_library_logs_is_a_line_of_its_own() -> None:
         "import logging\nfrom packstore.cli.common import progress_bar\nwith progress_bar(False): pass\n"
         "logging.getLogger('packstore.packing.resume').warning('starting %s', 'a\\x1bfresh')\n"
         "logging.getLogger('packstore.packing.resume').info('not shown')\n"
-        "from packstore.cli.common import _Bars\nfrom packstore.core.progress import Progress\n"
+        "from packstore.core.progress import Progress, progress_callback\n"
         "import os; os.get_terminal_size = lambda _: os.terminal_size((80, 24))\n"
-        "bars = _Bars(); bars(Progress('scan', 1, 2, 0))\n"
-        "logging.getLogger('packstore.packing.resume').warning('again')\nbars.close()\n"
+        "with progress_callback(True) as report:\n"
+        "    report(Progress('scan', 1, 2, 0))\n"
+        "    logging.getLogger('packstore.packing.resume').warning('again')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, rest = done.stderr.split("\n", 1)

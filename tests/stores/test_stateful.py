@@ -27,7 +27,6 @@ from hypothesis.stateful import (
 )
 
 import packstore
-from packstore.checking.verification import VerifyOptions
 from packstore.core.errors import DestinationError, PackstoreError, StoreError
 from packstore.core.progress import Progress
 from packstore.packing import conversion
@@ -238,7 +237,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def verify(self) -> None:
         against = self.source if self.faithful else None
-        report = packstore.verify(self.out, VerifyOptions(against=against, workers=1))
+        report = packstore.verify(self.out, against=against, workers=1)
         assert report.ok, report.problems
 
     @precondition(lambda self: self.model is not None)
@@ -256,7 +255,7 @@ class Life(RuleBasedStateMachine):
             opened.write(bytes([data[at] ^ flip]))
         try:
             try:
-                noticed = not packstore.verify(self.out, VerifyOptions(workers=1)).ok
+                noticed = not packstore.verify(self.out, workers=1).ok
             except StoreError:
                 noticed = True
             if not noticed:

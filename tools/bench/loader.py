@@ -36,7 +36,6 @@ import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
 from packstore.core.parallel import default_workers
-from packstore.packing.plan import ConvertOptions
 
 SIZE = 224
 CROP = [RandomResizedCrop(SIZE), RandomHorizontalFlip()]
@@ -125,8 +124,10 @@ def cifar(source: Path, scratch: Path, repeats: int) -> None:
 
 def streamed(source: Path, scratch: Path, repeats: int, threads: int, raw: bool) -> None:
     path = scratch / ("raw.lmdb" if raw else "jpeg.lmdb")
-    options = ConvertOptions(encoding="uint8", max_side=256) if raw else ConvertOptions()
-    packstore.convert(source, path, options)
+    if raw:
+        packstore.convert(source, path, encoding="uint8", max_side=256)
+    else:
+        packstore.convert(source, path)
     names = [split.name for split in packstore.open(path).manifest.splits]
     dataset = PackedDataset(path, names[0] if names else None)
     # An epoch of some thousand images, whatever the folder: the start of an epoch should not weigh more than it does.

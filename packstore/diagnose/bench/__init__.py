@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
-from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.diagnose.bench.advice import Advice, Rates, Trial, Verdict, advise, judge
 from packstore.diagnose.bench.measure import (
     Clock,
@@ -142,9 +143,14 @@ class BenchReport:
 
 
 def bench(
-    path: str | os.PathLike[str], options: BenchOptions | None = None, progress: ProgressCallback = no_progress
+    path: str | os.PathLike[str], options: BenchOptions | None = None, progress: bool | ProgressCallback = False
 ) -> BenchReport:
     """Measures the store at ``path``; takes about ten times ``options.seconds``.
+
+    Args:
+        path: The store.
+        options: How to measure; defaults where None.
+        progress: True for a bar; or a function that is called as each stage begins.
 
     Raises:
         StoreError: There is no whole store.
@@ -154,11 +160,11 @@ def bench(
     options = options or BenchOptions()
     if options.cold:
         forget(Path(path))
-    dataset = PackedDataset(path, options.split, device=options.device)
-    try:
-        return _bench(dataset, options, progress)
-    finally:
-        dataset.close()
+    with (
+        closing(PackedDataset(path, options.split, device=options.device)) as dataset,
+        progress_callback(progress, of_stages=True) as report,
+    ):
+        return _bench(dataset, options, report)
 
 
 def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCallback) -> BenchReport:

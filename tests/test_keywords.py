@@ -1,0 +1,131 @@
+"""The public functions: what they take is named, typed and described."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packstore
+from packstore.checking.verification import VerifyOptions
+from packstore.core.errors import UsageError
+from packstore.core.manifest import Normalization
+from packstore.core.progress import Progress, progress_callback
+from packstore.diagnose.bench import BenchOptions, bench
+from packstore.packing.plan import ConvertOptions
+from packstore.training.loader.options import LoaderOptions
+from tests.makers.datasets import make_folder
+from tests.makers.stores import damage
+
+FUNCTIONS = (packstore.convert, packstore.verify, packstore.repair, packstore.salvage)
+
+
+def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """What ``function`` takes beyond its paths."""
+    return {
+        name: each
+        for name, each in inspect.signature(function).parameters.items()
+        if each.default is not each.empty and each.kind is not each.VAR_KEYWORD
+    }
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "others"),
+    [
+        (packstore.convert, ConvertOptions, {"progress"}),
+        (packstore.verify, VerifyOptions, {"progress"}),
+        (packstore.PackedLoader, LoaderOptions, {"batch_size"}),
+    ],
+)
+def test_keywords_are_those_of_the_options(function: Callable[..., Any], options: Any, others: set[str]) -> None:
+    taken = keywords(function)
+    assert set(taken) == {field.name for field in fields(options)} | others
+    for field in fields(options):
+        assert taken[field.name].default == field.default, field.name
+        if field.name != "indices":
+            assert taken[field.name].annotation == field.type, field.name
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, packstore.PackedLoader, packstore.PackedDataset, packstore.open])
+def test_every_argument_is_named_typed_and_described(function: Callable[..., Any]) -> None:
+    for name, each in inspect.signature(function).parameters.items():
+        if each.kind is each.VAR_KEYWORD:
+            assert each.annotation == "Never", function
+            continue
+        assert each.kind is not each.VAR_POSITIONAL, function
+        assert each.annotation not in (each.empty, "Any"), name
+        assert re.search(rf"^ +{name}: \S", function.__doc__ or "", re.MULTILINE), name
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_misspelt_keyword_is_an_error(function: Callable[..., Any]) -> None:
+    paths = [name for name, each in inspect.signature(function).parameters.items() if each.default is each.empty]
+    with pytest.raises(TypeError, match="owerwrite"):
+        function(*paths, owerwrite=True)
+
+
+def test_options_are_no_public_names() -> None:
+    assert [name for name in packstore.__all__ if name.endswith("Options")] == []
+
+
+def test_lists_are_means_and_standard_deviations(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "photos", splits=())
+    mean, std = [0.5, 0.4, 0.3], [0.2, 0.2, 0.2]
+    expected = Normalization((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+    for number, normalize in enumerate(((mean, std), Normalization(mean, std))):  # type: ignore[arg-type]
+        report = packstore.convert(folder, tmp_path / f"{number}.h5", encoding="float16", size=8, normalize=normalize)
+        assert report.manifest.normalization == expected
+
+
+def test_progress_true_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_folder(tmp_path / "photos", splits=())
+    store, fixed = tmp_path / "a.lmdb", tmp_path / "b.lmdb"
+
+    def shown(function: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        function(*arguments, **options)
+        return sys.stderr.getvalue()
+
+    assert "pack: " in shown(packstore.convert, folder, store, progress=True)
+    assert "verify: " in shown(packstore.verify, store, progress=True)
+    assert shown(packstore.verify, store) == ""
+    damage(store, [3], [])
+    assert "verify: " in shown(packstore.repair, store, folder, fixed, progress=True)
+    assert "salvage: " in shown(packstore.salvage, store, tmp_path / "c.lmdb", progress=True)
+    text = shown(bench, fixed, BenchOptions(seconds=0.01, batch_size=4, tries=False), progress=True)
+    assert "read: " in text
+    assert "stages/s" in text or "s/ stages" in text
+
+
+def test_a_notebook_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    class Bar:
+        def __init__(self, desc: str, **options: Any) -> None:
+            made.append(desc)
+            self.n, self.format_dict = 0, {"elapsed": 1.0}
+
+        def update(self, count: int) -> None: ...
+
+        def close(self) -> None: ...
+
+    import tqdm.auto
+
+    monkeypatch.setitem(sys.modules, "IPython", tqdm)
+    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    with progress_callback(True) as report:
+        report(Progress("pack", 1, 2, 0))
+    assert made == ["pack"]
+
+
+def test_progress_is_true_false_or_a_function(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="progress should be True, False or a function of a Progress, got 'bar'"), \
+            progress_callback("bar"):  # type: ignore[arg-type]  # fmt: skip
+        pass
