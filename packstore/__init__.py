@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from packstore.stores.base import Problem, Reader
     from packstore.training.dataset import PackedDataset
     from packstore.training.loader import PackedLoader, prefetch
+    from packstore.training.loader.rows import SizeError
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ _LAZY = {
     "RepairReport": ("packstore.checking.repair", "RepairReport"),
     "SalvageReport": ("packstore.checking.salvage", "SalvageReport"),
     "Reader": ("packstore.stores.base", "Reader"),
+    "SizeError": ("packstore.training.loader.rows", "SizeError"),
     "VerifyReport": ("packstore.checking.verification", "VerifyReport"),
     "convert": ("packstore.packing.conversion", "convert"),
     "open": ("packstore.stores", "open_store"),
@@ -74,6 +76,7 @@ __all__ = [
     "RepairReport",
     "SalvageReport",
     "SampleError",
+    "SizeError",
     "SourceError",
     "StoreError",
     "UsageError",

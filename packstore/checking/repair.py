@@ -34,7 +34,7 @@ from packstore.stores.builder import StoreBuilder
 from packstore.stores.sharded import ShardedReader
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RepairReport:
     """What a repair did.
 
@@ -55,6 +55,13 @@ class RepairReport:
     replaced: tuple[Problem, ...]
     lost: tuple[Problem, ...]
     identical: bool
+
+    def __repr__(self) -> str:
+        written = "nothing written" if self.destination is None else f"written to {str(self.destination)!r}"
+        return (
+            f"<RepairReport of {str(self.damaged)!r}: {self.copied:,} copied, {len(self.replaced):,} replaced, "
+            f"{len(self.lost):,} lost, {written}>"
+        )
 
 
 def repair(

@@ -35,7 +35,7 @@ _MAX_LISTED = 10_000
 """Missing records that are listed, in the report and in the new store's manifest; beyond, they are only counted."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SalvageReport:
     """What was saved.
 
@@ -62,6 +62,13 @@ class SalvageReport:
     missing: tuple[Problem, ...]
     missing_count: int
     complete: bool
+
+    def __repr__(self) -> str:
+        written = "nothing written" if self.destination is None else f"written to {str(self.destination)!r}"
+        return (
+            f"<SalvageReport of {str(self.damaged)!r}: {self.recovered:,} recovered, {self.missing_count:,} missing, "
+            f"{written}>"
+        )
 
 
 def salvage(

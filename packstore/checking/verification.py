@@ -27,7 +27,7 @@ _MAX_PROBLEMS = 10_000
 """Problems that are kept with their text; beyond, they are only counted."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class VerifyReport:
     """What verification found.
 
@@ -54,6 +54,11 @@ class VerifyReport:
     @property
     def ok(self) -> bool:
         return self.problem_count == 0
+
+    def __repr__(self) -> str:
+        found = "whole" if self.ok else f"{self.problem_count:,} problems"
+        quick = ", images not read" if self.quick else ""
+        return f"<VerifyReport of {str(self.path)!r}: {self.manifest.records:,} records, {found}{quick}>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

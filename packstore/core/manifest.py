@@ -192,7 +192,7 @@ class Origin:
     digest: str | None = None
 
 
-@dataclass(frozen=True)  # without slots, so that its digests can be kept
+@dataclass(frozen=True, repr=False)  # without slots, so that its digests can be kept
 class Manifest:
     """What a store is.
 
@@ -246,6 +246,11 @@ class Manifest:
         _check(all(s.start == e for s, e in zip(self.splits, edges, strict=False)), "split ranges", self.splits)
         _check(not self.splits or edges[-1] == self.records, "split ranges", self.splits)
         _check(not self.shards or sum(s.records for s in self.shards) == self.records, "shard sizes", self.records)
+
+    def __repr__(self) -> str:
+        classes = "" if self.classes is None else f", {len(self.classes):,} classes"
+        shards = f" in {len(self.shards):,} shards" if self.shards else ""
+        return f"<Manifest: {self.records:,} records, {self.encoding} in {self.format}{shards}{classes}>"
 
     def column(self, name: str) -> Column:
         """The column called ``name``. Raises :class:`KeyError` that lists the columns there are."""

@@ -41,7 +41,7 @@ from packstore.stores.builder.interrupted import end_published_run
 _SMALL_FILE = 16 << 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ConvertReport:
     """What a conversion did.
 
@@ -69,6 +69,13 @@ class ConvertReport:
     resumed: int = 0
     kept: Mapping[str, int] = field(default_factory=dict)
     lossy: int = 0
+
+    def __repr__(self) -> str:
+        skipped = f", {len(self.skipped):,} skipped" if self.skipped else ""
+        return (
+            f"<ConvertReport of {str(self.destination)!r}: {self.manifest.records:,} records, "
+            f"{self.disk_bytes / 1e6:,.1f} MB, {self.seconds:.1f} s{skipped}>"
+        )
 
 
 def convert(

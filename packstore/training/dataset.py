@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from operator import index as as_index
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -20,9 +20,13 @@ from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
 from packstore.stores import Checksums, open_store
 from packstore.stores.base import Reader
+from packstore.training.item_options import check_output, choose_columns, choose_split, column_names
+from packstore.training.samples import Keys, Samples
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Output = Literal["tensor", "pil", "numpy", "bytes"]
-_OUTPUTS = ("tensor", "pil", "numpy", "bytes")
 
 
 class PackedDataset(torch.utils.data.Dataset[Any]):
@@ -38,7 +42,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     ``"tensor"``   uint8 ``(3, H, W)`` RGB from image files and uint8 stores; float32 ``(3, H, W)``, normalised, from
                    floating point stores. Always writable memory of its own.
     ``"numpy"``    uint8 ``(H, W, 3)`` RGB, or floating point ``(3, H, W)`` in the store's dtype (bfloat16 as float32)
-    ``"pil"``      ``PIL.Image`` in mode RGB (not from floating point stores), for torchvision's transforms
+    ``"pil"``      ``PIL.Image`` in mode RGB, for torchvision's transforms (see ``denormalize``)
     ``"bytes"``    the record as it is stored: an image file's bytes, or raw pixels
     =============  ==============================================================================================
 
@@ -58,6 +62,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         decoder: ``"auto"`` or the name of one, see :func:`packstore.images.decoders.get_decoder`.
         dtype: Floating point type of image tensors instead of the default. Pixels of a uint8 or encoded store are
             scaled to 0 … 1 then, as torchvision's ``ToTensor`` does.
+        denormalize: With ``output="pil"``: undo the normalisation of a floating point store, to within a rounded 1 of
+            255. A store that holds pixels or files gives the same images with it and without.
         max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded, which
             bounds the memory: up to 20 bytes a pixel in each thread or process that decodes.
         checksums: What is checked of what is read, which costs a pass over its bytes. ``"never"``: only the manifest,
@@ -84,6 +90,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         target_transform: Callable[[Any], Any] | None = None,
         decoder: str = "auto",
         dtype: torch.dtype | None = None,
+        denormalize: bool = False,
         checksums: Checksums = "never",
         max_pixels: int = MAX_PIXELS,
     ) -> None:
@@ -103,11 +110,11 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self._reader: Reader | None = self._open()
         self._pid = os.getpid()
         self.manifest: Manifest = self._reader.manifest
-        self.split = _choose_split(self.manifest, split)
+        self.split = choose_split(self.manifest, split)
         chosen = self._reader.split(self.split)
         self._start, self._length = chosen.start, len(chosen)
-        self.columns = _choose_columns(self.manifest, columns)
-        _check_output(self.manifest, output, dtype)
+        self.columns = choose_columns(self.manifest, columns)
+        check_output(self.manifest, output, dtype, denormalize)
         self._loaded: dict[str, Any] = {}
         self._read_image = self._image_method()
 
@@ -161,17 +168,48 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     @property
     def targets(self) -> list[int]:
         """Labels of all items, before ``target_transform``. Raises :class:`UsageError` without a label column."""
+        return cast("list[int]", self._labels()[self._start : self._start + self._length].tolist())
+
+    def _labels(self) -> NDArray[Any]:
+        """Labels of all records of the store."""
         if not self.manifest.has_column("label"):
-            raise UsageError(f"{self.path} has no labels; columns: {_names(self.manifest)}")
+            raise UsageError(f"{self.path} has no labels; columns: {column_names(self.manifest)}")
         self.reader.check_column("label")
-        labels = self.reader.fixed("label")[self._start : self._start + self._length]
-        return cast("list[int]", labels.tolist())
+        return self.reader.fixed("label")
 
     @property
     def keys(self) -> Sequence[str]:
         """Keys of all items, read as they are asked for."""
         self.reader.check_column("key")
-        return _Keys(self.reader.ragged("key"), self._start, self._length)
+        return Keys(self.reader.ragged("key"), self._start, self._length)
+
+    @property
+    def samples(self) -> Sequence[tuple[str, int]]:
+        """``(key, label)`` of all items, read as they are asked for. Raises :class:`UsageError` without labels."""
+        labels = self._labels()
+        self.reader.check_column("key")
+        return Samples(self.reader.ragged("key"), labels, self._start, self._length)
+
+    imgs = samples
+
+    def loader(self, key: str) -> Image:
+        """The image with this key as a ``PIL.Image``, without ``transform``, as ``ImageFolder``'s ``loader`` does.
+
+        The first call reads all keys. Raises :class:`UsageError` for a key that no item has.
+        """
+        reader = self.reader  # first, since it empties what is kept in a new process
+        items = self._loaded.get("items of keys")
+        if items is None:
+            items = self._loaded["items of keys"] = {key: i for i, key in enumerate(self.keys)}
+        if key not in items:
+            raise UsageError(
+                f"no item has the key {key!r}; keys and samples list them, such as {reader.key(self._start)!r}"
+            )
+        return self.show(items[key])
+
+    def show(self, index: int) -> Image:
+        """Item ``index`` as a ``PIL.Image`` to look at, from any store: without ``transform``, normalisation undone."""
+        return self._pil(self._record(_whole(index)))
 
     def close(self) -> None:
         """Lets go of the store; the next access opens it again. What another thread is reading, it finishes."""
@@ -233,7 +271,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     def _value(self, name: str, record: int, image: Any) -> Any:
         if name == "image":
             image = self._read_image(record) if image is None else image
-            return image if self.transform is None else self.transform(image)
+            return image if self.transform is None else self._transformed(image)
         if name == "key":
             return self.reader.key(record)
         column = self._column(name)
@@ -244,6 +282,18 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             return bytes(value)
         value = int(value) if column.ndim == 1 and column.dtype.kind in "iu" else torch.from_numpy(np.array(value))
         return self.target_transform(value) if name == "label" and self.target_transform is not None else value
+
+    def _transformed(self, image: Any) -> Any:
+        assert self.transform is not None
+        try:
+            return self.transform(image)
+        except (TypeError, AttributeError) as error:
+            if self.output != "pil":
+                error.add_note(
+                    f"The transform was given a {type(image).__name__}, since the dataset has output={self.output!r}. "
+                    "With output='pil' it is given PIL images, as many of torchvision's transforms expect."
+                )
+            raise
 
     def _column(self, name: str) -> Any:
         reader = self.reader  # first, since it empties the cache in a new process
@@ -335,10 +385,19 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             return (pixels.astype(np.uint32) << 16).view(np.float32)
         return pixels
 
-    def _pil(self, record: int) -> Any:
-        from PIL import Image
+    def _pil(self, record: int) -> Image:
+        from PIL.Image import fromarray
 
-        return Image.fromarray(self._pixels(record))
+        if not self.manifest.holds_floats:
+            return fromarray(self._pixels(record))
+        pixels = self._numpy(record).astype(np.float32)
+        if self.manifest.normalization is not None:
+            mean, std = (
+                np.array(values, np.float32)[:, None, None]
+                for values in (self.manifest.normalization.mean, self.manifest.normalization.std)
+            )
+            pixels = pixels * std + mean
+        return fromarray((pixels * 255).round().clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
 
 
 def image_array(reader: Reader) -> NDArray[Any] | None:
@@ -347,60 +406,7 @@ def image_array(reader: Reader) -> NDArray[Any] | None:
     return reader.fixed("image") if reader.manifest.image.kind == "fixed" and reader.has_image_array else None
 
 
-class _Keys(Sequence[str]):
-    def __init__(self, keys: Ragged, start: int, length: int) -> None:
-        self._keys, self._start, self._length = keys, start, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(self._length)[index]]
-        record = range(self._start, self._start + self._length)[index]
-        return bytes(self._keys[record]).decode("utf-8", "surrogateescape")
-
-
 def _whole(index: Any) -> int:
     if isinstance(index, (bool, np.bool_)) or getattr(index, "dtype", None) == torch.bool:
         raise TypeError("a mask is no list of indices; use mask.nonzero() or numpy.flatnonzero(mask)")
     return as_index(index)
-
-
-def _names(manifest: Manifest) -> str:
-    return ", ".join(c.name for c in manifest.columns)
-
-
-def _choose_split(manifest: Manifest, split: str | None) -> str | None:
-    names = [s.name for s in manifest.splits]
-    if split is None:
-        if len(names) > 1:
-            raise UsageError(f"the store has several splits; name one with split=: {', '.join(names)}")
-        return names[0] if names else None
-    if split not in names:
-        raise UsageError(f"no split {split!r}; splits: {', '.join(names) or 'none'}")
-    return split
-
-
-def _choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[str, ...]:
-    if columns is None:
-        return ("image", "label") if manifest.has_column("label") else ("image",)
-    if isinstance(columns, str) or not columns:
-        raise UsageError(f"columns should be a sequence of names such as ('image', 'label'), got {columns!r}")
-    for name in columns:
-        if not manifest.has_column(name):
-            raise UsageError(f"no column {name!r}; columns: {_names(manifest)}")
-    return tuple(columns)
-
-
-def _check_output(manifest: Manifest, output: str, dtype: torch.dtype | None) -> None:
-    if output not in _OUTPUTS:
-        raise UsageError(f"no output {output!r}; outputs: {', '.join(_OUTPUTS)}")
-    if output == "pil" and manifest.holds_floats:
-        raise UsageError(f"a {manifest.encoding} store holds normalised images, which PIL cannot hold; use 'tensor'")
-    if dtype is not None and output != "tensor":
-        raise UsageError(f"dtype= is for tensors; the output is {output!r}")
-    if dtype is not None and not dtype.is_floating_point and dtype != torch.uint8:
-        raise UsageError(f"dtype should be a floating point type or torch.uint8, got {dtype}")
-    if dtype == torch.uint8 and manifest.holds_floats:
-        raise UsageError(f"a {manifest.encoding} store holds normalised images: they do not fit torch.uint8")

@@ -105,7 +105,7 @@ class Stage:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class BenchReport:
     """What was measured, and what follows.
 
@@ -140,6 +140,9 @@ class BenchReport:
     verdict: Verdict
     trials: tuple[Trial, ...]
     advice: tuple[Advice, ...]
+
+    def __repr__(self) -> str:
+        return f"<BenchReport of {str(self.path)!r}: {self.rates.loader:,.0f} images/s, limit {self.verdict.stage}>"
 
 
 def bench(

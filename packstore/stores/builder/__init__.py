@@ -231,6 +231,9 @@ class StoreBuilder:
                 else:
                     self._staging.discard()
 
+    def __repr__(self) -> str:
+        return f"<StoreBuilder of {str(self._staging.destination)!r}: {self.records:,} records, {self._encoding}>"
+
     def __enter__(self) -> Self:
         return self
 

@@ -1,0 +1,56 @@
+"""Which split, columns and output a dataset takes from a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from packstore.core.errors import UsageError
+from packstore.core.manifest import Manifest
+
+OUTPUTS = ("tensor", "pil", "numpy", "bytes")
+
+
+def column_names(manifest: Manifest) -> str:
+    return ", ".join(c.name for c in manifest.columns)
+
+
+def choose_split(manifest: Manifest, split: str | None) -> str | None:
+    names = [s.name for s in manifest.splits]
+    if split is None:
+        if len(names) > 1:
+            raise UsageError(f"the store has several splits; name one with split=: {', '.join(names)}")
+        return names[0] if names else None
+    if split not in names:
+        raise UsageError(f"no split {split!r}; splits: {', '.join(names) or 'none'}")
+    return split
+
+
+def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[str, ...]:
+    if columns is None:
+        return ("image", "label") if manifest.has_column("label") else ("image",)
+    if isinstance(columns, str) or not columns:
+        raise UsageError(f"columns should be a sequence of names such as ('image', 'label'), got {columns!r}")
+    for name in columns:
+        if not manifest.has_column(name):
+            raise UsageError(f"no column {name!r}; columns: {column_names(manifest)}")
+    return tuple(columns)
+
+
+def check_output(manifest: Manifest, output: str, dtype: torch.dtype | None, denormalize: bool) -> None:
+    if output not in OUTPUTS:
+        raise UsageError(f"no output {output!r}; outputs: {', '.join(OUTPUTS)}")
+    if denormalize and output != "pil":
+        raise UsageError(f"denormalize= is for output='pil'; the output is {output!r}")
+    if output == "pil" and manifest.holds_floats and not denormalize:
+        raise UsageError(
+            f"a {manifest.encoding} store holds normalised images, which PIL cannot hold; add denormalize=True to undo "
+            "the normalisation, or use output='tensor'"
+        )
+    if dtype is not None and output != "tensor":
+        raise UsageError(f"dtype= is for tensors; the output is {output!r}")
+    if dtype is not None and not dtype.is_floating_point and dtype != torch.uint8:
+        raise UsageError(f"dtype should be a floating point type or torch.uint8, got {dtype}")
+    if dtype == torch.uint8 and manifest.holds_floats:
+        raise UsageError(f"a {manifest.encoding} store holds normalised images: they do not fit torch.uint8")
