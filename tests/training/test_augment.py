@@ -19,22 +19,17 @@ from PIL import Image
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment import (
-    CenterCrop,
-    Crops,
-    Cutout,
-    RandomCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    Resize,
-    apply_ops,
-    output_size,
-    plan_ops,
-    render,
-    split_ops,
-)
+from packstore.training.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.augment import crop as kernels
+from packstore.training.augment.base import Crops
 from packstore.training.augment.geometry import log_uniform
+from packstore.training.augment.operations import (
+    apply_operations,
+    output_size,
+    plan_operations,
+    render,
+    split_operations,
+)
 from packstore.training.augment.resample import crop_and_resize_each, resize, resize_by_products
 from packstore.training.random_draws import Draws
 
@@ -107,7 +102,7 @@ def crop_kept(
 ) -> Tensor:
     """Out of padded memory that holds the images in another order, and others."""
     count = len(images)
-    padded = kernels.Padded.empty(count + 2, images, padding, mode, fill, mirrored)
+    padded = kernels.PaddedImages.empty(count + 2, images, padding, mode, fill, mirrored)
     shape = images.shape[1], *padded.size
     assert padded.pixels.nbytes == kernels.padded_bytes(count + 2, shape, images.itemsize, padding, mode, mirrored)
     padded.put(0, images[:2] + 1)
@@ -172,7 +167,8 @@ def test_images_that_are_views() -> None:
     for view in (whole[1::2], whole[:, :, 2:12, 1:11], whole.flip(-1), whole.transpose(2, 3), whole[3:]):
         for ops in ([RandomCrop(8, 2, "reflect")], [RandomHorizontalFlip()], [RandomResizedCrop(5)], [Cutout(4)]):
             assert torch.equal(
-                apply_ops(ops, view, draws(len(view))), apply_ops(ops, view.contiguous(), draws(len(view)))
+                apply_operations(ops, view, draws(len(view))),
+                apply_operations(ops, view.contiguous(), draws(len(view))),
             )
 
 
@@ -465,7 +461,7 @@ def test_log_uniform(low: float, high: float) -> None:
 
 def decoded(ops: Sequence[Any], images: Sequence[NDArray[np.uint8]], d: Draws) -> list[NDArray[np.uint8]]:
     """Images ``(H, W, 3)`` after ``ops`` by plan and render."""
-    crops = plan_ops(
+    crops = plan_operations(
         ops, np.array([i.shape[:2] for i in images]).reshape(-1, 2), Draws(d.seed, d.epoch, d.records.numpy())
     )
     found = []
@@ -502,9 +498,9 @@ LISTS: list[list[Any]] = [
 def test_decoding_and_batches_give_the_same(ops: list[Any], shape: tuple[int, int], layout: Any) -> None:
     images = batch(12, *shape, layout=layout)
     d = Draws(3, 1, torch.arange(100, 112))
-    assert split_ops(ops, flip=True) == (tuple(ops), ())
+    assert split_operations(ops, flip=True) == (tuple(ops), ())
     found = decoded(ops, list(images.permute(0, 2, 3, 1).contiguous().numpy()), d)
-    expected = apply_ops(ops, images, d).permute(0, 2, 3, 1).numpy()
+    expected = apply_operations(ops, images, d).permute(0, 2, 3, 1).numpy()
     assert np.array_equal(np.stack(found), expected)
     assert output_size(ops, shape) == expected.shape[1:3]
 
@@ -513,7 +509,7 @@ def test_large_images_are_mirrored_in_pieces() -> None:
     images = batch(4, 200, 180)
     d, ops = draws(4), [RandomHorizontalFlip()]
     found = decoded(ops, list(images.permute(0, 2, 3, 1).contiguous().numpy()), d)
-    assert np.array_equal(np.stack(found), apply_ops(ops, images, d).permute(0, 2, 3, 1).numpy())
+    assert np.array_equal(np.stack(found), apply_operations(ops, images, d).permute(0, 2, 3, 1).numpy())
     assert 0 < RandomHorizontalFlip().flags(d).sum() < 4
 
 
@@ -524,7 +520,7 @@ def test_images_of_any_sizes() -> None:
     d = draws(len(images))
     for i, found in enumerate(decoded(ops, images, d)):
         alone = torch.from_numpy(images[i].copy()).permute(2, 0, 1)[None]
-        expected = apply_ops(ops, alone, d[i : i + 1])[0].permute(1, 2, 0).numpy()
+        expected = apply_operations(ops, alone, d[i : i + 1])[0].permute(1, 2, 0).numpy()
         assert np.array_equal(found, expected)
 
 
@@ -538,14 +534,14 @@ MIXED: list[list[Any]] = [
 @pytest.mark.parametrize("ops", MIXED)
 def test_a_record_gets_the_same_in_any_batch(ops: list[Any]) -> None:
     images, records = batch(24, 28, 30), torch.randperm(1000, generator=torch.Generator().manual_seed(1))[:24]
-    whole = apply_ops(ops, images, Draws(5, 6, records))
+    whole = apply_operations(ops, images, Draws(5, 6, records))
     for part in (slice(0, 1), slice(3, 4), slice(23, 24), slice(5, 20), slice(4, 4)):
-        assert torch.equal(apply_ops(ops, images[part], Draws(5, 6, records)[part]), whole[part])
+        assert torch.equal(apply_operations(ops, images[part], Draws(5, 6, records)[part]), whole[part])
     # In two steps, with the places of the list.
-    half = apply_ops(ops[:1], images, Draws(5, 6, records))
-    assert torch.equal(apply_ops(ops[1:], half, Draws(5, 6, records), first=1), whole)
-    assert not torch.equal(apply_ops(ops, images, Draws(5, 7, records)), whole)
-    assert not torch.equal(apply_ops(ops, images, Draws(6, 6, records)), whole)
+    half = apply_operations(ops[:1], images, Draws(5, 6, records))
+    assert torch.equal(apply_operations(ops[1:], half, Draws(5, 6, records), first=1), whole)
+    assert not torch.equal(apply_operations(ops, images, Draws(5, 7, records)), whole)
+    assert not torch.equal(apply_operations(ops, images, Draws(6, 6, records)), whole)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -554,13 +550,13 @@ def test_crop_and_flip_as_one_or_apart(mode: Any, layout: Any) -> None:
     crop, flip = RandomCrop(20, 3, mode, 9), RandomHorizontalFlip(0.4)
     images, d = batch(50, 20, 22, layout=layout), draws(50)
     apart = flip(crop(images, d.replace(stream=0)), d.replace(stream=1))
-    assert torch.equal(apply_ops([crop, flip], images, d), apart)
+    assert torch.equal(apply_operations([crop, flip], images, d), apart)
 
 
 def test_two_of_the_same_operation_draw_apart() -> None:
     flips = [RandomHorizontalFlip(), RandomHorizontalFlip()]
     images = batch(100, 4, 5)
-    found = apply_ops(flips, images, draws(100))
+    found = apply_operations(flips, images, draws(100))
     changed = sum(not torch.equal(a, b) for a, b in zip(found, images, strict=True))
     assert 25 < changed < 75
 
@@ -590,8 +586,8 @@ def strangers(images: Tensor) -> Tensor:
     ],
 )
 def test_where_a_list_is_split(ops: list[Any], decoding: int, with_flips: int) -> None:
-    assert split_ops(ops) == (tuple(ops[:decoding]), tuple(ops[decoding:]))
-    assert split_ops(ops, flip=True) == (tuple(ops[:with_flips]), tuple(ops[with_flips:]))
+    assert split_operations(ops) == (tuple(ops[:decoding]), tuple(ops[decoding:]))
+    assert split_operations(ops, flip=True) == (tuple(ops[:with_flips]), tuple(ops[with_flips:]))
 
 
 def test_output_sizes() -> None:
@@ -654,7 +650,7 @@ FLIPPED = RandomHorizontalFlip().plan(full(9, 9), Draws(0, 0, np.arange(1)))
         (lambda: RandomResizedCrop(3, scale=(0.1, 0.5, 1)), "scale should be"),
         (lambda: RandomHorizontalFlip(1.1), r"p should be 0 … 1, got 1.1"),
         (lambda: Cutout(0), "Cutout: size should be a positive integer, got 0"),
-        (lambda: split_ops([Resize(3), "flip"]), r"augment\[1\] is not callable: 'flip'"),
+        (lambda: split_operations([Resize(3), "flip"]), r"augment\[1\] is not callable: 'flip'"),
         (
             lambda: RandomCrop(9)(batch(1, 8, 9), draws(1)),
             "images of 8x9 with padding 0 are smaller than the crop of 9x9",
@@ -694,8 +690,8 @@ CUDA_LISTS: list[list[Any]] = [
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_cuda_gives_what_the_cpu_gives(ops: list[Any], layout: Any, cuda: torch.device) -> None:
     images, records = smooth(64, 32, 32).contiguous(memory_format=layout), torch.arange(64)
-    expected = apply_ops(ops, images, Draws(1, 1, records))
-    found = apply_ops(ops, images.to(cuda), Draws(1, 1, records.to(cuda)))
+    expected = apply_operations(ops, images, Draws(1, 1, records))
+    found = apply_operations(ops, images.to(cuda), Draws(1, 1, records.to(cuda)))
     assert found.device.type == "cuda"
     difference = (found.cpu().int() - expected.int()).abs().max()
     assert difference <= (1 if any(isinstance(op, Resize | RandomResizedCrop) for op in ops) else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -23,15 +24,8 @@ from torch.utils.data import WeightedRandomSampler
 import packstore
 from packstore import DecodeError, PackedDataset, PackedLoader, UsageError
 from packstore.core.manifest import Normalization
-from packstore.training.augment import (
-    CenterCrop,
-    Crops,
-    Cutout,
-    RandomCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    Resize,
-)
+from packstore.training.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.training.augment.base import Crops
 from packstore.training.loader.rows import Rows
 from packstore.training.loader.single_threaded import is_single_threaded, make_single_threaded
 from tests.makers.datasets import make_cifar10, make_folder, write_image
@@ -552,6 +546,29 @@ def test_resident_images_lie_ready_for_the_crop_where_memory_allows(
     assert memory.nbytes == len(ds) * bytes_an_image
     assert wanted is True or f"{memory.nbytes:,} bytes" in loader.mode_reason
     assert same(found, all_batches(PackedLoader(ds, 16, augment=augment, shuffle=True, resident=False)))
+
+
+@pytest.mark.parametrize(
+    ("size", "augment", "mode", "reason"),
+    [
+        (64, [], "resident", "free memory of cpu"),
+        (64, [RandomHorizontalFlip()], "resident", "free memory of cpu"),
+        (64, [RandomResizedCrop(32)], "streaming", "resized faster by streaming"),
+        (64, [RandomCrop(56), Resize(32)], "streaming", "resized faster by streaming"),
+        (65, [], "streaming", "12,675 bytes .over 12,288. are faster by streaming"),
+        (65, [RandomHorizontalFlip()], "streaming", "over 12,288"),
+        (65, [RandomCrop(65, padding=4)], "resident", "free memory of cpu"),
+    ],
+)
+def test_the_cpu_streams_where_that_is_faster(
+    tmp_path: Path, size: int, augment: list[Any], mode: str, reason: str
+) -> None:
+    write_image(tmp_path / "photos" / "a.png", size, size, 0)
+    packstore.convert(tmp_path / "photos", tmp_path / "a.pth", encoding="uint8", size=size)
+    loader = PackedLoader(PackedDataset(tmp_path / "a.pth"), 1, augment=augment)
+    assert loader.mode == mode
+    assert re.search(reason, loader.mode_reason)
+    assert PackedLoader(PackedDataset(tmp_path / "a.pth"), 1, augment=augment, resident=True).mode == "resident"
 
 
 def test_resident_that_does_not_fit_says_both_numbers(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:

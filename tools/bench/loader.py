@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The loader against bare threads that do the same work with nothing around it.
 
-    .venv/bin/python tools/bench/loader.py --images IMAGES --cifar CIFAR [--repeats 5] [--threads N]
+    .venv/bin/python tools/bench/loader.py --images IMAGES --cifar CIFAR [--repeats 5] [--threads N] [--only modes …]
 
 CIFAR is a CIFAR-10 folder or archive, IMAGES an image folder. In one run, in turn, with a warm page cache:
 
@@ -10,9 +10,11 @@ CIFAR is a CIFAR-10 folder or archive, IMAGES an image folder. In one run, in tu
 - jpeg: an LMDB of the files, random resized crop to 224 and flip, batches of 256; against as many plain threads that
   decode (simplejpeg), crop and resize (antialiased) into batch buffers.
 - raw: the same of uint8 images with the longer side at most 256.
+- modes: stores of images of one shape on the CPU, resident beside streaming, and which of them is the default.
 - gil: the loader's own Python time an image: what is left when everything that releases the GIL is stubbed out.
 - memory: what a process has resident after 2 and after 20 epochs, of images below a megapixel, and of all (a large one
-  leaves a hole in the heap that the usual ones do not fill); and the time to the first batch.
+  leaves a hole in the heap that the usual ones do not fill).
+- first: the time to the first batch.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import numpy as np
 import simplejpeg
 import torch
 from common import interleaved, machine, table
+from PIL import Image
 
 import packstore
 from packstore import PackedDataset, PackedLoader
@@ -86,6 +89,73 @@ def bare_threads(pixels: list[Callable[[], np.ndarray]], threads: int, batch_siz
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, [pixels[i::threads] for i in range(threads)]))
     return (time.perf_counter() - start) / len(pixels)
+
+
+def modes(source: Path, scratch: Path, repeats: int, sizes: list[int]) -> None:
+    """Resident beside streaming, over sizes, encodings and operations: the measurement behind the default.
+
+    Rates are the best of short windows, in turn: what else runs on the machine slows resident batches, which torch's
+    threads gather together, more than it slows streaming ones.
+    """
+    rows = []
+    for size in sizes:
+        for encoding in ("uint8", "float16"):
+            dataset = PackedDataset(_of_one_shape(source, scratch, size, encoding))
+            crop, part = [RandomCrop(size, padding=4), RandomHorizontalFlip()], min(SIZE, size * 7 // 8)
+            cells: dict[str, dict[str, Any]] = {
+                "none": {},
+                "flip": {"augment": crop[1:]},
+                "crop, flip": {"augment": crop},
+                f"resized crop to {part}, flip": {"augment": [RandomResizedCrop(part), *crop[1:]]},
+            }
+            if encoding == "uint8":
+                cells |= {"normalise": {"normalize": "imagenet"}}
+                cells |= {"crop, flip, normalise": {"augment": crop, "normalize": "imagenet"}}
+            for name, options in cells.items():
+                ways: dict[str, bool | str] = {"resident": True, "streaming": False, "default": "auto"}
+                loaders = {
+                    way: PackedLoader(dataset, 256, shuffle=True, resident=r, **options) for way, r in ways.items()
+                }
+                best = dict.fromkeys(ways, 0.0)
+                for _ in range(repeats + 1):  # the first loads, and warms up
+                    for way, loader in loaders.items():
+                        best[way] = max(best[way], best_rate(loader, 0.15))
+                numbers = [f"{best[way]:,.0f}" for way in ("resident", "streaming")]
+                ratio, lost = best["resident"] / best["streaming"], best["default"] / max(best.values())
+                mode = loaders["default"].mode
+                rows.append([size, encoding, name, *numbers, f"{ratio:.2f}", mode, f"{lost:.2f}"])
+    print("\n## Stores of one shape on the CPU, batches of 256, shuffled: images/s\n")
+    print(table(["pixels", "encoding", "operations", "resident", "streaming", "ratio", "default", "of the best"], rows))
+
+
+def best_rate(loader: PackedLoader, seconds: float) -> float:
+    """Images a second of the best 30 ms within ``seconds``."""
+    start = window = time.perf_counter()
+    images, best = 0, 0.0
+    while window - start < seconds:
+        for batch, *_ in loader:
+            images += len(batch)
+            now = time.perf_counter()
+            if now - window > 0.03:
+                best, window, images = max(best, images / (now - window)), now, 0
+            if now - start > seconds:
+                break
+    return best
+
+
+def _of_one_shape(source: Path, scratch: Path, size: int, encoding: str) -> Path:
+    """A store of some 96 MiB, more than a processor's caches hold, of a few images over and over."""
+    images = scratch / f"{size}-{encoding}" / "all"
+    images.mkdir(parents=True)
+    count = min(20000, (96 << 20) // (size * size * 3 * (2 if encoding == "float16" else 1)))
+    files = [path for path in sorted(source.rglob("*")) if path.is_file()][:64]
+    for number, path in enumerate(files):
+        Image.open(path).convert("RGB").resize((size, size)).save(images / f"{number:05d}.jpg")
+    for number in range(len(files), count):
+        os.link(images / f"{number % len(files):05d}.jpg", images / f"{number:05d}.jpg")
+    store = scratch / f"{size}-{encoding}.pth"
+    packstore.convert(images.parent, store, encoding=encoding, size=size)
+    return store
 
 
 def rates(seconds: dict[str, float], against: str) -> str:
@@ -251,17 +321,25 @@ def main() -> None:
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=default_workers())
+    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64, 96, 128, 160, 224, 256], help="of modes")
+    names = ("memory", "cifar", "jpeg", "raw", "modes", "gil", "first")
+    parser.add_argument("--only", choices=names, nargs="+", default=names)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        if options.images:
-            memory(options.images, Path(scratch))
-        if options.cifar:
-            cifar(options.cifar, Path(scratch), options.repeats)
-        if options.images:
-            streamed(options.images, Path(scratch), options.repeats, options.threads, raw=False)
-            streamed(options.images, Path(scratch), options.repeats, options.threads, raw=True)
-            gil(options.images, Path(scratch))
-            first_batch(options.images, Path(scratch))
+    images, repeats, threads = options.images, options.repeats, options.threads
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        jobs: dict[str, Callable[[], object]] = {
+            "memory": lambda: memory(images, scratch),
+            "cifar": lambda: cifar(options.cifar, scratch, repeats),
+            "jpeg": lambda: streamed(images, scratch, repeats, threads, raw=False),
+            "raw": lambda: streamed(images, scratch, repeats, threads, raw=True),
+            "modes": lambda: modes(images, scratch, repeats, options.sizes),
+            "gil": lambda: gil(images, scratch),
+            "first": lambda: first_batch(images, scratch),
+        }
+        for name in names:
+            if name in options.only and (options.cifar if name == "cifar" else images):
+                jobs[name]()
     print(f"\nmedians of {options.repeats}; {machine()}, torch {torch.__version__}")
 
 

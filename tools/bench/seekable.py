@@ -27,7 +27,7 @@ import numpy as np
 from common import machine, table
 
 from packstore import convert
-from packstore.augment import Crops, RandomResizedCrop
+from packstore.augment import RandomResizedCrop
 from packstore.core.parallel import default_workers
 from packstore.images.decoders import UNAVAILABLE, Decoder, available_decoders, get_decoder
 from packstore.images.engine import Engine, Requests, get_engine
@@ -44,6 +44,7 @@ from packstore.images.seekable import (
 )
 from packstore.images.sniff import sniff
 from packstore.sources import open_source
+from packstore.training.augment.base import Crops
 from packstore.training.random_draws import Draws
 
 Box = tuple[int, int, int, int]

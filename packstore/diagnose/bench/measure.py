@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError, printable
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.stores.base import Reader
-from packstore.training.augment import Crops, apply_ops, plan_ops
+from packstore.training.augment.base import Crops
+from packstore.training.augment.operations import apply_operations, plan_operations
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 from packstore.training.loader.rows import Rows
@@ -195,14 +196,14 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return clock.rate("augment, 1 thread", lambda _: len(apply_ops(operations, batch, draws)))
+        return clock.rate("augment, 1 thread", lambda _: len(apply_operations(operations, batch, draws)))
     finally:
         torch.set_num_threads(threads)
 
 
 def _crops(loader: PackedLoader, sample: Sample) -> Crops:
     sizes = np.array([image.shape[:2] for image in sample.pixels], np.int64)
-    return plan_ops(
+    return plan_operations(
         loader.pipeline.operations_at_decoding, sizes, Draws(0, 0, np.array(sample.records[: len(sizes)], np.int64))
     )
 

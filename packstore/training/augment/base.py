@@ -52,14 +52,17 @@ class Operation(ABC):
         return self.size_after(None)
 
 
-class Geometry(Operation):
+class GeometricOperation(Operation):
     """An operation that says where pixels come from, so that it can run while an image is decoded."""
 
     mirrors: ClassVar[bool] = False
     """Whether it mirrors images; all others say which pixels there are."""
 
+    resizes: ClassVar[bool] = False
+    """Whether it resizes images, one by one."""
+
     @abstractmethod
-    def composes(self, before: Sequence[Geometry]) -> bool:
+    def composes(self, before: Sequence[GeometricOperation]) -> bool:
         """Whether :class:`Crops` can describe this operation after those."""
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Cutting each image of a batch at a place of its own, and mirroring some: the kernels.
+"""Kernels that crop each image of a batch at a place of its own, and mirror some.
 
 Two ways give the same result. :func:`crop_rows`, for the CPU, copies whole rows: one ``index_select`` over all places
 where a row could begin, which torch does as one ``memcpy`` each on all its threads. :func:`crop_pixels`, for other
@@ -53,17 +53,17 @@ def crop_rows(
 ) -> Tensor:
     """:func:`crop` by copying rows."""
     if not padding:
-        return Padded.around(images).cut(torch.arange(len(images), device="cpu"), top, left, size, flip)
+        return PaddedImages.around(images).crop(torch.arange(len(images), device="cpu"), top, left, size, flip)
     # Padded part by part, in memory that is used again and stays in the caches.
     step = max(1, min(len(images), _CHUNK_BYTES // max(1, images[:1].nbytes)))
-    padded = Padded.empty(step, images, padding, mode, fill)
-    result = padded.new_crops(len(images), size)
+    padded = PaddedImages.empty(step, images, padding, mode, fill)
+    result = padded.empty_crops(len(images), size)
     numbers = torch.arange(step, device="cpu")
     for start in range(0, len(images), step):
         part = slice(start, min(start + step, len(images)))
         padded.put(0, images[part])
         flags = None if flip is None else flip[part]
-        padded.cut_to(result[part], numbers[: part.stop - start], top[part], left[part], flags)
+        padded.crop_into(result[part], numbers[: part.stop - start], top[part], left[part], flags)
     return _as_images(result)
 
 
@@ -73,10 +73,10 @@ def crop_rows(
 _CHUNK_BYTES = 3 << 20
 
 
-class Padded:
-    """Images of one size in the CPU's memory, with as much around them as crops reach over.
+class PaddedImages:
+    """Images of one size in the CPU's memory, with their padding around them, so that a crop is one copy.
 
-    Crops are then cut straight out of it. Kept for a whole dataset it saves the copies of a batch that padding takes.
+    Kept for a whole dataset it saves what padding costs each batch.
 
     Attributes:
         pixels: ``(N, P, T, L, E)``, contiguous: P planes of elements that are single numbers (E = 1), or one plane of
@@ -85,8 +85,8 @@ class Padded:
             N is twice the number of images: all of them mirrored follow.
         height: Of the images themselves; see also :attr:`size`.
         padding: As for :func:`crop`, like ``mode``.
-        mirrored: Whether every image is there a second time, mirrored left to right. To mirror takes as long as all the
-            rest, since pixels of three bytes are turned one by one.
+        mirrored: Whether every image is there a second time, mirrored left to right. Mirroring a batch takes as long as
+            all the rest, since pixels of three bytes are moved one by one.
     """
 
     def __init__(self, pixels: Tensor, height: int, padding: int, mode: str, mirrored: bool = False) -> None:
@@ -97,13 +97,15 @@ class Padded:
         self.mirrored = mirrored
 
     @classmethod
-    def around(cls, images: Tensor) -> Padded:
+    def around(cls, images: Tensor) -> PaddedImages:
         """``images`` ``(N, C, H, W)`` without padding; copied only where they are not contiguous in any format."""
         pixels = _as_planes(images)
         return cls(pixels, pixels.shape[2], 0, "constant")
 
     @classmethod
-    def empty(cls, count: int, like: Tensor, padding: int, mode: str, fill: float, mirrored: bool = False) -> Padded:
+    def empty(
+        cls, count: int, like: Tensor, padding: int, mode: str, fill: float, mirrored: bool = False
+    ) -> PaddedImages:
         """Memory for ``count`` images of the shape, dtype and memory format of those in ``like`` ``(B, C, H, W)``."""
         _, planes, height, width, element = _as_planes(like[:1]).shape
         extra = _extra_rows(padding, mode)
@@ -138,9 +140,9 @@ class Padded:
             rows[..., :padding, :] = source[..., skip : skip + padding, :].flip(-2)
             rows[..., width + padding :, :] = source[..., width - skip - padding : width - skip, :].flip(-2)
 
-    def cut(self, numbers: Tensor, top: Tensor, left: Tensor, size: Size, flip: Tensor | None = None) -> Tensor:
+    def crop(self, numbers: Tensor, top: Tensor, left: Tensor, size: Size, flip: Tensor | None = None) -> Tensor:
         """:func:`crop` of the images at ``numbers``, int64 ``(B,)``: ``(B, C, h, w)`` in new memory."""
-        result = self.new_crops(len(numbers), size)
+        result = self.empty_crops(len(numbers), size)
         if self.mirrored and flip is not None:
             # A crop that is mirrored is one of the mirrored image, as far from its right side as it was from the left.
             numbers = numbers + flip * (len(self.pixels) // 2)
@@ -148,15 +150,15 @@ class Padded:
         step = max(1, _CHUNK_BYTES // max(1, result[:1].nbytes))
         for start in range(0, len(numbers), step):
             part = slice(start, start + step)
-            self.cut_to(result[part], numbers[part], top[part], left[part], None if flip is None else flip[part])
+            self.crop_into(result[part], numbers[part], top[part], left[part], None if flip is None else flip[part])
         return _as_images(result)
 
-    def new_crops(self, count: int, size: Size) -> Tensor:
+    def empty_crops(self, count: int, size: Size) -> Tensor:
         """Memory for ``count`` crops, as planes."""
         return self.pixels.new_empty((count, self.pixels.shape[1], *size, self.pixels.shape[4]))
 
-    def cut_to(self, out: Tensor, numbers: Tensor, top: Tensor, left: Tensor, flip: Tensor | None) -> None:
-        """:meth:`cut` into ``out``, a contiguous part of :meth:`new_crops`."""
+    def crop_into(self, out: Tensor, numbers: Tensor, top: Tensor, left: Tensor, flip: Tensor | None) -> None:
+        """:meth:`crop` into ``out``, a contiguous part of :meth:`empty_crops`."""
         _, planes, tall, wide, element = self.pixels.shape
         rows, columns = out.shape[2:4]
         line = wide * element
@@ -173,7 +175,7 @@ class Padded:
 def padded_bytes(
     count: int, shape: tuple[int, int, int], itemsize: int, padding: int, mode: str, mirrored: bool = False
 ) -> int:
-    """Bytes of :class:`Padded` memory for ``count`` images of ``shape`` (C, H, W)."""
+    """Bytes of :class:`PaddedImages` memory for ``count`` images of ``shape`` (C, H, W)."""
     channels, height, width = shape
     count *= 1 + mirrored
     return count * channels * (height + _extra_rows(padding, mode)) * (width + 2 * padding) * itemsize
@@ -184,7 +186,7 @@ def _extra_rows(padding: int, mode: str) -> int:
 
 
 def _as_planes(images: Tensor) -> Tensor:
-    """``(B, C, H, W)`` as contiguous ``(B, P, H, W, E)``: see :class:`Padded`."""
+    """``(B, C, H, W)`` as contiguous ``(B, P, H, W, E)``: see :class:`PaddedImages`."""
     return images.permute(0, 2, 3, 1)[:, None] if is_channels_last(images) else images.contiguous()[..., None]
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Crops, Geometry, Size, join
-from packstore.training.augment.crop import Padded, crop, padded_bytes
+from packstore.training.augment.base import Crops, GeometricOperation, Size, join
+from packstore.training.augment.crop import PaddedImages, crop, padded_bytes
 from packstore.training.augment.resample import crop_and_resize, resize
 from packstore.training.random_draws import Array, Draws, to_float64, to_int64
 
@@ -29,7 +29,7 @@ def as_size(size: Any, what: str) -> Size:
 
 
 @dataclass(frozen=True)
-class Resize(Geometry):
+class Resize(GeometricOperation):
     """Resizes images, antialiased and bilinear, as torchvision's ``Resize``.
 
     Args:
@@ -40,6 +40,8 @@ class Resize(Geometry):
     """
 
     size: int | Size
+
+    resizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         pair = as_size(self.size, "Resize")
@@ -61,7 +63,7 @@ class Resize(Geometry):
             return max(1, int(self.size * height / width)), self.size
         return self.size, max(1, int(self.size * width / height))
 
-    def composes(self, before: Sequence[Geometry]) -> bool:
+    def composes(self, before: Sequence[GeometricOperation]) -> bool:
         return not before
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
@@ -80,7 +82,7 @@ class Resize(Geometry):
 
 
 @dataclass(frozen=True)
-class CenterCrop(Geometry):
+class CenterCrop(GeometricOperation):
     """Cuts out the centre, as torchvision's ``CenterCrop``: where an image is smaller, it is centred on zeros.
 
     Args:
@@ -107,7 +109,7 @@ class CenterCrop(Geometry):
     def size_after(self, size: Size | None) -> Size | None:
         return self._pair
 
-    def composes(self, before: Sequence[Geometry]) -> bool:
+    def composes(self, before: Sequence[GeometricOperation]) -> bool:
         return crop_composes(self._pair, before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
@@ -115,7 +117,7 @@ class CenterCrop(Geometry):
         rows, columns = self._pair
         top = window[:, 0] + centre(window[:, 2], rows)
         left = window[:, 1] + centre(window[:, 3], columns)
-        return cut(crops, top, left, self._pair, draws)
+        return with_window(crops, top, left, self._pair, draws)
 
     @property
     def _pair(self) -> Size:
@@ -124,7 +126,7 @@ class CenterCrop(Geometry):
 
 
 @dataclass(frozen=True)
-class RandomCrop(Geometry):
+class RandomCrop(GeometricOperation):
     """Cuts out a part at a uniformly random place, as torchvision's ``RandomCrop``.
 
     With padding it runs on batches only.
@@ -160,22 +162,22 @@ class RandomCrop(Geometry):
         top, left = self._places((height, width), draws)
         return crop(images, top, left, self._pair, self.padding, self.padding_mode, self.fill, flip)
 
-    def padded(self, count: int, like: Tensor, mirrored: bool = False) -> Padded:
-        """Memory that :meth:`cut` cuts from, for ``count`` images like those of ``like`` ``(B, C, H, W)``, on the CPU.
+    def new_padded_images(self, count: int, like: Tensor, mirrored: bool = False) -> PaddedImages:
+        """Memory for :meth:`crop_from`, for ``count`` images like those of ``like`` ``(B, C, H, W)``, on the CPU.
 
         Raises:
             UsageError: As when called."""
         self._check(like.shape[-2:])
-        return Padded.empty(count, like, self.padding, self.padding_mode, self.fill, mirrored)
+        return PaddedImages.empty(count, like, self.padding, self.padding_mode, self.fill, mirrored)
 
     def padded_bytes(self, count: int, shape: tuple[int, int, int], itemsize: int, mirrored: bool = False) -> int:
         """Bytes of that memory for images of ``shape`` (C, H, W)."""
         return padded_bytes(count, shape, itemsize, self.padding, self.padding_mode, mirrored)
 
-    def cut(self, images: Padded, numbers: Tensor, draws: Draws, flip: Tensor | None = None) -> Tensor:
-        """The same as a call with the images at ``numbers``, int64 ``(B,)``, of what :meth:`padded` made."""
+    def crop_from(self, images: PaddedImages, numbers: Tensor, draws: Draws, flip: Tensor | None = None) -> Tensor:
+        """The same as a call with the images at ``numbers``, int64 ``(B,)``, of what :meth:`new_padded_images` made."""
         top, left = self._places(images.size, draws)
-        return images.cut(numbers, top, left, self._pair, flip)
+        return images.crop(numbers, top, left, self._pair, flip)
 
     def _places(self, size: Size, draws: Draws) -> tuple[Tensor, Tensor]:
         """Top and left of the crops, int64 ``(B,)``, of images of ``size``."""
@@ -202,7 +204,7 @@ class RandomCrop(Geometry):
     def size_after(self, size: Size | None) -> Size | None:
         return self._pair
 
-    def composes(self, before: Sequence[Geometry]) -> bool:
+    def composes(self, before: Sequence[GeometricOperation]) -> bool:
         return self.padding == 0 and crop_composes(self._pair, before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
@@ -220,7 +222,7 @@ class RandomCrop(Geometry):
             )
         top = window[:, 0] + draws.integers(window[:, 2] - rows + 1, 0)
         left = window[:, 1] + draws.integers(window[:, 3] - columns + 1, 1)
-        return cut(crops, top, left, self._pair, draws)
+        return with_window(crops, top, left, self._pair, draws)
 
     @property
     def _pair(self) -> Size:
@@ -229,7 +231,7 @@ class RandomCrop(Geometry):
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop(Geometry):
+class RandomResizedCrop(GeometricOperation):
     """A box of random area and aspect ratio at a random place, resized, as torchvision's ``RandomResizedCrop``.
 
     Args:
@@ -244,6 +246,8 @@ class RandomResizedCrop(Geometry):
     size: int | Size
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    resizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", as_size(self.size, "RandomResizedCrop"))
@@ -260,11 +264,11 @@ class RandomResizedCrop(Geometry):
     def size_after(self, size: Size | None) -> Size | None:
         return self._pair
 
-    def composes(self, before: Sequence[Geometry]) -> bool:
+    def composes(self, before: Sequence[GeometricOperation]) -> bool:
         return not before
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
-        """As :meth:`Geometry.plan`; the arithmetic is that of torchvision's ``get_params``, in float64.
+        """As :meth:`GeometricOperation.plan`; the arithmetic is that of torchvision's ``get_params``, in float64.
 
         It tries ten boxes and takes the first that fits; else it takes the centre, as much of it as ``ratio`` allows.
         """
@@ -346,14 +350,14 @@ def centre(length: Any, cut_length: int) -> Any:
     return half + ((spare & 1) & (half & 1 | (spare < 0) * 1))
 
 
-def cut(crops: Crops, top: Array, left: Array, size: Size, draws: Draws) -> Crops:
+def with_window(crops: Crops, top: Array, left: Array, size: Size, draws: Draws) -> Crops:
     """``crops`` with the window of ``size`` at ``top`` and ``left`` of the resized box."""
     if crops.flip is not None:
         raise UsageError("a crop after a flip runs on batches, not while decoding")
     return crops.replace(window=join([top, left, top * 0 + size[0], top * 0 + size[1]]))
 
 
-def crop_composes(size: Size, before: Sequence[Geometry]) -> bool:
+def crop_composes(size: Size, before: Sequence[GeometricOperation]) -> bool:
     """Whether a window of ``size`` can follow ``before``.
 
     Not after a mirroring; and not beyond a crop before it, whose outside is zeros while the image has pixels there.

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Crops, Geometry, Operation
+from packstore.training.augment.base import Crops, GeometricOperation, Operation
 from packstore.training.augment.crop import mirror
 from packstore.training.random_draws import Array, Draws
 
 
 @dataclass(frozen=True)
-class RandomHorizontalFlip(Geometry):
+class RandomHorizontalFlip(GeometricOperation):
     """Mirrors images left to right with probability ``p``, as torchvision's ``RandomHorizontalFlip``.
 
     Args:
@@ -48,7 +48,7 @@ class RandomHorizontalFlip(Geometry):
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         return mirror(images, self.flags(draws))
 
-    def composes(self, before: Sequence[Geometry]) -> bool:
+    def composes(self, before: Sequence[GeometricOperation]) -> bool:
         return True
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:

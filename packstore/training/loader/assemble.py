@@ -23,7 +23,8 @@ from packstore.images.engine import Requests, get_engine
 from packstore.images.seekable import CropPlans, Index, plan_crops, read_index
 from packstore.images.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
 from packstore.stores.base import Reader, shaped
-from packstore.training.augment import Crops, Geometry, output_size, plan_ops
+from packstore.training.augment.base import Crops, GeometricOperation
+from packstore.training.augment.operations import output_size, plan_operations
 from packstore.training.dataset import image_array
 from packstore.training.loader.rows import Rows, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
@@ -97,7 +98,7 @@ class Assembler:
         self,
         reader: Reader,
         decoder: Decoder,
-        operations: Sequence[Geometry],
+        operations: Sequence[GeometricOperation],
         stats: Stats,
         dct_scaling: bool = False,
     ) -> None:
@@ -334,7 +335,7 @@ class Assembler:
         return requests
 
     def _plan(self, sizes: NDArray[np.int64], records: NDArray[np.int64], seed: int, epoch: int) -> Crops:
-        return plan_ops(self._operations, sizes, Draws(seed, epoch, records))
+        return plan_operations(self._operations, sizes, Draws(seed, epoch, records))
 
     def _plan_crops(self, prepared: Prepared, crops: Crops) -> None:
         indexes = {

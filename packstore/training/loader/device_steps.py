@@ -9,8 +9,9 @@ import torch
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest, Normalization
 from packstore.images.normalization import as_normalization
-from packstore.training.augment import Padded, apply_ops, cut_ops, output_size
 from packstore.training.augment.base import Operation
+from packstore.training.augment.crop import PaddedImages
+from packstore.training.augment.operations import apply_operations, apply_to_padded, output_size
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.random_draws import Draws
@@ -58,13 +59,13 @@ class DeviceSteps:
         """Whether batches go through functions of the user's."""
         return self._options.transform is not None or any(not isinstance(op, Operation) for op in self._operations)
 
-    def largest(self, images: torch.Tensor | Padded) -> int:
+    def largest(self, images: torch.Tensor | PaddedImages) -> int:
         """Pixels of an image of all ``images`` where they are most: as it is, or after some operation.
 
         What ``pre_transform`` made need not be an image: then a pixel is three numbers. A user's function is taken to
         double both sides.
         """
-        if isinstance(images, Padded):
+        if isinstance(images, PaddedImages):
             size = images.size
         elif images.ndim == 4:
             size = (images.shape[2], images.shape[3])
@@ -73,10 +74,12 @@ class DeviceSteps:
         after = [output_size(self._operations[:n], size) for n in range(1, len(self._operations) + 1)]
         return max(1, *(h * w for h, w in (size, *(s or (2 * size[0], 2 * size[1]) for s in after))))
 
-    def cut(self, images: Padded, places: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
-        """:meth:`augment` of the images at ``places`` of all, which lie in memory that the first operation made."""
+    def augment_padded(
+        self, images: PaddedImages, places: torch.Tensor, records: torch.Tensor, epoch: int
+    ) -> torch.Tensor:
+        """:meth:`augment` of the images at ``places`` of all, which lie in memory of the first operation."""
         draws = Draws(self._options.seed, epoch, records)
-        return cut_ops(self._operations, images, places, draws, self._first)
+        return apply_to_padded(self._operations, images, places, draws, self._first)
 
     def augment(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
         """The batch operations.
@@ -86,7 +89,7 @@ class DeviceSteps:
             records: int64 ``(B,)``, on the same device.
             epoch: For random operations.
         """
-        return apply_ops(self._operations, images, Draws(self._options.seed, epoch, records), self._first)
+        return apply_operations(self._operations, images, Draws(self._options.seed, epoch, records), self._first)
 
     def convert(self, images: torch.Tensor) -> torch.Tensor:
         """Normalisation, dtype and memory format."""

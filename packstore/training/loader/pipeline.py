@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from packstore.core.manifest import Manifest
 from packstore.images.decoders import get_decoder
-from packstore.training.augment import Geometry, RandomResizedCrop, Resize, split_ops
+from packstore.training.augment.base import GeometricOperation
+from packstore.training.augment.operations import split_operations
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.device_steps import DeviceSteps
@@ -41,7 +42,7 @@ class Pipeline:
         self.dataset = dataset
         self.options = options
         self.stats = Stats()
-        planned, _ = split_ops(options.augment, flip=True)
+        planned, _ = split_operations(options.augment, flip=True)
         self.operations_at_decoding = () if resident else _at_decoding(dataset.manifest, planned)
         self.device_steps = DeviceSteps(
             dataset.manifest,
@@ -94,11 +95,11 @@ class Pipeline:
         return values[0] if len(values) == 1 else tuple(values)
 
 
-def _at_decoding(manifest: Manifest, planned: tuple[Geometry, ...]) -> tuple[Geometry, ...]:
+def _at_decoding(manifest: Manifest, planned: tuple[GeometricOperation, ...]) -> tuple[GeometricOperation, ...]:
     """The operations of ``planned`` that run while images are decoded. Images that already have one size are augmented
     in whole batches, unless they are resized, since that is done image by image anyway."""
     if manifest.image.layout == "CHW":
         return ()
-    if manifest.image.kind == "ragged" or any(isinstance(op, (RandomResizedCrop, Resize)) for op in planned):
+    if manifest.image.kind == "ragged" or any(op.resizes for op in planned):
         return planned
     return ()

@@ -14,9 +14,27 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 from packstore.training.augment import RandomCrop, RandomHorizontalFlip
+from packstore.training.augment.base import GeometricOperation
 
 SHARE = {"cpu": 0.25, "cuda": 0.5}
 """Share of the free memory that ``resident="auto"`` takes at most."""
+
+# On the CPU: resident / streaming, images a second, from .pth, batches of 256, 2 cores (tools/bench/loader.py --only
+# modes). Above 12 KiB an image streaming is faster, and at any size where its threads resize pixels; but a crop that
+# comes first is faster resident at all sizes.
+#
+#   pixels, encoding   none  flip  normalise  crop, flip  crop, flip, normalise  resized crop, flip
+#    32 uint8          1.15  2.30       4.32        4.01                   2.58                0.93
+#    32 float16        2.39  1.54          -        3.30                      -                1.12
+#    64 uint8          2.00  1.77       1.55        3.34                   1.59                0.70
+#    96 uint8          0.55  0.72       0.92        2.70                   1.40                0.33
+#    96 float16        0.52  0.43          -        2.92                      -                1.43
+#   128 uint8          0.40  1.03       0.13        3.22                   1.28                0.04
+#   160 uint8          0.84  1.16       0.16        3.13                   1.15                0.23
+#   224 uint8          0.10  0.54          -        5.37                      -                   -
+#   224 float16        0.17  0.76          -        4.46                      -                   -
+#   256 uint8          0.20  0.87          -        2.68                      -                   -
+_RESIDENT_IMAGE_BYTES = 64 * 64 * 3
 
 
 def free_memory(device: torch.device) -> int:
@@ -33,8 +51,9 @@ def free_memory(device: torch.device) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class CropMemory:
-    """Memory for resident images that a crop is cut straight out of: :class:`packstore.training.augment.Padded`.
+class PaddedLayout:
+    """Resident images lie padded, ready for the crop that comes first: as
+    :class:`packstore.training.augment.crop.PaddedImages`.
 
     Attributes:
         crop: The crop that comes first.
@@ -52,24 +71,24 @@ class Residence:
     Attributes:
         resident: Whether they are.
         reason: Why, in words.
-        memory: What they lie in; None for a plain tensor.
+        layout: How they lie; None for a plain tensor.
     """
 
     resident: bool
     reason: str
-    memory: CropMemory | None = None
+    layout: PaddedLayout | None = None
 
 
-def resident_bytes(manifest: Manifest, records: int, memory: CropMemory | None = None) -> int | None:
+def resident_bytes(manifest: Manifest, records: int, layout: PaddedLayout | None = None) -> int | None:
     """Bytes that ``records`` images take when they are resident; None when they have no common shape."""
     image = manifest.image
     if image.kind != "fixed":
         return None
-    if memory is None:
+    if layout is None:
         return image.record_nbytes * records
     channels, height, width = image.shape if image.layout == "CHW" else (image.shape[-1], *image.shape[:-1])
     itemsize = NUMPY_DTYPE[image.dtype].itemsize
-    return memory.crop.padded_bytes(records, (channels, height, width), itemsize, memory.mirrored)
+    return layout.crop.padded_bytes(records, (channels, height, width), itemsize, layout.mirrored)
 
 
 def choose_residence(
@@ -103,21 +122,37 @@ def choose_residence(
     allowed = int(free * SHARE[device.type])
     if wanted is True and needed > free:
         raise UsageError(f"the images take {needed:,} bytes on {device}, where {free:,} are free; use resident=False")
-    memory = None
-    for way in _ways(augment, device):
-        more = resident_bytes(manifest, records, way) or needed
+    layout = None
+    for candidate in _layouts(augment, device):
+        more = resident_bytes(manifest, records, candidate) or needed
         if more <= allowed:
-            memory, needed = way, more
+            layout, needed = candidate, more
             break
     if wanted is True:
-        return Residence(True, "asked for", memory)
+        return Residence(True, "asked for", layout)
     what = f"{needed:,} bytes of images, {allowed:,} allowed ({SHARE[device.type]:.0%} of the free memory of {device})"
-    return Residence(needed <= allowed, what, memory)
+    if needed > allowed:
+        return Residence(False, what)
+    faster = _why_stream(manifest, augment, layout) if device.type == "cpu" else None
+    return Residence(True, what, layout) if faster is None else Residence(False, faster)
 
 
-def _ways(augment: Sequence[Any], device: torch.device) -> Iterator[CropMemory]:
-    """Memory that suits the operations, the fastest first. None for a GPU, which gathers pixel by pixel in any case."""
+def _why_stream(manifest: Manifest, augment: Sequence[Any], layout: PaddedLayout | None) -> str | None:
+    """Why streaming is faster than resident images on the CPU; None where it is not."""
+    resizes = any(isinstance(op, GeometricOperation) and op.resizes for op in augment)
+    if resizes and manifest.image.layout == "HWC":  # floats are resized in whole batches in either mode
+        return "on the CPU, images are resized faster by streaming"
+    if layout is None and manifest.image.record_nbytes > _RESIDENT_IMAGE_BYTES:
+        return (
+            f"on the CPU, images of {manifest.image.record_nbytes:,} bytes (over {_RESIDENT_IMAGE_BYTES:,}) are faster "
+            "by streaming"
+        )
+    return None
+
+
+def _layouts(augment: Sequence[Any], device: torch.device) -> Iterator[PaddedLayout]:
+    """Layouts that suit the operations, the fastest first. None for a GPU, which gathers pixel by pixel in any case."""
     if device.type == "cpu" and augment and isinstance(augment[0], RandomCrop):
         if len(augment) > 1 and isinstance(augment[1], RandomHorizontalFlip):
-            yield CropMemory(augment[0], mirrored=True)
-        yield CropMemory(augment[0], mirrored=False)
+            yield PaddedLayout(augment[0], mirrored=True)
+        yield PaddedLayout(augment[0], mirrored=False)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from packstore.training.augment import Padded
+from packstore.training.augment.crop import PaddedImages
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.pipeline import Batch, Pipeline
-from packstore.training.loader.residence import CropMemory
+from packstore.training.loader.residence import PaddedLayout
 from packstore.training.ring import ProducerStream, Ring, is_within, transport_to
 
 _LOADED_BYTES = 32 << 20  # of images that are loaded at a time
@@ -31,11 +31,11 @@ class Resident:
         images: All images of the split, once they are loaded.
     """
 
-    def __init__(self, pipeline: Pipeline, epochs: Epochs, memory: CropMemory | None) -> None:
-        self.images: torch.Tensor | Padded | None = None
+    def __init__(self, pipeline: Pipeline, epochs: Epochs, layout: PaddedLayout | None) -> None:
+        self.images: torch.Tensor | PaddedImages | None = None
         self._pipeline = pipeline
         self._epochs = epochs
-        self._memory = memory
+        self._layout = layout
         self._numbers: dict[str, torch.Tensor] = {}
         # Of the images; for the columns the host waits when they are copied.
         self._producer = ProducerStream(pipeline.dataset.device)
@@ -54,7 +54,7 @@ class Resident:
         # On a GPU all steps are for many batches at once, of which each is then a copy. On the CPU a batch stays in the
         # caches from step to step, and without operations each is gathered by itself.
         together = device.type != "cpu"
-        whole = not together and not isinstance(images, Padded) and not steps.batched
+        whole = not together and not isinstance(images, PaddedImages) and not steps.batched
         pixels = _PIXELS_AT_ONCE.get(device.type, _PIXELS_AT_ONCE["cpu"])
         at_once = _GATHERED_AT_ONCE if whole else pixels // steps.largest(images)
         gathered: torch.Tensor | None = None
@@ -67,8 +67,8 @@ class Resident:
                 self._producer.wait(images)  # type: ignore[arg-type]  # padded it is on the CPU alone
                 producer.wait(places, *([] if gathered is None else [gathered]))
                 producer.record()
-            if isinstance(images, Padded):
-                chunk = steps.cut(images, places, places + first_record, epoch)
+            if isinstance(images, PaddedImages):
+                chunk = steps.augment_padded(images, places, places + first_record, epoch)
             elif not whole:
                 mode = torch.is_inference_mode_enabled()
                 if gathered is not None and len(gathered) == len(places) and gathered.is_inference() == mode:
@@ -95,7 +95,7 @@ class Resident:
                 yield Batch(pipeline.item(steps.transform(batch), records[rows], numbers), len(own))
                 start = perf_counter()
 
-    def _load(self) -> torch.Tensor | Padded:
+    def _load(self) -> torch.Tensor | PaddedImages:
         if self.images is None:
             pipeline = self._pipeline
             self.images = self._loaded_images()
@@ -105,7 +105,7 @@ class Resident:
             self._numbers = {name: values.to(pipeline.dataset.device) for name, values in numbers.items()}
         return self.images
 
-    def _loaded_images(self) -> torch.Tensor | Padded:
+    def _loaded_images(self) -> torch.Tensor | PaddedImages:
         """All images of the split on the device, ``(N, 3, H, W)``, or what ``pre_transform`` makes of them; chunk by
         chunk through a ring."""
         pipeline, assembler, start = self._pipeline, self._pipeline.assembler, self._epochs.first_record
@@ -113,7 +113,7 @@ class Resident:
         pre_transform = pipeline.options.pre_transform
         step = max(1, _LOADED_BYTES // max(1, int(np.prod(assembler.shape)) * assembler.dtype.itemsize))
         ring = Ring(transport_to(device), 2)
-        whole: torch.Tensor | Padded | None = None
+        whole: torch.Tensor | PaddedImages | None = None
         for first in range(0, count, step):
             last = min(first + step, count)
             slot = ring.acquire()
@@ -124,11 +124,11 @@ class Resident:
             slot.shipment = ring.transport.send((buffer,), lambda tensors: pipeline.as_images(tensors[0]))
             images = slot.shipment.receive()
             images = images if pre_transform is None else pre_transform(images)
-            if whole is None and self._memory is not None:
-                whole = self._memory.crop.padded(count, images, self._memory.mirrored)
+            if whole is None and self._layout is not None:
+                whole = self._layout.crop.new_padded_images(count, images, self._layout.mirrored)
             elif whole is None:
                 whole = torch.empty((count, *images.shape[1:]), dtype=images.dtype, device=device)
-            if isinstance(whole, Padded):
+            if isinstance(whole, PaddedImages):
                 whole.put(first, images)
             else:
                 whole[first:last] = images

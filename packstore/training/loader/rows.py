@@ -1,4 +1,4 @@
-"""The rows of a batch buffer, and where the pixels of each come from: cut, resized and mirrored on the way."""
+"""The rows of a batch buffer, and where the pixels of each come from: cropped, resized and mirrored on the way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 from packstore.core.errors import UsageError
-from packstore.training.augment import Crops, render
+from packstore.training.augment.base import Crops
+from packstore.training.augment.operations import render
 from packstore.training.loader.single_threaded import is_single_threaded
 
 # The kernel behind interpolate(antialias=True), with an output to write into and without interpolate's checks, which

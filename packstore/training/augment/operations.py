@@ -1,4 +1,4 @@
-"""A user's list of augmentations: what of it runs where, and running it."""
+"""A user's list of operations: where each runs, and running them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Crops, Geometry, Operation, Size, Step
-from packstore.training.augment.crop import Padded
+from packstore.training.augment.base import Crops, GeometricOperation, Operation, Size, Step
+from packstore.training.augment.crop import PaddedImages
 from packstore.training.augment.geometry import RandomCrop
 from packstore.training.augment.pixels import RandomHorizontalFlip
 from packstore.training.augment.resample import resize
 from packstore.training.random_draws import Draws
 
 
-def plan_ops(ops: Sequence[Geometry], sizes: NDArray[np.int64], draws: Draws) -> Crops:
+def plan_operations(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws: Draws) -> Crops:
     """The crops that ``ops``, the first ones of a list, make of images.
 
     Args:
-        ops: As :func:`split_ops` gives them first.
+        ops: As :func:`split_operations` gives them first.
         sizes: int64 ``(B, 2)``: heights and widths of the images.
         draws: Of their records; the streams are set here.
 
     Raises:
-        UsageError: As :meth:`Geometry.plan`.
+        UsageError: As :meth:`GeometricOperation.plan`.
     """
     crops = Crops.full(sizes)
     for stream, op in enumerate(ops):
@@ -36,7 +36,7 @@ def plan_ops(ops: Sequence[Geometry], sizes: NDArray[np.int64], draws: Draws) ->
     return crops
 
 
-def apply_ops(ops: Sequence[Step], images: Tensor, draws: Draws, first: int = 0) -> Tensor:
+def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: int = 0) -> Tensor:
     """``images`` ``(B, C, H, W)`` after ``ops``, of which the first stands at place ``first`` of the user's list."""
     place = 0
     while place < len(ops):
@@ -53,25 +53,27 @@ def apply_ops(ops: Sequence[Step], images: Tensor, draws: Draws, first: int = 0)
     return images
 
 
-def cut_ops(ops: Sequence[Step], images: Padded, numbers: Tensor, draws: Draws, first: int = 0) -> Tensor:
-    """:func:`apply_ops` of the images at ``numbers``, int64 ``(B,)``, of all that ``ops[0].padded(...)`` holds."""
+def apply_to_padded(ops: Sequence[Step], images: PaddedImages, numbers: Tensor, draws: Draws, first: int = 0) -> Tensor:
+    """:func:`apply_operations` of the images at ``numbers``, int64 ``(B,)``, in memory that ``ops[0]`` made."""
     crop = ops[0]
     assert isinstance(crop, RandomCrop)
     flip = _flip_after(ops, 1, draws, first)
     done = 1 + (flip is not None)
-    batch = crop.cut(images, numbers, draws.replace(stream=first), flip)
-    return apply_ops(ops[done:], batch, draws, first + done)
+    batch = crop.crop_from(images, numbers, draws.replace(stream=first), flip)
+    return apply_operations(ops[done:], batch, draws, first + done)
 
 
 def _flip_after(ops: Sequence[Step], place: int, draws: Draws, first: int) -> Any:
-    """Which images the operation at ``place`` mirrors, where that is what it does: with a crop before it in one go,
-    which reads and writes each pixel once."""
+    """Which images the operation at ``place`` mirrors, if it is a flip: a crop before it then mirrors them, which
+    reads and writes each pixel once."""
     if place == len(ops) or not isinstance(flip := ops[place], RandomHorizontalFlip):
         return None
     return flip.flags(draws.replace(stream=first + place))
 
 
-def split_ops(ops: Sequence[Step], flip: bool = False) -> tuple[tuple[Geometry, ...], tuple[Step, ...]]:
+def split_operations(
+    ops: Sequence[Step], flip: bool = False
+) -> tuple[tuple[GeometricOperation, ...], tuple[Step, ...]]:
     """A user's list, split into what runs while images are decoded and what runs on batches.
 
     The first part is the longest start of the list that is exactly one resize, then one window, then one mirroring: a
@@ -87,9 +89,9 @@ def split_ops(ops: Sequence[Step], flip: bool = False) -> tuple[tuple[Geometry, 
     for place, op in enumerate(ops):
         if not callable(op):
             raise UsageError(f"augment[{place}] is not callable: {op!r}; put an operation or a function there")
-    planned: list[Geometry] = []
+    planned: list[GeometricOperation] = []
     for op in ops:
-        if not isinstance(op, Geometry) or not op.composes(planned) or (op.mirrors and not flip):
+        if not isinstance(op, GeometricOperation) or not op.composes(planned) or (op.mirrors and not flip):
             break
         planned.append(op)
     return tuple(planned), tuple(ops[len(planned) :])
@@ -103,13 +105,13 @@ def output_size(ops: Sequence[Step], size: Size | None = None) -> Size | None:
         size: That of all images, where they have one.
     """
     for op in ops:
-        # Of a stranger's function it is not known; what comes after it may fix the size again.
+        # A user's function may return any size; an operation after it may fix the size again.
         size = op.size_after(size) if isinstance(op, Operation) else None
     return size
 
 
 def render(pixels: NDArray[np.uint8], crops: Crops, index: int, out: NDArray[np.uint8]) -> None:
-    """Image ``index`` of ``crops`` from the pixels of its box: resized, cut, mirrored, written to ``out``.
+    """Image ``index`` of ``crops`` from the pixels of its box: resized, cropped, mirrored, written to ``out``.
 
     Args:
         pixels: uint8 ``(h, w, 3)`` with the height and width of the box, in any strides but negative ones.
