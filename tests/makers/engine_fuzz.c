@@ -26,6 +26,8 @@ struct decoder *packstore_engine_new(int plain);
 void packstore_engine_free(struct decoder *);
 void packstore_engine_sizes(const uint8_t *const *, const int64_t *, int64_t, int64_t *);
 void packstore_engine_run(struct decoder *, const struct request *, int64_t, int64_t, uint8_t *);
+int64_t packstore_engine_rewrite(struct decoder *, const uint8_t *, int64_t, int64_t);
+void packstore_engine_rewritten(struct decoder *, int64_t, uint8_t *, uint8_t *);
 
 static uint64_t state;
 
@@ -139,7 +141,18 @@ int main(int count, char **arguments)
         seeds[i - 3] = load(arguments[i]);
     while (tried < total) {
         struct file file = mutated(&seeds[any((uint64_t)count - 3)]);
-        int64_t sizes[2];
+        int64_t sizes[2], interval = side(12), made[2];
+        uint8_t *scans[2] = {NULL, NULL}, tables[2][4 * (16 + 256)];
+        for (int i = 0; i < 2; i++)
+            if ((made[i] = packstore_engine_rewrite(decoders[i], file.at, file.nbytes, interval))) {
+                scans[i] = malloc((size_t)made[i]);
+                packstore_engine_rewritten(decoders[i], made[i], scans[i], tables[i]);
+            }
+        if (made[0] != made[1] || (made[0] && memcmp(scans[0], scans[1], (size_t)made[0]))) {
+            printf("input %lld: rewritten with and without vector instructions it differs\n", (long long)tried);
+            return 1;
+        }
+        free(scans[0]), free(scans[1]);
         packstore_engine_sizes((const uint8_t *const *)&file.at, &file.nbytes, 1, sizes);
         if (sizes[0] * sizes[1] > 1 << 20)
             sizes[0] = sizes[1] = 64;

@@ -176,8 +176,8 @@ def _engine() -> Library:
             beside = load(name)
         except UnavailableError:
             continue
-        return beside._replace(version=f"packstore's own, and {beside.version} for what that does not take")
-    return Library(None, "packstore's own, and Pillow for what that does not take")
+        return beside._replace(version=f"packstore's engine; for other files {beside.version}")
+    return Library(None, "packstore's engine; for other files Pillow")
 
 
 _BESIDE_ENGINE = ("turbojpeg", "simplejpeg", "jpeg4py", "opencv")

@@ -11,7 +11,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 4
+#define INTERFACE 5
 
 enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
 
@@ -46,7 +46,8 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
                             &decoder->plane[0],       &decoder->plane[1],       &decoder->plane[2],     &decoder->sums[0],
                             &decoder->sums[1],        &decoder->wide[0],        &decoder->wide[1],      &decoder->pixels,
                             &decoder->resized,        &decoder->line,           &decoder->across.places, &decoder->across.exact,
-                            &decoder->across.rounded, &decoder->down.places,    &decoder->down.exact,   &decoder->down.rounded};
+                            &decoder->across.rounded, &decoder->down.places,    &decoder->down.exact,   &decoder->down.rounded,
+                            &decoder->rewriting.tokens, &decoder->rewriting.scan};
     for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++)
         each(rooms[i], argument);
 }
@@ -234,16 +235,22 @@ static int answer(struct decoder *decoder, const struct request *request, int64_
     return place_resized(decoder, request, &visible, to);
 }
 
+/* So that one large image does not fix the memory of each thread. */
+static void keep_little(struct decoder *decoder)
+{
+    size_t kept = 0;
+    for_all_rooms(decoder, add_size, &kept);
+    if (kept > KEPT_BYTES)
+        for_all_rooms(decoder, give_back, NULL);
+}
+
 /* Answers requests; `refused` says of each whether somebody else has to. Images of more than `max_pixels` are refused. */
 EXPORT void packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count, int64_t max_pixels,
                                  uint8_t *refused)
 {
     for (int64_t n = 0; n < count; n++) {
-        size_t kept = 0;
         refused[n] = (uint8_t)(answer(decoder, &requests[n], max_pixels) != DONE);
-        for_all_rooms(decoder, add_size, &kept);
-        if (kept > KEPT_BYTES)
-            for_all_rooms(decoder, give_back, NULL);
+        keep_little(decoder);
     }
 }
 
@@ -253,4 +260,24 @@ EXPORT void packstore_engine_normalize(struct decoder *decoder, const uint8_t *f
                                        int kind, void *to)
 {
     decoder->kernels->normalize(to, kind, from, count, factors);
+}
+
+/* See rewrite() in rewrite.c: the number of bytes of the new scan; 0 where the file is refused. */
+EXPORT int64_t packstore_engine_rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t interval)
+{
+    int64_t made = rewrite(decoder, file, nbytes, interval);
+    if (!made)
+        keep_little(decoder);
+    return made;
+}
+
+/* That scan, of `nbytes`, and its four tables: each 16 numbers of codes, and 256 values. */
+EXPORT void packstore_engine_rewritten(struct decoder *decoder, int64_t nbytes, uint8_t *scan, uint8_t *tables)
+{
+    memcpy(scan, decoder->rewriting.scan.at, (size_t)nbytes);
+    for (int i = 0; i < 4; i++, tables += 16 + 256) {
+        memcpy(tables, decoder->rewriting.tables[i].counts, 16);
+        memcpy(tables + 16, decoder->rewriting.tables[i].values, 256);
+    }
+    keep_little(decoder);
 }

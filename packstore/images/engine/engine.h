@@ -7,6 +7,7 @@
  * pixels.c    inverse DCT, upsampling, colours: those of libjpeg-turbo, bit for bit
  * resize.c    antialiased bilinear resizing: that of torch for uint8, bit for bit
  * normalize.c bytes to floating point
+ * rewrite.c   a scan with other restart markers and optimal tables: that of jpegtran, byte for byte
  * batch.c     what Python calls
  *
  * Files come from anybody, so no number in them is believed. Everything that is not flawless, or not known here, is
@@ -137,8 +138,36 @@ struct kernels {
     void (*normalize)(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
 };
 
+/* What takes the coefficients of a stretch. */
+typedef int stretch_function(struct decoder *, const struct lane *, int *predicted);
+
+/* A Huffman table as B.2.4.2 has it, and a symbol's code. */
+struct optimal {
+    uint8_t counts[16], values[256];
+    int32_t total;
+};
+
+struct code {
+    uint32_t bits;
+    int length;
+};
+
+/* A scan that is coded anew. */
+struct rewriting {
+    struct room tokens, scan;
+    int64_t count, interval;
+    int predicted[COMPONENTS];
+    int64_t counts[4 * 256]; /* of the symbols of four tables */
+    struct optimal tables[4];
+    struct code codes[4 * 256];
+};
+
 struct decoder {
     const struct kernels *kernels;
+    stretch_function *use_stretch;
+    int lane_count;       /* one keeps the order of the scan */
+    const uint8_t *place; /* the order of the coefficients of a block */
+    struct rewriting rewriting;
     uint32_t crc[8][256];
     struct headers headers;
     struct huffman dc[TABLES], ac[TABLES];
@@ -179,6 +208,7 @@ void make_crc_table(uint32_t table[8][256]);
 int locate_segments(struct decoder *, const uint8_t *file, int64_t nbytes);
 
 /* entropy.c */
+extern const uint8_t natural_place[256], scan_place[256];
 int make_tables(struct decoder *);
 int decode_segments(struct decoder *);
 int one_lane_plain(struct decoder *, struct lane *);
@@ -187,6 +217,7 @@ int one_lane_avx2(struct decoder *, struct lane *);
 int two_lanes_avx2(struct decoder *, struct lane *);
 
 /* pixels.c */
+int decode_scan(struct decoder *, const uint8_t *file, int64_t nbytes, stretch_function *);
 int decode_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struct box *, uint8_t *to);
 
 /* resize.c */
@@ -204,6 +235,9 @@ void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weights, c
 /* normalize.c */
 void normalize_plain(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
 void normalize_avx2(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
+
+/* rewrite.c */
+int64_t rewrite(struct decoder *, const uint8_t *file, int64_t nbytes, int64_t interval);
 
 /* batch.c */
 int make_room(struct room *, size_t size);

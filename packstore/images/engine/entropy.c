@@ -6,13 +6,17 @@
 enum { ESCAPE = 128, END_OF_BLOCK = 128, NO_CODE = 192, RST0 = 0xD0, EOI = 0xD9, K = 8 };
 
 /*
- * Where the symbol puts its value after which the next coefficient is `k`; in natural order, after Figure A.6. Beyond 64
- * are ends of blocks, of which the value is 0 and the last coefficient is 0, and errors.
+ * Where the symbol puts its value after which the next coefficient is `k`: in natural order, after Figure A.6, or in that
+ * of the scan. Beyond 64 are ends of blocks, of which the value is 0 and the last coefficient is 0, and errors.
  */
-static const uint8_t place[256] = {
+const uint8_t natural_place[256] = {
     63, 0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40,
     48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15,
     23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, [65 ... 255] = 63};
+const uint8_t scan_place[256] = {63, 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,
+                                 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42,
+                                 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63,
+                                 [65 ... 255] = 63};
 
 /* F.2.2.1, EXTEND: the value of `size` bits. */
 INLINE int extend(int bits, int size)
@@ -199,7 +203,7 @@ static NOT_INLINE int next_stretch(struct decoder *decoder, struct lane *lane)
 {
     const struct headers *headers = &decoder->headers;
     if (lane->count) {
-        if (decoder->kernels->samples(decoder, lane, lane->predicted) != DONE)
+        if (decoder->use_stretch(decoder, lane, lane->predicted) != DONE)
             return REFUSED;
         memset(lane->coefficients, 0, (size_t)(lane->count * headers->blocks) * 64 * sizeof(int16_t));
         lane->mcu += lane->count;
@@ -272,6 +276,7 @@ INLINE int decode_dc(struct hot *hot)
 INLINE int run(struct decoder *decoder, struct lane *lanes, const int count)
 {
     struct hot hot[LANES];
+    const uint8_t *place = decoder->place;
 #pragma GCC unroll 2
     for (int i = 0; i < count; i++) {
         const struct lane *lane = &lanes[i];
@@ -372,7 +377,7 @@ static int decode_with_lanes(struct decoder *decoder)
 {
     struct lane *lanes = decoder->lanes;
     int begun = 0, outcome = DONE;
-    while (begun < LANES && (outcome = begin(decoder, &lanes[begun])) == DONE)
+    while (begun < decoder->lane_count && (outcome = begin(decoder, &lanes[begun])) == DONE)
         begun++;
     if (outcome == REFUSED || !begun)
         return REFUSED;
@@ -383,7 +388,7 @@ static int decode_with_lanes(struct decoder *decoder)
     return DONE;
 }
 
-/* Decodes the segments that are needed; the kernel `samples` gets all coefficients. */
+/* Decodes the segments that are needed; `use_stretch` gets all coefficients. */
 int decode_segments(struct decoder *decoder)
 {
     for (int i = 0; i < LANES; i++) {

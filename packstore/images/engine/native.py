@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_INTERFACE = 4
+_INTERFACE = 5
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
 _FIELDS = 16
 """Numbers of a request in ``batch.c``, 8 bytes each."""
@@ -128,6 +128,20 @@ class Engine:
             *(_KINDS.index(out.dtype), out.ctypes.data),
         )
 
+    def rewrite(self, data: bytes, interval: int) -> tuple[bytes, list[bytes]] | None:
+        """The scan of a JPEG file with a restart marker after every ``interval`` MCUs and optimal Huffman tables.
+
+        Returns:
+            The scan, from its first coded byte to the end of the image; and its tables, as segments have them after
+            their number: DC and AC of the first component, then of the others. None where the file is refused.
+        """
+        nbytes = self._library.packstore_engine_rewrite(self._decoder, _address(data), len(data), interval)
+        if not nbytes:
+            return None
+        scan, tables = np.empty(nbytes, np.uint8), np.empty((4, 16 + 256), np.uint8)
+        self._library.packstore_engine_rewritten(self._decoder, nbytes, scan.ctypes.data, tables.ctypes.data)
+        return scan.tobytes(), [table[: 16 + int(table[:16].sum())].tobytes() for table in tables]
+
     def decode(
         self, data: Any, max_pixels: int, box: tuple[int, int, int, int] | None = None
     ) -> NDArray[np.uint8] | None:
@@ -188,6 +202,12 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_sizes.restype = None
     library.packstore_engine_run.argtypes = (pointer, pointer, number, number, pointer)
     library.packstore_engine_run.restype = None
+    library.packstore_engine_rewrite.argtypes, library.packstore_engine_rewrite.restype = (
+        (pointer, pointer, number, number),
+        number,
+    )
+    library.packstore_engine_rewritten.argtypes = (pointer, number, pointer, pointer)
+    library.packstore_engine_rewritten.restype = None
     library.packstore_engine_normalize.argtypes = (pointer, pointer, number, pointer, ctypes.c_int, pointer)
     library.packstore_engine_normalize.restype = None
     return library

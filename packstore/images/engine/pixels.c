@@ -509,10 +509,25 @@ static int write_pixels(struct decoder *decoder, const struct box *box, uint8_t 
     return DONE;
 }
 
+/* All coefficients of a JPEG file whose headers were read; blocks, and coefficients in them, in the order of its scan. */
+int decode_scan(struct decoder *decoder, const uint8_t *file, int64_t nbytes, stretch_function *use)
+{
+    const struct headers *headers = &decoder->headers;
+    struct box whole = {0, 0, headers->height, headers->width};
+    choose_mcus(decoder, &whole);
+    decoder->use_stretch = use;
+    decoder->lane_count = 1;
+    decoder->place = scan_place;
+    return make_tables(decoder) || make_segments(decoder, file, nbytes) || decode_segments(decoder) ? REFUSED : DONE;
+}
+
 /* The pixels of a box of a JPEG file whose headers were read: (height, width, 3), RGB, and nothing behind them. */
 int decode_box(struct decoder *decoder, const uint8_t *file, int64_t nbytes, const struct box *box, uint8_t *to)
 {
     choose_mcus(decoder, box);
+    decoder->use_stretch = decoder->kernels->samples;
+    decoder->lane_count = LANES;
+    decoder->place = natural_place;
     if (make_tables(decoder) || make_planes(decoder) || make_segments(decoder, file, nbytes) || decode_segments(decoder))
         return REFUSED;
     return write_pixels(decoder, box, to);

@@ -1,0 +1,86 @@
+"""A file rewritten by our engine: byte for byte what ``jpegtran -copy all -optimize -restart`` makes.
+
+libjpeg writes JFIF first, then the metadata, then quantisation, frame, Huffman tables, restart interval and scan header
+(jcmarker.c, jctrans.c and transupp.c of libjpeg-turbo).
+"""
+
+from __future__ import annotations
+
+from packstore.images.engine import get_engine
+from packstore.images.seekable.markers import (
+    APP0,
+    COM,
+    DHT,
+    DQT,
+    DRI,
+    SOF0,
+    SOF1,
+    SOS,
+    NotSeekableError,
+    Segment,
+    segments,
+)
+
+_METADATA = frozenset((COM, *range(APP0, APP0 + 16)))
+_JFIF = b"JFIF\0\x01\x01\0\0\x01\0\x01\0\0"
+"""What libjpeg writes for a file that has none."""
+
+
+def rewrite_by_engine(data: bytes, interval: int) -> bytes | None:
+    """The file, up to the end of its image, with a restart marker after every ``interval`` MCUs and optimal Huffman
+    tables; None where there is no engine, or it does not take the file."""
+    engine = get_engine()
+    made = None if engine is None else engine.rewrite(data, interval)
+    if made is None:
+        return None
+    scan, tables = made
+    try:
+        found = segments(data)
+    except NotSeekableError:
+        return None
+    body = {marker: [data[s.start + 4 : s.stop] for s in found if s.marker == marker] for marker in (DQT, SOF0, SOF1)}
+    jfif = _jfif(data, found)
+    frame = (body[SOF0] + body[SOF1])[0]
+    components = [frame[6 + 3 * i : 9 + 3 * i] for i in range(frame[5])]
+    if jfif is None or (len(components) == 1 and components[0][1] != 0x11):
+        return None
+    has_jfif = found[0].marker == APP0 and data[found[0].start + 4 :].startswith(b"JFIF\0")
+    metadata = [data[s.start : s.stop] for s in found[has_jfif:] if s.marker in _METADATA]
+    quantisation = {}
+    for content in body[DQT]:
+        for at in range(0, len(content), 65):
+            quantisation[content[at]] = content[at : at + 65]
+    wanted = dict.fromkeys(component[2] for component in components)
+    numbers = [0, 0x10] if len(components) == 1 else [0, 0x10, 1, 0x11]
+    chosen = b"".join(bytes((component[0], 0x11 if i else 0)) for i, component in enumerate(components))
+    return b"".join(
+        (
+            b"\xff\xd8",
+            jfif,
+            *metadata,
+            *(_segment(DQT, quantisation[number]) for number in wanted),
+            _segment(SOF0, frame),
+            *(_segment(DHT, bytes((number,)) + table) for number, table in zip(numbers, tables, strict=False)),
+            _segment(DRI, interval.to_bytes(2, "big")),
+            _segment(SOS, bytes((len(components),)) + chosen + b"\0\x3f\0"),
+            scan,
+        )
+    )
+
+
+def _segment(marker: int, content: bytes) -> bytes:
+    return bytes((0xFF, marker)) + (len(content) + 2).to_bytes(2, "big") + content
+
+
+def _jfif(data: bytes, found: list[Segment]) -> bytes | None:
+    """The JFIF segment that libjpeg writes: that of the file without thumbnail, or a new one; none where EXIF comes
+    first. None where it depends on more."""
+    metadata = [s for s in found if s.marker in _METADATA]
+    own = [s for s in metadata if s.marker == APP0 and data[s.start + 4 : s.start + 9] == b"JFIF\0"]
+    if own:
+        start = own[0].start + 4
+        alone = len(own) == 1 and own[0] is found[0]
+        return _segment(APP0, data[start : start + 12] + b"\0\0") if alone else None
+    if metadata and metadata[0].marker == APP0 + 1 and data[metadata[0].start + 4 :].startswith(b"Exif\0\0"):
+        return b""
+    return _segment(APP0, _JFIF)

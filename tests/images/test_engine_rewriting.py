@@ -1,0 +1,143 @@
+"""Files made seekable by the engine: byte for byte what ``jpegtran`` makes of them, or nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packstore.images.engine import engine_problem, get_engine
+from packstore.images.seekable import NotSeekableError, check_index, make_seekable, segments
+from packstore.images.seekable import transform as transform_module
+from packstore.images.seekable.by_engine import rewrite_by_engine
+from packstore.images.seekable.transform import _by_program
+from tests.conftest import SharedData
+from tests.makers.engine_checks import good, noisy, refused_files, save, without
+
+Need = Callable[[str, bool], None]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs(request: pytest.FixtureRequest) -> None:
+    need: Need = request.getfixturevalue("need")
+    need("native", engine_problem() is None)
+    need("jpegtran", shutil.which("jpegtran") is not None)
+
+
+@given(st.data())
+def test_the_bytes_are_those_of_jpegtran(choice: st.DataObject) -> None:
+    """With all samplings, and sizes at which the last blocks of a row or column are not the image's."""
+    sampling = choice.draw(st.sampled_from(("gray", "444", "422", "420", "440")))
+    height, width = choice.draw(st.integers(1, 90)), choice.draw(st.integers(1, 120))
+    options: dict[str, Any] = {"quality": choice.draw(st.sampled_from((1, 30, 75, 95, 100)))}
+    if choice.draw(st.booleans()):
+        options["restart_marker_blocks"] = choice.draw(st.integers(1, 9))
+    image = noisy(height, width, choice.draw(st.integers(0, 3)))
+    if choice.draw(st.integers(0, 3)) == 0:
+        image[:] = image[:1, :1]
+    data = save(image, sampling, **options)
+    interval = choice.draw(st.integers(1, 20) | st.sampled_from((300, 65535)))
+    assert rewrite_by_engine(data, interval) == _by_program(data, interval)
+
+
+def test_all_kinds() -> None:
+    for name, (data, _) in good().items():
+        for interval in (1, 7):
+            assert rewrite_by_engine(data, interval) == _by_program(data, interval), name
+
+
+def test_real_images(shared_data: SharedData) -> None:
+    paths = sorted((shared_data / "imagenet-600").rglob("*.JPEG"))[::25]
+    assert paths
+    for path in paths:
+        data = path.read_bytes()
+        assert rewrite_by_engine(data, 3) == _by_program(data, 3), path
+
+
+EXIF = b"\xff\xe1\0\x10Exif\0\0II*\0\x08\0\0\0"
+ADOBE = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0\x01"
+COMMENT = b"\xff\xfe\0\x05abc"
+JFXX = b"\xff\xe0\0\x0aJFXX\0\x10ab"
+
+
+def variants() -> dict[str, bytes]:
+    data = good()["420"][0]
+    tables = segments(without(data, 0xE0))[0].stop
+    bare, jfif = without(data, 0xE0), data[2 : segments(data)[0].stop]
+    thumbnail = b"\xff\xe0\0\x13JFIF\0\x01\x02\x01\0\x48\0\x49\x01\x01abc"
+    return {
+        "no metadata": bare,
+        "EXIF first": bare[:2] + EXIF + COMMENT + bare[2:],
+        "EXIF second": bare[:2] + COMMENT + EXIF + bare[2:],
+        "EXIF before JFIF": bare[:2] + EXIF + jfif + bare[2:],
+        "EXIF behind JFIF": bare[:2] + jfif + EXIF + COMMENT + EXIF + bare[2:],
+        "JFIF twice": bare[:2] + jfif + jfif + bare[2:],
+        "JFIF with a thumbnail": bare[:2] + thumbnail + JFXX + bare[2:],
+        "Adobe": bare[:2] + ADOBE + bare[2:],
+        "Adobe and JFIF": bare[:2] + jfif + ADOBE + bare[2:],
+        "metadata between tables": bare[:2] + jfif + bare[2:tables] + COMMENT + bare[tables:],
+        "an end and more": data + b"more",
+    }
+
+
+@pytest.mark.parametrize("name", variants())
+def test_metadata_stays_as_jpegtran_leaves_it(name: str) -> None:
+    data = variants()[name]
+    found = rewrite_by_engine(data, 2)
+    if name in ("EXIF before JFIF", "JFIF twice"):
+        assert found is None  # what libjpeg does then depends on more
+    else:
+        assert found == _by_program(data, 2)
+
+
+@pytest.mark.parametrize("name", refused_files())
+def test_what_is_refused(name: str) -> None:
+    if name != "large coefficients":  # which are as good as others here
+        assert rewrite_by_engine(refused_files()[name], 3) is None
+
+
+def test_intervals_that_there_are_not() -> None:
+    engine = get_engine()
+    assert engine is not None
+    for interval in (0, -1, 65536, 1 << 40):
+        assert engine.rewrite(good()["420"][0], interval) is None
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_damage_is_refused_or_jpegtran_makes_the_same_of_it(choice: st.DataObject) -> None:
+    name = choice.draw(st.sampled_from([name for name in good() if name not in ("parts", "large index", "long codes")]))
+    data = bytearray(good()[name][0])
+    for _ in range(choice.draw(st.integers(1, 3))):
+        at = choice.draw(st.integers(2, len(data) - 1) | st.integers(2, min(700, len(data) - 1)))
+        data[at] = choice.draw(st.integers(0, 255) | st.sampled_from((0, 255, 0xD0, 0xD9)))
+    found = rewrite_by_engine(bytes(data), 3)
+    if found is not None:
+        assert found == _by_program(bytes(data), 3)
+
+
+def test_files_are_made_seekable_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [data for name, (data, _) in good().items() if "seekable" not in name and "rows" not in name]
+    by_engine = [made(data) for data in files]
+    with monkeypatch.context() as patch:
+        patch.setattr(transform_module, "rewrite_by_engine", lambda data, interval: None)
+        assert [made(data) for data in files] == by_engine
+    for data in by_engine:
+        assert isinstance(data, str) or check_index(data) is None
+
+
+def made(data: bytes) -> bytes | str:
+    try:
+        return make_seekable(data)
+    except NotSeekableError as error:
+        return error.reason
+
+
+def test_a_flat_image_has_tables_of_one_code() -> None:
+    data = save(np.full((40, 40, 3), 128, np.uint8), "444")
+    assert rewrite_by_engine(data, 5) == _by_program(data, 5)
