@@ -56,10 +56,12 @@ def transform(data: bytes, interval: int) -> bytes:
         NotSeekableError: The library or program says that the file is damaged.
         UsageError: Neither is there.
     """
+    name = find_library(*_FUNCTIONS)
+    if name is None:
+        _program()  # what the engine does not take must not be what shows that there is none
     made = rewrite_by_engine(data, interval)
     if made is not None:
         return made
-    name = find_library(*_FUNCTIONS)
     return _by_program(data, interval) if name is None else _by_library(_load(name), data, interval)
 
 
