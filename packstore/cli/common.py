@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.core.errors import StoreError, UsageError, printable
+from packstore.core.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Normalization
     from packstore.core.progress import ProgressCallback
     from packstore.core.registry import Registry
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
@@ -37,12 +35,10 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(value).strip().lower())
-        if match is None or match[2] not in _UNITS:
-            self.fail(f"{value!r} is not a size; write for example 500MB or 1GiB", param, ctx)
-        if 0 < float(match[1]) < self.least_bare and str(value).strip()[-1].isdigit():
-            self.fail(f"{value!r} has no unit; write for example {value}MB or {value}GB", param, ctx)
-        return int(float(match[1]) * _UNITS[match[2]])
+        try:
+            return parse_bytes(str(value), self.least_bare)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
 
 
 class PixelCount(ByteSize):

@@ -57,7 +57,26 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DestinationError(f"cannot write {printable(str(path))}: {error.strerror or error}") from error
+        why = error.strerror or str(error)
+        if error.errno == errno.EFBIG:
+            limit = file_size_limit()
+            whose = (
+                "the file system allows no larger one" if limit is None else f"the limit is {limit:,} bytes (ulimit -f)"
+            )
+            why = (
+                f"{why}: {whose}; "
+                + ("" if limit is None else "raise it, or ")
+                + "write smaller files with --shard-size"
+            )
+        raise DestinationError(f"cannot write {printable(str(path))}: {why}") from error
+
+
+def file_size_limit() -> int | None:
+    """How large a file this process may write, in bytes; None without a limit."""
+    if resource is None:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 @contextmanager

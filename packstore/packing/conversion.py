@@ -98,7 +98,7 @@ def convert(
     on_error: Literal["raise", "skip"] = "raise",
     overwrite: bool = False,
     restart: bool = False,
-    shard_size: int | None = None,
+    shard_size: int | str | None = None,
     workers: int | None = None,
     decoder: str = "auto",
     max_pixels: int = MAX_PIXELS,
@@ -132,7 +132,7 @@ def convert(
         on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
         overwrite: Replace an existing store.
         restart: Do not go on from an interrupted run.
-        shard_size: Bytes of images a shard, or None for a store of one file.
+        shard_size: Bytes of images a shard, as a number or as text (``2MB``), or None for a store of one file.
         workers: Threads; None for one a core.
         decoder: Name of the decoder, see :func:`packstore.images.decoders.get_decoder`.
         max_pixels: An image whose header says more pixels is a bad sample, and so is a file of more than 8 bytes for
@@ -212,7 +212,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         encoding=plan.encode.encoding,
         columns=columns,
         overwrite=plan.options.overwrite,
-        shard_size=plan.options.shard_size,
+        shard_size=plan.options.shard_bytes,
         identity=identity,
         restart=plan.options.restart,
     )

@@ -16,6 +16,7 @@ from packstore.core.manifest import Manifest, Normalization
 from packstore.core.numbers import whole
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
+from packstore.core.sizes import parse_bytes
 from packstore.images.encode import EncodeOptions, Encoder, Encoding, encodings_that_accept, parse_size
 from packstore.images.normalization import MeanAndStd, as_normalization
 from packstore.images.sniff import MAX_PIXELS
@@ -50,7 +51,7 @@ class ConvertOptions:
     on_error: Literal["raise", "skip"] = "raise"
     overwrite: bool = False
     restart: bool = False
-    shard_size: int | None = None
+    shard_size: int | str | None = None
     workers: int | None = None
     decoder: str = "auto"
     max_pixels: int = MAX_PIXELS
@@ -62,6 +63,8 @@ class ConvertOptions:
             raise UsageError(f"unknown format {self.format!r}; use one of: {', '.join(FORMATS)}")
         if self.encoding is not None and self.encoding not in ENCODINGS:
             raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(ENCODINGS)}")
+        if isinstance(self.shard_size, str):
+            object.__setattr__(self, "shard_size", parse_bytes(self.shard_size))
         for name in ("workers", "shard_size", "max_pixels"):
             if name == "max_pixels" or getattr(self, name) is not None:
                 whole(name, getattr(self, name))
@@ -71,6 +74,11 @@ class ConvertOptions:
             as_normalization(self.normalize)
         if self.source_kind is not None:
             SOURCES.check(self.source_kind)
+
+    @property
+    def shard_bytes(self) -> int | None:
+        """:attr:`shard_size` in bytes."""
+        return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
 
 
 @dataclass(frozen=True, slots=True)

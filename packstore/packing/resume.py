@@ -48,7 +48,7 @@ def _fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dic
         "normalization": dataclasses.asdict(normalization) if normalization else None,
         "check": plan.encode.check,
         "max pixels": plan.encode.max_pixels,
-        "shard size": plan.options.shard_size,
+        "shard size": plan.options.shard_bytes,
         "libraries": encoder.versions(),
         "packstore": packstore.__version__,
         "columns": [dataclasses.asdict(column) for column in columns],

@@ -11,6 +11,7 @@ import pytest
 import packstore
 from packstore.core.errors import UsageError
 from packstore.core.files import url_in
+from packstore.packing.plan import ConvertOptions
 from tests.makers.command import run
 from tests.makers.datasets import make_cifar10, make_folder
 
@@ -116,3 +117,19 @@ def test_what_is_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     Path("s3:").mkdir()
     assert url_in("C:/images", "a:b", "/s3://x", "images", None, b"\xff:/", "s3://a folder of this name") is None
+
+
+@pytest.mark.parametrize(("text", "expected"), [("2kB", 2000), (" 1 KiB", 1024), ("1.5k", 1500), (2000, 2000)])
+def test_shard_sizes_as_the_command_line_takes_them(
+    folder: Path, tmp_path: Path, text: int | str, expected: int
+) -> None:
+    options = ConvertOptions(shard_size=text)
+    assert options.shard_size == options.shard_bytes == expected
+    shards = packstore.convert(folder, tmp_path / "a.h5", shard_size=text).manifest.shards
+    assert len(shards) == len(packstore.convert(folder, tmp_path / "b.h5", shard_size=expected).manifest.shards) > 1
+
+
+@pytest.mark.parametrize(("text", "why"), [("2", "2MB or 2GB"), ("big", "not a size"), ("-1MB", "not a size")])
+def test_shard_sizes_that_are_none(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        ConvertOptions(shard_size=text)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
-from packstore.core.files import beyond_standard_streams, reading, sync_file
+from packstore.core.files import beyond_standard_streams, file_size_limit, reading, sync_file
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader, Spans, Writer, parse_manifest, unreadable
@@ -162,6 +162,9 @@ def _lmdb_errors(path: Path) -> Iterator[None]:
         if space.f_bavail * space.f_frsize < _TXN_BYTES:
             # LMDB says "Input/output error" when the disk fills up in the middle of a write.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        limit, file = file_size_limit(), path / DATA_FILE
+        if limit is not None and file.exists() and file.stat().st_size + _TXN_BYTES > limit:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG)) from error
         raise OSError(f"LMDB says {error}") from error
 
 

@@ -1,0 +1,24 @@
+"""Numbers of bytes as people write them: ``500MB``, ``1GiB``."""
+
+from __future__ import annotations
+
+import re
+
+from packstore.core.errors import UsageError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_bytes(text: str, least_bare: int = 1000) -> int:
+    """The number that ``text`` says, such as ``500MB``, ``1.5GiB`` or ``4096``.
+
+    Raises :class:`UsageError` for what is no size, and for a number below ``least_bare`` without a unit: its unit was
+    forgotten.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower(), re.ASCII)
+    if match is None or match[2] not in _UNITS:
+        raise UsageError(f"{text!r} is not a size; write for example 500MB or 1GiB")
+    if 0 < float(match[1]) < least_bare and text.strip()[-1].isdigit():
+        raise UsageError(f"{text!r} has no unit; write for example {text}MB or {text}GB")
+    return int(float(match[1]) * _UNITS[match[2]])
