@@ -126,6 +126,41 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+Stores = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
+    """Small stores by kind and suffix, ``stores("files.lmdb")``, each made once: for reading only.
+
+    ``files`` (image files of differing sizes), ``pixels`` (ragged uint8), ``square``; of CIFAR: ``cifar`` (uint8),
+    ``floats``, ``bfloats``, ``shards``.
+    """
+    import packstore
+    from tests.makers.datasets import make_cifar10, make_folder
+
+    root = tmp_path_factory.mktemp("stores")
+    folder, cifar = make_folder(root / "photos", per_class=7), make_cifar10(root)
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = root / name
+            source, options = {
+                "files": (folder, {"encoding": "original"}),
+                "pixels": (folder, {"encoding": "uint8"}),
+                "square": (folder, {"encoding": "uint8", "size": 32}),
+                "cifar": (cifar, {"encoding": "uint8"}),
+                "floats": (cifar, {"encoding": "float16"}),
+                "bfloats": (cifar, {"encoding": "bfloat16"}),
+                "shards": (cifar, {"encoding": "uint8", "shard_size": 50_000}),
+            }[name.partition(".")[0]]
+            packstore.convert(source, made[name], **options)
+        return made[name]
+
+    return get
+
+
 Simulate = Callable[["str | int"], "AbstractContextManager[Simulation]"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +16,13 @@ from packstore import DecodeError, PackedDataset, PackedLoader, prefetch
 from packstore.training.augment import Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop
 from packstore.training.loader.residence import free_memory
 from packstore.training.ring import CudaTransport, Ring, transport_to
-from tests.makers.datasets import make_cifar10, make_folder
+from tests.conftest import Stores
+from tests.makers.datasets import make_folder
 
 CROP = [RandomResizedCrop(32), RandomHorizontalFlip()]
 SHIFT = [RandomCrop(32, padding=4, padding_mode="reflect"), RandomHorizontalFlip(), Cutout(8)]
 # A kernel that keeps a stream busy for some 50 ms at the 2 GHz of today's devices, in cycles.
 BUSY = 100_000_000
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    root = tmp_path_factory.mktemp("stores")
-    folder, cifar = make_folder(root / "photos", per_class=7), make_cifar10(root)
-    made: dict[str, Path] = {}
-
-    def get(name: str) -> Path:
-        if name not in made:
-            made[name] = root / name
-            kind = name.partition(".")[0]
-            encoding = {"files": "original", "cifar": "uint8", "floats": "float16", "bfloats": "bfloat16"}[kind]
-            packstore.convert(folder if kind == "files" else cifar, made[name], encoding=encoding)
-        return made[name]
-
-    return get
-
-
-Stores = Callable[[str], Path]
 
 
 def loaders(path: Path, device: torch.device, **options: Any) -> tuple[PackedLoader, PackedLoader]:

@@ -28,40 +28,11 @@ from packstore.training.augment import CenterCrop, Cutout, RandomCrop, RandomHor
 from packstore.training.augment.base import Crops
 from packstore.training.loader.rows import Rows
 from packstore.training.loader.single_threaded import is_single_threaded, make_single_threaded
-from tests.makers.datasets import make_cifar10, make_folder, write_image
+from tests.conftest import Stores
+from tests.makers.datasets import write_image
 
 RAGGED = [RandomResizedCrop(32), RandomHorizontalFlip()]
 FIXED = [RandomCrop(32, padding=4), RandomHorizontalFlip(), Cutout(8)]
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Stores by name: files (image files of differing sizes), pixels (ragged uint8), cifar.lmdb …"""
-    root = tmp_path_factory.mktemp("stores")
-    folder = make_folder(root / "photos", per_class=7)
-    cifar = make_cifar10(root)
-    made: dict[str, Path] = {}
-
-    def get(name: str) -> Path:
-        if name not in made:
-            kind = name.partition(".")[0]
-            made[name] = root / name
-            source, options = {
-                "files": (folder, {"encoding": "original"}),
-                "pixels": (folder, {"encoding": "uint8"}),
-                "square": (folder, {"encoding": "uint8", "size": 32}),
-                "cifar": (cifar, {"encoding": "uint8"}),
-                "floats": (cifar, {"encoding": "float16"}),
-                "bfloats": (cifar, {"encoding": "bfloat16"}),
-                "shards": (cifar, {"encoding": "uint8", "shard_size": 50_000}),
-            }[kind]
-            packstore.convert(source, made[name], **options)
-        return made[name]
-
-    return get
-
-
-Stores = Callable[[str], Path]
 
 
 def all_batches(loader: PackedLoader) -> list[Any]:
