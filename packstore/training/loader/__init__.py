@@ -8,6 +8,7 @@ its own.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Literal, Never
@@ -180,6 +181,7 @@ class PackedLoader:
         return self._items(epoch, first)
 
     def _items(self, epoch: int, first: int) -> Iterator[Any]:
+        process = os.getpid()
         with closing(self._producer.batches(epoch, first)) as batches:
             for number, batch in enumerate(batches, first + 1):
                 self.pipeline.stats.batch(batch.images, batch.skipped)
@@ -187,6 +189,11 @@ class PackedLoader:
                 del batch
                 self._running = epoch, number  # last, so that Ctrl-C in the lines before loses no batch
                 yield item
+                if os.getpid() != process:
+                    raise UsageError(
+                        "this iterator was begun before a fork, and its threads did not come along: begin a new one in "
+                        "this process, for batch in loader"
+                    )
                 del item  # the consumer's alone from here on, so that its memory is free before the next batch
 
     def set_epoch(self, epoch: int) -> None:

@@ -13,6 +13,7 @@ from packstore.training.augment.crop import PaddedImages
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.residence import PaddedLayout
+from packstore.training.loader.single_threaded import begin_in_fork
 from packstore.training.ring import ProducerStream, Ring, is_within, transport_to
 
 _LOADED_BYTES = 32 << 20  # of images that are loaded at a time
@@ -49,6 +50,7 @@ class Resident:
         """The batches of ``epoch`` from number ``first`` on."""
         pipeline, first_record = self._pipeline, self._epochs.first_record
         device, steps = pipeline.dataset.device, pipeline.device_steps
+        begin_in_fork()
         images = self._load()
         pipeline.stats.start()
         # On a GPU all steps are for many batches at once, of which each is then a copy. On the CPU a batch stays in the

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from pathlib import Path
 
@@ -28,6 +29,25 @@ def make_single_threaded() -> None:
     for library in _openmp():
         library.omp_set_num_threads(1)
     _thread.single = torch.get_num_threads() == 1
+
+
+def begin_in_fork() -> None:
+    """To be called before torch works in the calling thread: in a forked child it then starts no threads.
+
+    OpenMP's pool does not survive a fork: the first operation that is shared out would wait for it for ever.
+    """
+    if _forked:
+        make_single_threaded()
+
+
+def _in_child() -> None:
+    global _forked
+    _forked = True
+
+
+_forked = False
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def is_single_threaded() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +41,7 @@ class Streaming:
             transport.catch_up()
         threads = options.workers or default_workers()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader", initializer=make_single_threaded)
-        pending: deque[Job] = deque()
+        process, pending = os.getpid(), deque[Job]()
         pipeline.stats.start()
         try:
             records_of_batches = self._epochs.batches(epoch, first)
@@ -59,6 +60,7 @@ class Streaming:
                 yield batch
                 del batch  # the consumer's alone from here on, so that its memory is free before the next batch
         finally:
-            for job in pending:
-                job.cancel()
-            pool.shutdown(wait=True, cancel_futures=True)
+            if os.getpid() == process:  # in a forked child there are no threads, and their locks may be held for ever
+                for job in pending:
+                    job.cancel()
+                pool.shutdown(wait=True, cancel_futures=True)
