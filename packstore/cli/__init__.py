@@ -6,7 +6,9 @@ Modules of this room import the library inside the commands, so that ``packstore
 from __future__ import annotations
 
 import gc
+import io
 import os
+import re
 import signal
 import sys
 import traceback
@@ -18,6 +20,8 @@ import click
 from packstore import __version__
 from packstore.cli.bench import bench
 from packstore.cli.clean import clean
+from packstore.cli.colour import red
+from packstore.cli.completion import completion
 from packstore.cli.convert import convert
 from packstore.cli.demo import demo
 from packstore.cli.doctor import doctor
@@ -60,7 +64,7 @@ def cli(context: click.Context, debug: bool) -> None:
     context.obj = debug
 
 
-for command in (demo, convert, verify, info, repair, salvage, clean, bench, doctor, guide):
+for command in (demo, convert, verify, info, repair, salvage, clean, bench, doctor, guide, completion):
     cli.add_command(command)
 
 
@@ -85,7 +89,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         code = cli.main(arguments, prog_name="packstore", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        click.echo(re.sub("^Error:", red("Error:", 2), said.getvalue(), flags=re.MULTILINE), err=True, nl=False)
         code = error.exit_code
     except _StoppedError as stopped:
         click.echo(f"packstore: {stopped}{_notes(stopped)}", err=True)
@@ -100,7 +106,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        click.echo(f"packstore: error: {_describe(error, debug)}{_notes(error)}", err=True)
+        click.echo(f"{red('packstore: error:', 2)} {_describe(error, debug)}{_notes(error)}", err=True)
         code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILURE
     sys.exit(code or 0)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.sizes import parse_bytes
@@ -69,6 +70,10 @@ class PluginChoice(click.Choice):  # type: ignore[type-arg]
         except UsageError as error:
             self.fail(str(error), param, ctx)
         return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        """The names that begin so, of plug-ins too."""
+        return [CompletionItem(name) for name in self._registry if name.startswith(incomplete)]
 
 
 class ImageSize(click.ParamType):  # type: ignore[type-arg]

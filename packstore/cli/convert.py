@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from packstore.cli.colour import bold, yellow
 from packstore.cli.common import (
     ByteSize,
     ImageSize,
@@ -168,7 +169,7 @@ def describe_report(report: ConvertReport) -> str:
     rate = f"{manifest.records / seconds:,.0f} images/s, {report.source_bytes / 1e6 / seconds:,.0f} MB/s"
     ratio = report.disk_bytes / max(1, report.source_bytes)
     lines = [
-        f"{printable(str(report.destination))}: {quantity(manifest.records, 'record')} "
+        f"{printable(str(report.destination))}: {bold(quantity(manifest.records, 'record'))} "
         f"({manifest.encoding} in {FORMATS[manifest.format].title})"
     ]
     if manifest.splits:
@@ -182,7 +183,7 @@ def describe_report(report: ConvertReport) -> str:
     if manifest.shards:
         lines.append(f"  shards   {len(manifest.shards)}")
     lines.append(
-        f"  bytes    {human_bytes(report.disk_bytes)} on disk, {ratio:.2f} of the images' "
+        f"  bytes    {bold(human_bytes(report.disk_bytes))} on disk, {ratio:.2f} of the images' "
         f"{human_bytes(report.source_bytes)} in the source"
     )
     lines.append(f"  time     {seconds:.1f} s ({rate})")
@@ -202,7 +203,7 @@ def describe_report(report: ConvertReport) -> str:
         if len(report.kept) > _LISTED:
             lines.append(f"    … and {len(report.kept) - _LISTED:,} other reasons")
     if report.skipped:
-        lines.append(f"  skipped  {quantity(len(report.skipped), 'file')}:")
+        lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'file')}:")
         lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
     return "\n".join(lines)
 

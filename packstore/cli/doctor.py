@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from packstore.cli.colour import yellow
 from packstore.cli.common import quantity, wrapped
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def describe(report: Report) -> str:
             lines += ["", section] if lines else [section]
         lines += wrapped(f"  {fact.name:<{width}}  ", fact.text or str(fact.value), columns)
         if fact.problem is not None:
-            lines += wrapped(f"{'!':>{width + 2}}  ", fact.problem, columns)
+            first, *rest = wrapped(f"{'!':>{width + 2}}  ", fact.problem, columns)
+            lines += [first.replace("!", yellow("!"), 1), *rest]
     count = len(report.problems)
     verdict = "nothing is wrong" if not count else f"{quantity(count, 'thing')} to look at, marked with !"
     return "\n".join([*lines, "", verdict])

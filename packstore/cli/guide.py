@@ -14,7 +14,7 @@ from packstore.cli.common import wrapped
 
 
 @click.command(short_help="Read the guide, page by page.")
-@click.argument("topic", required=False)
+@click.argument("topic", required=False, shell_complete=lambda _context, _argument, start: _topics(start))
 def guide(topic: str | None) -> None:
     """Show the page of the guide about TOPIC, in a pager; without TOPIC, list the pages.
 
@@ -24,7 +24,7 @@ def guide(topic: str | None) -> None:
       packstore guide packing
       packstore guide formats > formats.md
     """
-    pages = {path.stem: path for path in sorted(Path(__file__).parents[1].glob("guide/*.md"))}
+    pages = _pages()
     if topic is None:
         width = max(map(len, pages))
         for name, path in pages.items():
@@ -37,6 +37,14 @@ def guide(topic: str | None) -> None:
     if sys.stdout.isatty():
         text = fitted(text, min(100, shutil.get_terminal_size().columns or 80))
     click.echo_via_pager(text)
+
+
+def _pages() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(Path(__file__).parents[1].glob("guide/*.md"))}
+
+
+def _topics(start: str) -> list[str]:
+    return [name for name in _pages() if name.startswith(start)]
 
 
 def fitted(page: str, columns: int) -> str:

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from packstore.cli.colour import yellow
 from packstore.core.errors import printable
 
 
@@ -14,7 +15,7 @@ class MessageHandler(logging.Handler):
     """Shows a message on a line of its own, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = f"packstore: {printable(record.getMessage())}"
+        text = f"{yellow('packstore:', 2)} {printable(record.getMessage())}"
         if sys.stderr.isatty():
             text = "\r\x1b[K" + text  # a status line may stand there
         if "tqdm" in sys.modules:

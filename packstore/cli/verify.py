@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from packstore.cli.colour import bold, red
 from packstore.cli.common import PixelCount, PluginChoice, expecting_store, human_bytes, pasted, progress_bar, quantity
 from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.registry import SOURCES
@@ -123,10 +124,10 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
     if report.ok:
         size = human_bytes(manifest.image.nbytes)
         verdict = "nothing wrong at a quick look" if report.quick else "whole"
-        lines.append(f"{path}: {verdict} ({quantity(manifest.records, 'record')}, {size} of images)")
+        lines.append(f"{path}: {bold(verdict)} ({quantity(manifest.records, 'record')}, {size} of images)")
     else:
         what = "differs" if report.problem_count == report.differences else "NOT whole"
-        lines.append(f"{path}: {what}, {quantity(report.problem_count, 'problem')}")
+        lines.append(f"{path}: {red(what)}, {quantity(report.problem_count, 'problem')}")
         if not quiet and any(problem.lost for problem in report.problems):
             lines.append(
                 f"a shard does not open: packstore salvage {there} --out REST gets what there is, or pack it again"
