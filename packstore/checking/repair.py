@@ -18,11 +18,11 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.checking.donor import Donor, Refused, Wanted
 from packstore.checking.store_check import StoreCheck, batches, key_of, open_files
+from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.errors import DestinationError, StoreError, printable
 from packstore.core.files import refuse_urls
 from packstore.core.manifest import Column, Skipped
-from packstore.core.numbers import whole
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
@@ -102,6 +102,8 @@ def repair(
         SourceError, UsageError: The source cannot be read, or the records cannot be made of it.
         DestinationError: The destination may not be written.
     """
+    text_or_none(source_kind=source_kind)
+    true_or_false(partial=partial)
     whole("max_pixels", max_pixels)
     workers = default_workers() if workers is None else whole("workers", workers)
     refuse_urls(damaged, source, destination)

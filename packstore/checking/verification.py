@@ -9,10 +9,10 @@ from pathlib import Path
 
 from packstore.checking.against import Comparison
 from packstore.checking.store_check import StoreCheck, key_of
+from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import refuse_urls
 from packstore.core.manifest import Manifest
-from packstore.core.numbers import whole
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.images.decoders import Decoder, get_decoder
@@ -75,6 +75,8 @@ class VerifyOptions:
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
+        text_or_none(source_kind=self.source_kind)
+        true_or_false(quick=self.quick, decode=self.decode)
         whole("max_pixels", self.max_pixels)
         if self.workers is not None:
             whole("workers", self.workers)

@@ -10,10 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.errors import DestinationError, SampleError, UsageError, printable
 from packstore.core.files import refuse_urls
 from packstore.core.manifest import Manifest, Normalization
-from packstore.core.numbers import whole
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.core.sizes import parse_bytes
@@ -57,6 +57,7 @@ class ConvertOptions:
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
+        text_or_none(source_kind=self.source_kind, split=self.split, format=self.format, encoding=self.encoding)
         if self.on_error not in ("raise", "skip"):
             raise UsageError(f"on_error should be 'raise' or 'skip', got {self.on_error!r}")
         if self.format is not None and self.format not in FORMATS:
@@ -68,6 +69,7 @@ class ConvertOptions:
         for name in ("workers", "shard_size", "max_pixels"):
             if name == "max_pixels" or getattr(self, name) is not None:
                 whole(name, getattr(self, name))
+        true_or_false(overwrite=self.overwrite, restart=self.restart)
         if self.fit is not None and self.size is None:
             raise UsageError("fit says how an image comes to a size: give a size too")
         if self.normalize is not None and self.normalize != "auto":
@@ -245,7 +247,7 @@ def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertO
         fit=options.fit or "crop",
         resize=options.resize,
         max_side=options.max_side,
-        quality=options.quality or DEFAULT_QUALITY,
+        quality=DEFAULT_QUALITY if options.quality is None else options.quality,
         normalization=normalization,
         exif_transpose=options.exif_transpose,
         check=options.check,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.arguments import function_or_none, whole
 from packstore.core.columns import Ragged
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import refuse_urls
@@ -97,7 +98,12 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         # Absolute: a worker process may have another working directory.
         refuse_urls(path)
         self.path = Path(path).absolute()
-        self.device = torch.device(device)
+        try:
+            self.device = torch.device(device)
+        except RuntimeError as error:
+            first = str(error).partition("\n")[0]
+            raise UsageError(f"device should be one of torch's, such as 'cuda:0', got {device!r}: {first}") from None
+        function_or_none(transform=transform, target_transform=target_transform)
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise UsageError("device='cuda', but torch finds no CUDA device here; use device='cpu'")
         self.output = output
@@ -105,7 +111,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.target_transform = target_transform
         self.dtype = dtype
         self.decoder_name = decoder
-        self.decoder = get_decoder(decoder, max_pixels=max_pixels)
+        self.decoder = get_decoder(decoder, max_pixels=whole("max_pixels", max_pixels))
         self.checksums: Checksums = checksums
         self._reader: Reader | None = self._open()
         self._pid = os.getpid()

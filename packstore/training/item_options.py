@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from packstore.core.arguments import true_or_false
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 
@@ -30,7 +31,7 @@ def choose_split(manifest: Manifest, split: str | None) -> str | None:
 def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[str, ...]:
     if columns is None:
         return ("image", "label") if manifest.has_column("label") else ("image",)
-    if isinstance(columns, str) or not columns:
+    if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
         raise UsageError(f"columns should be a sequence of names such as ('image', 'label'), got {columns!r}")
     for name in columns:
         if not manifest.has_column(name):
@@ -41,6 +42,7 @@ def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[s
 def check_output(manifest: Manifest, output: str, dtype: torch.dtype | None, denormalize: bool) -> None:
     if output not in OUTPUTS:
         raise UsageError(f"no output {output!r}; outputs: {', '.join(OUTPUTS)}")
+    true_or_false(denormalize=denormalize)
     if denormalize and output != "pil":
         raise UsageError(f"denormalize= is for output='pil'; the output is {output!r}")
     if output == "pil" and manifest.holds_floats and not denormalize:
@@ -48,6 +50,8 @@ def check_output(manifest: Manifest, output: str, dtype: torch.dtype | None, den
             f"a {manifest.encoding} store holds normalised images, which PIL cannot hold; add denormalize=True to undo "
             "the normalisation, or use output='tensor'"
         )
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise UsageError(f"dtype should be one of torch's, such as torch.float16, got {dtype!r}")
     if dtype is not None and output != "tensor":
         raise UsageError(f"dtype= is for tensors; the output is {output!r}")
     if dtype is not None and not dtype.is_floating_point and dtype != torch.uint8:

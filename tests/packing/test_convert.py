@@ -302,7 +302,7 @@ def test_a_destination_inside_the_source_is_refused(folder: Path, name: str) -> 
         ({"split": "holdout"}, "train"),
         ({"source_kind": "cifar11"}, "cifar10"),
         ({"labels": Path("nowhere.csv")}, "nowhere.csv"),
-        ({"shard_size": "1MB"}, "whole number"),
+        ({"shard_size": "1XB"}, "not a size"),
         ({"encoding": "png"}, "unknown encoding"),
         ({"quality": 80}, "for the encodings jpeg and seekable"),
         ({"encoding": "uint8", "fit": "pad"}, "give a size"),

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from packstore.core.arguments import whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
@@ -74,12 +75,9 @@ class BenchOptions:
     tries: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("size", 1), ("workers", 1)):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < least):
-                raise UsageError(
-                    f"{name.replace('_', ' ')} should be a whole number of at least {least}, got {value!r}"
-                )
+        for name in ("batch_size", "size", "workers"):
+            if getattr(self, name) is not None or name == "batch_size":
+                whole(name, getattr(self, name))
         for name in ("seconds", "target"):
             value = getattr(self, name)
             if value is not None and not (0 < value < float("inf")):

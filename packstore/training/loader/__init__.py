@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.arguments import whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.training.dataset import PackedDataset
@@ -141,7 +142,7 @@ class PackedLoader:
             dct_scaling=dct_scaling,
             on_error=on_error,
         )
-        self.batch_size = batch_size
+        self.batch_size = batch_size = whole("batch_size", batch_size)
         self.device = dataset.device
         self.epoch = 0
         self.rank, self.world_size = ranks(options)

@@ -128,10 +128,12 @@ class Assembler:
 
     def _row(self, manifest: Manifest) -> tuple[tuple[int, ...], torch.dtype]:
         image = manifest.image
+        self._own_sizes = False
         if image.layout == "CHW":
             return image.shape, _TORCH_DTYPE[image.dtype]
         size = image.shape[:2] if image.kind == "fixed" else None
         height_width = output_size(self._operations, (size[0], size[1]) if size else None)
+        self._own_sizes = height_width is None
         if height_width is None and any(not operation.mirrors for operation in self._operations):
             raise UsageError(
                 "the first operations do not bring the images to one size: end them with RandomResizedCrop, CenterCrop "
@@ -149,6 +151,21 @@ class Assembler:
                     raise DecodeError(f"record 0 ({self._key(0)}) of {self._reader.path}: {reason}")
                 height_width = first[0], first[1]
         return (*height_width, 3), torch.uint8
+
+    def shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
+        """Shape of a row of a batch of ``records``: :attr:`shape`; a single image's own where sizes may differ.
+
+        That one is read from its header; where that is damaged or too large, decoding tells.
+        """
+        if not self._own_sizes or len(records) != 1:
+            return self.shape
+        number = int(records[0])
+        try:
+            height, width = self._sizes([number], [self._reader.view(number)])[0][0].tolist()
+        except PackstoreError:
+            return self.shape
+        too_large = too_many_pixels(width, height, self._decoder.max_pixels) is not None
+        return self.shape if too_large else (height, width, 3)
 
     def prepare(
         self, out: torch.Tensor, records: NDArray[np.int64], seed: int, epoch: int, errors: dict[int, Exception] | None
@@ -240,8 +257,8 @@ class Assembler:
             return
         pixels = self._pixels(prepared.numbers[row], view, header)
         if not self._operations:
-            if pixels.shape != self.shape:
-                raise SizeError.between(pixels.shape, self.shape)
+            if pixels.shape != rows.array.shape[1:]:
+                raise SizeError.between(pixels.shape, rows.array.shape[1:])
             rows.array[row] = pixels
         elif pixels.shape[:2] == tuple(prepared.sizes[row].tolist()):
             rows.place(row, pixels)

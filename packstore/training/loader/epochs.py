@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import index
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.errors import UsageError
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.options import LoaderOptions, as_indices
 from packstore.training.order import Order
@@ -118,5 +120,9 @@ class Epochs:
             return self.order, epoch, self._subset
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
-        drawn = as_indices(np.fromiter((int(i) for i in sampler), np.int64), self._records, "what sampler gives")
+        try:
+            drawn = np.fromiter(map(index, sampler), np.int64)
+        except TypeError as error:
+            raise UsageError(f"sampler should give one whole number after another: {error}") from error
+        drawn = as_indices(drawn, self._records, "what sampler gives")
         return self._sampler_order(len(drawn)), 0, drawn

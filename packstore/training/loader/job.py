@@ -45,7 +45,9 @@ class Job:
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Job:
         """Hands the batch to the threads: one of them prepares it, and then hands them its slices."""
         assembler = self._pipeline.assembler
-        self._buffer = ring.buffer(self._slot, 0, (len(self.records), *assembler.shape), assembler.dtype)
+        self._buffer = ring.buffer(
+            self._slot, 0, (len(self.records), *assembler.shape_for(self.records)), assembler.dtype
+        )
         dtype = self._pipeline.device_steps.dtype_in_threads
         if dtype is not None:
             self._floats = ring.buffer(self._slot, 1, self._buffer.shape, dtype)

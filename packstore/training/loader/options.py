@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.arguments import function_or_none, true_or_false, whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.training.dataset import PackedDataset
@@ -43,10 +44,25 @@ class LoaderOptions:
     on_error: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
-        if self.prefetch < 1:
-            raise UsageError(f"prefetch should be at least 1 batch, got {self.prefetch}")
-        if self.workers is not None and self.workers < 1:
-            raise UsageError(f"workers should be at least 1, got {self.workers}")
+        for name, least in (
+            ("prefetch", 1),
+            ("workers", 1),
+            ("block", 1),
+            ("world_size", 1),
+            ("rank", 0),
+            ("seed", None),
+        ):
+            value = getattr(self, name)
+            if value is not None or name in ("prefetch", "seed"):
+                object.__setattr__(self, name, whole(name, value, least))
+        true_or_false(shuffle=self.shuffle, drop_last=self.drop_last, dct_scaling=self.dct_scaling)
+        if self.channels_last is not None:
+            true_or_false(channels_last=self.channels_last)
+        function_or_none(
+            transform=self.transform, target_transform=self.target_transform, pre_transform=self.pre_transform
+        )
+        if self.sampler is not None and not isinstance(self.sampler, Iterable):
+            raise UsageError(f"sampler should give one index after another, got {self.sampler!r}")
         if self.resident not in (True, False, "auto"):
             raise UsageError(f"resident should be True, False or 'auto', got {self.resident!r}")
         if self.on_error not in ("raise", "skip"):
@@ -106,6 +122,8 @@ def check_dataset(dataset: PackedDataset) -> None:
 def as_indices(values: Any, length: int, what: str = "indices") -> NDArray[np.int64]:
     """``values`` as int64, negative ones counted from the end. Raises :class:`UsageError` for what is none."""
     array = np.asarray(values)
+    if array.shape == (0,):
+        raise UsageError(f"{what} should be a list of whole numbers, and is empty: there is nothing to load")
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UsageError(f"{what} should be a list of whole numbers, got {array.dtype} of shape {array.shape}")
     array = array.astype(np.int64)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from packstore.core.arguments import whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import as_normalization
@@ -46,10 +47,9 @@ class prefetch:  # noqa: N801 - used like a function
         dtype: torch.dtype | None = None,
         ahead: int = 2,
     ) -> None:
-        if dtype is not None and not dtype.is_floating_point:
-            raise UsageError(f"dtype should be a floating point type, got {dtype}")
-        if ahead < 1:
-            raise UsageError(f"ahead should be at least 1 batch, got {ahead}")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise UsageError(f"dtype should be a floating point type, such as torch.float16, got {dtype!r}")
+        ahead = whole("ahead", ahead)
         self.iterable = iterable
         self.device = torch.device(device)
         self._ahead = ahead
