@@ -47,8 +47,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     ``"bytes"``    the record as it is stored: an image file's bytes, or raw pixels
     =============  ==============================================================================================
 
-    ``label`` is an ``int``, ``key`` a ``str``. The object travels to other processes (fork, spawn, pickle) as path and
-    options, and each process opens the store for itself.
+    ``label`` is an ``int``, ``key`` a ``str``. The object pickles as path and options; each
+    process, forked or spawned, opens the store for itself.
 
     Args:
         path: A store of any format.
@@ -130,7 +130,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     def __getitem__(self, index: int | slice | Sequence[int] | NDArray[Any] | torch.Tensor) -> Any:
         """Item ``index`` (negative from the end), or a batch for a slice or a list of indices.
 
-        Raises :class:`IndexError` outside the dataset, and :class:`TypeError` for what is no index; masks are none.
+        Raises :class:`IndexError` outside the dataset, and :class:`TypeError` for anything but indices, such as masks.
         """
         if type(index) is int:
             return self._item(self._record(index))
@@ -141,7 +141,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return self._item(self._record(_whole(index)))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The items at ``indices``: torch's ``DataLoader`` fetches a batch by this, and collates it itself."""
+        """The items at ``indices``. torch's ``DataLoader`` calls this for a batch, which it collates itself."""
         records = self._records(indices)
         images = self._gathered_images(records)
         if images is None:
@@ -218,7 +218,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return self._pil(self._record(_whole(index)))
 
     def close(self) -> None:
-        """Lets go of the store; the next access opens it again. What another thread is reading, it finishes."""
+        """Closes the store; the next access opens it again. Reads under way in other threads finish."""
         self._reader = None
         self._loaded = {}
 
@@ -355,7 +355,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return None if whole is None else self._finish(torch.from_numpy(np.take(whole, records, axis=0)))
 
     def _finish(self, pixels: torch.Tensor) -> torch.Tensor:
-        """From stored pixels, one image or a batch in memory of its own, to what the user gets."""
+        """Stored pixels, an image or a batch in memory of its own, as the user gets them."""
         if self.manifest.holds_floats:
             if self.manifest.image.dtype == "bfloat16":
                 pixels = pixels.view(torch.bfloat16)

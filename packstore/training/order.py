@@ -1,7 +1,7 @@
-"""Which record comes when: a pure function of (seed, epoch, rank, world size).
+"""The order of records: a pure function of (seed, epoch, rank, world size).
 
-No list is shuffled and nothing is kept between batches. :func:`permute` works out where any positions of an epoch go,
-so batch number 40,000 costs as much as batch 0, a resume needs no replay, and every rank agrees without talking.
+No list is shuffled and no state is kept. :func:`permute` computes any part of an epoch by itself, so batch 40,000 costs
+as much as batch 0, a resume needs no replay, and ranks agree without communication.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ORDER, _BLOCKS, _TAIL, _WINDOW = range(-4, 0)  # streams, apart from those of t
 
 
 def permute(positions: Array, length: int, seed: int, epoch: int, stream: int = _ORDER) -> Array:
-    """Where ``positions`` are in a random permutation of [0, ``length``).
+    """The values at ``positions`` of a random permutation of [0, ``length``).
 
     Each position is worked out by itself: a Feistel network over (high, low) digits, the low one binary and the high
     one of any radix, so that at most one in ``sqrt(length)`` values falls outside and goes round again (cycle walking:
@@ -200,7 +200,7 @@ class Order:
         return tail if self.drop_last or tail < self.world_size else 0
 
     def batches(self, epoch: int = 0) -> int:
-        """Batches of an epoch: for each rank as many."""
+        """Batches of an epoch, the same number on every rank."""
         return -(-(self.count - self.dropped) // self.global_batch_size)
 
     def bounds(self, number: int) -> tuple[int, int]:
@@ -218,7 +218,7 @@ class Order:
     def batch(self, epoch: int, number: int) -> NDArray[np.int64]:
         """The records of this rank's batch ``number``, int64 ``(B,)`` with numbers in [0, ``length``).
 
-        Worked out alone, in a time that depends on the batch size only. Raises as :meth:`bounds`.
+        Its cost depends on the batch size only. Raises as :meth:`bounds`.
         """
         records: NDArray[np.int64] = self.sequence(epoch, np.arange(*self.bounds(number), dtype=np.int64))
         return records

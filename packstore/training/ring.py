@@ -1,5 +1,4 @@
-"""A fixed set of reusable batch buffers, and their way to the device. The only place that makes pinned memory, streams
-and events.
+"""Reusable batch buffers and their copy to the device. The only module that makes pinned memory, streams and events.
 
 A batch is put together in a host buffer (page-locked where the device is a GPU), *sent* to the device, worked on there,
 and *received* by the consumer:
@@ -33,7 +32,7 @@ lists)."""
 
 
 class Event(Protocol):
-    """Something on the device that will have happened."""
+    """Something on the device that one can wait for."""
 
     def query(self) -> bool:
         """Whether it has happened."""
@@ -43,10 +42,10 @@ class Event(Protocol):
 
 
 class Transport(ABC):
-    """How host buffers come to one device.
+    """Copies host buffers to one device.
 
     Attributes:
-        asynchronous: Whether what is sent travels on its own, so that sending early gains time.
+        asynchronous: Whether copies run beside the host, so that sending early gains time.
     """
 
     asynchronous = False
@@ -59,7 +58,7 @@ class Transport(ABC):
         """An uninitialised host buffer that can be sent."""
 
     def catch_up(self) -> None:
-        """Lets what is sent from now on see what the caller's stream has been given to do so far."""
+        """Makes later sends wait for the work that is queued on the caller's stream now."""
         return
 
     @abstractmethod
@@ -90,8 +89,8 @@ class _Done:
 class HostTransport(Transport):
     """The device is the CPU: nothing is copied.
 
-    Memory that the consumer was given comes back when the last tensor over it is gone: new memory for each batch would
-    cost its page faults, a fifth of the time in which two threads crop and resize it.
+    Memory given to the consumer is used again when the last tensor over it is gone. New memory for each batch would
+    cost page faults: a fifth of the time in which two threads crop and resize it.
     """
 
     def __init__(self) -> None:
@@ -189,7 +188,7 @@ class _CudaShipment(Shipment):
                 theirs = torch.cuda.current_stream(tensor.device)
                 theirs.wait_event(self._done)
                 tensor.record_stream(theirs)
-        if found is None:  # something of the user's: nobody knows what it holds
+        if found is None:  # a value of the user's that may hold tensors out of sight
             self._transport.followed = stream
         return value
 
@@ -239,7 +238,7 @@ class PlainTransport(Transport):
 
 
 class Slot:
-    """One place of the ring: host buffers, and the shipment that last left from them."""
+    """One batch's host buffers in the ring, and the shipment that last left from them."""
 
     def __init__(self) -> None:
         self.buffers: list[torch.Tensor | None] = []
@@ -247,7 +246,7 @@ class Slot:
 
 
 class Ring:
-    """``slots`` places for batches, used again and again; memory is theirs whatever the length of an epoch.
+    """A fixed number of slots for batches, used again and again, so that memory does not grow with an epoch.
 
     Not thread-safe: the consumer acquires and releases; workers only write into buffers.
     """
@@ -258,7 +257,7 @@ class Ring:
         self._leaving: list[Slot] = []
 
     def acquire(self) -> Slot | None:
-        """A place whose buffers nothing reads any more; None when all are taken by batches not received yet.
+        """A slot whose buffers nothing reads any more; None while all hold batches that are not received yet.
 
         Blocks only for a copy to the device that has been queued but is not done.
         """
@@ -271,7 +270,7 @@ class Ring:
         return self._free.pop() if self._free else None
 
     def buffer(self, slot: Slot, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Host buffer ``number`` of a place, of a given shape: the one it has where that is large enough."""
+        """Host buffer ``number`` of a slot, in a given shape; the slot's own buffer where that is large enough."""
         while len(slot.buffers) <= number:
             slot.buffers.append(None)
         wanted = math.prod(shape)
@@ -284,19 +283,15 @@ class Ring:
             return held[:wanted].view(*shape)
 
     def release(self, slot: Slot, received: Any) -> None:
-        """Gives a place back after its batch was received. Buffers that may live on in ``received`` are left to it."""
+        """Frees a slot whose batch was received. Buffers that ``received`` may share are left to the consumer."""
         found = tensors_in(received)
-        if found is None:  # something of the user's: nobody knows what it holds
+        if found is None:  # a value of the user's that may share the buffers
             slot.buffers = []
         else:
             for number, held in enumerate(slot.buffers):
                 if held is not None and any(is_within(tensor, held) for tensor in found):
                     slot.buffers[number] = None
         self._leaving.append(slot)
-
-    def recycle(self, slot: Slot) -> None:
-        """Gives back a place whose batch was never sent."""
-        self._free.append(slot)
 
 
 def _copied(slot: Slot) -> Event:
@@ -308,7 +303,7 @@ def is_within(tensor: torch.Tensor, buffer: torch.Tensor) -> bool:
     if tensor.device != buffer.device:
         return False
     if tensor.layout != torch.strided:
-        return True  # it may hold the memory in parts that are not to be seen
+        return True  # a sparse tensor may hold the memory in parts
     storage = buffer.untyped_storage()
     return 0 <= tensor.untyped_storage().data_ptr() - storage.data_ptr() < max(1, storage.nbytes())
 

@@ -103,7 +103,7 @@ def test_slots_that_were_not_received_are_not_given_out() -> None:
     assert first is not None
     assert second is not None
     assert ring.acquire() is None
-    ring.recycle(second)
+    ring.release(second, ())
     assert ring.acquire() is second
 
 

@@ -47,7 +47,7 @@ DEFAULT_SIZE = 224
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What is to be measured, and how.
+    """Options of :func:`bench`.
 
     Attributes:
         split: The split; None for the only one.
@@ -182,11 +182,11 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
     whole = decoding(clock, dataset, sample, threads) if encoded else None
     loader = make_loader(dataset, options.batch_size, threads, operations)
     augment = augmenting(clock, loader, sample)
-    alone = end_to_end(clock, "loader, 1 thread", make_loader(dataset, options.batch_size, 1, operations))
-    together = end_to_end(clock, "loader", loader) if threads > 1 else alone
+    single = end_to_end(clock, "loader, 1 thread", make_loader(dataset, options.batch_size, 1, operations))
+    together = end_to_end(clock, "loader", loader) if threads > 1 else single
     assembler = loader.pipeline.assembler
     copied = copying(clock, assembler.shape, assembler.dtype, options.batch_size, dataset.device)
-    decode = None if whole is None else decode_rate(whole[0], augment, alone)
+    decode = None if whole is None else decode_rate(whole[0], augment, single)
 
     rates = Rates(
         threads=threads,
@@ -223,7 +223,7 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
         augment=words,
         options=options,
         rates=rates,
-        stages=_stages(rates, whole, bool(loader.pipeline.operations_at_decoding), alone, together, payload),
+        stages=_stages(rates, whole, bool(loader.pipeline.operations_at_decoding), single, together, payload),
         verdict=verdict,
         trials=tuple(trials),
         advice=tuple(advise(rates, verdict, trials, format=manifest.format, payload_bytes=payload, disk_bytes=disk)),
@@ -231,7 +231,7 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
 
 
 def augmentation(manifest: Manifest, options: BenchOptions) -> tuple[tuple[Any, ...], str]:
-    """The operations that are measured with a store, and what they are in words."""
+    """The operations to measure with a store, and their names in words."""
     own, side = _own_size(manifest), _crop_side(manifest, options)
     if options.augment == "none":
         if own is not None:
@@ -255,7 +255,7 @@ def decode_rate(whole: float, augment: float | None, alone: EndToEnd) -> float:
 
 
 def forget(path: Path) -> None:
-    """Asks the system to drop what its page cache holds of the files at ``path``; mapped pages stay."""
+    """Asks the system to drop the files at ``path`` from its page cache; mapped pages stay."""
     if not hasattr(os, "posix_fadvise"):
         raise UsageError("this system cannot be asked to forget files; leave --cold out")
     for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):

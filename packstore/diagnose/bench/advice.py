@@ -108,7 +108,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What limits.
+    """The stage that limits training.
 
     Attributes:
         stage: ``read``, ``decode``, ``augment``, ``copy``, ``model`` (training itself) or ``loader`` (the work of
@@ -135,7 +135,7 @@ def core_seconds(rates: Rates) -> dict[str, float]:
 
 
 def ceilings(rates: Rates) -> dict[str, float]:
-    """What more cores do not raise, images a second."""
+    """Rates that more cores do not raise, images a second."""
     found = {"copy": rates.copy}
     if rates.disk_limits:
         found["read"] = rates.read_first
@@ -145,7 +145,7 @@ def ceilings(rates: Rates) -> dict[str, float]:
 
 
 def efficiency(rates: Rates) -> float:
-    """How much of what its stages allow the loader reaches, 0 … 1 (0.05 at least, so that it divides)."""
+    """The loader's rate as a share of what its stages allow, 0.05 … 1 (never 0, since others divide by it)."""
     allowed = min(_cores_rate(rates), *(rate for name, rate in ceilings(rates).items() if name != "model"))
     return min(1.0, max(0.05, rates.loader / allowed))
 
@@ -156,7 +156,7 @@ def cores_for(rate: float, rates: Rates) -> int:
 
 
 def judge(rates: Rates) -> Verdict:
-    """What limits, and from how many cores on the processor's work does not."""
+    """The stage that limits training, and the number of cores from which on it is not the processor's work."""
     if rates.resident:
         enough = rates.target is not None and rates.loader >= rates.target
         where = "device memory" if rates.on_gpu else "memory"
@@ -186,7 +186,7 @@ def judge(rates: Rates) -> Verdict:
 def advise(
     rates: Rates, verdict: Verdict, trials: Sequence[Trial], *, format: str, payload_bytes: float, disk_bytes: float
 ) -> list[Advice]:
-    """What to do, the most useful first; only what the figures speak for, so it may be nothing.
+    """Advice that the figures support, the most useful first; may be empty.
 
     Args:
         rates: What was measured.

@@ -1,4 +1,4 @@
-"""The clock: how many images a second each stage of loading does by itself, and all of them together."""
+"""Measurements: images a second of each stage of loading by itself, and of the loader end to end."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Clock:
         self._begun = 0
 
     def begin(self, stage: str) -> None:
-        """Says what comes now."""
+        """Reports the stage that begins."""
         self._progress(Progress(stage, self._begun, self._stages, 0))
         self._begun += 1
 
     def rate(self, stage: str, work: Callable[[int], int], threads: int = 1, share: float = 1.0) -> float:
         """Images a second of ``work``, called with 0, 1, 2 … from ``threads`` threads until the time is over.
 
-        They are threads like the loader's: where torch does not work alone, small work takes it many times as long.
+        They are single-threaded for torch, like the loader's: otherwise small work takes many times as long.
         ``work`` returns how many images it did, and 0 to end early; every thread calls it once in any case.
         """
         self.begin(stage)
@@ -245,7 +245,7 @@ def make_loader(dataset: PackedDataset, batch_size: int, threads: int, augment: 
 
 
 def end_to_end(clock: Clock, stage: str, loader: PackedLoader, share: float = 1.0) -> EndToEnd:
-    """Runs the loader for the clock's time; the first batch, with which it starts up, does not count."""
+    """Runs the loader for the clock's time. The first batch does not count: it includes starting up."""
     clock.begin(stage)
     images, start, cpu, elapsed = 0, 0.0, 0.0, 0.0
     while not images or elapsed < clock.seconds * share:

@@ -1,4 +1,4 @@
-"""A sample of the images packed in other ways, and the loader's rate with each: advice that has been tried."""
+"""The loader's rate with a sample of the images packed in other ways."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def try_out(
 
 
 def _suffix(data: bytes) -> str:
-    """A file name's ending by the content, which an image folder goes by."""
+    """The suffix for an image file's content."""
     try:
         kind = sniff(data).kind
     except HeaderError:

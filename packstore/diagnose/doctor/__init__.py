@@ -1,7 +1,7 @@
-"""``packstore doctor``: what is installed, what the machine has, and what of it will make loading slow or fail.
+"""``packstore doctor``: what is installed, what the machine has, and what will make loading slow or fail.
 
-Libraries are looked at in processes of their own (:mod:`packstore.diagnose.doctor.probes`): one that is broken,
-whatever it does when it is imported, cannot take the doctor with it.
+Each library is imported in a process of its own (:mod:`packstore.diagnose.doctor.probes`), so that a broken one cannot
+crash the doctor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROBE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """One to look at: import name, the name people know, whether packstore needs it, and how to get it."""
+    """A library to examine: import name, common name, whether packstore needs it, and how to install it."""
 
     module: str
     name: str
@@ -63,7 +63,7 @@ class Report:
 
     @property
     def problems(self) -> tuple[Fact, ...]:
-        """The facts that something should be done about."""
+        """Facts that need attention."""
         return tuple(fact for fact in self.facts if fact.problem is not None)
 
 
@@ -157,7 +157,7 @@ sys.stdout.write("\\n" + json.dumps(found))
 
 
 def _probe(name: str) -> dict[str, Any]:
-    """What :func:`packstore.diagnose.doctor.probes.probe` says in a process of its own, or what became of that."""
+    """The answer of :func:`packstore.diagnose.doctor.probes.probe` in a process of its own, or how that failed."""
     command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), name]
     try:
         done = subprocess.run(

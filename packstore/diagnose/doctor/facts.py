@@ -1,4 +1,4 @@
-"""What the doctor finds."""
+"""One finding of the doctor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that was found.
+    """A finding about the installation or the machine.
 
     Attributes:
         section: What it belongs to, for people.

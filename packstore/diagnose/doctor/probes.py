@@ -1,4 +1,4 @@
-"""What is asked of each library, in a process that does nothing else. Answers are JSON values.
+"""Questions about each library, asked in a process that does nothing else. Answers are JSON values.
 
 An answer has ``version`` and perhaps ``details``, or ``error`` and, where there is just no such module, ``missing``.
 """
@@ -82,7 +82,7 @@ def _turbojpeg(module: Any) -> list[str]:
 
 
 def turbo_version(name: str | None = None) -> str | None:
-    """Version of a libturbojpeg, by default the system's, which no function tells: the library carries it as text."""
+    """Version of a libturbojpeg, by default the system's. No function returns it; the library contains it as text."""
     name = name or ctypes.util.find_library("turbojpeg")
     if name is None:
         return None
@@ -145,7 +145,7 @@ def _photo() -> bytes:
 
 
 def _best_seconds(decoders: dict[str, Any], data: bytes) -> dict[str, float]:
-    """The quickest of many decodes, taken in turn: what else the machine does disturbs that the least."""
+    """The fastest of many decodes, taken in turn: least disturbed by other work of the machine."""
     best = dict.fromkeys(decoders, float("inf"))
     until = time.perf_counter() + _TIMED_SECONDS * len(decoders)
     while True:

@@ -1,4 +1,4 @@
-"""What an augmentation is, and the two places where it may run: on a batch, or while images are decoded."""
+"""The contracts of augmentations: they run on batches, and geometric ones also while images are decoded."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Operation(ABC):
 
 
 class GeometricOperation(Operation):
-    """An operation that says where pixels come from, so that it can run while an image is decoded."""
+    """An operation that can be planned: it says where pixels come from, so it can run while images are decoded."""
 
     mirrors: ClassVar[bool] = False
     """Whether it mirrors images; all others say which pixels there are."""

@@ -1,4 +1,4 @@
-"""Flips, and what changes pixels."""
+"""Flips, and operations that change pixels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RandomHorizontalFlip(GeometricOperation):
             raise UsageError(f"RandomHorizontalFlip: p should be 0 … 1, got {self.p!r}")
 
     def flags(self, draws: Draws) -> Array:
-        """Which images are mirrored, bool ``(B,)``."""
+        """Mirrored images, bool ``(B,)``."""
         threshold = round(self.p * 2**32)
         if not self.alternating:
             return draws.bits(0) < threshold

@@ -1,4 +1,4 @@
-"""Resizing: all of an image, or a box of each image's own. The kernels.
+"""Kernels that resize whole images, or a box of each image.
 
 On the CPU torch's ``interpolate`` does it, for uint8 with the very kernel that decoding uses. On other devices a batch
 is two products with matrices of weights, which is the same arithmetic in float32: within 1 of 255.
@@ -15,7 +15,7 @@ from packstore.training.augment.base import Size, is_channels_last
 
 
 def resize(images: Tensor, size: Size) -> Tensor:
-    """``images`` ``(B, C, H, W)`` resized to ``size``, antialiased and bilinear; they themselves if that is theirs."""
+    """``images`` ``(B, C, H, W)`` resized to ``size`` (antialiased, bilinear), or as they are if they have it."""
     height, width = images.shape[-2:]
     if (height, width) == size:
         return images
@@ -86,7 +86,7 @@ _WEIGHTS = 1 << 23
 
 
 def weights(start: Tensor, length: Tensor, source: int, target: int) -> Tensor:
-    """What each source pixel gives to each target pixel along one side, float64 ``(B, target, source)``.
+    """Weights of source pixels in target pixels along one side, float64 ``(B, target, source)``.
 
     The triangle filter of Pillow and torch (``_compute_indices_weights_aa`` in UpSampleKernel.cpp), as wide as the
     scale where it shrinks, cut off at the box and normalised.

@@ -51,9 +51,9 @@ Header = Index | ImageInfo | None
 
 @dataclass(eq=False)
 class Prepared:
-    """Records that were looked at, and what is to be written into which row of a batch buffer.
+    """A planned batch: which record goes into which row of a buffer, and how.
 
-    Planning has a price that hardly depends on how many images there are, so it is done for a whole batch.
+    The cost of planning hardly depends on the number of images, so a whole batch is planned at once.
 
     Attributes:
         out: The rows, ``(B, *shape)``.
@@ -106,7 +106,7 @@ class Assembler:
         Args:
             reader: The open store.
             decoder: For stores of image files.
-            operations: The first operations of the user's list, to be run here.
+            operations: The first operations of the user's list, which run here.
             stats: Where the time goes.
             dct_scaling: See :class:`packstore.PackedLoader`.
 
@@ -170,7 +170,7 @@ class Assembler:
     def prepare(
         self, out: torch.Tensor, records: NDArray[np.int64], seed: int, epoch: int, errors: dict[int, Exception] | None
     ) -> Prepared:
-        """Looks at ``records`` and plans what is to be done with them. Decodes nothing.
+        """Reads ``records`` and plans their rows. Decodes nothing.
 
         Args:
             out: Rows of a batch buffer, ``(B, *shape)``.
@@ -336,7 +336,7 @@ class Assembler:
                 return None
 
     def _want(self, prepared: Prepared, requests: Requests | None, crops: Crops | None) -> Requests | None:
-        """What is wanted of the engine; None where it cannot do it."""
+        """Requests to the engine; None where it cannot do them."""
         sizes, out = prepared.sizes, prepared.rows.array
         if out.ndim != 4 or out.dtype != np.uint8 or out.shape[3] != 3 or not out.flags.c_contiguous:
             return None
@@ -375,5 +375,5 @@ class Assembler:
 
 
 def _major_faults() -> int:
-    """Pages that this thread has waited for the disk for."""
+    """Number of pages for which this thread has waited for the disk."""
     return resource.getrusage(_THREAD).ru_majflt if _THREAD is not None else 0

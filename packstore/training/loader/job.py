@@ -43,7 +43,7 @@ class Job:
         self._sent = records  # those that are in the batch, once it is sent
 
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Job:
-        """Hands the batch to the threads: one of them prepares it, and then hands them its slices."""
+        """Submits the batch: one thread prepares it, then submits its slices."""
         assembler = self._pipeline.assembler
         self._buffer = ring.buffer(
             self._slot, 0, (len(self.records), *assembler.shape_for(self.records)), assembler.dtype
@@ -80,7 +80,7 @@ class Job:
     def send_early(self, ring: Ring) -> None:
         """Sends the batch on its way if it is ready, so that it travels while the model works on the one before.
 
-        What goes wrong is kept for :meth:`result`.
+        An error is kept for :meth:`result`.
         """
         if self._prepared is None or not self._prepared.done() or not all(future.done() for future in self._slices):
             return
@@ -109,7 +109,7 @@ class Job:
             self._pipeline.stats.add("copy", perf_counter() - start)
             return Batch(item, len(self._sent), len(self.records) - len(self._sent))
         finally:
-            self._forget()
+            self._release()
 
     def _wait(self) -> None:
         assert self._prepared is not None
@@ -131,7 +131,7 @@ class Job:
             batch, records = batch[torch.from_numpy(kept)], records[kept]
             for error in (self._errors or {}).values():
                 _log.warning("skipped: %s", error)
-            self._errors = None  # said once, however often the batch is sent
+            self._errors = None  # logged once, however often the batch is sent
         self._sent = records
         columns = self._pipeline.numbers(records)
         others = [torch.from_numpy(records), *columns.values()]
@@ -157,14 +157,14 @@ class Job:
         for future in (self._prepared, *self._slices):
             if future is not None:
                 future.cancel()
-        self._forget()
+        self._release()
 
-    def _forget(self) -> None:
-        """The job and its futures refer to each other: without this, buffers would wait for the garbage collector."""
+    def _release(self) -> None:
+        """Breaks the circle of the job and its futures, so that buffers need not wait for the garbage collector."""
         self._buffer, self._floats, self._prepared, self._slices = torch.empty(0, device="cpu"), None, None, []
         self._error = None
 
 
 def _modes() -> tuple[bool, ...]:
-    """The modes of torch in which a batch is made ready: those in which it is asked for are the right ones."""
+    """Modes of torch that a batch is finished in; right are those in which it is asked for."""
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cuda")

@@ -1,4 +1,4 @@
-"""How a loader loads: options that are validated once."""
+"""Options of a loader, validated once."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ OF_DATALOADER = {
     "collate_fn": "batches are made at once; transform= works on them",
     "batch_sampler": "sampler= and batch_size= make the batches",
 }
-"""What to use instead of options of torch's ``DataLoader``."""
+"""Replacements for options of torch's ``DataLoader``."""
 
 
 def check_dataset(dataset: PackedDataset) -> None:
-    """Raises :class:`UsageError` for what cannot be loaded in batches."""
+    """Raises :class:`UsageError` for a dataset that cannot be loaded in batches."""
     if not isinstance(dataset, PackedDataset):
         raise UsageError(
             f"PackedLoader loads a PackedDataset, got {type(dataset).__name__}; indices= takes a part of one, and "
@@ -120,7 +120,7 @@ def check_dataset(dataset: PackedDataset) -> None:
 
 
 def as_indices(values: Any, length: int, what: str = "indices") -> NDArray[np.int64]:
-    """``values`` as int64, negative ones counted from the end. Raises :class:`UsageError` for what is none."""
+    """``values`` as int64, negative ones counted from the end. Raises :class:`UsageError` for anything but indices."""
     array = np.asarray(values)
     if array.shape == (0,):
         raise UsageError(f"{what} should be a list of whole numbers, and is empty: there is nothing to load")

@@ -1,4 +1,4 @@
-"""``prefetch``: copies of any loader's batches to the device, ahead of the model and beside it."""
+"""``prefetch``: copies another loader's batches to the device while the model works."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ SERIAL_ELEMENTS = 32768
 
 
 class SizeError(UsageError):
-    """Images of differing sizes that no operation brings to one."""
+    """Images of different sizes in one batch."""
 
     @classmethod
     def between(cls, found: Sequence[int], expected: Sequence[int]) -> SizeError:
-        """Of two shapes that begin with height and width."""
+        """The error for two shapes that begin with height and width."""
         return cls(
             f"images differ in size ({found[0]}x{found[1]}, {expected[0]}x{expected[1]}), so they make no batch: "
             "add an operation that gives them one, for example augment=[RandomResizedCrop(224)]"
@@ -70,7 +70,7 @@ class Rows:
         self._planes = out.permute(0, 3, 1, 2).split(1)  # type: ignore[no-untyped-call]
 
     def place(self, row: int, pixels: NDArray[Any]) -> None:
-        """Cuts a whole image, uint8 ``(H, W, 3)``, and writes it."""
+        """Crops a whole image, uint8 ``(H, W, 3)``, and writes it."""
         top, left, height, width = self.boxes[row]
         self.place_box(row, pixels[top : top + height, left : left + width])
 
@@ -78,7 +78,7 @@ class Rows:
         """Writes the pixels of the row's box, uint8 ``(h, w, 3)``; they may be scaled down already.
 
         Raises:
-            SizeError: What becomes of the image has another size than the rows have.
+            SizeError: The result has another size than the rows.
         """
         if not self.resizes[row]:
             found, expected = self._windows[row], self.array.shape[1:]

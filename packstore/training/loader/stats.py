@@ -1,4 +1,4 @@
-"""Where a loader's time goes."""
+"""Seconds that a loader spends in each stage."""
 
 from __future__ import annotations
 
