@@ -33,6 +33,7 @@ from tests.makers.engine_checks import (
     Box,
     assert_same,
     check_guard_pages,
+    check_index,
     check_pixels,
     check_refusals,
     check_resizing,
@@ -62,7 +63,7 @@ def engines() -> list[Engine]:
     return [Engine(library, True), Engine(library, False)]
 
 
-@pytest.mark.parametrize("check", [check_pixels, check_resizing, check_guard_pages, check_refusals])
+@pytest.mark.parametrize("check", [check_pixels, check_resizing, check_index, check_guard_pages, check_refusals])
 @pytest.mark.parametrize("vectors", [True, False], ids=["vectors", "plain"])
 def test_what_every_engine_has_to_do(check: Callable[[Engine], None], vectors: bool) -> None:
     check(engines()[not vectors])
@@ -262,35 +263,6 @@ def test_only_the_segments_of_a_box_are_decoded(sampling: str) -> None:
         for engine in engines():
             assert_same(run(engine, changed, box), image, box, None, None, False)
             assert engine.decode(changed, MAX_PIXELS) is None
-
-
-def test_a_wrong_index_is_not_used() -> None:
-    """Its boundaries are compared with the markers; then these are looked for, and all is decoded as it should be."""
-    data, image = good()["420 seekable"]
-    index = read_index(data)
-    assert index is not None
-    box = (30, 40, 17, 20)
-    for at in range(index.lengths_at, index.lengths_at + 10):
-        for checksum in (False, True):
-            changed = bytearray(data)
-            changed[at], changed[at + 1] = data[at] + 1, data[at + 1] - 1
-            if checksum:
-                changed = bytearray(repaired(bytes(changed)))
-            for engine in engines():
-                assert_same(run(engine, bytes(changed), box), image, box, None, None, False)
-                # Not by the index: damage above is seen.
-                beside = outside(data, box)
-                both = repaired(bytes(changed[: index.scan_at]) + beside[index.scan_at :])
-                if not checksum:
-                    assert run(engine, bytes(changed[: index.scan_at]) + beside[index.scan_at :], box) is None
-                elif at == index.lengths_at + 7:  # the eighth is always looked at
-                    assert run(engine, both, box) is None
-
-
-def repaired(data: bytes) -> bytes:
-    from tests.makers.fuzz_targets import _repair_seek_index
-
-    return _repair_seek_index(data, None)  # type: ignore[arg-type]
 
 
 # Damage

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import io
 import mmap
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,7 +15,8 @@ from PIL import Image
 
 from packstore.images.engine.native import Engine, Requests
 from packstore.images.resize import resize
-from packstore.images.seekable import add_index
+from packstore.images.seekable import add_index, read_index
+from packstore.images.seekable.index import lengths
 from packstore.images.seekable.markers import segments
 from tests.makers.datasets import pixels
 
@@ -261,7 +263,18 @@ def refused_files() -> dict[str, bytes]:
         "a scan of another component": changed(scan.start + 5, 77),
         "a scan with a table that is not there": changed(scan.start + 6, 0x30),
         "a scan of some coefficients": changed(scan.stop - 2, 62),
+        "a scan without first coefficients": changed(scan.stop - 3, 1),
         "a scan of some bits": changed(scan.stop - 1, 1),
+        "a component twice, in the scan too": changed(
+            frame + 13, data[frame + 10], source=changed(scan.start + 7, data[frame + 10])
+        ),
+        "codes of ones only": tiny(dc=(0, 1), ac=(0, 1), coded=b"\x3f"),
+        "a value of 12 bits": tiny(dc=(12,), ac=(0,), coded=b"\x40\x01"),
+        "a value of 11 bits": tiny(dc=(0,), ac=(11,), coded=b"\x10\x01" * 63),
+        "an end of block that is none": tiny(dc=(0,), ac=(0x10,), coded=bytes(4) + b"\x7f"),
+        "a run beyond the block": tiny(dc=(0,), ac=(0xF0,), coded=b"\x07"),
+        "no such code": tiny(dc=(0,), ac=(0,), coded=b"\x7f"),
+        "far too few bytes, but more behind": tiny(dc=(0,), ac=(10,), coded=b"\0", size=(2000, 2048)) + bytes(80_000),
         "JFIF of another version": changed(jfif + 9, 2),
         "bytes between segments": data[:frame] + b"\0" + data[frame:],
         "a segment of impossible length": changed(frame + 2, 0, 1),
@@ -285,6 +298,79 @@ def refused_files() -> dict[str, bytes]:
     }
 
 
+def tiny(*, dc: tuple[int, ...], ac: tuple[int, ...], coded: bytes, size: tuple[int, int] = (8, 8)) -> bytes:
+    """A gray file with these symbols, whose codes have a bit, and these bytes of a scan."""
+
+    def segment(marker: int, content: bytes) -> bytes:
+        return bytes((0xFF, marker)) + (len(content) + 2).to_bytes(2, "big") + content
+
+    tables = [bytes((kind, len(values), *bytes(15), *values)) for kind, values in ((0, dc), (0x10, ac))]
+    frame = b"\x08" + size[0].to_bytes(2, "big") + size[1].to_bytes(2, "big") + b"\x01\x01\x11\0"
+    parts = (segment(0xDB, b"\0" + b"\1" * 64), segment(0xC0, frame), *(segment(0xC4, table) for table in tables))
+    scan = segment(0xDA, b"\x01\x01\0\0\x3f\0")
+    return b"\xff\xd8" + b"".join(parts) + scan + coded.replace(b"\xff", b"\xff\0") + b"\xff\xd9"
+
+
+def repaired(data: bytes) -> bytes:
+    """With the checksum of its seek index, which is all in one segment, anew."""
+    at = next(segment.start for segment in segments(data) if segment.marker == 0xEB)
+    start, stop = at + 17, at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    tables, scan = (int.from_bytes(data[start + k : start + k + 4], "big") for k in (4, 8))
+    crc = zlib.crc32(data[tables:scan], zlib.crc32(data[start + 4 : stop]))
+    return data[:start] + crc.to_bytes(4, "big") + data[start + 4 :]
+
+
+def check_index(engine: Engine) -> None:
+    """A wrong index is not used, whether its checksum is right or not: then all is decoded as it should be, and damage
+    beside the box is seen."""
+    data, image = good()["420 seekable"]
+    index = read_index(data)
+    assert index is not None
+    box = (30, 40, 17, 20)
+    damaged = bytearray(data)
+    for row in (2, 3):  # the first segment of a row of which boxes need others
+        at = index.scan_at + int(lengths([index])[: row * index.across].sum())
+        damaged[at : at + 4] = bytes(4)
+    assert_same(run(engine, bytes(damaged), box), image, box, None, None, False)
+    for at in range(index.lengths_at, index.lengths_at + 12):
+        for file, used in ((data, False), (bytes(damaged), True)):
+            changed = bytearray(file)
+            changed[at], changed[at + 1] = data[at] + 1, data[at + 1] - 1
+            found = run(engine, bytes(changed), box)
+            assert found is None if used else np.array_equal(found, cut(image, box)), at  # type: ignore[arg-type]
+            found = run(engine, repaired(bytes(changed)), box)
+            # A boundary that is not needed is not looked at, but for every eighth.
+            if used and (at - index.lengths_at) % 8 == 7:
+                assert found is None, at
+            assert found is None or np.array_equal(found, cut(image, box)), at
+    # The boundaries around what is needed.
+    for number in (3 * index.across + 4, 3 * index.across + 5):
+        changed = bytearray(damaged)
+        changed[index.lengths_at + number] += 1
+        changed[index.lengths_at + number + 1] -= 1
+        assert run(engine, repaired(bytes(changed)), (49, 81, 3, 3)) is None, number
+    # An index of more segments than it has lengths, and parts that are too short.
+    large = bytearray(good()["444 seekable"][0])
+    found_index = read_index(bytes(large))
+    assert found_index is not None
+    head, frame = found_index.lengths_at - 34, found_index.tables_at + found_index.frame_at
+    for at in (frame + 5, head + 20 + 2):
+        large[at : at + 4] = (4000).to_bytes(2, "big") * 2
+    large[head + 20 : head + 24] = (4000).to_bytes(2, "big") * 2
+    large[head + 26 : head + 30] = (500).to_bytes(2, "big") * 2
+    large[head + 33] = 8
+    source, kept = guarded(repaired(bytes(large)))
+    short = data[:2] + b"\xff\xeb\0\x0epackstore\0\x01\0" + data[2:]
+    assert np.array_equal(engine.decode(short, MAX_PIXELS), image)  # type: ignore[arg-type]
+    out = np.empty(3 * 64, np.uint8)
+    fields = (source, len(large), 0, 0, 0, 0, 8, 8, 8, 8, 0, 0, 8, 8, 0, out.ctypes.data)
+    refused = np.empty(1, np.uint8)
+    request = np.array(fields, np.int64)
+    engine._library.packstore_engine_run(engine._decoder, request.ctypes.data, 1, MAX_PIXELS, refused.ctypes.data)
+    assert refused[0]
+    del kept
+
+
 def without(data: bytes, marker: int) -> bytes:
     """Without the segments of a kind."""
     for segment in reversed(segments(data)):
@@ -295,6 +381,7 @@ def without(data: bytes, marker: int) -> bytes:
 
 def check_all(engine: Engine) -> None:
     check_refusals(engine)
+    check_index(engine)
     check_pixels(engine)
     check_resizing(engine)
     check_guard_pages(engine)
