@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from packstore.checking.verification import VerifyReport, verify
     from packstore.core.manifest import Manifest
     from packstore.packing.conversion import ConvertReport, convert
-    from packstore.stores import open_store as open  # noqa: F401 - not in __all__: it would hide the built-in one
+    from packstore.stores import open_store
     from packstore.stores.base import Problem, Reader
     from packstore.training.dataset import PackedDataset
     from packstore.training.loader import PackedLoader, prefetch
     from packstore.training.loader.rows import SizeError
+
+    open = open_store  # not in __all__: a star import would hide the built-in one
 
 __version__ = "0.1.0"
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import io
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -129,3 +131,49 @@ def test_progress_is_true_false_or_a_function(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="progress should be True, False or a function of a Progress, got 'bar'"), \
             progress_callback("bar"):  # type: ignore[arg-type]  # fmt: skip
         pass
+
+
+TYPED = Path(__file__).resolve().parent / "typing"
+
+
+def mypy(name: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(TYPED / name)],
+        capture_output=True,
+        text=True,
+        cwd=TYPED.parent.parent,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_mypy_accepts_every_keyword() -> None:
+    done = mypy("every_keyword.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_mypy_refuses_misspelt_keywords() -> None:
+    lines = (TYPED / "misspelt.py").read_text("utf-8").splitlines()
+    expected = {number for number, line in enumerate(lines, 1) if line.endswith("# WRONG")}
+    found = {int(number) for number in re.findall(r"misspelt\.py:(\d+): error: ", mypy("misspelt.py").stdout)}
+    assert found == expected
+
+
+def test_the_example_has_every_keyword() -> None:
+    import packstore.augment as augment
+
+    tree = ast.parse((TYPED / "every_keyword.py").read_text("utf-8"))
+    named: dict[str, set[str | None]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            named.setdefault(called, set()).update(keyword.arg for keyword in node.keywords)
+    public = {name: getattr(packstore, name) for name in [*packstore.__all__, "open"]}
+    public |= {name: getattr(augment, name) for name in augment.__all__ if name not in ("Draws", "Operation")}
+    made_by_us = ("Report", "Error", "Problem", "Manifest", "Reader")
+    for name, value in public.items():
+        if name.endswith(made_by_us):
+            continue
+        taken = inspect.signature(value).parameters.values()
+        assert {each.name for each in taken if each.kind is not each.VAR_KEYWORD} <= named.get(name, set()), name

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from packstore.core.arguments import whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
+from packstore.images.normalization import MeanAndStd
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.options import OF_DATALOADER, BatchCallable, LoaderOptions, check_dataset, ranks
@@ -99,7 +100,7 @@ class PackedLoader:
         sampler: Iterable[int] | None = None,
         indices: Sequence[int] | NDArray[np.int64] | torch.Tensor | None = None,
         augment: Sequence[Any] = (),
-        normalize: str | Normalization | None = None,
+        normalize: str | Normalization | MeanAndStd | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool | None = None,
         transform: BatchCallable | None = None,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from packstore.core.arguments import function_or_none, true_or_false, whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
+from packstore.images.normalization import MeanAndStd
 from packstore.training.dataset import PackedDataset
 
 BatchCallable = Callable[[Any], Any]
@@ -29,7 +30,7 @@ class LoaderOptions:
     sampler: Iterable[int] | None = None
     indices: Any = None
     augment: Sequence[Any] = ()
-    normalize: str | Normalization | None = None
+    normalize: str | Normalization | MeanAndStd | None = None
     dtype: torch.dtype | None = None
     channels_last: bool | None = None
     transform: BatchCallable | None = None

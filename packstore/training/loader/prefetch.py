@@ -12,7 +12,7 @@ import torch
 from packstore.core.arguments import whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
-from packstore.images.normalization import as_normalization
+from packstore.images.normalization import MeanAndStd, as_normalization
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.ring import Shipment, Transport, transport_to
 
@@ -43,7 +43,7 @@ class prefetch:  # noqa: N801 - used like a function
         self,
         iterable: Iterable[Any],
         device: str | torch.device,
-        normalize: str | Normalization | None = None,
+        normalize: str | Normalization | MeanAndStd | None = None,
         dtype: torch.dtype | None = None,
         ahead: int = 2,
     ) -> None:

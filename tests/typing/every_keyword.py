@@ -1,0 +1,134 @@
+"""Every keyword of the public callables, for ``mypy --strict``: see ``tests/test_keywords.py``. Nothing runs this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import packstore
+from packstore import PackedDataset, PackedLoader, SizeError
+from packstore.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+
+
+def doubled(batch: torch.Tensor) -> torch.Tensor:
+    return batch * 2
+
+
+def convert(mean: list[float], std: list[float]) -> int:
+    report = packstore.convert(
+        source="photos",
+        destination=Path("photos.lmdb"),
+        source_kind="imagefolder",
+        labels="labels.csv",
+        split="train",
+        format="lmdb",
+        encoding="float16",
+        size=(224, 256),
+        fit="pad",
+        resize=256,
+        max_side=512,
+        quality=90,
+        normalize=(mean, std),
+        exif_transpose=True,
+        check="decode",
+        on_error="skip",
+        overwrite=True,
+        restart=True,
+        shard_size="500MB",
+        workers=4,
+        decoder="pillow",
+        max_pixels=100_000_000,
+        progress=True,
+    )
+    return report.manifest.records
+
+
+def check() -> bool:
+    report = packstore.verify(
+        path="photos.lmdb",
+        quick=False,
+        decode=True,
+        against=Path("photos"),
+        source_kind="imagefolder",
+        labels=Path("labels.csv"),
+        workers=4,
+        decoder="auto",
+        max_pixels=100_000_000,
+        progress=lambda report: None,
+    )
+    repaired = packstore.repair(
+        damaged="photos.lmdb",
+        source="photos",
+        destination="whole.lmdb",
+        source_kind="imagefolder",
+        labels="labels.csv",
+        partial=True,
+        workers=4,
+        decoder="auto",
+        max_pixels=100_000_000,
+        progress=True,
+    )
+    saved = packstore.salvage(damaged="photos.lmdb", destination="rest.lmdb", unproven=True, progress=True)
+    with packstore.open(path="photos.lmdb", checksums="always") as store:
+        return report.ok and not repaired.lost and saved.complete and len(store) > 0
+
+
+def load() -> float:
+    dataset = PackedDataset(
+        path="photos.lmdb",
+        split="train",
+        device="cpu",
+        columns=("image", "label", "key"),
+        output="tensor",
+        transform=None,
+        target_transform=None,
+        decoder="auto",
+        dtype=None,
+        denormalize=False,
+        checksums="never",
+        max_pixels=100_000_000,
+    )
+    key, label = dataset.samples[0]
+    first: int = label + dataset.targets[0] + dataset.class_to_idx["ant"]
+    print(key.upper(), first, dataset.keys[1], dataset.imgs[2], dataset.show(0).size, dataset.loader(key).size)
+    loader = PackedLoader(
+        dataset=dataset,
+        batch_size=32,
+        shuffle=True,
+        seed=1,
+        drop_last=True,
+        block=64,
+        sampler=None,
+        indices=np.arange(100),
+        augment=[
+            RandomResizedCrop(size=224, scale=(0.2, 1.0), ratio=(0.8, 1.25)),
+            RandomHorizontalFlip(p=0.5, alternating=True),
+            Resize(size=(64, 64)),
+            RandomCrop(size=32, padding=4, padding_mode="reflect", fill=0.5),
+            CenterCrop(size=28),
+            Cutout(size=8, fill=0.5),
+            doubled,
+        ],
+        normalize="imagenet",
+        dtype=torch.float16,
+        channels_last=True,
+        transform=doubled,
+        target_transform=doubled,
+        pre_transform=doubled,
+        resident="auto",
+        workers=4,
+        prefetch=3,
+        rank=0,
+        world_size=2,
+        dct_scaling=True,
+        on_error="skip",
+    )
+    try:
+        ahead = packstore.prefetch(
+            iterable=loader, device="cpu", normalize=([0.5] * 3, [0.2] * 3), dtype=torch.float16, ahead=2
+        )
+        return float(sum(images.sum() for images, *_ in ahead))
+    except SizeError:
+        return 0.0
