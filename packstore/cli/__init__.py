@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import platform
 import re
 import signal
 import sys
@@ -42,12 +43,26 @@ class _Commands(click.Group):
         return list(self.commands)
 
 
+def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        torch = f"torch {version('torch')}"
+    except PackageNotFoundError:
+        torch = "no torch"
+    click.echo(f"packstore {__version__} (Python {platform.python_version()}, {torch})")
+    context.exit()
+
+
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command has examples: packstore COMMAND --help",
 )
-@click.version_option(__version__, "-V", "--version", message="packstore %(version)s")
+@click.option("-V", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
+              help="Show the versions of packstore, Python and torch.")  # fmt: skip
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:

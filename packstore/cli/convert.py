@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import shlex
 from contextlib import closing
 from pathlib import Path
@@ -186,6 +187,8 @@ def describe_report(report: ConvertReport) -> str:
         f"  bytes    {bold(human_bytes(report.disk_bytes))} on disk, {ratio:.2f} of the images' "
         f"{human_bytes(report.source_bytes)} in the source"
     )
+    if (saving := _uint8_saving(report)) is not None:
+        lines.append(f"           {saving}")
     lines.append(f"  time     {seconds:.1f} s ({rate})")
     if report.resumed:
         lines.append(f"  resumed  {quantity(report.resumed, 'record')} taken over from an interrupted run")
@@ -202,6 +205,8 @@ def describe_report(report: ConvertReport) -> str:
         lines += [f"    {printable(reason)}: {quantity(count, 'file')}" for reason, count in kept]
         if len(report.kept) > _LISTED:
             lines.append(f"    … and {len(report.kept) - _LISTED:,} other reasons")
+    if report.palette:
+        lines += _describe_palette(report.palette)
     if report.skipped:
         lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'file')}:")
         lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
@@ -216,6 +221,26 @@ def proof_command(report: ConvertReport, source: Path, labels: Path | None, sour
     if source_kind is not None:
         parts += ["--source", shlex.quote(source_kind)]
     return " ".join(parts)
+
+
+def _uint8_saving(report: ConvertReport) -> str | None:
+    """What uint8 would take instead of normalised floating point; None where that cannot be chosen."""
+    manifest = report.manifest
+    image = manifest.image
+    if ENCODINGS[manifest.encoding].layout != "CHW" or manifest.origin.kind == "store":
+        return None
+    pixels = manifest.records * math.prod(image.shape)
+    smaller = report.disk_bytes - image.nbytes + pixels
+    return f"--encoding uint8 takes {human_bytes(smaller)} and is normalised when loading"
+
+
+def _describe_palette(classes: tuple[str, ...]) -> list[str]:
+    named = ", ".join(printable(name) for name in classes[:_LISTED]) + (", …" if len(classes) > _LISTED else "")
+    where = f" of {quantity(len(classes), 'class', 'classes')} ({named})" if classes != ("",) else ""
+    return [
+        f"  {yellow('palette')}  all images{where} are PNG with a palette: masks?",
+        "           They load as colours, not as indices; see packstore guide packing",
+    ]
 
 
 def describe_ignored(ignored: Any) -> str:

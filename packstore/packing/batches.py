@@ -20,6 +20,7 @@ from packstore.sources.base import Entry, Source
 PASS_RECORDS, PASS_BYTES = 256, 4 << 20
 DECODE_RECORDS, DECODE_BYTES = 16, 1 << 20
 _PIECE_BYTES = 4 << 20
+_PNG, _PALETTE = b"\x89PNG\r\n\x1a\n", 3  # its colour type is byte 25
 
 
 class Packed(NamedTuple):
@@ -36,6 +37,7 @@ class Packed(NamedTuple):
         record_bytes: Bytes of the records.
         kept: Why files could not be made seekable, for each that was not.
         lossy: For ``seekable``: how many were no JPEG and became one.
+        palette: The entries that are PNG files with a palette.
     """
 
     entries: list[Entry]
@@ -48,6 +50,7 @@ class Packed(NamedTuple):
     record_bytes: int
     kept: Sequence[str] = ()
     lossy: int = 0
+    palette: Sequence[Entry] = ()
 
 
 def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> Iterator[Packed]:
@@ -62,12 +65,14 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> It
         seen: list[Entry] = []
         skipped: list[Skipped] = []
         kept: list[str] = []
+        palette: list[Entry] = []
         source_bytes = record_bytes = lossy = 0
         for entry in remaining:
             source_bytes += entry.size_bytes
             seen.append(entry)
             try:
-                record, shape, reason, changed = encoder(entry.key, read(entry))
+                image = read(entry)
+                record, shape, reason, changed = encoder(entry.key, image)
             except (SampleError, CorruptRecordError) as error:
                 if not skip:
                     raise
@@ -81,11 +86,15 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> It
             lossy += changed
             if reason is not None:
                 kept.append(reason)
+            if type(image) is bytes and image.startswith(_PNG) and image[25] == _PALETTE:
+                palette.append(entry)
             if record_bytes >= _PIECE_BYTES:
                 break
         if not seen:
             return
-        yield Packed(entries, records, checksums, shapes, seen, skipped, source_bytes, record_bytes, kept, lossy)
+        yield Packed(
+            entries, records, checksums, shapes, seen, skipped, source_bytes, record_bytes, kept, lossy, palette
+        )
 
 
 def batches(entries: Iterable[Entry], max_records: int, max_bytes: int) -> Iterator[list[Entry]]:

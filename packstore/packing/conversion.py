@@ -33,7 +33,7 @@ from packstore.packing.plan import (
 )
 from packstore.packing.resume import PositionTracker, ResumedRecords, identity_of
 from packstore.sources.base import Entry
-from packstore.stores import create_store
+from packstore.stores import create_store, open_store
 from packstore.stores.base import disk_bytes
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.interrupted import end_published_run
@@ -57,6 +57,8 @@ class ConvertReport:
         kept: For ``seekable``: files that this run kept as they are because they cannot be made so, by reason. The
             manifest's option ``not_seekable`` counts all such records of the store.
         lossy: For ``seekable``: images that were no JPEG and that this run made one of, so that pixels changed.
+        palette: Classes whose images are all PNG files with a palette, which may be masks; ``""`` stands for a whole
+            dataset without classes. Only of records that this run packed.
     """
 
     destination: Path
@@ -69,6 +71,7 @@ class ConvertReport:
     resumed: int = 0
     kept: Mapping[str, int] = field(default_factory=dict)
     lossy: int = 0
+    palette: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         skipped = f", {len(self.skipped):,} skipped" if self.skipped else ""
@@ -196,6 +199,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     columns = _columns(encoder, plan)
     reached = PositionTracker()
     kept, counted, lossy = Counter[str](), Counter[str](), 0
+    palette = Counter[int]()
     if encoder.encoding.waits and not encoder.passes_through and plan.options.workers is None:
         # These threads wait for other programs to start and to end, and cores should not wait with them. Measured on 2
         # cores: 122 images/s with 2 threads, 142 with 3, 142 with 4.
@@ -236,6 +240,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 reached.add(packed.seen, packed.skipped)
                 kept.update(packed.kept)
                 lossy += packed.lossy
+                palette.update(entry.labels[0] if entry.labels else 0 for entry in packed.palette)
                 counted.update(encoder.encoding.count(packed.records))
                 builder.checkpoint(reached.position)
                 source_bytes += packed.source_bytes
@@ -262,7 +267,18 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             )
         raise
     report = _report(plan, manifest, source_bytes, started, tuple(reached.skipped), resumed.records)
-    return replace(report, kept=dict(kept), lossy=lossy)
+    return replace(report, kept=dict(kept), lossy=lossy, palette=_all_palette(plan, manifest, palette))
+
+
+def _all_palette(plan: Plan, manifest: Manifest, palette: Counter[int]) -> tuple[str, ...]:
+    """The classes all of whose images are among those counted in ``palette``, by label."""
+    if not palette:
+        return ()
+    if manifest.classes is None:
+        return ("",) if palette.total() == manifest.records else ()
+    with open_store(plan.destination) as reader:
+        counts = np.bincount(reader.fixed("label"), minlength=len(manifest.classes))
+    return tuple(name for label, name in enumerate(manifest.classes) if 0 < counts[label] == palette[label])
 
 
 def _report(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import platform
+import re
 import shlex
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import packstore
 from packstore.core.errors import UsageError
 from packstore.core.files import url_in
 from packstore.packing.plan import ConvertOptions
+from packstore.stores.base import disk_bytes
 from tests.makers.command import run
-from tests.makers.datasets import make_cifar10, make_folder
+from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +140,65 @@ def test_shard_sizes_as_the_command_line_takes_them(
 def test_shard_sizes_that_are_none(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         ConvertOptions(shard_size=text)
+
+
+def test_the_versions_are_one_line() -> None:
+    done = run("--version")
+    torch = version("torch")
+    assert done.stdout == f"packstore {packstore.__version__} (Python {platform.python_version()}, torch {torch})\n"
+    assert run("-V").stdout == done.stdout
+    assert version("packstore") == packstore.__version__
+
+
+def test_floating_point_says_what_uint8_would_save(tmp_path: Path) -> None:
+    make_cifar10(tmp_path)
+    said = {}
+    for encoding in ("float16", "uint8"):
+        done = run("convert", "cifar-10-batches-py", f"{encoding}.pth", "--encoding", encoding, cwd=tmp_path)
+        said[encoding] = done.stdout
+    found = re.search(r"float16 .* (\d+) kB on disk.*--encoding uint8 takes (\d+) kB and is normalised when loading",
+                      said["float16"], re.DOTALL)  # fmt: skip
+    assert found is not None, said["float16"]
+    for name, said_kb in zip(("float16", "uint8"), found.groups(), strict=True):
+        assert int(said_kb) == pytest.approx(disk_bytes(tmp_path / f"{name}.pth") / 1000, rel=0.02)
+    assert "normalised when loading" not in said["uint8"]
+    packed = run("convert", "float16.pth", "again.h5", cwd=tmp_path)
+    assert "--encoding uint8" not in packed.stdout
+
+
+def palette_png(path: Path, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels(20, 20, seed)).quantize(8).save(path)
+
+
+@pytest.mark.parametrize("encoding", ["original", "uint8"])
+def test_a_class_of_palette_png_may_be_masks(tmp_path: Path, encoding: str) -> None:
+    for i in range(3):
+        palette_png(tmp_path / "set" / "ant" / f"{i}.png", i)
+        palette_png(tmp_path / "set" / "bee" / f"{i}.png", i)
+        write_image(tmp_path / "set" / "cat" / f"{i}.png", 20, 20, i)
+    write_image(tmp_path / "set" / "bee" / "rgb.png", 20, 20, 9)
+    report = packstore.convert(tmp_path / "set", tmp_path / "a.h5", encoding=encoding)
+    assert report.palette == ("ant",)
+    done = run("convert", tmp_path / "set", tmp_path / "b.h5", "--encoding", encoding)
+    assert "palette  all images of 1 class (ant) are PNG with a palette: masks?" in done.stdout
+    done = run("convert", tmp_path / "set" / "ant", tmp_path / "c.h5", "--encoding", encoding)
+    assert "palette  all images are PNG with a palette: masks?" in done.stdout
+    assert "PNG with a palette" not in run("convert", tmp_path / "set" / "cat", tmp_path / "d.h5").stdout
+
+
+def test_indices_of_palette_png_are_read_as_the_guide_says(tmp_path: Path) -> None:
+    palette_png(tmp_path / "masks" / "0.png", 1)
+    packstore.convert(tmp_path / "masks", tmp_path / "a.lmdb")
+    with packstore.open(tmp_path / "a.lmdb") as store:
+        read = np.asarray(Image.open(io.BytesIO(store.read(0))))
+    assert read.shape == (20, 20)
+    assert np.array_equal(read, np.asarray(Image.open(tmp_path / "masks" / "0.png")))
+
+
+def test_doctor_lists_the_library_for_heic() -> None:
+    from packstore.diagnose.doctor import LIBRARIES
+
+    (heif,) = [library for library in LIBRARIES if library.module == "pillow_heif"]
+    assert not heif.needed
+    assert "pip install pillow-heif" in heif.install

@@ -294,7 +294,7 @@ def _offsets(data: bytes) -> None:
 
 TARGETS = (
     Target("sniff", _sniff, (HeaderError,), ("sniff.py",)),
-    Target("jpeg", _jpeg, (), ("decoders/jpeg.py",)),
+    Target("jpeg", _jpeg, (), ("images/jpeg.py",)),
     Target(
         "seek_index",
         _seek_index,
@@ -311,6 +311,6 @@ TARGETS = (
     Target("offsets", _offsets, (), ("mapped.py",)),
     Target("torch_pickle", unpickle, (PickleError,), ("pth/pickle_reader.py", "pickle_machine.py")),
     Target("pth", _store("s.pth"), (PackstoreError,), ("pth/zip.py", "pth/pickle_reader.py", "pth/store.py")),
-    Target("lmdb", _store("s.lmdb"), (PackstoreError,), ("lmdb/pages.py", "lmdb/runs.py", "lmdb/store.py")),
+    Target("lmdb", _store("s.lmdb"), (PackstoreError,), ("lmdb/pages.py", "lmdb/bulk_walk.py", "lmdb/store.py")),
     Target("hdf5", _store("s.h5"), (PackstoreError,), ("hdf5/file.py", "hdf5/heap.py", "hdf5/store.py"), _repair_hdf5),
 )

@@ -42,6 +42,15 @@ def test_parsers_answer_whatever_they_are_given(target: Target, turn: int, rng: 
     assert result.answered, "not even a seed is accepted, so nothing behind the first check was reached"
 
 
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_watched_files_are_there(target: Target) -> None:
+    """A name that matches no file would leave the search without anything to be guided by."""
+    names = [path.as_posix() for path in (ROOT / "packstore").rglob("*.py")]
+    assert target.files
+    for watched in target.files:
+        assert any(name.endswith(f"/{watched}") for name in names), watched
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),

@@ -51,6 +51,7 @@ LIBRARIES = (
     Library("turbojpeg", "PyTurboJPEG", True, "pip install 'PyTurboJPEG<2'; on Debian: apt install libturbojpeg0"),
     Library("jpeg4py", "jpeg4py", False, "pip install jpeg4py"),
     Library("cv2", "OpenCV", False, "pip install opencv-python-headless"),
+    Library("pillow_heif", "pillow-heif", False, "for HEIC: pip install pillow-heif"),
     Library("matplotlib", "matplotlib", False, "pip install matplotlib"),
 )  # fmt: skip
 
