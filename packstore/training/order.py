@@ -131,11 +131,10 @@ class Order:
     ``G = batch_size * world_size``, and each rank takes a contiguous share of it. So the same global batches come out
     of any number of ranks, ranks see disjoint records, and all have equally many batches.
 
-    What remains after the last full global batch is the tail, of ``r < G`` records. ``drop_last`` leaves it out.
-    Otherwise it is one more batch, split as evenly as can be (the first ranks get one record more); if
-    ``r < world_size``, so that some rank would get nothing, it is left out too. No record is ever repeated to fill up;
-    :attr:`dropped` says how many an epoch leaves out: none with one rank and without ``drop_last``, and with shuffling
-    others in every epoch.
+    What remains after the last full global batch is the tail, of ``r < G`` records. ``drop_last`` leaves it out: a
+    function of the global batch alone. Otherwise it is one more batch, split as evenly as can be (the first ranks get
+    one record more); if ``r < world_size``, so that some rank would get nothing, ``r`` ranks get one record more in the
+    last full batch instead. Then no record is left out, or repeated to fill up, and all ranks take as many steps.
 
     Args:
         length: Records of the dataset, at most 2**31.
@@ -196,12 +195,14 @@ class Order:
     @property
     def dropped(self) -> int:
         """Records that an epoch leaves out, over all ranks."""
-        tail = self.count % self.global_batch_size
-        return tail if self.drop_last or tail < self.world_size else 0
+        if not self.batches():
+            return self.count
+        return self.count % self.global_batch_size if self.drop_last else 0
 
     def batches(self, epoch: int = 0) -> int:
         """Batches of an epoch, the same number on every rank."""
-        return -(-(self.count - self.dropped) // self.global_batch_size)
+        full, tail = divmod(self.count, self.global_batch_size)
+        return full + (tail >= self.world_size and not self.drop_last)
 
     def bounds(self, number: int) -> tuple[int, int]:
         """Start and stop of this rank's batch ``number`` in the epoch's sequence.
@@ -211,9 +212,21 @@ class Order:
         if not 0 <= number < self.batches():
             raise UsageError(f"no batch {number}: an epoch has {self.batches()} batches")
         start = number * self.global_batch_size
-        share, more = divmod(min(self.global_batch_size, self.count - start), self.world_size)
+        last = number == self.batches() - 1 and not self.drop_last
+        size = self.count - start if last else self.global_batch_size
+        share, more = divmod(size, self.world_size)
         start += self.rank * share + min(self.rank, more)
         return start, start + share + (self.rank < more)
+
+    def position(self, batches: int) -> int:
+        """How many records the first ``batches`` batches of an epoch have, over all ranks."""
+        whole = self.count - self.dropped
+        return min(batches * self.global_batch_size, whole) if batches < self.batches() else whole
+
+    def batches_before(self, position: int) -> int:
+        """The batches that have the first ``position`` records; the last one may have more."""
+        whole = self.count - self.dropped
+        return min(-(-position // self.global_batch_size), self.batches()) if position < whole else self.batches()
 
     def batch(self, epoch: int, number: int) -> NDArray[np.int64]:
         """The records of this rank's batch ``number``, int64 ``(B,)`` with numbers in [0, ``length``).

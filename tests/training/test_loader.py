@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import pickle
 import re
@@ -367,6 +368,59 @@ def test_a_state_of_another_shuffle_is_refused(stores: Stores) -> None:
     PackedLoader(ds, 4, shuffle=True, block=8).load_state_dict(state)
     with pytest.raises(UsageError, match="state has block 8, this loader None"):
         PackedLoader(ds, 4, shuffle=True).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"dataset": "square.h5"}, "dataset"),
+        ({"split": "test"}, "split"),
+        ({"indices": range(1, 33)}, "indices"),
+        ({"sampler": list(range(32))}, "sampler"),
+        ({"augment": [RandomHorizontalFlip(0.4)]}, "augment"),
+        ({"augment": [len]}, "augment"),
+        ({"drop_last": True}, "drop_last"),
+    ],
+)
+def test_what_differs_from_the_state_is_named(stores: Stores, change: dict[str, Any], named: str) -> None:
+    """Another store, part of it or augmentation would go on with other batches, silently."""
+    change = dict(change)
+    store, split = change.pop("dataset", "cifar.h5"), change.pop("split", "train")
+    usual = {"augment": [RandomHorizontalFlip()]} | ({"indices": range(32)} if "indices" in change else {})
+    state = PackedLoader(PackedDataset(stores("cifar.h5"), "train"), 4, **usual).state_dict()
+    PackedLoader(PackedDataset(stores("cifar.pth"), "train"), 4, **usual).load_state_dict(state)  # the same records
+    with pytest.raises(UsageError, match=f"state has {named}"):
+        PackedLoader(PackedDataset(stores(store), split), 4, **(usual | change)).load_state_dict(state)
+
+
+def test_a_state_holds_plain_values(stores: Stores) -> None:
+    loader = PackedLoader(PackedDataset(stores("cifar.h5"), "train"), 4, True, augment=FIXED, indices=[3, 1])
+    assert json.loads(json.dumps(loader.state_dict())) == loader.state_dict()
+
+
+@pytest.mark.parametrize("options", [{"rank": 0, "world_size": 1_000_000}, {"drop_last": True}, {"sampler": []}])
+def test_an_epoch_without_batches_is_refused(stores: Stores, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="an epoch has no batches"):
+        list(PackedLoader(PackedDataset(stores("cifar.h5"), "train"), 100_000, **options))
+
+
+def test_all_ranks_step_through_the_tail(stores: Stores) -> None:
+    """Of 5 records, two ranks with batches of 2 get 3 and 2."""
+    ds = PackedDataset(stores("cifar.h5"), "train", columns=("image", "key"))
+    seen = [list(PackedLoader(ds, 2, indices=range(5), rank=rank, world_size=2)) for rank in range(2)]
+    assert [[len(keys) for _, keys in batches] for batches in seen] == [[3], [2]]
+    assert {key for batches in seen for _, keys in batches for key in keys} == set(ds.keys[:5])
+
+
+def test_a_resume_that_leaves_records_out_says_so(stores: Stores, caplog: pytest.LogCaptureFixture) -> None:
+    ds = PackedDataset(stores("cifar.h5"), "train")
+    two = PackedLoader(ds, 4, indices=range(10), rank=0, world_size=2)
+    iterator = iter(two)
+    next(iterator)
+    eight = PackedLoader(ds, 1, indices=range(10), rank=0, world_size=8)
+    eight.load_state_dict(two.state_dict())
+    assert "2 records of epoch 0 are left out: too few for 8 ranks" in caplog.text
+    assert list(iter(eight)) == []
 
 
 # Manners ------------------------------------------------------------------------------------------------------------

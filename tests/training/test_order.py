@@ -169,8 +169,13 @@ def test_ranks_share_an_epoch(options: dict[str, Any], shuffle: dict[str, Any], 
     assert np.unique(seen).size == seen.size == len(everything) - order.dropped
     assert np.isin(seen, everything).all()
     assert order.count == len(everything)
-    most = options["batch_size"] * len(ranks) if options["drop_last"] else len(ranks)
-    assert 0 <= order.dropped < most
+    whole = options["batch_size"] * len(ranks)
+    left = order.count % whole if options["drop_last"] else 0
+    assert order.dropped == (left if order.batches() else order.count)
+    # A number of batches is a position in the sequence, and back.
+    for batches in range(order.batches() + 1):
+        assert order.position(batches) == sum(len(b[n]) for b in ranks for n in range(batches))
+        assert order.batches_before(order.position(batches)) == batches
     # Global batches are parts of one sequence, which does not depend on the number of ranks.
     sequence = order.sequence(epoch, np.arange(order.count))
     joined = [np.concatenate([batches[n] for batches in ranks]) for n in range(order.batches())]
@@ -191,6 +196,14 @@ def test_any_number_of_ranks_sees_the_same_global_batches() -> None:
     assert batches(1) == batches(2) == batches(3) == batches(4)
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_what_is_left_out_does_not_depend_on_the_ranks(drop_last: bool) -> None:
+    """80 records, global batch 12: no number of ranks leaves the tail of 8 out, or each does when it is told to."""
+    for ranks in (1, 2, 3, 4, 6, 12):
+        found = epoch_of(0, length=80, batch_size=12 // ranks, shuffle=True, world_size=ranks, drop_last=drop_last)
+        assert sum(len(batch) for batches in found for batch in batches) == (72 if drop_last else 80)
+
+
 @pytest.mark.parametrize(
     ("length", "world_size", "drop_last", "sizes", "dropped"),
     [
@@ -198,7 +211,7 @@ def test_any_number_of_ranks_sees_the_same_global_batches() -> None:
         (21, 1, False, [[4], [4], [4], [4], [4], [1]], 0),
         (21, 1, True, [[4], [4], [4], [4], [4]], 1),
         (21, 2, False, [[4, 4], [4, 4], [3, 2]], 0),
-        (17, 2, False, [[4, 4], [4, 4]], 1),
+        (17, 2, False, [[4, 4], [5, 4]], 0),
         (18, 2, False, [[4, 4], [4, 4], [1, 1]], 0),
         (2, 3, False, [], 2),
         (0, 1, False, [], 0),

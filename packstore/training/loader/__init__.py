@@ -21,6 +21,7 @@ from packstore.core.arguments import whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd
+from packstore.training.augment import Operation
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.options import OF_DATALOADER, BatchCallable, LoaderOptions, check_dataset, ranks
@@ -33,7 +34,7 @@ from packstore.training.loader.streaming import Streaming
 __all__ = ["PackedLoader", "prefetch"]
 
 _log = logging.getLogger("packstore")
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 class PackedLoader:
@@ -171,7 +172,7 @@ class PackedLoader:
 
     def __len__(self) -> int:
         """Batches an epoch, on this rank."""
-        return self._epochs.count(self.epoch)
+        return self._epochs.count()
 
     def __iter__(self) -> Iterator[Any]:
         if self._resume is not None:
@@ -224,12 +225,25 @@ class PackedLoader:
         return {
             "version": _STATE_VERSION,
             "epoch": epoch,
-            "batches": batches,
-            "seed": self.options.seed,
+            "records": self._epochs.position(batches),
+            **self._identity(),
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        """What decides on the batches of an epoch, apart from the number of ranks."""
+        options = self.options
+        return {
+            "dataset": self.dataset.manifest.dataset_digest,
+            "split": self.dataset.split,
+            "indices": self._epochs.subset_digest,
+            "sampler": None if options.sampler is None else type(options.sampler).__name__,
             "length": self._epochs.order.length,
             "global_batch_size": self.batch_size * self.world_size,
-            "shuffle": self.options.shuffle,
-            "block": self.options.block,
+            "drop_last": options.drop_last,
+            "seed": options.seed,
+            "shuffle": options.shuffle,
+            "block": options.block,
+            "augment": [_described(operation) for operation in options.augment],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -237,13 +251,24 @@ class PackedLoader:
         global batch size is the same.
 
         Raises:
-            UsageError: The state is that of another dataset, seed, order or global batch size.
+            UsageError: The state is of another dataset, order, augmentation or global batch size; names what differs.
         """
         if state.get("version") != _STATE_VERSION:
             raise UsageError(f"the loader's state has version {state.get('version')!r}, expected {_STATE_VERSION}")
-        own = self.state_dict()
-        for name in ("seed", "length", "global_batch_size", "shuffle", "block"):
-            if state.get(name) != own[name]:
-                raise UsageError(f"the loader's state has {name} {state.get(name)!r}, this loader {own[name]!r}")
-        self._resume = int(state["epoch"]), int(state["batches"])
+        for name, own in self._identity().items():
+            if state.get(name) != own:
+                raise UsageError(f"the loader's state has {name} {state.get(name)!r}, this loader {own!r}")
+        given = int(state["records"])
+        self._resume = int(state["epoch"]), self._epochs.batches_before(given)
         self.epoch = self._resume[0]
+        left = self._epochs.position(self._resume[1]) - given
+        if left:  # of a last batch that fewer ranks were about to share
+            _log.warning("%d records of epoch %d are left out: too few for %d ranks", left, self.epoch, self.world_size)
+
+
+def _described(operation: Any) -> str:
+    """An operation of ``augment``: with its numbers where it is one of packstore's, else by its name."""
+    if isinstance(operation, Operation):
+        return repr(operation)
+    named = operation if hasattr(operation, "__qualname__") else type(operation)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import index
@@ -44,11 +45,36 @@ class Epochs:
             block=options.block,
         )
 
-    def count(self, epoch: int) -> int:
-        """Batches of an epoch. Raises :class:`TypeError` for a sampler without a length."""
         if self._sampler is None:
-            return self.order.batches(epoch)
-        return self._sampler_order(len(self._sampler)).batches(0)  # type: ignore[arg-type]
+            _refuse_empty(self.order)
+
+    def count(self) -> int:
+        """Batches of an epoch. Raises :class:`TypeError` for a sampler without a length."""
+        return self._counted().batches()
+
+    def position(self, batches: int) -> int:
+        """How many records of an epoch its first ``batches`` batches have, over all ranks."""
+        order = self._counted_order()
+        return batches * self.order.global_batch_size if order is None else order.position(batches)
+
+    def batches_before(self, position: int) -> int:
+        """The batches that have the first ``position`` records of an epoch, over all ranks."""
+        order = self._counted_order()
+        return position // self.order.global_batch_size if order is None else order.batches_before(position)
+
+    @property
+    def subset_digest(self) -> str | None:
+        """SHA-256 of the indices that were chosen, or None for all."""
+        return None if self._subset is None else hashlib.sha256(self._subset.tobytes()).hexdigest()
+
+    def _counted(self) -> Order:
+        if self._sampler is None:
+            return self.order
+        return self._sampler_order(len(self._sampler))  # type: ignore[arg-type]
+
+    def _counted_order(self) -> Order | None:
+        """The order of an epoch, as far as its length tells; None for a sampler that has none."""
+        return self._counted() if self._sampler is None or hasattr(self._sampler, "__len__") else None
 
     def batches(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
         """Record numbers of each batch, from batch ``first`` on."""
@@ -125,4 +151,14 @@ class Epochs:
         except TypeError as error:
             raise UsageError(f"sampler should give one whole number after another: {error}") from error
         drawn = as_indices(drawn, self._records, "what sampler gives")
-        return self._sampler_order(len(drawn)), 0, drawn
+        order = self._sampler_order(len(drawn))
+        _refuse_empty(order)
+        return order, 0, drawn
+
+
+def _refuse_empty(order: Order) -> None:
+    if not order.batches():
+        raise UsageError(
+            f"an epoch has no batches: {order.count:,} records, a global batch of {order.global_batch_size:,} "
+            f"({order.batch_size:,} on each of {order.world_size:,} ranks){' and drop_last' if order.drop_last else ''}"
+        )
