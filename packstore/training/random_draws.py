@@ -65,7 +65,7 @@ def to_int64(value: Array) -> Array:
     return value.astype(np.int64) if isinstance(value, np.ndarray) else value.long()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Draws:
     """The random numbers of some records in one epoch: as many as wanted, each addressed by its number.
 
@@ -80,6 +80,9 @@ class Draws:
     epoch: int
     records: Array
     stream: int = 0
+
+    def __repr__(self) -> str:
+        return f"<Draws of {len(self):,} records: seed {self.seed}, epoch {self.epoch}, stream {self.stream}>"
 
     def __len__(self) -> int:
         return len(self.records)

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader
 
 import packstore
 from packstore import PackedDataset, UsageError
-from packstore.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.augment import CenterCrop, Cutout, Draws, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.checking.repair import RepairReport
 from packstore.checking.salvage import SalvageReport
+from packstore.diagnose.doctor import Fact, Report
 from packstore.stores import create_store
 from tests.makers.datasets import make_folder
 from tests.makers.stores import damage
@@ -155,6 +156,7 @@ def test_reprs_are_short(folder: Path, store: Path, tmp_path: Path) -> None:
                 report, whole, packstore.verify(tmp_path / "a.lmdb"), saved, repaired, ds.manifest, ds.keys,
                 ds.samples, ds.samples[:0], reader, checked, builder, loader, packstore.prefetch(loader, "cpu"),
                 Resize(8), CenterCrop(8), RandomCrop(8), RandomResizedCrop(8), RandomHorizontalFlip(), Cutout(8),
+                Draws(1, 2, np.arange(1000)), Report((Fact('a', 'b', 'c' * 500),)),
             ]  # fmt: skip
             for thing in things:
                 text = repr(thing).replace(str(tmp_path), "").replace(str(store.parent), "")

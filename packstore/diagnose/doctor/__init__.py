@@ -56,7 +56,7 @@ LIBRARIES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Report:
     """What was found, in order."""
 
@@ -66,6 +66,9 @@ class Report:
     def problems(self) -> tuple[Fact, ...]:
         """Facts that need attention."""
         return tuple(fact for fact in self.facts if fact.problem is not None)
+
+    def __repr__(self) -> str:
+        return f"<Report: {len(self.facts)} facts, {len(self.problems)} problems>"
 
 
 def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCallback = no_progress) -> Report:
