@@ -127,6 +127,7 @@ def repair(
                 labels=labels,
                 max_pixels=max_pixels,
                 packed_as=manifest.origin.kind,
+                skip_bad=bool(manifest.skipped),
             )
             with closing(opened):
                 check = StoreCheck(reader, workers=workers, progress=report)

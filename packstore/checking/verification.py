@@ -222,6 +222,7 @@ class _Verification:
             labels=options.labels,
             max_pixels=options.max_pixels,
             packed_as=self.reader.manifest.origin.kind,
+            skip_bad=bool(self.reader.manifest.skipped),
         )
         with closing(source):
             comparison = Comparison(self.reader, source, options.decoder)

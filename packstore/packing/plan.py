@@ -134,7 +134,13 @@ def make_plan(
             f"{printable(str(destination))}: {found}; use {', '.join(others)} or {last}, or choose with --format"
         )
     _check_places(source, destination, options.overwrite)
-    opened = open_source(source, kind=options.source_kind, labels=options.labels, max_pixels=options.max_pixels)
+    opened = open_source(
+        source,
+        kind=options.source_kind,
+        labels=options.labels,
+        max_pixels=options.max_pixels,
+        skip_bad=options.on_error == "skip",
+    )
     try:
         survey = opened.survey(options.split, progress)
         encode, auto = _resolve_encoding(format, opened.normalization, survey, options)

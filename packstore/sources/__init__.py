@@ -27,6 +27,7 @@ def open_source(
     labels: str | os.PathLike[str] | None = None,
     max_pixels: int = MAX_PIXELS,
     packed_as: str | None = None,
+    skip_bad: bool = False,
 ) -> Source:
     """Opens the source at ``path``.
 
@@ -39,6 +40,7 @@ def open_source(
             source is then of a kind that takes one (``flat``).
         max_pixels: See :class:`SourceOptions`.
         packed_as: The kind that a store was packed from: decides where the path alone is ambiguous.
+        skip_bad: See :class:`SourceOptions`.
 
     Raises:
         AmbiguousSourceError: Something annotates the images that no kind reads, and ``kind`` is None.
@@ -47,7 +49,9 @@ def open_source(
     """
     refuse_urls(path, labels)
     place = Path(path)
-    options = SourceOptions(None if labels is None else Path(labels), max_pixels, named=kind is not None)
+    options = SourceOptions(
+        None if labels is None else Path(labels), max_pixels, named=kind is not None, skip_bad=skip_bad
+    )
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and options.labels is not None and not named.takes_labels:
         raise UsageError(f"a source of kind {kind} has its own labels; leave the labels file out, or use another kind")

@@ -44,11 +44,13 @@ class SourceOptions:
         max_pixels: An image file too large for an image of so many pixels is not read; see
             :func:`packstore.images.sniff.max_file_bytes`.
         named: The user named the kind: it decides where the path alone is ambiguous.
+        skip_bad: Bad samples are skipped, so that a cycle of links is a bad sample and does not end the listing.
     """
 
     labels: Path | None = None
     max_pixels: int = MAX_PIXELS
     named: bool = False
+    skip_bad: bool = False
 
     def __post_init__(self) -> None:
         if type(self.max_pixels) is not int or self.max_pixels < 1:

@@ -138,7 +138,9 @@ class FlatSource(FolderSource):
     def _unnamed(self, labels: LabelsFile, summary: LabelsSummary) -> dict[str, int]:
         """Counts the files in the folder that the labels file does not name, by reason."""
         ignored: Counter[str] = Counter()
-        for directory, listing in walk(self.root, "", ancestry(self.root), ignored):
+        for directory, listing in walk(self.root, "", ancestry(self.root), ignored, self.options.skip_bad):
+            if listing.is_cycle:
+                continue
             prefix = f"{directory}/" if directory else ""
             unnamed = len(listing.images) - summary.count_named([prefix + name for name in listing.images])
             if unnamed:
@@ -155,8 +157,8 @@ class FlatSource(FolderSource):
 
     def _count_others(self, directories: list[str], above: tuple[Identity, ...], ignored: Counter[str]) -> None:
         for name in sorted(directories):
-            for _, listing in walk(self.root, name, above, ignored):
-                if listing.images:
+            for _, listing in walk(self.root, name, above, ignored, self.options.skip_bad):
+                if listing.images and not listing.is_cycle:
                     ignored[_IN_SUBFOLDERS] += len(listing.images)
 
     def _choose(self, splits: tuple[str, ...], split: str | None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from packstore.core.errors import SampleError, printable
 from packstore.images.sniff import max_file_bytes
 from packstore.images.unread import UNREAD_SUFFIXES, unread_reason
 from packstore.sources.base import Entry, Source, SourceOptions
-from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.listing import CYCLE, IMAGE_SUFFIXES, IS_CYCLE
 from packstore.sources.refusals import not_a_folder
 
 _IMAGE_SUFFIXES = frozenset(IMAGE_SUFFIXES)
@@ -25,7 +25,7 @@ class FolderSource(Source):
     """A source whose samples are files below its folder.
 
     The key of a sample is its path relative to the folder, with ``/``; its ``ref`` is None, or
-    :data:`packstore.sources.listing.NO_FILE` for what is not to be opened.
+    :data:`packstore.sources.listing.NO_FILE` or :data:`packstore.sources.listing.CYCLE` for what is not to be opened.
 
     Attributes:
         by_suffix: The samples are the files with an image's suffix. Another file that is an image by its first bytes
@@ -49,7 +49,8 @@ class FolderSource(Source):
     def read(self, entry: Entry) -> bytes:
         """The bytes of the file. Raises :class:`SampleError` when it cannot be read or is not a file."""
         if entry.ref is not None:
-            raise SampleError(entry.key, "is not a file but a pipe, a socket or a device")
+            reason = IS_CYCLE if entry.ref == CYCLE else "is not a file but a pipe, a socket or a device"
+            raise SampleError(entry.key, reason)
         suffix = entry.key[entry.key.rfind(".") :].lower()
         if suffix not in _IMAGE_SUFFIXES:
             self._check_name(entry.key, suffix)

@@ -20,7 +20,6 @@ from packstore.sources.annotations import find_annotations
 from packstore.sources.base import SPLIT_ORDER, Certainty, Entry, Kind, SourceOptions, Survey, rounded_size
 from packstore.sources.folder import FolderSource
 from packstore.sources.listing import (
-    NO_FILE,
     NO_SOURCE,
     Identity,
     Listing,
@@ -141,7 +140,7 @@ class ImageFolderSource(FolderSource):
                     yield (
                         Entry(prefix + image, split, labels, size, None, modified, changed)
                         if size >= 0
-                        else Entry(prefix + image, split, labels, 0, NO_FILE)
+                        else Entry(prefix + image, split, labels, 0, size)
                     )
 
     def _split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[_SplitFolder]:
@@ -217,12 +216,12 @@ class ImageFolderSource(FolderSource):
             return
         prefix = f"{folder.directory}/" if folder.directory else ""
         for name in folder.classes:
-            for directory, listing in walk(self.root, prefix + name, folder.above, ignored):
+            for directory, listing in walk(self.root, prefix + name, folder.above, ignored, self.options.skip_bad):
                 yield name, directory, listing
 
     def _refuse_empty_split(self, folder: _SplitFolder, folders: Sequence[_SplitFolder]) -> NoReturn:
         passed: Counter[str] = Counter()
-        for _ in walk(self.root, folder.directory, folder.above[:-1], passed):
+        for _ in walk(self.root, folder.directory, folder.above[:-1], passed, self.options.skip_bad):
             continue
         there = ", ".join(other.split for other in folders)
         advice = f"remove this split, or pack another one with --split ({there})"

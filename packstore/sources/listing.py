@@ -43,6 +43,9 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
 NO_FILE = -1
 """Stands for a size where there is a pipe, a socket or a device: it is never opened."""
 
+CYCLE = -2
+"""Stands for a size where there is a link to a folder that it lies in."""
+
 Identity = tuple[int, int]
 """``(st_dev, st_ino)`` of a directory."""
 
@@ -67,6 +70,11 @@ class Listing:
     modified: list[int]
     changed: list[int]
     directories: list[str]
+
+    @property
+    def is_cycle(self) -> bool:
+        """It is no directory but the name of a link to one above it, see :func:`walk`."""
+        return self.sizes == [CYCLE]
 
 
 def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
@@ -210,13 +218,18 @@ def _identity(path: Path) -> Identity:
 
 
 def walk(
-    root: str, top: str, above: tuple[Identity, ...], ignored: Counter[str] | None = None
+    root: str,
+    top: str,
+    above: tuple[Identity, ...],
+    ignored: Counter[str] | None = None,
+    skip_cycles: bool = False,
 ) -> Iterator[tuple[str, Listing]]:
     """Yields ``root/top`` and the directories below: path relative to ``root``, and listing.
 
     ``above`` identifies the directories above ``top``. The order is that of ``sorted(os.walk(…))``. Only directories
     not yet listed are in memory: a directory sorts after its parent, so the smallest of them sorts before all that are
-    still to be found. Raises :class:`SourceError` for a cycle of links.
+    still to be found. Raises :class:`SourceError` for a cycle of links; with ``skip_cycles`` the link is a listing of
+    its own, :attr:`Listing.is_cycle`, as if it were a bad file in the directory that it lies in.
     """
     waiting: list[tuple[str, tuple[Identity, ...]]] = [(top, above)]
     while waiting:
@@ -224,7 +237,11 @@ def walk(
         path = f"{root}/{directory}" if directory else root
         listing = list_directory(path, ignored)
         if listing.identity in above:
-            raise cycle(path)
+            if not skip_cycles:
+                raise cycle(path)
+            parent, _, name = directory.rpartition("/")
+            yield parent, Listing(listing.identity, [name], [CYCLE], [0], [0], [])
+            continue
         yield directory, listing
         if listing.directories:
             prefix = f"{directory}/" if directory else ""
@@ -235,13 +252,16 @@ def walk(
 
 def tree_holds_images(root: str, top: str, above: tuple[Identity, ...]) -> bool:
     """Whether an image lies anywhere at or below ``root/top``; see :func:`walk`."""
-    return any(listing.images for _, listing in walk(root, top, above))
+    return any(listing.images and not listing.is_cycle for _, listing in walk(root, top, above, skip_cycles=True))
+
+
+IS_CYCLE = "is a link to a folder that it lies in, a cycle"
 
 
 def cycle(path: str) -> SourceError:
     """The error for a link that leads to a directory above itself."""
     return SourceError(
-        f"{printable(path)} is a link to a folder that it lies in, a cycle: remove it, or pack a folder without it"
+        f"{printable(path)} {IS_CYCLE}: remove it, pack a folder without it, or leave it out with --on-error skip"
     )
 
 

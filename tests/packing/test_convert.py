@@ -430,3 +430,33 @@ def test_images_that_become_jpeg_are_counted(folder: Path, tmp_path: Path) -> No
     files = [p for p in folder.rglob("*") if p.is_file()]
     assert 0 < report.lossy == sum(not p.read_bytes().startswith(b"\xff\xd8") for p in files) < len(files)
     assert packstore.convert(folder, tmp_path / "jpeg.lmdb", encoding="jpeg").lossy == 0
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "/"])
+def test_skipping_passes_a_cycle_of_links(tmp_path: Path, target: str) -> None:
+    root = make_folder(tmp_path / "photos", splits=())
+    (root / "bee" / "again").mkdir()
+    write_image(root / "bee" / "again" / "1.png", 9, 9, 1)
+    (root / "bee" / "again" / "loop").symlink_to(target)
+    with pytest.raises(SourceError, match=r"a cycle: .*--on-error skip"):
+        packstore.convert(root, tmp_path / "a.lmdb")
+    report = packstore.convert(root, tmp_path / "a.lmdb", on_error="skip")
+    (skipped,) = report.skipped
+    assert (skipped.key, skipped.reason) == ("bee/again/loop", "is a link to a folder that it lies in, a cycle")
+    assert report.manifest.records == 13
+    assert report.manifest.skipped == report.skipped
+    assert packstore.verify(tmp_path / "a.lmdb", against=root).ok
+    fixed = packstore.repair(tmp_path / "a.lmdb", root, tmp_path / "b.lmdb")
+    assert not fixed.lost
+    assert left_in(tmp_path) == ["a.lmdb", "photos"]
+
+
+def test_a_class_that_is_a_cycle_of_links(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "photos", splits=())
+    (root / "loop").symlink_to(root)
+    with pytest.raises(SourceError, match="a cycle"):
+        packstore.convert(root, tmp_path / "a.h5")
+    report = packstore.convert(root, tmp_path / "a.h5", on_error="skip")
+    assert [skipped.key for skipped in report.skipped] == ["loop"]
+    assert report.manifest.records == 12
+    assert packstore.verify(tmp_path / "a.h5", against=root).ok
