@@ -400,7 +400,7 @@ def test_a_state_holds_plain_values(stores: Stores) -> None:
 
 @pytest.mark.parametrize("options", [{"rank": 0, "world_size": 1_000_000}, {"drop_last": True}, {"sampler": []}])
 def test_an_epoch_without_batches_is_refused(stores: Stores, options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="an epoch has no batches|there is nothing to load"):
+    with pytest.raises(UsageError, match=r"an epoch has no batches|there is nothing to load"):
         list(PackedLoader(PackedDataset(stores("cifar.h5"), "train"), 100_000, **options))
 
 
