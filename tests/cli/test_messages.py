@@ -50,6 +50,7 @@ def test_the_command_names_the_labels(folder: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("command", ["verify", "verify --json", "info", "bench", "repair", "salvage"])
 def test_a_source_where_a_store_is_expected(folder: Path, tmp_path: Path, command: str) -> None:
     name, *options = command.split()
@@ -77,6 +78,7 @@ def test_a_damaged_store_is_no_source(folder: Path, tmp_path: Path) -> None:
     assert "pack it first" not in done.stderr
 
 
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize(
     "command",
     [

@@ -53,6 +53,7 @@ def completed(programs: Path, *words: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.sampled(fast=3)
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(
     ("words", "expected"),
