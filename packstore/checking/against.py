@@ -60,9 +60,9 @@ class Comparison:
         self.split = split_of(manifest)
         self.survey = source.survey(self.split)
         self.encoder = encoder_of(manifest, source, self.survey, decoder)
-        self.shapes = reader.fixed("shape") if manifest.has_column("shape") else None
+        self.has_shapes = manifest.has_column("shape")
         self.splits = {s.name: s for s in manifest.splits}
-        self.labels = {c.name: reader.fixed(c.name) for c in self.survey.columns if manifest.has_column(c.name)}
+        self.labels = {c.name for c in self.survey.columns if manifest.has_column(c.name)}
 
     def run(self, workers: int, progress: ProgressCallback) -> Iterator[Problem]:
         """Yields every difference."""
@@ -102,8 +102,8 @@ class Comparison:
 
     def _sorted_keys(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Hashes of all keys, sorted, and the record of each."""
-        keys = self.reader.ragged("key")
-        hashes = np.fromiter((xxhash.xxh3_64_intdigest(key) for key in keys), np.uint64, len(keys))
+        keys = (key for part in self.reader.parts() for key in part.ragged("key"))
+        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(self.reader))
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order
 
@@ -133,15 +133,15 @@ class Comparison:
 
     def _differences(self, record: int, entry: Entry) -> Iterator[str]:
         for column, value in zip(self.survey.columns, entry.labels, strict=True):
-            own = self.labels.get(column.name)
-            if own is not None and int(own[record]) != value:
-                yield f"{column.name} is {int(own[record])}, in the source {value}"
+            own = int(self.reader.value(column.name, record)) if column.name in self.labels else value
+            if own != value:
+                yield f"{column.name} is {own}, in the source {value}"
         split = self.splits.get(entry.split)
         if (self.splits or entry.split) and (split is None or not split.start <= record < split.stop):
             yield f"not in split {printable(entry.split)!r}, where the source has it"
         try:
             image = self.source.read(entry)
-            shape = None if self.shapes is None else self.shapes[record]
+            shape = self.reader.value("shape", record) if self.has_shapes else None
             difference = self.encoder.compare(entry.key, image, self.reader.view(record), shape)
         except PackstoreError as error:
             difference = f"cannot be compared: {error}"

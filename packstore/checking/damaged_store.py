@@ -7,17 +7,21 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from packstore.core.columns import NUMPY_DTYPE, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import MANIFEST_FILE, open_regular
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest, Origin, Split
 from packstore.core.registry import FORMATS
+from packstore.core.shards import TABLE_ROW, ShardTable, shard_name
 from packstore.images.sniff import HeaderError, sniff
 from packstore.stores.format import Format
 from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.opening import directory_format, open_reader, scavenge_file
 from packstore.stores.ownership import is_shard, shard_number
 from packstore.stores.scavenge import Scavenged, scavenge_reader
+from packstore.stores.sharded import read_table
 
 _STATE_NOTES = {
     "intact": "",
@@ -109,25 +113,28 @@ def _opened(path: Path) -> Scavenged:
 def _sharded(path: Path) -> DamagedStore:
     """The shards of a store; from their own manifests if the one of the whole store is lost."""
     notes: list[str] = []
-    whole = _whole(path, notes)
+    whole, proven = _whole(path, notes), False
     formats: list[Format] = list(FORMATS.values())
     there = {p.name: f for p in path.iterdir() for f in formats if is_shard(p.name, f)}
-    if whole is not None:
-        names = [shard.name for shard in whole.manifest.shards]
+    table = whole.manifest.shards if whole is not None else None
+    if table is not None:
+        assert whole is not None
+        table, proven = _table(path, whole.manifest.records, table, notes)
+        names = [shard_name(i, table.suffix) for i in range(table.length)]
         notes += [f"{name} is not the store's, and is left out" for name in sorted(there.keys() - set(names))]
     else:
         if len(set(there.values())) != 1:
             raise StoreError(f"{printable(str(path))} holds no store: no manifest and no shards of one format")
-        last = max(there)  # numbers have five digits, so names sort as numbers do
+        last = max(there, key=shard_number)
         names = [there[last].shard_name(i) for i in range(shard_number(last) + 1)]
     files: list[DamagedFile] = []
     start = 0
     for number, name in enumerate(names):
-        shard = whole.manifest.shards[number] if whole is not None else None
-        expected = None if shard is None else shard.manifest_digest
+        row = table.rows[number] if table is not None and table.rows is not None else None
+        expected = row["manifest_digest"].tobytes().hex() if row is not None and proven else None
         file = _shard(path / name, name, start, expected, notes)
-        if shard is not None:
-            file = replace(file, records=shard.records)
+        if row is not None:
+            file = replace(file, records=int(row["records"]))
         files.append(file)
         start += file.records or 0
         if file.records is None:
@@ -151,12 +158,28 @@ def _whole(path: Path, notes: list[str]) -> RecoveredManifest | None:
         notes.append(f"{MANIFEST_FILE} cannot be read ({error.strerror or error}); the shards tell what they are")
         return None
     found = find_manifest(text)
-    if found is None or not found.manifest.shards:
+    if found is None or found.manifest.shards is None:
         notes.append(f"{MANIFEST_FILE} cannot be read; the shards tell what they are")
         return None
     if _STATE_NOTES[found.state]:
         notes.append(f"{MANIFEST_FILE}: {_STATE_NOTES[found.state]}")
     return found
+
+
+def _table(path: Path, records: int, table: ShardTable, notes: list[str]) -> tuple[ShardTable, bool]:
+    """The table with its rows, and whether they are proven; without rows where these say nothing that can be used."""
+    try:
+        return read_table(path, table), True
+    except StoreError as error:
+        notes.append(f"{error}; the shards tell what they are")
+    try:
+        with os.fdopen(open_regular(path / table.file), "rb") as file:
+            rows = np.frombuffer(file.read(table.nbytes), TABLE_ROW)
+    except (OSError, ValueError):
+        return table, False
+    # A sum that is right says that the damage is elsewhere in the rows.
+    good = len(rows) == table.length and sum(rows["records"].tolist()) == records
+    return (replace(table, rows=rows) if good else table), False
 
 
 def _shard(path: Path, name: str, start: int, expected: str | None, notes: list[str]) -> DamagedFile:
@@ -198,7 +221,7 @@ def _merged(manifests: list[Manifest], files: list[DamagedFile]) -> Manifest:
             else:
                 splits.append(Split(split.name, splits[-1].stop if splits else 0, end))
             splits[-1] = replace(splits[-1], start=min(splits[-1].start, begin))
-    return replace(first, records=total, columns=_blank(first, total), splits=tuple(splits), shards=())
+    return replace(first, records=total, columns=_blank(first, total), splits=tuple(splits), shards=None)
 
 
 def _blank(manifest: Manifest, records: int) -> tuple[Column, ...]:

@@ -109,7 +109,7 @@ class Donor:
             elif column.name in labels:
                 value = np.int64(labels[column.name])
             elif isinstance(self._source, StoreSource) and self._source.manifest.has_column(column.name):
-                value = self._source.reader.column(column.name)[entry.ref]
+                value = self._source.reader.value(column.name, entry.ref)
             elif column.name == "shape":
                 shape = self._encoded(entry).shape
                 value = None if shape is None else np.array(shape, np.int32)

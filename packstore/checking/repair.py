@@ -17,7 +17,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from packstore.checking.donor import Donor, Refused, Wanted
-from packstore.checking.store_check import StoreCheck, batches, key_of, open_files
+from packstore.checking.store_check import StoreCheck, batches, key_of
 from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.errors import DestinationError, StoreError, printable
@@ -149,8 +149,8 @@ def open_damaged(path: Path) -> Reader:
         raise StoreError(f"{error}; {hint}") from error
     try:
         if isinstance(reader, ShardedReader):
-            for number in range(len(reader.manifest.shards)):
-                reader.shard(number)
+            for _ in reader.parts():
+                pass
     except StoreError as error:
         reader.close()
         raise StoreError(f"{error}; {hint}") from error
@@ -182,12 +182,10 @@ def refuse_name(destination: Path, format: str) -> None:
 
 def shard_size(reader: Reader) -> int | None:
     """A shard size that splits the records as they are split; None where they are not."""
-    if not isinstance(reader, ShardedReader):
+    if reader.manifest.shards is None:
         return None
-    shards = range(len(reader.manifest.shards))
     # A shard of one record may be larger than the size that was asked for; all others are at most that.
-    sizes = [reader.shard(i).manifest.image.nbytes for i in shards if reader.manifest.shards[i].records > 1]
-    return max(1, *sizes, 1)
+    return max([1, *(shard.image_nbytes for shard in reader.manifest.shards if shard.records > 1)])
 
 
 class _Repair:
@@ -204,6 +202,7 @@ class _Repair:
         everything = range(len(reader))
         # If no checksum names the damaged records of a column, the source has to confirm all of them.
         self.rows = set(everything) if check.unproven & fields else check.rows
+        self.check = check
         self.images = check.images
         if not self.columns["checksum"].whole:
             self.images = set(everything)
@@ -229,14 +228,13 @@ class _Repair:
             return report
         self._write({problem.record for problem in lost})
         if not lost:
-            digests = self.builder.digests()
-            for column in self.manifest.columns[1:]:
-                if digests[column.name] != column.digest:
-                    raise StoreError(
-                        f"{printable(str(self.reader.path))}: column {column.name!r} is damaged, and with what the "
-                        f"source has its SHA-256 is {digests[column.name]}, expected {column.digest}; "
-                        "nothing was written"
-                    )
+            digest = self.builder.records_digest()
+            if digest != self.manifest.records_digest:
+                names = ", ".join(sorted(self.check.damaged)) or "image"
+                raise StoreError(
+                    f"{printable(str(self.reader.path))}: {names} is damaged, and with what the source has the digest "
+                    f"of the records is {digest}, expected {self.manifest.records_digest}; nothing was written"
+                )
         manifest = self.builder.commit(
             origin=self.manifest.origin,
             normalization=self.manifest.normalization,
@@ -338,22 +336,18 @@ class _Values:
     """
 
     def __init__(self, reader: Reader, column: Column) -> None:
-        self._parts: list[tuple[int, int, Any]] = []
+        self._reader = reader
+        self._name = column.name
         self.whole = True
-        for file in open_files(reader):
-            assert file is not None  # open_damaged has opened all shards
+        for part in reader.parts():
             try:
-                data: Any = file.reader.column(column.name)
+                part.column(column.name)
             except StoreError:
-                data, self.whole = None, False
-            self._parts.append((file.start, file.start + len(file.reader), data))
+                self.whole = False
 
     def get(self, record: int) -> Any:
-        """The value: an array or scalar, a memoryview where it is ragged; None where it cannot be read."""
-        for start, stop, data in self._parts:
-            if start <= record < stop:
-                try:
-                    return None if data is None else data[record - start]
-                except (StoreError, IndexError):
-                    return None
-        raise IndexError(record)
+        """The value: an array or scalar, bytes or a memoryview where it is ragged; None where it cannot be read."""
+        try:
+            return self._reader.value(self._name, record)
+        except (StoreError, IndexError):
+            return None

@@ -236,7 +236,7 @@ class _Salvage:
         sound = False
         if whole and scavenged.found is not None and scavenged.found.proven:
             described = scavenged.found.manifest
-            sound = all(column_digest([columns[name]]) == described.column(name).digest for name in names)
+            sound = all(column_digest(columns[name]) == described.column(name).digest for name in names)
         stored = _numbers(scavenged.columns.get(ROW_CHECKSUM.name), file.records or 0)
         if sound or not whole or stored is None:
             return lambda start, stop: [sound] * (stop - start)

@@ -16,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_checksums, row_columns, value_hashes
+from packstore.core.checksums import (
+    ROW_CHECKSUM,
+    column_digest,
+    records_digest,
+    row_checksums,
+    row_columns,
+    value_hashes,
+)
 from packstore.core.columns import ColumnData, Ragged
 from packstore.core.errors import PackstoreError, StoreError
 from packstore.core.manifest import Column
@@ -86,7 +93,6 @@ class StoreCheck:
         self._workers = workers
         self._progress = progress
         self._named: set[int] = set()  # records reported already: one problem each is enough
-        self._whole = True  # no file was missing, no column unreadable or damaged
         self.checks: list[str] = []
         self.checked_bytes = 0
         self.images: set[int] = set()
@@ -108,18 +114,15 @@ class StoreCheck:
         reached = 0
         for file in open_files(self._reader):
             if file is None:
-                self._whole = False  # check_structure has said why
-            else:
-                yield from self._part(file)
-                reached += len(file.reader)
+                continue  # check_structure has said why
+            yield from self._part(file)
+            reached += len(file.reader)
         count = f"{reached:,} records" if reached == records else f"{reached:,} of {records:,} records"
         if self._quick:
             self.checks.append(f"checksums of the labels and keys of {count}" if rows else "sizes")
             self.checks.append("quick: no image was read, so a damaged one was not noticed")
         else:
             self.checks.append(f"checksums of {count}" + (", their labels and keys" if rows else ""))
-        if self._whole and isinstance(self._reader, ShardedReader):
-            yield from self._joined()
 
     def _note(self, problem: Problem) -> Problem:
         if problem.record is not None:
@@ -133,18 +136,15 @@ class StoreCheck:
             try:
                 data = file.reader.column(column.name)
             except (PackstoreError, KeyError) as error:
-                self._whole = False
                 self.unproven.add(column.name)
                 yield Problem(f"column {column.name!r} cannot be read: {error}", shard=file.name)
                 continue
             if len(data) != len(file.reader):
-                self._whole = False
                 self.unproven.add(column.name)
                 yield Problem(f"column {column.name!r} has {len(data)} values of {len(file.reader)}", shard=file.name)
                 continue
             columns[column.name] = data
-            if column_digest([data]) != column.digest:
-                self._whole = False
+            if column_digest(data) != column.digest:
                 unsound.add(column.name)
         self.damaged |= unsound | {c.name for c in file.reader.manifest.columns[1:]} - columns.keys()
         explained = yield from self._rows(file, columns, unsound)
@@ -152,8 +152,24 @@ class StoreCheck:
             explained |= yield from self._images(file, columns["checksum"], "checksum" in unsound)
         for name in sorted(unsound - explained):
             self.unproven.add(name)
-            found, expected = column_digest([columns[name]]), file.reader.manifest.column(name).digest
+            found, expected = column_digest(columns[name]), file.reader.manifest.column(name).digest
             what = f"column {name!r} is damaged: its SHA-256 is {found}, expected {expected}"
+            yield Problem(what, shard=file.name)
+        if not unsound and len(columns) == len(file.reader.manifest.columns) - 1:
+            yield from self._records_digest(file, columns)
+
+    def _records_digest(self, file: OpenFile, columns: dict[str, ColumnData]) -> Iterator[Problem]:
+        """The digest of the records, in the manifest that says so of columns with the right digests."""
+        manifest, count = file.reader.manifest, len(file.reader)
+        checksums, rows = columns["checksum"], columns.get(ROW_CHECKSUM.name)
+        if rows is None:
+            sums = row_checksums_of(manifest.columns, columns, 0, count)
+            rows = np.fromiter((found or 0 for found, _ in sums.values()), np.uint64, count)
+        assert isinstance(checksums, np.ndarray)
+        assert isinstance(rows, np.ndarray)
+        digest = records_digest(checksums, rows)
+        if digest != manifest.records_digest:
+            what = f"the digest of the records is {digest}, expected {manifest.records_digest}"
             yield Problem(what, shard=file.name)
 
     def _rows(self, file: OpenFile, columns: dict[str, ColumnData], unsound: set[str]) -> _Told:
@@ -223,17 +239,6 @@ class StoreCheck:
         if record not in self._named:
             yield self._note(Problem(what, record, key_of(file.reader, i), file.name))
 
-    def _joined(self) -> Iterator[Problem]:
-        """The columns of all shards together, against the manifest of the whole."""
-        found = [file.reader for file in open_files(self._reader) if file is not None]
-        for column in self._reader.manifest.columns[1:]:
-            digest = column_digest([reader.column(column.name) for reader in found])
-            if digest != column.digest:
-                self.damaged.add(column.name)
-                self.unproven.add(column.name)
-                what = f"column {column.name!r} of all shards together has the SHA-256 {digest}"
-                yield Problem(f"{what}, expected {column.digest}")
-
 
 def open_files(reader: Reader) -> Iterator[OpenFile | None]:
     """The files of a store, in order; None for a shard that does not open."""
@@ -241,7 +246,7 @@ def open_files(reader: Reader) -> Iterator[OpenFile | None]:
         yield OpenFile(0, None, reader)
         return
     start = 0
-    for number, shard in enumerate(reader.manifest.shards):
+    for number, shard in enumerate(reader.manifest.shards or ()):
         try:
             yield OpenFile(start, shard.name, reader.shard(number))
         except StoreError:
@@ -310,7 +315,7 @@ def _checksums_damaged(stored: NDArray[Any], bad: dict[int, Mismatch], column: C
     corrected = np.array(stored)
     for i, mismatch in bad.items():
         corrected[i] = mismatch.found
-    return column_digest([corrected]) == column.digest
+    return column_digest(corrected) == column.digest
 
 
 def _stored(name: str, mismatch: Mismatch) -> str:

@@ -80,7 +80,7 @@ def describe(reader: Reader) -> str:
         mean = human_bytes(c.nbytes / max(1, m.records))
         rows.append((f"column {c.name}", f"{kind}: {human_bytes(c.nbytes)}, {mean} a record"))
     if m.shards:
-        largest = max(s.nbytes for s in m.shards)
+        largest = int(m.shards.table["nbytes"].max())
         rows.append(("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}"))
     rows.append(("origin", printable(f"{m.origin.name} ({m.origin.kind})")))
     told = ("not_seekable",)  # above
@@ -107,9 +107,11 @@ def _class_counts(reader: Reader) -> dict[str, int]:
     classes = reader.manifest.classes
     if classes is None:
         return {}
-    labels = reader.fixed("label")
-    # Labels of a damaged store may be anything: verify reports them, here they do not count.
-    counts = np.bincount(labels[(labels >= 0) & (labels < len(classes))], minlength=len(classes))
+    counts = np.zeros(len(classes), np.int64)
+    for part in reader.parts():
+        labels = part.fixed("label")
+        # Labels of a damaged store may be anything: verify reports them, here they do not count.
+        counts += np.bincount(labels[(labels >= 0) & (labels < len(classes))], minlength=len(classes))
     return {name: int(count) for name, count in zip(classes, counts, strict=True)}
 
 

@@ -6,7 +6,9 @@ proves             hash     over                                         kept in
 a record's image   XXH3-64  its bytes                                    column ``checksum``
 its other fields   XXH3-64  its row                                      column ``row_checksum``
 a column           SHA-256  all its values                               the manifest
-a shard            SHA-256  its file                                     the manifest
+all records        see      their checksums and row checksums            the manifest
+a shard            SHA-256  its file                                     the table of shards
+the table          SHA-256  its file                                     the manifest
 the manifest       SHA-256  its JSON without this digest                 itself
 =================  =======  ===========================================  =====================
 
@@ -16,12 +18,16 @@ column, or of a ragged one the XXH3-64 of the value as eight bytes; all little-e
 
 The digest of a fixed column is the SHA-256 of its values, little-endian and in C order. That of a ragged one is the
 SHA-256 of two SHA-256, one after the other: of its ``int64`` offsets (N + 1 of them, from 0) and of its bytes.
+
+The digest of all records has to be the same however they are shared out to files, and that of a store has to follow
+from those of its shards. So it is no hash of their sequence but a polynomial: see :func:`records_digest`. Like the
+checksums it stands on, it finds what happens by chance, and not what somebody computes in order to deceive.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +40,8 @@ from packstore.core.manifest import Column
 
 ROW_CHECKSUM = Column("row_checksum", "fixed", "uint64")
 _NOT_IN_ROWS = ("image", "checksum", ROW_CHECKSUM.name)
+_PRIME = (1 << 127) - 1
+_BASE = int.from_bytes(hashlib.sha256(b"packstore").digest()[:15], "big")
 _STEP_BYTES = 1 << 24
 """A column is hashed in steps, since its values may have to be copied for it."""
 
@@ -93,21 +101,43 @@ def row_checksums(columns: Iterable[Column], values: Mapping[str, NDArray[Any]],
     return value_hashes((data[i * width : (i + 1) * width] for i in range(count)), count)
 
 
-def column_digest(files: Sequence[ColumnData]) -> str:
-    """The digest of a column, from its values in each file of the store, in order."""
+def records_digest(checksums: NDArray[np.uint64], rows: NDArray[np.uint64]) -> str:
+    """The digest of records in their order: the sum of ``r[i] * b ** (n - 1 - i)`` modulo ``2 ** 127 - 1``.
+
+    ``r[i]`` is ``checksum + 2 ** 64 * row checksum`` of record ``i`` of ``n``, and ``b`` the first 15 bytes of the
+    SHA-256 of ``packstore``, as a big-endian number.
+
+    Args:
+        checksums: ``uint64``, of their images.
+        rows: ``uint64``, of their rows, also in a store that does not keep these.
+
+    Returns:
+        32 hexadecimal digits.
+    """
+    digest = 0
+    for checksum, row in zip(checksums.tolist(), rows.tolist(), strict=True):
+        digest = (digest * _BASE + checksum + (row << 64)) % _PRIME
+    return f"{digest:032x}"
+
+
+def joined_records_digest(parts: Iterable[tuple[str, int]]) -> str:
+    """The digest of records that follow each other, from the digest and the number of those in each part."""
+    digest = 0
+    for part, records in parts:
+        digest = (digest * pow(_BASE, records, _PRIME) + int(part, 16)) % _PRIME
+    return f"{digest:032x}"
+
+
+def column_digest(values: ColumnData) -> str:
+    """The digest of a column of one file."""
     data = hashlib.sha256()
-    if not isinstance(files[0], Ragged):
-        for values in files:
-            assert not isinstance(values, Ragged)
-            _hash(data, values)
+    if not isinstance(values, Ragged):
+        _hash(data, values)
         return data.hexdigest()
-    offsets, base = hashlib.sha256(bytes(8)), 0
-    for values in files:
-        assert isinstance(values, Ragged)
-        # The first offset should be 0; adding it makes the digest differ where it is not.
-        _hash(offsets, values.offsets[1:], base + int(values.offsets[0]))
-        _hash(data, values.data)
-        base += len(values.data)
+    offsets = hashlib.sha256(bytes(8))
+    # The first offset should be 0; adding it makes the digest differ where it is not.
+    _hash(offsets, values.offsets[1:], int(values.offsets[0]))
+    _hash(data, values.data)
     return ragged_digest(offsets.digest(), data.digest())
 
 

@@ -26,8 +26,6 @@ _promising = threading.RLock()
 
 MANIFEST_FILE = "manifest.json"
 """The manifest of a sharded store, in its directory."""
-SHARD = re.compile(r"shard-(?P<number>\d{5})(?P<suffix>\.[a-z0-9._-]{1,32})")
-"""The name of a shard, of whatever format."""
 
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]+:)/{1,3}(.*)", re.IGNORECASE | re.DOTALL)

@@ -7,21 +7,22 @@ spaces, ASCII) with a SHA-256 over everything else in its ``digest`` field.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, cast
 
 from packstore.core.errors import ManifestError
-from packstore.core.files import SHARD
 from packstore.core.plainjson import canonical, from_plain, sha256_json, to_plain, unique
 from packstore.core.registry import ENCODINGS, FORMATS
+from packstore.core.shards import ShardTable
 
-FORMAT_VERSION = 1
-"""Version of the store layouts that this code writes. A reader refuses a higher one."""
+FORMAT_VERSION = 2
+"""Version of the store layouts, the only one that this code writes and reads."""
 
 ITEM_SIZE = {"uint8": 1, "int32": 4, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
 """Bytes of one element by dtype name; these are the dtypes that a column may have. All are little-endian at rest."""
@@ -32,6 +33,7 @@ _COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ENCODING_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _RESERVED = ("manifest",)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_RECORDS_DIGEST = re.compile(r"[0-9a-f]{32}")
 _MAX_RECORDS = 10**10  # LMDB keys have ten digits
 _MAX_COLUMNS = 1000
 _MAX_ARRAY_BYTES = 1 << 62
@@ -68,7 +70,8 @@ class Column:
         classes: Names of the classes where the column holds class numbers, else None.
         nbytes: Bytes of all values together, without any container's overhead.
         digest: SHA-256 (hexadecimal) of the values, see :mod:`packstore.core.checksums`; None for the image column,
-            whose records are each covered by the ``checksum`` column.
+            whose records are each covered by the ``checksum`` column, and in the manifest of a sharded store, whose
+            shards have one each.
     """
 
     name: str
@@ -91,8 +94,7 @@ class Column:
         _check(self.layout in (None, "HWC", "CHW"), "column layout", self.layout)
         _check(self.nbytes >= 0, "column nbytes", self.nbytes)
         if self.classes is not None:
-            _check(all(type(c) is str for c in self.classes), "class names", self.classes)
-            _check(len(set(self.classes)) == len(self.classes), "class names: some are the same", self.classes)
+            object.__setattr__(self, "classes", _checked_classes(tuple(self.classes)))
         _check(self.digest is None or _SHA256.fullmatch(self.digest) is not None, "column digest", self.digest)
 
     @property
@@ -143,31 +145,6 @@ NORMALIZATIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """One file (or directory) of a sharded store.
-
-    Attributes:
-        name: File name inside the store's directory, see :data:`packstore.core.files.SHARD`.
-        records: Number of records in it.
-        nbytes: Size of its data file (for LMDB ``data.mdb``).
-        digest: SHA-256 of its data file.
-        manifest_digest: The shard's own :attr:`Manifest.digest`; tells shards of equal size apart when they are opened.
-    """
-
-    name: str
-    records: int
-    nbytes: int
-    digest: str
-    manifest_digest: str
-
-    def __post_init__(self) -> None:
-        _check(SHARD.fullmatch(self.name) is not None, "shard name", self.name)
-        _check(0 <= self.records <= _MAX_RECORDS and self.nbytes >= 0, "shard size", (self.records, self.nbytes))
-        _check(_SHA256.fullmatch(self.digest) is not None, "shard digest", self.digest)
-        _check(_SHA256.fullmatch(self.manifest_digest) is not None, "shard manifest digest", self.manifest_digest)
-
-
-@dataclass(frozen=True, slots=True)
 class Skipped:
     """A sample that the conversion left out, and why."""
 
@@ -208,7 +185,8 @@ class Manifest:
         origin: Where the records came from.
         versions: Versions of the software that wrote the store.
         skipped: Samples left out under ``on_error="skip"``.
-        shards: Files of a sharded store in order; empty when the store is one file.
+        records_digest: Digest of all records in their order, see :func:`packstore.core.checksums.records_digest`.
+        shards: Table of the files of a sharded store; None when the store is one file.
         format_version: Version of the layout.
     """
 
@@ -222,7 +200,8 @@ class Manifest:
     options: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
-    shards: tuple[Shard, ...] = ()
+    records_digest: str = "0" * 32
+    shards: ShardTable | None = None
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -245,7 +224,10 @@ class Manifest:
         edges = [0, *(s.stop for s in self.splits)]
         _check(all(s.start == e for s, e in zip(self.splits, edges, strict=False)), "split ranges", self.splits)
         _check(not self.splits or edges[-1] == self.records, "split ranges", self.splits)
-        _check(not self.shards or sum(s.records for s in self.shards) == self.records, "shard sizes", self.records)
+        _check(_RECORDS_DIGEST.fullmatch(self.records_digest) is not None, "records digest", self.records_digest)
+        if self.shards is not None and self.shards.rows is not None:
+            found = int(self.shards.starts[-1]), int(self.shards.rows["image_nbytes"].sum())
+            _check(found == (self.records, self.image.nbytes), "table of shards: records and bytes of images", found)
 
     def __repr__(self) -> str:
         classes = "" if self.classes is None else f", {len(self.classes):,} classes"
@@ -290,12 +272,14 @@ class Manifest:
 
     @cached_property
     def dataset_digest(self) -> str:
-        """SHA-256 of what the dataset *is*: encoding, columns with their digests, splits and normalisation.
+        """SHA-256 of what the dataset *is*: encoding, columns, splits, normalisation and the digest of the records.
 
         It does not depend on the container or on sharding, so two people can compare it across formats.
         """
         d = to_plain(self)
-        return sha256_json({k: d[k] for k in ("encoding", "records", "columns", "splits", "normalization")})
+        names = ("encoding", "records", "splits", "normalization", "records_digest")
+        columns = [{k: v for k, v in column.items() if k not in ("nbytes", "digest")} for column in d["columns"]]
+        return sha256_json({k: d[k] for k in names} | {"columns": columns})
 
     @cached_property
     def digest(self) -> str:
@@ -304,7 +288,8 @@ class Manifest:
 
     def to_json(self) -> str:
         """Canonical JSON with the digest of everything else in ``digest``."""
-        text = canonical(to_plain(self) | {"digest": self.digest})
+        plain = to_plain(self)
+        text = canonical(plain | {"digest": sha256_json(plain)})
         if len(text) > MAX_JSON_BYTES:
             raise ManifestError(f"the manifest would have {len(text)} bytes, more than {MAX_JSON_BYTES}")
         return text
@@ -335,14 +320,33 @@ class Manifest:
                 f"the store has format version {version}, this packstore reads up to {FORMAT_VERSION}: "
                 "upgrade packstore"
             )
+        if version < FORMAT_VERSION:
+            raise ManifestError(f"the store has layout {version}, written by an older packstore; pack it again")
         digest = plain.pop("digest", None)
         try:
-            found = sha256_json(plain)
+            # Text as it is written needs no writing again; any other is brought to that form.
+            found = digest if _is_sealed(raw, digest) else sha256_json(plain)
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest cannot be read: {error}") from None
         if digest != found:
             raise ManifestError(f"the manifest is damaged: its SHA-256 is {found}, expected {digest!r}")
-        return cast("Manifest", from_plain(_SCHEMA, cls, plain, "manifest"))
+        manifest = cast("Manifest", from_plain(_SCHEMA, cls, plain, "manifest"))
+        manifest.__dict__["digest"] = digest  # to compute it again would be half the time of opening a shard
+        return manifest
+
+
+def _is_sealed(text: bytes, digest: object) -> bool:
+    """Whether ``text`` without its field ``digest`` has this SHA-256."""
+    field = f'"digest":"{digest}",'.encode("ascii", "replace")
+    return hashlib.sha256(text.rstrip().replace(field, b"", 1)).hexdigest() == digest
+
+
+@lru_cache(16)
+def _checked_classes(classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Class names, checked once and kept once: those of the shards of a store are the same object."""
+    _check(all(type(c) is str for c in classes), "class names", classes)
+    _check(len(set(classes)) == len(classes), "class names: some are the same", classes)
+    return classes
 
 
 def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
@@ -389,7 +393,7 @@ _SCHEMA: dict[type, dict[str, Any]] = {
     },
     Split: {"name": str, "start": int, "stop": int},
     Normalization: {"mean": [float], "std": [float]},
-    Shard: {"name": str, "records": int, "nbytes": int, "digest": str, "manifest_digest": str},
+    ShardTable: {"length": int, "digest": str, "suffix": str},
     Skipped: {"key": str, "reason": str},
     Origin: {"kind": str, "name": str, "ignored": int, "digest": (str, type(None))},
     Manifest: {
@@ -403,7 +407,8 @@ _SCHEMA: dict[type, dict[str, Any]] = {
         "options": {"*": _SCALAR},
         "versions": {"*": str},
         "skipped": [Skipped],
-        "shards": [Shard],
+        "records_digest": str,
+        "shards": (ShardTable, None),
         "format_version": int,
     },
 }

@@ -14,6 +14,9 @@ Schemas = Mapping[type, Mapping[str, Any]]
 """How each field of each dataclass is read back; see :func:`from_plain`."""
 
 
+_SCALARS = (str, int, float, bool, type(None))
+
+
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object, whose names JSON lets appear twice."""
     plain = dict(pairs)
@@ -33,9 +36,12 @@ def sha256_json(plain: Any) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """A dataclass, and all in it, as dicts and lists."""
+    """A dataclass, and all in it, as dicts and lists; without fields whose metadata says ``plain=False``."""
+    if isinstance(value, _SCALARS):
+        return value  # first: a thousand class names are the most of a manifest
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = (f.name for f in dataclasses.fields(value) if f.metadata.get("plain", True))
+        return {name: to_plain(getattr(value, name)) for name in fields}
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, (tuple, list)):
@@ -65,6 +71,8 @@ def from_plain(schemas: Schemas, schema: Any, plain: Any, where: str) -> Any:
     if isinstance(schema, list):
         if not isinstance(plain, list):
             raise ManifestError(f"{where} should be a list, found {plain!r:.100}")
+        if schema == [str] and set(map(type, plain)) <= {str}:
+            return tuple(plain)  # a thousand class names in microseconds
         return tuple(from_plain(schemas, schema[0], item, f"{where}[{i}]") for i, item in enumerate(plain))
     if isinstance(schema, dict):
         if not isinstance(plain, dict):

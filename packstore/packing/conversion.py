@@ -220,19 +220,14 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         identity=identity,
         restart=plan.options.restart,
     )
-    options = recorded_options(plan)
-
-    def describe() -> None:
-        builder.describe(
-            origin=_origin(plan),
-            normalization=plan.encode.normalization,
-            options=options,
-            versions={"packstore": packstore.__version__} | encoder.versions(),
-        )
-
     try:
         with builder:
-            describe()
+            builder.describe(
+                origin=_origin(plan),
+                normalization=plan.encode.normalization,
+                options=recorded_options(plan),
+                versions={"packstore": packstore.__version__} | encoder.versions(),
+            )
             progress(Progress("pack", 0, total, 0))
             resumed = ResumedRecords(plan, builder)
             for packed in _records(plan, encoder, resumed, workers):
@@ -254,11 +249,8 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 raise SourceError(f"{plan.source.path} changed while it was packed; pack it when nothing writes to it")
             if reached.consumed == len(reached.skipped):
                 raise SourceError(f"{plan.source.path}: all {total} images were skipped, so there is nothing to pack")
-            if counted:
-                options.update(counted)
-                describe()
             skipped = (*_inherited_skips(plan), *reached.skipped)
-            manifest = builder.commit(skipped=skipped, position=reached.position)
+            manifest = builder.commit(counted=counted, skipped=skipped, position=reached.position)
     except BaseException as error:
         if builder.kept is not None:
             error.add_note(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
@@ -47,8 +48,7 @@ class StoreSource(Source):
         manifest = self.manifest
         ranges = self._ranges(split)
         splits = {name: stop - start for name, start, stop in ranges}
-        start, stop = ranges[0][1], ranges[-1][2]
-        records = stop - start
+        records = ranges[-1][2] - ranges[0][1]
         if not records:
             where = f" in {printable(split)}" if split else ""
             raise SourceError(f"{printable(str(self.path))} holds no records{where}")
@@ -59,7 +59,6 @@ class StoreSource(Source):
             # The lengths of ragged images are not a column in every format: the mean stands for each of them.
             size_bytes = image.nbytes * records // manifest.records
             size_counts = {-(-image.nbytes // manifest.records): records}
-        key_offsets = self.reader.ragged("key").offsets
         return Survey(
             splits=splits,
             columns=self._label_columns,
@@ -67,27 +66,36 @@ class StoreSource(Source):
             shape=image.shape if image.kind == "fixed" else None,
             size_bytes=size_bytes,
             size_counts=size_counts,
-            key_bytes=int(key_offsets[stop] - key_offsets[start]),
+            key_bytes=self._key_bytes(ranges[0][1], ranges[-1][2]),
             store=manifest,
         )
+
+    def _key_bytes(self, start: int, stop: int) -> int:
+        if stop - start == len(self.reader):
+            return self.manifest.column("key").nbytes
+        total = first = 0
+        for part in self.reader.parts():
+            offsets = part.ragged("key").offsets
+            begin, end = (min(max(edge - first, 0), len(part)) for edge in (start, stop))
+            total += int(offsets[end] - offsets[begin])
+            first += len(part)
+        return total
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """See :meth:`Source.entries`. ``size_bytes`` is the record's where all have the same, else their mean."""
         return self._entries(self._ranges(split))
 
     def _entries(self, ranges: list[tuple[str, int, int]]) -> Iterator[Entry]:
-        image, records = self.manifest.image, max(self.manifest.records, 1)
-        size = image.record_nbytes if image.kind == "fixed" else -(-image.nbytes // records)
-        columns = [self.reader.fixed(c.name) for c in self._label_columns]
-        keys = self.reader.ragged("key")
+        image = self.manifest.image
+        size = image.record_nbytes if image.kind == "fixed" else -(-image.nbytes // max(self.manifest.records, 1))
         for name, first, last in ranges:
             for start in range(first, last, _CHUNK):
                 stop = min(start + _CHUNK, last)
-                values_of = [column[start:stop].tolist() for column in columns]
-                labels: Iterable[tuple[int, ...]] = zip(*values_of, strict=True) if columns else [()] * (stop - start)
+                records = np.arange(start, stop)
+                values_of = [self.reader.values(column.name, records).tolist() for column in self._label_columns]
+                labels: Iterable[tuple[int, ...]] = zip(*values_of, strict=True) if values_of else [()] * len(records)
                 for record, values in zip(range(start, stop), labels, strict=True):
-                    key = bytes(keys[record]).decode("utf-8", "surrogateescape")
-                    yield Entry(key, name, values, size, record)
+                    yield Entry(self.reader.key(record), name, values, size, record)
 
     def read(self, entry: Entry) -> ImageData:
         """The record's bytes, or for a tensor encoding its array.
@@ -97,7 +105,7 @@ class StoreSource(Source):
         record: int = entry.ref
         data = self.reader.read(record)
         found = xxhash.xxh3_64_intdigest(data)
-        expected = int(self.reader.fixed("checksum")[record])
+        expected = int(self.reader.value("checksum", record))
         if found != expected:
             raise CorruptRecordError(record, entry.key, f"{expected:016x}", f"{found:016x}")
         if self._encoded:
@@ -107,7 +115,7 @@ class StoreSource(Source):
     def _array(self, record: int, data: Buffer) -> NDArray[Any]:
         """Like ``reader.array``, from bytes that are already read and checked, and that stay valid."""
         image = self.manifest.image
-        shape = image.shape if image.kind == "fixed" else tuple(self.reader.fixed("shape")[record].tolist())
+        shape = image.shape if image.kind == "fixed" else tuple(self.reader.value("shape", record).tolist())
         return shaped(data, image, shape, f"record {record} of {printable(str(self.path))}")
 
     def stamp(self) -> str:

@@ -121,7 +121,8 @@ class Reader(ABC):
 
     @abstractmethod
     def column(self, name: str) -> ColumnData:
-        """A whole column, mapped or loaded once and then kept: shape ``(N, *column.shape)`` for a fixed one
+        """A whole column, mapped or loaded once and then kept (a sharded store opens all shards for it: take
+        :meth:`values` of what is needed): shape ``(N, *column.shape)`` for a fixed one
         (``bfloat16`` as ``uint16`` bit patterns), :class:`Ragged` for a ragged one. Raises :class:`KeyError` for an
         unknown name, and :class:`StoreError` for ``image`` without :attr:`has_image_array`."""
 
@@ -169,7 +170,7 @@ class Reader(ABC):
         column = self.manifest.image
         if column.layout is None:
             raise StoreError(f"{self.path} holds encoded images ({self.manifest.encoding}), not arrays")
-        shape = column.shape if column.kind == "fixed" else tuple(self.fixed("shape")[index].tolist())
+        shape = column.shape if column.kind == "fixed" else tuple(self.value("shape", index).tolist())
         return shaped(self.view(index), column, shape, f"record {index} of {printable(str(self.path))}")
 
     def fixed(self, name: str) -> NDArray[Any]:
@@ -186,9 +187,21 @@ class Reader(ABC):
             raise StoreError(f"column {name!r} of {self.path} is not ragged")
         return column
 
+    def value(self, name: str, index: int) -> Any:
+        """The value of column ``name`` of one record: of the column's dtype, or a memoryview where it is ragged."""
+        return self.column(name)[index]
+
+    def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        """The values of the fixed column ``name`` of some records: ``(len(records), *column.shape)``, a copy."""
+        return self.fixed(name)[records]
+
+    def parts(self) -> Iterator[Reader]:
+        """Readers of the files of the store, in order: of its shards, or this one."""
+        yield self
+
     def key(self, index: int) -> str:
         """The key of a record; bytes that are not UTF-8 come back as surrogates, as in file names."""
-        return bytes(self.ragged("key")[index]).decode("utf-8", "surrogateescape")
+        return bytes(self.value("key", index)).decode("utf-8", "surrogateescape")
 
     def check_fields(self, index: int) -> None:
         """With :attr:`checks_records`, raises :class:`CorruptRecordError` when the label, key or another field of a

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_checksum, row_columns
@@ -45,6 +47,19 @@ class CheckedReader(Reader):
             self.check_column(name)
         return self._reader.column(name)
 
+    def value(self, name: str, index: int) -> Any:
+        if self._row is None:
+            self.check_column(name)
+        return self._reader.value(name, index)
+
+    def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        if self._row is None:
+            self.check_column(name)
+        return self._reader.values(name, records)
+
+    def parts(self) -> Iterator[Reader]:
+        return self._reader.parts()
+
     def key(self, index: int) -> str:
         self.check_fields(index)
         return self._reader.key(index)
@@ -52,12 +67,13 @@ class CheckedReader(Reader):
     def check_column(self, name: str) -> None:
         if name in self._sound:
             return
-        expected, found = self.manifest.column(name).digest, column_digest([self._reader.column(name)])
-        if found != expected:
-            raise StoreError(
-                f"column {name!r} of {printable(str(self.path))} is damaged: its SHA-256 is {found}, expected "
-                f"{expected}; packstore repair takes what is damaged from the source"
-            )
+        for part in self._reader.parts():
+            expected, found = part.manifest.column(name).digest, column_digest(part.column(name))
+            if found != expected:
+                raise StoreError(
+                    f"column {name!r} of {printable(str(part.path))} is damaged: its SHA-256 is {found}, expected "
+                    f"{expected}; packstore repair takes what is damaged from the source"
+                )
         self._sound.add(name)
 
     def check_fields(self, index: int) -> None:
@@ -65,7 +81,7 @@ class CheckedReader(Reader):
             for column in self.manifest.columns[1:]:
                 self.check_column(column.name)
             return
-        expected = int(self._reader.fixed(ROW_CHECKSUM.name)[index])
+        expected = int(self._reader.value(ROW_CHECKSUM.name, index))
         found = row_checksum(self._row, {column.name: self._field(column, index) for column in self._row})
         if found != expected:
             raise CorruptRecordError(index, self._key(index), f"{expected:016x}", f"{found:016x}")
@@ -81,7 +97,7 @@ class CheckedReader(Reader):
 
     def _checked(self, index: int, data: Buffer) -> Buffer:
         self.check_fields(index)
-        expected = int(self._reader.fixed("checksum")[index])
+        expected = int(self._reader.value("checksum", index))
         found = xxh3_64_intdigest(data)
         if found != expected:
             raise CorruptRecordError(index, self._key(index), f"{expected:016x}", f"{found:016x}")
@@ -89,9 +105,8 @@ class CheckedReader(Reader):
 
     def _field(self, column: Column, index: int) -> Any:
         """The value of a record; None where its offsets are damaged."""
-        data: Any = self._reader.column(column.name)
         try:
-            return data[index]
+            return self._reader.value(column.name, index)
         except StoreError:
             return None
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
+from packstore.core.shards import shard_name
 from packstore.stores.base import Reader, Writer
 from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.scavenge import Scavenged
@@ -84,7 +85,7 @@ class Format(ABC):
 
     def shard_name(self, number: int) -> str:
         """The name of a shard in its store's directory."""
-        return f"shard-{number:05d}{self.suffixes[0]}"
+        return shard_name(number, self.suffixes[0])
 
     def stored_bytes(self, size: int) -> int:
         """Bytes on disk of an image of ``size`` bytes, for an estimate."""

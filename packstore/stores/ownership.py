@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from packstore.core.errors import DestinationError, StoreError, printable
-from packstore.core.files import MANIFEST_FILE, SHARD, remove_empty
+from packstore.core.files import MANIFEST_FILE, remove_empty
 from packstore.core.registry import FORMATS
+from packstore.core.shards import SHARD, TABLE
 from packstore.stores.format import Format
 from packstore.stores.opening import read_manifest
 
@@ -30,7 +31,7 @@ def owned_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     format: Format = FORMATS[manifest.format]
-    allowed = {MANIFEST_FILE} if manifest.shards else set(format.files)
+    allowed = {MANIFEST_FILE, manifest.shards.file} if manifest.shards else set(format.files)
     files: list[Path] = []
     for entry in sorted(path.iterdir()):
         shard = bool(manifest.shards) and is_shard(entry.name, format)
@@ -71,7 +72,8 @@ def remove_unfinished(path: Path) -> None:
     formats: list[Format] = list(FORMATS.values())
     names = {name for format in formats for name in format.files}
     for entry in sorted(path.iterdir()):
-        if entry.name in (MANIFEST_FILE, *names) or any(is_shard(entry.name, format) for format in formats):
+        whole = entry.name in (MANIFEST_FILE, *names) or TABLE.fullmatch(entry.name) is not None
+        if whole or any(is_shard(entry.name, format) for format in formats):
             if entry.is_dir() and not entry.is_symlink():
                 for name in names:
                     (entry / name).unlink(missing_ok=True)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import file_digest
-from packstore.core.columns import Buffer, ColumnData, Ragged
-from packstore.core.errors import StoreError, printable
+from packstore.core.checksums import file_digest, joined_records_digest
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
+from packstore.core.errors import ManifestError, StoreError, printable
 from packstore.core.files import (
     MANIFEST_FILE,
     allow_open_files,
@@ -24,25 +26,42 @@ from packstore.core.files import (
     open_regular,
     release_open_files,
 )
-from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest, Shard
+from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.registry import FORMATS
+from packstore.core.shards import Shard, ShardTable
 from packstore.stores.base import Problem, Reader, manifest_text, parse_manifest
 from packstore.stores.format import Format
 
 _OPEN_TRIES = 8
 _FILES_A_SHARD = 3
 """Descriptors of a shard: its file until that is mapped, and at most two maps."""
+_MOST_OPEN = 1024
+"""Shards that a reader holds open, where the process may have so many files open; each takes 3 files and 20 KB."""
+_FEWEST_OPEN = 32
+"""Shards that it holds open all the same."""
 
 
 class ShardedReader(Reader):
-    """Opens the files of all shards at once, so that it keeps working when the store is replaced. Reads what is in a
-    shard when it is first needed."""
+    """Opens shards when they are needed, and reads what is in them when that is needed.
+
+    Up to 1,024 shards are open at a time, less where the process may not open so many files. A store that has no more
+    keeps its files open from the beginning, and its reader works on when the store is replaced. Of a larger one, the
+    shards used longest ago are let go. Each proves by the digest of its manifest that it is the one that the table
+    means, whenever it is opened: after a replacement, a shard that is not open raises :class:`StoreError`, and nothing
+    of the new store is ever taken for the old one's.
+    """
 
     def __init__(self, path: Path) -> None:
         for _ in range(_OPEN_TRIES):
             before = _manifest_identity(path)
-            manifest = read_sharded_manifest(path)
+            try:
+                manifest = read_sharded_manifest(path)
+            except StoreError:
+                if _manifest_identity(path) == before:
+                    raise
+                continue
+            table = _table(manifest)
             files, promised = _hold(manifest, path)
             if _manifest_identity(path) == before:
                 break
@@ -51,10 +70,16 @@ class ShardedReader(Reader):
             raise StoreError(f"{printable(str(path))} was replaced by other stores while it was opened; open it again")
         super().__init__(path, manifest)
         self._format: Format = FORMATS[manifest.format]
+        self._table = table
+        self._data_file = f"/{self._format.files[0]}" if self._format.files else ""
         self._files = files
         self._finalizer = weakref.finalize(self, _drop, files, promised)
-        self._starts = [0, *itertools.accumulate(s.records for s in self.manifest.shards)]
-        self._readers: list[Reader | None] = [None] * len(self.manifest.shards)
+        self._starts: list[int] = table.starts.tolist()
+        self._open: dict[int, Reader] = {}
+        self._most = max(_FEWEST_OPEN, promised // _FILES_A_SHARD)
+        self._bounded = self._most < len(table)
+        self._used: dict[int, int] = {}  # when each of the open shards was last used, where their number is bounded
+        self._clock = itertools.count()
         self._columns: dict[str, ColumnData] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -65,15 +90,47 @@ class ShardedReader(Reader):
 
     def view(self, index: int) -> Buffer:
         reader, local = self._locate(index)
-        return reader.view(local)
+        view = reader.view(local)
+        # A view keeps its shard's map, and so a file open: those of a batch would be as many as its records.
+        return bytes(view) if self._bounded else view
 
     def will_need(self, index: int, view: Buffer) -> None:
-        reader, local = self._locate(index)
-        reader.will_need(local, view)
+        if not self._bounded:
+            reader, local = self._locate(index)
+            reader.will_need(local, view)
 
     def array(self, index: int) -> NDArray[Any]:
         reader, local = self._locate(index)
-        return reader.array(local)
+        array = reader.array(local)
+        if self._bounded:
+            array = array.copy()
+            array.flags.writeable = False
+        return array
+
+    def value(self, name: str, index: int) -> Any:
+        reader, local = self._locate(index)
+        value = reader.value(name, local)
+        return bytes(value) if self._bounded and isinstance(value, memoryview) else value
+
+    def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        column = self.manifest.column(name)
+        if column.kind != "fixed" or name == "image":
+            return self.fixed(name)[records]
+        chosen: NDArray[np.int64] = np.asarray(records, np.int64)
+        if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < len(self):
+            raise IndexError(f"records {chosen.min()} to {chosen.max()} of {len(self)}")
+        numbers = np.searchsorted(self._table.starts, chosen, "right") - 1
+        local = chosen - self._table.starts[numbers]
+        order = np.argsort(numbers, kind="stable")
+        edges = np.flatnonzero(np.diff(numbers[order], prepend=-1, append=-1)).tolist()
+        out = np.empty((len(chosen), *column.shape), NUMPY_DTYPE[column.dtype])
+        for first, last in itertools.pairwise(edges):
+            some = order[first:last]
+            out[some] = self.shard(int(numbers[some[0]])).values(name, local[some])
+        return out
+
+    def parts(self) -> Iterator[Reader]:
+        return map(self.shard, range(len(self._table)))
 
     def key(self, index: int) -> str:
         reader, local = self._locate(index)
@@ -85,32 +142,36 @@ class ShardedReader(Reader):
             raise StoreError("a sharded store has no array of all images; read them one by one")
         columns = self._columns  # another thread may close meanwhile
         if name not in columns:
-            columns[name] = _joined(column, [self.shard(i).column(name) for i in range(len(self._readers))])
+            columns[name] = _joined(column, (part.column(name) for part in self.parts()), self._bounded)
         return columns[name]
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            readers, self._readers = self._readers, [None] * len(self._readers)
+            readers = [*self._open.values()]
+            self._open.clear()
             self._columns = {}
             self._finalizer()
         for reader in readers:
-            if reader is not None:
-                reader.close()
+            reader.close()
 
     def shard(self, number: int) -> Reader:
         """The reader of one shard. Raises :class:`StoreError` that names the shard when it is missing, not whole, or
         not the one that the manifest means."""
-        reader = self._readers[number]
+        if self._bounded:
+            self._used[number] = next(self._clock)
+        reader = self._open.get(number)
         if reader is None:
             with self._lock:
                 if self._closed:
                     raise StoreError(f"{printable(str(self.path))} is closed")
-                reader = self._readers[number]
+                reader = self._open.get(number)
                 if reader is None:
+                    if len(self._open) >= self._most:
+                        self._let_go()
+                    held = self._files.pop(number, None)  # the reader's map holds it from here
                     try:
-                        held, self._files[number] = self._files[number], None  # the reader's map holds it from here
-                        reader = self._readers[number] = self._open_shard(self.manifest.shards[number], held)
+                        reader = self._open[number] = self._open_shard(self._table[number], held)
                     except StoreError:
                         self._refuse_replaced()
                         raise
@@ -119,31 +180,43 @@ class ShardedReader(Reader):
     def check_files(self) -> None:
         try:
             with self._lock:
-                for reader, held, shard in zip(self._readers, self._files, self.manifest.shards, strict=True):
-                    if reader is None:
-                        self._check_file(shard, held)
+                for number, nbytes in enumerate(self._table.table["nbytes"].tolist()):
+                    if number not in self._open:
+                        self._check_file(number, nbytes, self._files.get(number))
         except StoreError:
             self._refuse_replaced()
             raise
 
+    def _let_go(self) -> None:
+        """Forgets an eighth of the open shards, those used longest ago. What still uses one keeps it."""
+        oldest = sorted(self._open, key=lambda number: self._used.get(number, -1))[: 1 + self._most // 8]
+        for number in oldest:
+            del self._open[number]
+        self._used = {number: self._used.get(number, -1) for number in self._open}
+
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Shards missing, left over, of the wrong size or SHA-256 (not ``quick``), and what each finds in itself."""
-        shards = self.manifest.shards
+        shards = self._table
         try:
             same = (self.path / MANIFEST_FILE).read_bytes() == manifest_text(self.manifest)
         except OSError:
             same = False
         if not same:
             yield Problem(f"{MANIFEST_FILE} holds the manifest, but not as it was written")
-        names = {shard.name for shard in shards}
+        names = {MANIFEST_FILE, shards.file, *map(shards.name, range(len(shards)))}
         for entry in sorted(self.path.iterdir()):
-            if entry.name not in names and entry.name != MANIFEST_FILE:
+            if entry.name not in names:
                 yield Problem(f"{printable(entry.name)!r} does not belong to the store")
         done_bytes = 0
         for number, shard in enumerate(shards):
             yield from self._check_shard(number, shard, quick, progress)
             done_bytes += shard.nbytes
             progress(Progress("structure", number + 1, len(shards), done_bytes))
+        joined = joined_records_digest((shard.records_digest, shard.records) for shard in shards)
+        if joined != self.manifest.records_digest:
+            yield Problem(
+                f"the digest of the records of all shards is {joined}, expected {self.manifest.records_digest}"
+            )
 
     def _check_shard(self, number: int, shard: Shard, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
         start = self._starts[number]
@@ -172,7 +245,8 @@ class ShardedReader(Reader):
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
         number = bisect.bisect_right(self._starts, index) - 1
-        return self._readers[number] or self.shard(number), index - self._starts[number]
+        reader = None if self._bounded else self._open.get(number)
+        return reader or self.shard(number), index - self._starts[number]
 
     def _refuse_replaced(self) -> None:
         """Raises :class:`StoreError` when the manifest is another one now: then no shard is damaged or missing."""
@@ -183,27 +257,28 @@ class ShardedReader(Reader):
         if not same:
             raise StoreError(f"{printable(str(self.path))} has been replaced by another store; open it again")
 
-    def _where(self, shard: Shard) -> str:
-        return f"shard {shard.name} of {printable(str(self.path))}"
+    def _where(self, name: str) -> str:
+        return f"shard {name} of {printable(str(self.path))}"
 
-    def _check_file(self, shard: Shard, held: int | None) -> None:
+    def _check_file(self, number: int, nbytes: int, held: int | None) -> None:
+        name = self._table.name(number)
         try:
-            file = self._format.data_file(self.path / shard.name)
-            size = os.fstat(held).st_size if held is not None else file.stat().st_size
+            # A Path takes longer than the call.
+            size = os.stat(f"{self.path}/{name}{self._data_file}" if held is None else held).st_size  # noqa: PTH116
         except OSError as error:
-            raise StoreError(f"{self._where(shard)} cannot be opened: {error.strerror or error}") from error
-        if size != shard.nbytes:
-            raise StoreError(f"{self._where(shard)} has {size} bytes, expected {shard.nbytes}")
+            raise StoreError(f"{self._where(name)} cannot be opened: {error.strerror or error}") from error
+        if size != nbytes:
+            raise StoreError(f"{self._where(name)} has {size} bytes, expected {nbytes}")
 
     def _open_shard(self, shard: Shard, held: int | None) -> Reader:
-        path, where = self.path / shard.name, self._where(shard)
+        path, where = self.path / shard.name, self._where(shard.name)
         try:
             # Without a descriptor it could not be opened earlier, which may have changed.
             file = open_regular(self._format.data_file(path)) if held is None else held
         except OSError as error:
             raise StoreError(f"{where} cannot be opened: {error.strerror or error}") from error
         try:
-            self._check_file(shard, file)
+            self._check_file(shard.number, shard.nbytes, file)
             reader = self._format.open(path, file)
         finally:
             os.close(file)
@@ -221,32 +296,36 @@ class ShardedReader(Reader):
                 f"{where} is another shard or of another store: the digest of its manifest is {found.digest}, "
                 f"expected {shard.manifest_digest}"
             )
+        if (found.image.nbytes, found.records_digest) != (shard.image_nbytes, shard.records_digest):
+            reader.close()
+            raise StoreError(f"{where} has other images or records than the table of shards says")
         return reader
 
 
-def _hold(manifest: Manifest, path: Path) -> tuple[list[int | None], int]:
-    """Opens the files of the shards, as many as the process may have open.
+def _hold(manifest: Manifest, path: Path) -> tuple[dict[int, int], int]:
+    """Opens the files of the shards if the process may have all of them open, else none.
 
-    Returns a descriptor for each, None for one that is not or cannot be opened (reading it says why), and how many open
-    files were reserved."""
-    promised = allow_open_files(_FILES_A_SHARD * len(manifest.shards))
-    allowed = promised // _FILES_A_SHARD
-    files: list[int | None] = [None] * len(manifest.shards)
-    format: Format = FORMATS[manifest.format]
-    for i, shard in enumerate(manifest.shards[:allowed]):
-        try:
-            files[i] = open_regular(format.data_file(path / shard.name))
-        except OSError:
-            continue
+    Returns their descriptors by the number of the shard, without those that cannot be opened (reading them says why),
+    and how many open files were reserved."""
+    table, format = _table(manifest), FORMATS[manifest.format]
+    promised = allow_open_files(_FILES_A_SHARD * min(len(table), _MOST_OPEN))
+    files: dict[int, int] = {}
+    if promised >= _FILES_A_SHARD * len(table):
+        for number in range(len(table)):
+            with suppress(OSError):
+                files[number] = open_regular(format.data_file(path / table.name(number)))
     return files, promised
 
 
-def _drop(files: list[int | None], promised: int) -> None:
-    for i, file in enumerate(files):
-        if file is not None:
-            files[i] = None
-            os.close(file)
+def _drop(files: dict[int, int], promised: int) -> None:
+    while files:
+        os.close(files.popitem()[1])
     release_open_files(promised)
+
+
+def _table(manifest: Manifest) -> ShardTable:
+    assert manifest.shards is not None  # read_sharded_manifest has seen to it
+    return manifest.shards
 
 
 def _manifest_identity(path: Path) -> tuple[int, int]:
@@ -266,18 +345,33 @@ def read_sharded_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise StoreError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from error
     manifest = parse_manifest(text, file)
-    if not manifest.shards:
+    if manifest.shards is None:
         raise StoreError(f"{shown} has a manifest that names no shards")
-    names = [shard.name for shard in manifest.shards]
-    format: Format = FORMATS[manifest.format]
-    expected = [format.shard_name(i) for i in range(len(names))]
-    if names != expected:
-        raise StoreError(f"{shown} has a manifest with the shards {names!r:.200}, not {expected!r:.200}")
-    return manifest
+    suffix = FORMATS[manifest.format].suffixes[0]
+    if manifest.shards.suffix != suffix:
+        raise StoreError(f"{shown} has a manifest of shards that end with {manifest.shards.suffix!r}, not {suffix!r}")
+    return dataclasses.replace(manifest, shards=read_table(path, manifest.shards))
 
 
-def _joined(column: Column, parts: list[ColumnData]) -> ColumnData:
-    """A column's values of all shards as one. Those of a single shard are not copied."""
+def read_table(path: Path, table: ShardTable) -> ShardTable:
+    """``table`` with its rows, of the sharded store at ``path``. Raises :class:`StoreError`."""
+    file = path / table.file
+    try:
+        with os.fdopen(open_regular(file), "rb") as opened:
+            data = opened.read(table.nbytes + 1)
+    except OSError as error:
+        raise StoreError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from error
+    try:
+        return table.read(data)
+    except ManifestError as error:
+        raise ManifestError(f"{printable(str(file))}: {error}") from None
+
+
+def _joined(column: Column, values: Iterable[ColumnData], copy: bool) -> ColumnData:
+    """A column's values of all shards as one. Those of a single shard are not copied.
+
+    With ``copy``, each part is copied at once, and does not keep its shard open."""
+    parts = [_copied(part) for part in values] if copy else [*values]
     if len(parts) == 1:
         return parts[0]
     if column.kind == "fixed":
@@ -292,6 +386,12 @@ def _joined(column: Column, parts: list[ColumnData]) -> ColumnData:
     data = np.concatenate([p.data for p in ragged])
     offsets.flags.writeable = data.flags.writeable = False
     return Ragged(offsets, data)
+
+
+def _copied(values: ColumnData) -> ColumnData:
+    if isinstance(values, Ragged):
+        return Ragged(values.offsets.copy(), values.data.copy())
+    return values.copy()
 
 
 def _kind(column: Column) -> tuple[Any, ...]:

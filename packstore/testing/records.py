@@ -136,6 +136,8 @@ def assert_holds(reader: Reader, records: Records) -> None:
     assert [bytes(reader.view(i)) for i in range(len(reader))] == records.images
     assert [reader.key(i) for i in range(len(reader))] == records.values["key"]
     columns, data = finished(records)
+    if reader.manifest.shards is not None:  # these have the digests
+        columns = tuple(dataclasses.replace(column, digest=None) for column in columns)
     assert reader.manifest.columns == columns
     for name, expected in data.items():
         column = reader.column(name)

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.arguments import function_or_none, whole
-from packstore.core.columns import Ragged
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import refuse_urls
 from packstore.core.manifest import Manifest
@@ -174,27 +173,27 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     @property
     def targets(self) -> list[int]:
         """Labels of all items, before ``target_transform``. Raises :class:`UsageError` without a label column."""
-        return cast("list[int]", self._labels()[self._start : self._start + self._length].tolist())
+        self._check_labels()
+        labels = self.reader.values("label", np.arange(self._start, self._start + self._length))
+        return cast("list[int]", labels.tolist())
 
-    def _labels(self) -> NDArray[Any]:
-        """Labels of all records of the store."""
+    def _check_labels(self) -> None:
         if not self.manifest.has_column("label"):
             raise UsageError(f"{self.path} has no labels; columns: {column_names(self.manifest)}")
         self.reader.check_column("label")
-        return self.reader.fixed("label")
 
     @property
     def keys(self) -> Sequence[str]:
         """Keys of all items, read as they are asked for."""
         self.reader.check_column("key")
-        return Keys(self.reader.ragged("key"), self._start, self._length)
+        return Keys(self.reader, self._start, self._length)
 
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
         """``(key, label)`` of all items, read as they are asked for. Raises :class:`UsageError` without labels."""
-        labels = self._labels()
+        self._check_labels()
         self.reader.check_column("key")
-        return Samples(self.reader.ragged("key"), labels, self._start, self._length)
+        return Samples(self.reader, self._start, self._length)
 
     imgs = samples
 
@@ -280,13 +279,13 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             return image if self.transform is None else self._transformed(image)
         if name == "key":
             return self.reader.key(record)
-        column = self._column(name)
+        reader = self.reader
         if self.checksums == "always":
-            self.reader.check_fields(record)
-        value: Any = column[record]
-        if isinstance(column, Ragged):
+            reader.check_fields(record)
+        value: Any = reader.value(name, record)
+        if isinstance(value, (bytes, memoryview)):
             return bytes(value)
-        value = int(value) if column.ndim == 1 and column.dtype.kind in "iu" else torch.from_numpy(np.array(value))
+        value = int(value) if isinstance(value, np.integer) else torch.from_numpy(np.array(value))
         return self.target_transform(value) if name == "label" and self.target_transform is not None else value
 
     def _transformed(self, image: Any) -> Any:
@@ -301,13 +300,6 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
                 )
             raise
 
-    def _column(self, name: str) -> Any:
-        reader = self.reader  # first, since it empties the cache in a new process
-        column = self._loaded.get(name)
-        if column is None:
-            column = self._loaded[name] = reader.column(name)
-        return column
-
     def _batch(self, records: NDArray[np.int64]) -> Any:
         values = [self._batch_of(name, records) for name in self.columns]
         return values[0] if len(values) == 1 else tuple(values)
@@ -321,10 +313,10 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             one_by_one = [None] * len(records) if images is None else images.unbind()
             return self._stack([self._value(name, r, i) for r, i in zip(records.tolist(), one_by_one, strict=True)])
         transformed = name == "label" and self.target_transform is not None
-        column = None if name == "key" or transformed or self.checksums == "always" else self._column(name)
-        if not isinstance(column, np.ndarray) or not len(records):
+        fixed = self.manifest.column(name).kind == "fixed"
+        if not fixed or transformed or self.checksums == "always" or not len(records):
             return self._stack([self._value(name, r, None) for r in records.tolist()])
-        values = column[records]
+        values = self.reader.values(name, records)
         if values.ndim > 1 or values.dtype.kind not in "iu":
             return torch.from_numpy(values)
         # Checksums use all 64 bits; int64 holds the same bits, as in the .pth layout.

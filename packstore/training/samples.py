@@ -6,16 +6,14 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from numpy.typing import NDArray
-
-from packstore.core.columns import Ragged
+from packstore.stores.base import Reader
 
 _T = TypeVar("_T")
 
 
 class _Lazy(Sequence[_T]):
-    def __init__(self, start: int, length: int) -> None:
-        self._start, self._length = start, length
+    def __init__(self, reader: Reader, start: int, length: int) -> None:
+        self._reader, self._start, self._length = reader, start, length
 
     def __len__(self) -> int:
         return self._length
@@ -37,21 +35,13 @@ class _Lazy(Sequence[_T]):
 class Keys(_Lazy[str]):
     """The keys of consecutive records."""
 
-    def __init__(self, keys: Ragged, start: int, length: int) -> None:
-        super().__init__(start, length)
-        self._keys = keys
-
     def _of(self, record: int) -> str:
-        return bytes(self._keys[record]).decode("utf-8", "surrogateescape")
+        return bytes(self._reader.value("key", record)).decode("utf-8", "surrogateescape")
 
 
 class Samples(_Lazy[tuple[str, int]]):
     """``(key, label)`` of consecutive records."""
 
-    def __init__(self, keys: Ragged, labels: NDArray[Any], start: int, length: int) -> None:
-        super().__init__(start, length)
-        self._keys = Keys(keys, 0, start + length)
-        self._labels = labels
-
     def _of(self, record: int) -> tuple[str, int]:
-        return self._keys[record], int(self._labels[record])
+        key = bytes(self._reader.value("key", record)).decode("utf-8", "surrogateescape")
+        return key, int(self._reader.value("label", record))

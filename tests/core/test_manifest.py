@@ -18,10 +18,10 @@ from packstore.core.manifest import (
     Manifest,
     Normalization,
     Origin,
-    Shard,
     Skipped,
     Split,
 )
+from packstore.core.shards import Shard, ShardTable
 
 SHA = "0123456789abcdef" * 4
 
@@ -43,7 +43,8 @@ def make(**changes: Any) -> Manifest:
         "options": {"size": 224, "quality": None, "fit": "crop", "scale": 0.5, "exif": False},
         "versions": {"packstore": "0.1.0"},
         "skipped": (Skipped("a/b.jpg", "empty"),),
-        "shards": (Shard("shard-00000.h5", 3, 1000, SHA, SHA),),
+        "records_digest": "c" * 32,
+        "shards": ShardTable.of([Shard("shard-00000.h5", 3, 1000, 72, "c" * 32, SHA, SHA)], ".h5"),
     }
     return Manifest(**(plain | changes))
 
@@ -116,7 +117,7 @@ def test_any_other_json_is_a_manifest_error(value: Any) -> None:
     path=st.sampled_from(
         [(k,) for k in json.loads(make().to_json()) if k != "digest"]
         + [("columns", 0, k) for k in dataclasses.asdict(make().columns[0])]
-        + [("splits", 0, "start"), ("splits", 1, "name"), ("shards", 0, "records"), ("shards", 0, "name")]
+        + [("splits", 0, "start"), ("splits", 1, "name"), ("shards", "length"), ("shards", "suffix")]
         + [("origin", "kind"), ("normalization", "mean"), ("skipped", 0, "key")]
     ),
     value=st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-2, 2) | st.text(max_size=3) | st.lists(st.none())
@@ -152,6 +153,9 @@ def test_a_number_that_is_too_large() -> None:
 
 
 def test_newer_version() -> None:
+    plain = json.loads(make().to_json()) | {"format_version": FORMAT_VERSION - 1}
+    with pytest.raises(ManifestError, match="layout 1, written by an older packstore; pack it again"):
+        Manifest.from_json(resealed(plain))
     plain = json.loads(make().to_json()) | {"format_version": FORMAT_VERSION + 1}
     with pytest.raises(ManifestError, match="upgrade packstore"):
         Manifest.from_json(resealed(plain))
@@ -175,7 +179,9 @@ def test_newer_version() -> None:
         {"splits": (Split("train", 0, 2), Split("val", 1, 3))},
         {"splits": (Split("a", 0, 2), Split("a", 2, 3))},
         {"splits": (Split("a", 1, 3),)},
-        {"shards": (Shard("shard-00000.h5", 2, 1, SHA, SHA),)},
+        {"records_digest": "c" * 31},
+        {"shards": ShardTable.of([Shard("shard-00000.h5", 2, 1, 72, "c" * 32, SHA, SHA)], ".h5")},
+        {"shards": ShardTable.of([Shard("shard-00000.h5", 3, 1, 71, "c" * 32, SHA, SHA)], ".h5")},
     ],
 )
 def test_impossible_manifests(changes: dict[str, Any]) -> None:
@@ -200,10 +206,17 @@ def test_impossible_manifests(changes: dict[str, Any]) -> None:
         lambda: Split("", 0, 1),
         lambda: Split("a", 2, 1),
         lambda: Split("a", -1, 1),
-        lambda: Shard("../shard-00000.h5", 1, 1, SHA, SHA),
-        lambda: Shard("shard-00000.h5", -1, 1, SHA, SHA),
-        lambda: Shard("shard-00000.h5", 1, 1, "x", SHA),
-        lambda: Shard("shard-00000.h5", 1, 1, SHA, "x"),
+        lambda: Shard("../shard-00000.h5", 1, 1, 1, "c" * 32, SHA, SHA),
+        lambda: Shard("shard-000001.h5", 1, 1, 1, "c" * 32, SHA, SHA),
+        lambda: Shard("shard-00000.h5", 0, 1, 1, "c" * 32, SHA, SHA),
+        lambda: Shard("shard-00000.h5", 1, -1, 1, "c" * 32, SHA, SHA),
+        lambda: Shard("shard-00000.h5", 1, 1, 1 << 62, "c" * 32, SHA, SHA),
+        lambda: Shard("shard-00000.h5", 1, 1, 1, SHA, SHA, SHA),
+        lambda: Shard("shard-00000.h5", 1, 1, 1, "c" * 32, "x", SHA),
+        lambda: Shard("shard-00000.h5", 1, 1, 1, "c" * 32, SHA, "x"),
+        lambda: ShardTable(0, SHA, ".h5"),
+        lambda: ShardTable(1, "x", ".h5"),
+        lambda: ShardTable(1, SHA, "/../x"),
         lambda: Normalization((0.5,), (1.0,)),
         lambda: Normalization((0.5, 0.5, float("nan")), (1.0, 1.0, 1.0)),
         lambda: Normalization((0.5, 0.5, 0.5), (1.0, 0.0, 1.0)),
@@ -222,14 +235,15 @@ def test_impossible_parts(call: Any) -> None:
 
 def test_dataset_digest_is_about_the_dataset() -> None:
     digest = make().dataset_digest
-    same = make(format="lmdb", shards=(), versions={}, options={}, origin=Origin("flat", "x"), skipped=())
+    same = make(format="lmdb", shards=None, versions={}, options={}, origin=Origin("flat", "x"), skipped=())
     assert same.dataset_digest == digest
     columns = list(make().columns)
-    columns[3] = dataclasses.replace(columns[3], digest="f" * 64)
+    columns[1] = dataclasses.replace(columns[1], classes=("ant", "bee"))
     image = dataclasses.replace(columns[0], dtype="bfloat16")
     for changes in (
         {"splits": ()},
         {"normalization": None},
+        {"records_digest": "d" * 32},
         {"columns": tuple(columns)},
         {"encoding": "bfloat16", "columns": (image, *make().columns[1:])},
     ):
@@ -270,6 +284,7 @@ def test_the_image_column_is_what_the_encoding_makes_it(encoding: str, image: st
         "encoding": encoding,
         "columns": (IMAGES[image], *make().columns[1:]),
         "normalization": None,
+        "shards": None,
     }
     if image in GOOD[encoding]:
         make(**changes)
@@ -284,7 +299,12 @@ def test_the_image_column_is_what_the_encoding_makes_it(encoding: str, image: st
 @pytest.mark.parametrize("image", IMAGES)
 def test_the_image_column_of_a_plug_in_says_itself_what_it_holds(image: str) -> None:
     """An encoding that packstore does not know: its stores open all the same."""
-    manifest = {"encoding": "jxl", "columns": (IMAGES[image], *make().columns[1:]), "normalization": None}
+    manifest = {
+        "encoding": "jxl",
+        "columns": (IMAGES[image], *make().columns[1:]),
+        "normalization": None,
+        "shards": None,
+    }
     if image not in ("original", "fixed uint8", "float16", "float32"):
         with pytest.raises(ManifestError, match="impossible"):
             make(**manifest)

@@ -40,7 +40,7 @@ def damage(path: Path, images: list[int], columns: list[str], record: int = 3) -
                 values.append((key, len(key) - 1))
             else:
                 start = 0
-                for shard in reader.manifest.shards:
+                for shard in reader.manifest.shards or ():
                     if start <= record < start + shard.records:
                         break
                     start += shard.records

@@ -128,8 +128,8 @@ def test_shards_are_taken_over_as_they_are(folder: Path, tmp_path: Path) -> None
     run = cut_short(folder, out, 20, encoding="original", shard_size=2000)
     receipt = read_receipt(run)
     assert receipt is not None
-    assert len(receipt.shards) > 2
-    inodes = [(run / STORE / shard.name).stat().st_ino for shard in receipt.shards]
+    assert len(receipt.shards or ()) > 2
+    inodes = [(run / STORE / shard.name).stat().st_ino for shard in receipt.shards or ()]
     report = packstore.convert(folder, out, encoding="original", shard_size=2000)
     assert [(out / shard.name).stat().st_ino for shard in report.manifest.shards[: len(inodes)]] == inodes
 

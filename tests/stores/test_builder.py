@@ -590,7 +590,9 @@ def test_one_dataset_digest_in_all_formats(tmp_path: Path) -> None:
     digests = {write(tmp_path / f"x{suffix}", records).dataset_digest for suffix in SUFFIXES}
     digests |= {write(tmp_path / f"y{suffix}", records, shard_size=3000).dataset_digest for suffix in SUFFIXES}
     assert len(digests) == 1
-    assert finished(records)[0] == open_store(tmp_path / "y.h5").manifest.columns
+    assert finished(records)[0] == open_store(tmp_path / "x.h5").manifest.columns
+    with open_store(tmp_path / "y.h5") as reader:
+        assert_holds(reader, records)
 
 
 # Nothing disturbed is published, and nothing is left

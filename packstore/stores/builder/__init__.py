@@ -13,17 +13,24 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import ROW_CHECKSUM, row_checksums, value_hashes
+from packstore.core.checksums import (
+    ROW_CHECKSUM,
+    joined_records_digest,
+    records_digest,
+    row_checksums,
+    value_hashes,
+)
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
-from packstore.core.files import MANIFEST_FILE, device_and_inode, writing
+from packstore.core.files import device_and_inode, writing
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped, Split
 from packstore.core.registry import FORMATS
+from packstore.core.shards import ShardTable
 from packstore.stores.builder.interrupted import InterruptedRun, find_interrupted_run
 from packstore.stores.builder.journal import Identity, Journal, SourcePosition
 from packstore.stores.builder.output_files import OutputFile, OutputFiles
 from packstore.stores.builder.publish import Staging
-from packstore.stores.builder.read_back import write_manifest
+from packstore.stores.builder.read_back import write_head
 from packstore.stores.builder.spools import ColumnSpool, plain_buffers, refuse_duplicates
 from packstore.stores.builder.work_directory import remove_run
 from packstore.stores.format import Format
@@ -83,8 +90,9 @@ class StoreBuilder:
             with writing(self._staging.destination):
                 if shard_size is not None:
                     self._staging.path.mkdir()
-                for column in (*blank[1:], _HASHES):
-                    self._spools[column.name] = ColumnSpool(column, self._staging.run)
+                for column in (*blank[1:], ROW_CHECKSUM, _HASHES):  # the digest of the records needs these anyway
+                    if column.name not in self._spools:
+                        self._spools[column.name] = ColumnSpool(column, self._staging.run)
         except BaseException:
             self.abort()
             raise
@@ -114,6 +122,10 @@ class StoreBuilder:
     def digests(self) -> dict[str, str]:
         """The digests of all columns but ``image``, of the records so far."""
         return {column.name: self._spools[column.name].digest() for column in self._columns[1:]}
+
+    def records_digest(self) -> str:
+        """The digest of the records so far."""
+        return self._records_digest(0, self.records)
 
     def checkpoint(self, position: Callable[[], SourcePosition]) -> None:
         """Writes a receipt if one is due. To be called after records were appended.
@@ -183,13 +195,15 @@ class StoreBuilder:
         normalization: Normalization | None = None,
         options: Mapping[str, str | int | float | bool | None] | None = None,
         versions: Mapping[str, str] | None = None,
+        counted: Mapping[str, int] | None = None,
         skipped: Sequence[Skipped] = (),
         position: Callable[[], SourcePosition] | None = None,
     ) -> Manifest:
         """Seals the store, reads it again and compares, and moves it to its destination.
 
-        The arguments go into the manifest, which is returned; leave out those given to :meth:`describe`. ``position``
-        is as for :meth:`checkpoint`, for a kill at the last moment.
+        The arguments go into the manifest, which is returned; leave out those given to :meth:`describe`. ``counted``
+        and ``skipped`` are of all records, so no shard has them: ``counted`` joins the options. ``position`` is as for
+        :meth:`checkpoint`, for a kill at the last moment.
 
         Raises:
             StoreError: No records, or two with the same key (both named).
@@ -205,7 +219,7 @@ class StoreBuilder:
                 self._base = self._described(origin, normalization, options, versions)
             with writing(self._staging.destination):
                 self._refuse_duplicates()
-                manifest = self._seal(tuple(skipped))
+                manifest = self._seal(counted or {}, tuple(skipped))
                 # Not of a run so short that it has none yet: a digest of all its entries would cost it several percent.
                 if self._journal is not None and self._journal.written and position is not None:
                     sealed = manifest.digest, device_and_inode(self._staging.path)[1]
@@ -325,8 +339,7 @@ class StoreBuilder:
         values = {name: self._spools[name].check(given[name], count) for name in given}
         hashes = {c.name: value_hashes(values[c.name], count) for c in self._columns[1:] if c.kind == "ragged"}
         values[_HASHES.name] = hashes["key"]
-        if ROW_CHECKSUM.name in self._spools:
-            values[ROW_CHECKSUM.name] = row_checksums(self._columns, values | hashes, count)
+        values[ROW_CHECKSUM.name] = row_checksums(self._columns, values | hashes, count)
         if image.kind == "ragged" and image.layout is not None:
             if "shape" not in values:
                 raise StoreError("raw pixels of varying size need a 'shape' column")
@@ -352,24 +365,52 @@ class StoreBuilder:
             self._runs.append(Split(split, self.records - count, self.records))
 
     def _refuse_duplicates(self) -> None:
-        self._spools[_HASHES.name].check_spooled()
+        for name in (_HASHES.name, ROW_CHECKSUM.name):
+            self._spools[name].check_spooled()
         keys, hashes = (self._spools[n].values(0, self.records) for n in ("key", _HASHES.name))
         if isinstance(keys, Ragged) and isinstance(hashes, np.ndarray):  # always; the types cannot say it
             refuse_duplicates(keys, hashes)
 
-    def _seal(self, skipped: tuple[Skipped, ...]) -> Manifest:
-        """Seals all files, and in a sharded store writes the manifest of the whole last."""
+    def _seal(self, counted: Mapping[str, int], skipped: tuple[Skipped, ...]) -> Manifest:
+        """Seals all files, and in a sharded store writes its manifest and table last."""
+        assert self._base is not None
+        options = {**self._base.options, **counted}
 
         def describe(file: OutputFile) -> tuple[Manifest, dict[str, ColumnData]]:
             manifest, columns = self._describe(file)
-            return dataclasses.replace(manifest, skipped=() if self._shard_size else skipped), columns
+            if self._shard_size is None:
+                manifest = dataclasses.replace(manifest, options=options, skipped=skipped)
+            return manifest, columns
 
         manifest = self._files.seal_all(describe)
         if manifest is None:
-            whole = self._describe(self._files.whole())[0]
-            manifest = dataclasses.replace(whole, skipped=skipped, shards=tuple(self._files.sealed))
-            write_manifest(self._staging.path / MANIFEST_FILE, manifest)
+            manifest = dataclasses.replace(self._head(), options=options, skipped=skipped)
+            write_head(self._staging.path, manifest)
         return manifest
+
+    def _head(self) -> Manifest:
+        """The manifest of a sharded store, whose shards are sealed."""
+        assert self._base is not None
+        shards = self._files.sealed
+        columns = [dataclasses.replace(self._columns[0], nbytes=sum(shard.image_nbytes for shard in shards))]
+        for column in self._columns[1:]:
+            spool = self._spools[column.name]
+            spool.check_spooled()
+            columns.append(dataclasses.replace(column, nbytes=spool.nbytes))
+        return dataclasses.replace(
+            self._base,
+            records=self.records,
+            columns=tuple(columns),
+            splits=tuple(self._runs),
+            records_digest=joined_records_digest((shard.records_digest, shard.records) for shard in shards),
+            shards=ShardTable.of(shards, self._format.suffixes[0]),
+        )
+
+    def _records_digest(self, start: int, stop: int) -> str:
+        checksums, rows = (self._spools[name].values(start, stop) for name in ("checksum", ROW_CHECKSUM.name))
+        assert isinstance(checksums, np.ndarray)
+        assert isinstance(rows, np.ndarray)
+        return records_digest(checksums, rows)
 
     def _describe(self, file: OutputFile) -> tuple[Manifest, dict[str, ColumnData]]:
         """The manifest of a file and its columns except ``image``."""
@@ -385,5 +426,11 @@ class StoreBuilder:
             for run in self._runs
             if run.start < file.stop and run.stop > file.start
         ]
-        count = file.stop - file.start
-        return dataclasses.replace(self._base, records=count, columns=tuple(columns), splits=tuple(splits)), data
+        manifest = dataclasses.replace(
+            self._base,
+            records=file.stop - file.start,
+            columns=tuple(columns),
+            splits=tuple(splits),
+            records_digest=self._records_digest(file.start, file.stop),
+        )
+        return manifest, data

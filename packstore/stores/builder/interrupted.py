@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ from xxhash import xxh3_64_intdigest
 from packstore.core.checksums import file_digest
 from packstore.core.errors import DestinationError, StoreError, printable
 from packstore.core.files import device_and_inode
-from packstore.core.manifest import Column, Manifest, Shard
+from packstore.core.manifest import Column, Manifest
+from packstore.core.shards import Shard
 from packstore.stores.base import Reader
 from packstore.stores.builder.journal import Identity, Receipt, read_journal, read_receipt
 from packstore.stores.builder.work_directory import STORE, WorkDirectory, read_owner, remove_run, runs_of, work_path
@@ -39,8 +41,8 @@ class InterruptedRun:
         self._format = format
         self._image = image
         self._rows: NDArray[Any] = read_journal(run, receipt)
-        self._shards = receipt.shards
-        self._starts = [0, *itertools.accumulate(shard.records for shard in receipt.shards)]
+        self._shards = receipt.shards or ()
+        self._starts = [0, *itertools.accumulate(shard.records for shard in self._shards)]
         self._reader: tuple[int, Reader] | None = None
         self._proven: set[int] = set()
         self._partial: Callable[[int], memoryview] | None = None
@@ -90,7 +92,7 @@ class InterruptedRun:
 
     def _shard(self, record: int) -> Any:
         if self._reader is None or not 0 <= record - self._starts[self._reader[0]] < len(self._reader[1]):
-            number = next(n for n in range(len(self._shards)) if record < self._starts[n + 1])
+            number = bisect.bisect_right(self._starts, record) - 1
             self._reader = number, self._prove(self._shards[number])
             self._proven.add(number)
         number, reader = self._reader

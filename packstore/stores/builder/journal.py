@@ -4,6 +4,7 @@
 that it writes:
 
 - a *journal*, 32 bytes a record: size, checksum, shape;
+- the rows of the shards that are sealed, as in a :class:`packstore.core.shards.ShardTable`;
 - every few seconds a *receipt*: a JSON file that says how many records there are, what the journal's digest is up to
   there, which shards are sealed, the :class:`Identity` of the conversion, and the :class:`SourcePosition` reached.
 
@@ -24,6 +25,7 @@ remove that, and the same conversion does just this.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 import time
@@ -35,10 +37,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from packstore.core.errors import StoreError
+from packstore.core.errors import ManifestError, StoreError
 from packstore.core.files import drop, open_file
-from packstore.core.manifest import Shard, Skipped
-from packstore.stores.builder.work_directory import JOURNAL, RECEIPT
+from packstore.core.manifest import Skipped
+from packstore.core.plainjson import to_plain
+from packstore.core.shards import Shard, ShardTable, rows_of
+from packstore.stores.builder.work_directory import JOURNAL, RECEIPT, SHARDS
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +96,8 @@ class Receipt:
         position: How far its source was read.
         records: Records that the journal has.
         journal: XXH3-128 of their rows in it.
-        shards: The shards that are sealed, in order from the first record on.
+        shards: The shards that are sealed, in order from the first record on; None when there are none. Their rows are
+            in a file of their own that grows, so that a receipt costs the same with many.
         sealed: Digest of the manifest, once the store is complete and only its move to the destination remains.
         inode: Of that store: another one there with the same manifest may be damaged, and about to be replaced.
     """
@@ -101,13 +106,13 @@ class Receipt:
     position: SourcePosition
     records: int
     journal: str
-    shards: tuple[Shard, ...] = ()
+    shards: ShardTable | None = None
     sealed: str | None = None
     inode: int | None = None
 
     def write(self, run: Path) -> None:
         """Puts the receipt into the directory of a run, in one step."""
-        plain = dataclasses.asdict(self) | {"what": _WHAT}
+        plain = to_plain(self) | {"what": _WHAT}
         new = run / f"{RECEIPT}.new"
         text = json.dumps(plain, sort_keys=True)
         whole = {"digest": xxhash.xxh3_128_hexdigest(text.encode("ascii")), "receipt": plain}
@@ -126,11 +131,14 @@ def read_receipt(run: Path) -> Receipt | None:
             return None
         position = plain["position"]
         plain["position"] = SourcePosition(**position | {"skipped": tuple(Skipped(**s) for s in position["skipped"])})
-        plain["shards"] = tuple(Shard(**s) for s in plain["shards"])
+        if plain["shards"] is not None:
+            table = ShardTable(**plain["shards"])
+            with (run / SHARDS).open("rb") as file:
+                plain["shards"] = table.read(file.read(table.nbytes))
         return Receipt(**plain)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, ManifestError, KeyError, TypeError, AttributeError, RecursionError) as error:
         _log.debug("the receipt in %s is of no use: %s", run, error)
         return None
 
@@ -148,6 +156,8 @@ class Journal:
         # As JSON gives it back: lists for tuples.
         self._fingerprint: Fingerprint = json.loads(json.dumps(fingerprint))
         self._file: IO[bytes] = open_file(run / JOURNAL, "xb")
+        self._shards: IO[bytes] = open_file(run / SHARDS, "xb")
+        self._sealed, self._shards_digest = 0, hashlib.sha256()
         self._digest = xxhash.xxh3_128()
         self._records = 0
         self.written = 0
@@ -168,9 +178,8 @@ class Journal:
         """Writes a receipt for all that was added; ``sealed`` is the digest and the inode of the complete store."""
         self._file.flush()
         digest, inode = sealed or (None, None)
-        receipt = Receipt(
-            self._fingerprint, position, self._records, self._digest.hexdigest(), tuple(shards), digest, inode
-        )
+        table = self._table(shards)
+        receipt = Receipt(self._fingerprint, position, self._records, self._digest.hexdigest(), table, digest, inode)
         receipt.write(self._run)
         if sealed is None:
             self.written = self._records
@@ -179,6 +188,18 @@ class Journal:
     def close(self) -> None:
         """Closes the journal. Idempotent."""
         drop(self._file)
+        drop(self._shards)
+
+    def _table(self, shards: Sequence[Shard]) -> ShardTable | None:
+        """The table of these shards, once the rows of the new ones are written."""
+        if not shards:
+            return None
+        rows = rows_of(shards[self._sealed :]).tobytes()
+        self._shards.write(rows)
+        self._shards.flush()
+        self._shards_digest.update(rows)
+        self._sealed = len(shards)
+        return ShardTable(len(shards), self._shards_digest.hexdigest(), shards[0].name[len("shard-00000") :])
 
 
 def read_journal(run: Path, receipt: Receipt) -> NDArray[Any]:

@@ -11,7 +11,8 @@ from packstore.core.checksums import file_digest
 from packstore.core.columns import ColumnData
 from packstore.core.errors import StoreError
 from packstore.core.files import sync_tree
-from packstore.core.manifest import Column, Manifest, Shard
+from packstore.core.manifest import Column, Manifest
+from packstore.core.shards import Shard
 from packstore.stores.base import Writer
 from packstore.stores.builder.interrupted import InterruptedRun
 from packstore.stores.builder.read_back import read_again
@@ -96,10 +97,6 @@ class OutputFiles:
             self._seal_shard(describe)
         return None
 
-    def whole(self) -> OutputFile:
-        """All files as if they were one, to describe the whole store."""
-        return OutputFile(self._path, 0, self._files[-1].stop, sum(file.nbytes for file in self._files))
-
     def writers(self) -> list[Writer]:
         return [file.writer for file in self._files if file.writer is not None]
 
@@ -123,7 +120,9 @@ class OutputFiles:
         if shard is None:
             _seal(file, manifest, columns)
             nbytes, digest = file_digest(self._format.data_file(file.path))
-            shard = Shard(file.path.name, records, nbytes, digest, manifest.digest)
+            shard = Shard(
+                file.path.name, records, nbytes, file.nbytes, manifest.records_digest, digest, manifest.digest
+            )
         elif (shard.records, shard.manifest_digest) != (records, manifest.digest):
             raise StoreError(
                 f"{shard.name} of the interrupted run is not what its source gives now; pack with --restart"

@@ -11,6 +11,7 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.columns import Buffer
 from packstore.core.errors import StoreError, printable
+from packstore.core.files import MANIFEST_FILE
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.registry import FORMATS
@@ -84,12 +85,15 @@ def _images(reader: Reader) -> Iterator[_Images]:
         yield _Images(first, len(numbers), map(reader.view, numbers))
 
 
-def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Writes the manifest of a sharded store, and reads it again. Raises :class:`StoreError` where that differs."""
-    text = manifest_text(manifest)
-    path.write_bytes(text)
-    if path.read_bytes() != text:
-        raise _differs(printable(str(path.parent)), path.name)
+def write_head(directory: Path, manifest: Manifest) -> None:
+    """Writes the table and the manifest of a sharded store, and reads them again. Raises :class:`StoreError` where that
+    differs."""
+    assert manifest.shards is not None
+    for name, content in ((manifest.shards.file, manifest.shards.table.tobytes()),
+                          (MANIFEST_FILE, manifest_text(manifest))):  # fmt: skip
+        (directory / name).write_bytes(content)
+        if (directory / name).read_bytes() != content:
+            raise _differs(printable(str(directory)), name)
 
 
 def _differs(shown: str, what: str) -> StoreError:

@@ -97,6 +97,11 @@ class ColumnSpool:
         self.check_spooled()
         return dataclasses.replace(self.column, nbytes=self._data.nbytes, digest=self.digest())
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values so far."""
+        return self._data.nbytes
+
     def digest(self) -> str:
         """The column's digest, of all values so far."""
         if self._offsets is None:
@@ -145,7 +150,7 @@ class OffsetSpool:
 def finished_column(column: Column, data: ColumnData) -> Column:
     """``column`` with the size and digest of ``data``."""
     nbytes = len(data.data) if isinstance(data, Ragged) else data.nbytes
-    return dataclasses.replace(column, nbytes=nbytes, digest=column_digest([data]))
+    return dataclasses.replace(column, nbytes=nbytes, digest=column_digest(data))
 
 
 def duplicate_keys(keys: Ragged, hashes: NDArray[np.uint64]) -> tuple[int, int] | None:

@@ -38,7 +38,7 @@ except ImportError:  # not on Windows
 _log = logging.getLogger(__name__)
 
 OWNER = "owner"
-STORE, JOURNAL, RECEIPT = "store", "journal", "receipt"
+STORE, JOURNAL, SHARDS, RECEIPT = "store", "journal", "shards", "receipt"
 ASIDE = f"{STORE}-old"
 """In a run's directory: the store that is being replaced, where the system cannot exchange two names in one step."""
 _MAGIC = "packstore work directory"
@@ -317,7 +317,8 @@ def runs_of(path: Path) -> list[Path]:
 def remove_run(path: Path) -> None:
     """Removes the directory of one run, but nothing in it that packstore did not put there."""
     (path / f"{RECEIPT}.new").unlink(missing_ok=True)
-    (path / JOURNAL).unlink(missing_ok=True)
+    for name in (JOURNAL, SHARDS):
+        (path / name).unlink(missing_ok=True)
     remove_unfinished(path / STORE)
     # Last: it says that the conversion is complete, where it is, should this be killed half-way.
     (path / RECEIPT).unlink(missing_ok=True)

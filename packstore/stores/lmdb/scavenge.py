@@ -98,12 +98,12 @@ class _Scan:
             chosen: ColumnData | None = None
             for data in self._copies(column, records):
                 chosen = data
-                if column.digest is not None and column_digest([data]) == column.digest:
+                if column.digest is not None and column_digest(data) == column.digest:
                     break
             else:
                 # Its entry, or the pointer to it, is damaged: only the digest tells the right array.
                 for data in islice(self._copies(column, records, adrift=True), _MAX_TRIED if column.digest else 0):
-                    if column_digest([data]) == column.digest:
+                    if column_digest(data) == column.digest:
                         chosen = data
                         break
             if chosen is not None:

@@ -121,7 +121,7 @@ class Assembler:
         self._dct_scaling = dct_scaling
         self._encoded = manifest.holds_files
         self._engine_decodes = self._encoded and decoder.has_engine and not dct_scaling
-        self._shapes = None if self._encoded or manifest.image.kind == "fixed" else reader.fixed("shape")
+        self._has_shapes = not self._encoded and manifest.image.kind == "ragged"
         self.shape, self.dtype = self._row(manifest)
         self._cold = _COLD_BATCHES  # batches for which the system is asked to fetch all records beforehand
         self._whole = None if operations else image_array(reader)
@@ -142,7 +142,7 @@ class Assembler:
         if height_width is None:
             # Nothing brings them to one size; they may have one all the same, which every image is held to.
             view = self._reader.view(0)
-            if self._shapes is not None:
+            if self._has_shapes:
                 height_width = self._pixels(0, view, None).shape[:2]
             else:
                 first = self._sizes([0], [view])[0][0].tolist()
@@ -310,9 +310,10 @@ class Assembler:
         """Height and width of each image, and of image files that are not for the engine the seek index or else the
         header. Where a header cannot be read, 1 x 1 and None: decoding will tell."""
         headers: list[Header] = [None] * len(records)
-        if self._shapes is not None:
+        if self._has_shapes:
             # A store may say anything: decoding tells, as with headers.
-            return np.maximum(self._shapes[np.asarray(records), :2].astype(np.int64), 1), headers
+            shapes = self._reader.values("shape", np.asarray(records))
+            return np.maximum(shapes[:, :2].astype(np.int64), 1), headers
         if not self._encoded:
             height, width, _ = self._reader.manifest.image.shape
             return np.tile(np.array([height, width], np.int64), (len(records), 1)), headers
@@ -370,7 +371,7 @@ class Assembler:
         if self._encoded:
             return self._decoder.decode(view, info=header if isinstance(header, ImageInfo) else None)
         image = self._reader.manifest.image
-        shape = image.shape if self._shapes is None else tuple(self._shapes[record].tolist())
+        shape = tuple(self._reader.value("shape", record).tolist()) if self._has_shapes else image.shape
         return shaped(view, image, shape, "it")
 
 

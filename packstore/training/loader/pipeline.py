@@ -79,8 +79,8 @@ class Pipeline:
         return {name: self._numbers(name, records) for name in self.dataset.columns if name not in ("image", "key")}
 
     def _numbers(self, name: str, records: NDArray[np.int64]) -> torch.Tensor:
-        values = self.dataset.reader.fixed(name)[records]
-        return torch.from_numpy(values.view(np.int64) if values.dtype == np.uint64 else np.array(values))
+        values = self.dataset.reader.values(name, records)
+        return torch.from_numpy(values.view(np.int64) if values.dtype == np.uint64 else values)
 
     def item(self, images: Any, records: NDArray[np.int64], numbers: dict[str, torch.Tensor]) -> Any:
         """A batch as the user gets it; ``numbers`` are on the device."""

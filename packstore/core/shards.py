@@ -1,0 +1,194 @@
+"""The table of a sharded store: one row of fixed size a shard, in a binary file that :func:`numpy.fromfile` reads.
+
+The manifest of the store holds how many rows there are and the SHA-256 of all of them, by which every changed byte is
+found. A row holds all that is known of a shard without opening it, so that shards can be appended to a table, or left
+out of one, without reading any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import ManifestError
+
+TABLE_ROW = np.dtype(
+    [
+        ("records", "<u8"),
+        ("nbytes", "<u8"),
+        ("image_nbytes", "<u8"),
+        ("records_digest", "u1", (16,)),
+        ("digest", "u1", (32,)),
+        ("manifest_digest", "u1", (32,)),
+    ]
+)
+"""A row of the table, 104 bytes; the fields are those of :class:`Shard`."""
+SHARD = re.compile(r"shard-(?P<number>\d{5}|[1-9]\d{5,9})(?P<suffix>\.[a-z0-9._-]{1,32})")
+"""The name of a shard, of whatever format."""
+TABLE = re.compile(r"table-[0-9a-f]{12}\.shards")
+"""The name of a table: it has the first 12 digits of its SHA-256, so an old one is never taken for a new one."""
+
+_MAX_SHARDS = 10**7
+_MAX_BYTES = 1 << 62
+_MAX_RECORDS = 10**10
+_SUFFIX = re.compile(r"\.[a-z0-9._-]{1,32}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_RECORDS_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+def shard_name(number: int, suffix: str) -> str:
+    """The name of a shard in its store's directory."""
+    return f"shard-{number:05d}{suffix}"
+
+
+def _check(condition: bool, what: str, value: object) -> None:
+    if not condition:
+        raise ManifestError(f"the manifest has an impossible {what}: {value!r:.200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file (or directory) of a sharded store.
+
+    Attributes:
+        name: File name inside the store's directory, see :data:`SHARD`.
+        records: Number of records in it, at least one.
+        nbytes: Size of its data file (for LMDB ``data.mdb``).
+        image_nbytes: Bytes of its images.
+        records_digest: Its own :attr:`packstore.core.manifest.Manifest.records_digest`.
+        digest: SHA-256 of its data file.
+        manifest_digest: The digest of its manifest; tells shards of equal size apart when they are opened.
+    """
+
+    name: str
+    records: int
+    nbytes: int
+    image_nbytes: int
+    records_digest: str
+    digest: str
+    manifest_digest: str
+
+    def __post_init__(self) -> None:
+        _check(SHARD.fullmatch(self.name) is not None, "shard name", self.name)
+        sizes = self.nbytes, self.image_nbytes
+        _check(1 <= self.records <= _MAX_RECORDS and min(sizes) >= 0, "shard size", (self.records, *sizes))
+        _check(max(sizes) < _MAX_BYTES, "shard size", sizes)
+        _check(_RECORDS_DIGEST.fullmatch(self.records_digest) is not None, "records digest", self.records_digest)
+        _check(_SHA256.fullmatch(self.digest) is not None, "shard digest", self.digest)
+        _check(_SHA256.fullmatch(self.manifest_digest) is not None, "shard manifest digest", self.manifest_digest)
+
+    @property
+    def number(self) -> int:
+        """Its place in the store."""
+        return int(self.name[6 : self.name.index(".")])
+
+
+@dataclass(frozen=True)
+class ShardTable(Sequence[Shard]):
+    """The shards of a store in order. Equal tables have equal digests.
+
+    Attributes:
+        length: How many there are.
+        digest: SHA-256 of the rows.
+        suffix: With which the names of the shards end.
+        rows: :data:`TABLE_ROW`, shape ``(length,)``; None where only the manifest was read.
+    """
+
+    length: int
+    digest: str
+    suffix: str
+    rows: NDArray[Any] | None = field(default=None, compare=False, repr=False, metadata={"plain": False})
+
+    def __post_init__(self) -> None:
+        _check(1 <= self.length <= _MAX_SHARDS, "number of shards", self.length)
+        _check(_SHA256.fullmatch(self.digest) is not None, "digest of the table of shards", self.digest)
+        _check(_SUFFIX.fullmatch(self.suffix) is not None, "suffix of shards", self.suffix)
+
+    @classmethod
+    def of(cls, shards: Sequence[Shard], suffix: str) -> ShardTable:
+        """The table of these shards."""
+        rows = rows_of(shards)
+        return cls(len(rows), hashlib.sha256(rows.data).hexdigest(), suffix, rows)
+
+    @property
+    def file(self) -> str:
+        """Name of its file in the store's directory."""
+        return f"table-{self.digest[:12]}.shards"
+
+    @property
+    def nbytes(self) -> int:
+        """Size of that file."""
+        return self.length * TABLE_ROW.itemsize
+
+    def read(self, data: bytes) -> ShardTable:
+        """The table with the rows in ``data``. Raises :class:`ManifestError` unless they are as they were written."""
+        if len(data) != self.nbytes:
+            raise ManifestError(f"the table of shards has {len(data)} bytes, expected {self.nbytes}")
+        found = hashlib.sha256(data).hexdigest()
+        if found != self.digest:
+            raise ManifestError(f"the table of shards is damaged: its SHA-256 is {found}, expected {self.digest}")
+        rows = np.frombuffer(data, TABLE_ROW)
+        records = rows["records"]
+        good = (records >= 1) & (records <= _MAX_RECORDS)
+        good &= (rows["nbytes"] < _MAX_BYTES) & (rows["image_nbytes"] < _MAX_BYTES)
+        if not good.all():
+            row = int(np.argmin(good))
+            raise ManifestError(f"the table of shards has an impossible row {row}: {rows[row].tolist()[:3]}")
+        return ShardTable(self.length, self.digest, self.suffix, rows)
+
+    @property
+    def table(self) -> NDArray[Any]:
+        """The rows. Raises :class:`ManifestError` where they were not read."""
+        if self.rows is None:
+            raise ManifestError("the table of shards was not read")
+        return self.rows
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """``int64``, shape ``(length + 1,)``: the first record of each shard, and one after the last of all."""
+        starts = np.zeros(self.length + 1, np.int64)
+        np.cumsum(self.table["records"], dtype=np.int64, out=starts[1:])
+        return starts
+
+    def name(self, number: int) -> str:
+        """The name of a shard."""
+        return shard_name(number, self.suffix)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: Any) -> Any:
+        """The :class:`Shard`, or a list of them for a slice."""
+        chosen = range(self.length)[number]
+        if isinstance(chosen, range):
+            return [self[i] for i in chosen]
+        row = self.table[chosen]
+        return Shard(
+            self.name(chosen),
+            int(row["records"]),
+            int(row["nbytes"]),
+            int(row["image_nbytes"]),
+            row["records_digest"].tobytes().hex(),
+            row["digest"].tobytes().hex(),
+            row["manifest_digest"].tobytes().hex(),
+        )
+
+    def __iter__(self) -> Iterator[Shard]:
+        return (self[i] for i in range(self.length))
+
+
+def rows_of(shards: Sequence[Shard]) -> NDArray[Any]:
+    """The rows of these shards, :data:`TABLE_ROW`."""
+    rows = np.zeros(len(shards), TABLE_ROW)
+    for i, shard in enumerate(shards):
+        digests = (shard.records_digest, shard.digest, shard.manifest_digest)
+        values = (np.frombuffer(bytes.fromhex(text), np.uint8) for text in digests)
+        rows[i] = (shard.records, shard.nbytes, shard.image_nbytes, *values)
+    return rows

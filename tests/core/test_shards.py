@@ -1,0 +1,105 @@
+"""The table of shards, and the digest that follows from those of shards."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packstore.core.checksums import joined_records_digest, records_digest
+from packstore.core.errors import ManifestError
+from packstore.core.shards import SHARD, TABLE_ROW, Shard, ShardTable, rows_of, shard_name
+
+
+def shard(number: int) -> Shard:
+    sha = hashlib.sha256(str(number).encode()).hexdigest()
+    return Shard(shard_name(number, ".h5"), number + 1, 1000 + number, 900, sha[:32], sha, sha[::-1])
+
+
+def test_both_ways(tmp_path: Path) -> None:
+    shards = [shard(i) for i in range(5)]
+    table = ShardTable.of(shards, ".h5")
+    data = table.table.tobytes()
+    assert len(data) == table.nbytes == 5 * TABLE_ROW.itemsize == 520
+    assert hashlib.sha256(data).hexdigest() == table.digest
+    assert table.file == f"table-{table.digest[:12]}.shards"
+    read = ShardTable(5, table.digest, ".h5").read(data)
+    assert read == table
+    assert list(read) == shards == read[:]
+    assert read[-1] == shards[4]
+    assert read[1:3] == shards[1:3]
+    assert read.starts.tolist() == [0, 1, 3, 6, 10, 15]
+    with pytest.raises(IndexError):
+        read[5]
+    with pytest.raises(ManifestError, match="was not read"):
+        ShardTable(5, table.digest, ".h5")[0]
+    (tmp_path / table.file).write_bytes(data)
+    assert (np.fromfile(tmp_path / table.file, TABLE_ROW) == rows_of(shards)).all()
+
+
+def test_every_changed_byte_is_found() -> None:
+    table = ShardTable.of([shard(i) for i in range(3)], ".h5")
+    data = table.table.tobytes()
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1 << random.Random(place).randrange(8)
+        with pytest.raises(ManifestError, match="table of shards is damaged"):
+            table.read(bytes(changed))
+    for cut in (b"", data[:-1], data + b"x"):
+        with pytest.raises(ManifestError, match="bytes, expected 312"):
+            table.read(cut)
+
+
+@pytest.mark.parametrize("field", ["records", "nbytes", "image_nbytes"])
+@pytest.mark.parametrize("value", [2**62, 2**63, 2**64 - 1])
+def test_a_row_that_cannot_be(field: str, value: int) -> None:
+    rows = rows_of([shard(i) for i in range(3)])
+    rows[1][field] = value
+    data = rows.tobytes()
+    with pytest.raises(ManifestError, match="impossible row 1"):
+        ShardTable(3, hashlib.sha256(data).hexdigest(), ".h5").read(data)
+
+
+def test_a_shard_without_records_cannot_be() -> None:
+    rows = rows_of([shard(0)])
+    rows[0]["records"] = 0
+    data = rows.tobytes()
+    with pytest.raises(ManifestError, match="impossible row 0"):
+        ShardTable(1, hashlib.sha256(data).hexdigest(), ".h5").read(data)
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(0, "00000"), (99_999, "99999"), (100_000, "100000"), (10**7, "10000000")]
+)
+def test_names_go_on(number: int, name: str) -> None:
+    assert shard_name(number, ".lmdb") == f"shard-{name}.lmdb"
+    found = SHARD.fullmatch(f"shard-{name}.lmdb")
+    assert found is not None
+    assert int(found["number"]) == number
+
+
+@pytest.mark.parametrize(
+    "name", ["shard-0000.h5", "shard-000000.h5", "shard-012345.h5", "shard-00000", "shard-00000.h5/x"]
+)
+def test_what_is_no_name(name: str) -> None:
+    assert SHARD.fullmatch(name) is None
+
+
+def test_the_digest_of_records_does_not_depend_on_where_they_are_cut() -> None:
+    rng = np.random.default_rng(3)
+    checksums, rows = rng.integers(0, 2**64, (2, 50), np.uint64)
+    whole = records_digest(checksums, rows)
+    base, prime = int.from_bytes(hashlib.sha256(b"packstore").digest()[:15], "big"), 2**127 - 1
+    numbers = [int(c) + 2**64 * int(r) for c, r in zip(checksums, rows, strict=True)]
+    assert int(whole, 16) == sum(r * pow(base, 49 - i, prime) for i, r in enumerate(numbers)) % prime
+    for cuts in ([0, 50], [0, 1, 50], [0, 7, 7, 20, 49, 50], [*range(51)]):
+        pairs = list(itertools.pairwise(cuts))
+        parts = ((records_digest(checksums[a:b], rows[a:b]), b - a) for a, b in pairs)
+        assert joined_records_digest(parts) == whole
+    others = [np.flip(checksums), np.roll(checksums, 1), checksums ^ np.uint64(1), checksums[:-1]]
+    assert len({records_digest(o, rows[: len(o)]) for o in others} | {whole}) == 5
+    assert records_digest(rows, checksums) != whole
