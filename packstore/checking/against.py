@@ -15,6 +15,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.encode import Encoder
+from packstore.images.encode.options import turned_by_readers
 from packstore.packing.plan import encode_options, made_alike, make_encoder
 from packstore.sources.base import Entry, Source, Survey
 from packstore.stores.base import Problem, Reader
@@ -36,10 +37,12 @@ def encoder_of(manifest: Manifest, source: Source, survey: Survey, decoder: str)
     shape = (*image.shape[1:], image.shape[0]) if image.layout == "CHW" else image.shape
     encode = encode_options(manifest, decoder, source.options.max_pixels)
     store = survey.store
-    alike = store is not None and made_alike(manifest, store)
-    if alike:
-        # The source's images have been brought to shape already.
-        encode = replace(encode, size=None, resize=None, max_side=None, exif_transpose=False)
+    alike = False
+    if store is not None and made_alike(manifest, store):
+        alike = True
+        # The source's images have been brought to shape already, except that its readers may have to turn them.
+        turn = encode.exif_transpose and turned_by_readers(store)
+        encode = replace(encode, size=None, resize=None, max_side=None, exif_transpose=turn)
     try:
         return make_encoder(encode, survey, shape or None, reencode=not alike)
     except UsageError as error:

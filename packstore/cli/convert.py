@@ -59,7 +59,11 @@ _LISTED = 10
     help="Floating point: imagenet, cifar10, cifar100, auto (computed from the training split), none, or "
     "M,M,M/S,S,S (mean/std of 0…1).  [default: cifar10 and cifar100 for these, else imagenet]",
 )  # fmt: skip
-@click.option("--exif-transpose", is_flag=True, help="Turn images as their EXIF orientation says.")
+@click.option(
+    "--exif-transpose",
+    is_flag=True,
+    help="Turn images as their EXIF orientation says; files that are kept, when loading.",
+)
 @click.option("--split", metavar="NAME", help="Pack only this split.")
 @click.option("--labels", type=click.Path(path_type=Path), metavar="CSV", help="Labels: columns file,label[,split].")
 @click.option("--source", "source_kind", type=PluginChoice(SOURCES), help="Kind of SOURCE, instead of recognising it.")
@@ -207,6 +211,8 @@ def describe_report(report: ConvertReport) -> str:
             lines.append(f"    … and {len(report.kept) - _LISTED:,} other reasons")
     if report.palette:
         lines += _describe_palette(report.palette)
+    if report.oriented:
+        lines.append(f"  EXIF     {_describe_orientation(report)}")
     if report.skipped:
         lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'file')}:")
         lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
@@ -241,6 +247,14 @@ def _describe_palette(classes: tuple[str, ...]) -> list[str]:
         f"  {yellow('palette')}  all images{where} are PNG with a palette: masks?",
         "           They load as colours, not as indices; see packstore guide packing",
     ]
+
+
+def _describe_orientation(report: ConvertReport) -> str:
+    some = f"{report.oriented:,} of {quantity(report.manifest.records, 'image')}"
+    verb = "has" if report.oriented == 1 else "have"
+    if report.orientation == "not applied":
+        return f"{some} {verb} an EXIF orientation that is not applied; --exif-transpose stands them upright"
+    return f"{some} {verb} an EXIF orientation, {report.orientation}"
 
 
 def describe_ignored(ignored: Any) -> str:

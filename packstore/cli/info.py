@@ -13,6 +13,7 @@ from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
 if TYPE_CHECKING:
+    from packstore.core.manifest import Manifest
     from packstore.stores.base import Reader
 
 _LISTED = 10
@@ -62,6 +63,8 @@ def describe(reader: Reader) -> str:
     ]
     if kept := m.options.get("not_seekable"):
         rows.append(("", f"{kept:,} of them cannot be made seekable and are as they were"))
+    if oriented := m.options.get("exif_oriented"):
+        rows.append(("", f"{oriented:,} of them have an EXIF orientation, {_orientation(m)}"))
     if m.normalization:
         rows.append(("normalised", describe_normalization(m.normalization)))
     for split in m.splits:
@@ -83,7 +86,7 @@ def describe(reader: Reader) -> str:
         largest = int(m.shards.table["nbytes"].max())
         rows.append(("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}"))
     rows.append(("origin", printable(f"{m.origin.name} ({m.origin.kind})")))
-    told = ("not_seekable",)  # above
+    told = ("not_seekable", "exif_oriented")  # above
     given = {k: v for k, v in m.options.items() if v is not None and v is not False and k not in told}
     shown = ", ".join(k if v is True else f"{k} {v}" for k, v in sorted(given.items())).replace("_", " ")
     rows.append(("options", printable(shown) or "none"))
@@ -98,6 +101,14 @@ def describe(reader: Reader) -> str:
     rows.append(("digest", m.dataset_digest))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def _orientation(manifest: Manifest) -> str:
+    from packstore.images.encode.options import turned_by_readers
+
+    if not manifest.options.get("exif_transpose"):
+        return "which is not applied"
+    return "applied when they are loaded" if turned_by_readers(manifest) else "which was applied"
 
 
 def _class_counts(reader: Reader) -> dict[str, int]:

@@ -68,6 +68,7 @@ class ImageInfo(NamedTuple):
         adobe: The colour transform in a JPEG's Adobe marker (0 none, 1 YCbCr, 2 YCCK), or None without that marker.
         height_at: Offset of the height in a plain JPEG: segment follows segment, one frame header, all components in
             the first scan, no restart markers. Else 0.
+        app1_at: Offset of the first APP1 segment of a JPEG, which may hold EXIF or XMP; 0 where there is none.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class ImageInfo(NamedTuple):
     sof: int = 0
     adobe: int | None = None
     height_at: int = 0
+    app1_at: int = 0
 
     @property
     def progressive(self) -> bool:
@@ -136,7 +138,7 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
     if known is not None and data.startswith(known[0]):
         _check_end(data, len(known[0]), whole)
         return known[1]
-    width = height = components = precision = sof = frames = height_at = 0
+    width = height = components = precision = sof = frames = height_at = app1_at = 0
     plain = True
     adobe: int | None = None
     at = 2
@@ -163,6 +165,8 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
             plain = False
         elif marker == 0xEE and length >= 14 and data[at + 4 : at + 9] == b"Adobe":
             adobe = data[at + 15]
+        elif marker == 0xE1 and not app1_at:
+            app1_at = at
         at += 2 + length
     if not sof:
         raise HeaderError("is damaged: a JPEG without a frame header before its first scan")
@@ -175,7 +179,7 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
     whole_scan = length >= 6 + 2 * components and data[at + 4] == components
     if not plain or frames > 1 or not whole_scan:
         height_at = 0
-    info = ImageInfo("jpeg", width, height, components, precision, sof, adobe, height_at)
+    info = ImageInfo("jpeg", width, height, components, precision, sof, adobe, height_at, app1_at)
     # In others, what was read may lie behind the segment itself.
     if end <= _REMEMBERED_BYTES and frames == 1 and length >= 6:
         _latest = data[:end], info

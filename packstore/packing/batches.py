@@ -38,6 +38,7 @@ class Packed(NamedTuple):
         kept: Why files could not be made seekable, for each that was not.
         lossy: For ``seekable``: how many were no JPEG and became one.
         palette: The entries that are PNG files with a palette.
+        oriented: Positions in ``seen`` of those that have an EXIF orientation by which they are to be turned.
     """
 
     entries: list[Entry]
@@ -51,6 +52,7 @@ class Packed(NamedTuple):
     kept: Sequence[str] = ()
     lossy: int = 0
     palette: Sequence[Entry] = ()
+    oriented: Sequence[int] = ()
 
 
 def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> Iterator[Packed]:
@@ -66,13 +68,14 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> It
         skipped: list[Skipped] = []
         kept: list[str] = []
         palette: list[Entry] = []
+        oriented: list[int] = []
         source_bytes = record_bytes = lossy = 0
         for entry in remaining:
             source_bytes += entry.size_bytes
             seen.append(entry)
             try:
                 image = read(entry)
-                record, shape, reason, changed = encoder(entry.key, image)
+                record, shape, reason, changed, turned = encoder(entry.key, image)
             except (SampleError, CorruptRecordError) as error:
                 if not skip:
                     raise
@@ -88,12 +91,15 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> It
                 kept.append(reason)
             if type(image) is bytes and image.startswith(_PNG) and image[25] == _PALETTE:
                 palette.append(entry)
+            if turned:
+                oriented.append(len(seen) - 1)
             if record_bytes >= _PIECE_BYTES:
                 break
         if not seen:
             return
         yield Packed(
-            entries, records, checksums, shapes, seen, skipped, source_bytes, record_bytes, kept, lossy, palette
+            *(entries, records, checksums, shapes, seen, skipped, source_bytes, record_bytes, kept, lossy),
+            *(palette, oriented),
         )
 
 

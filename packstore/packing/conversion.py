@@ -20,6 +20,7 @@ from packstore.core.manifest import Column, Manifest, Normalization, Origin, Ski
 from packstore.core.parallel import default_workers, ordered_map, ordered_pieces
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
 from packstore.images.encode import DatasetStatistics, Encoder
+from packstore.images.encode.options import turned_by_readers
 from packstore.images.normalization import MeanAndStd
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.batches import DECODE_BYTES, DECODE_RECORDS, PASS_BYTES, PASS_RECORDS, Packed, batches, pack
@@ -59,6 +60,8 @@ class ConvertReport:
         lossy: For ``seekable``: images that were no JPEG and that this run made one of, so that pixels changed.
         palette: Classes whose images are all PNG files with a palette, which may be masks; ``""`` stands for a whole
             dataset without classes. Only of records that this run packed.
+        oriented: Images with an EXIF orientation by which they are to be turned, also those of an interrupted run. What
+            was made of it, :attr:`orientation` says.
     """
 
     destination: Path
@@ -72,6 +75,14 @@ class ConvertReport:
     kept: Mapping[str, int] = field(default_factory=dict)
     lossy: int = 0
     palette: tuple[str, ...] = ()
+    oriented: int = 0
+
+    @property
+    def orientation(self) -> Literal["not applied", "applied", "applied when loading"]:
+        """What becomes of the images' EXIF orientation."""
+        if not self.manifest.options.get("exif_transpose"):
+            return "not applied"
+        return "applied when loading" if turned_by_readers(self.manifest) else "applied"
 
     def __repr__(self) -> str:
         skipped = f", {len(self.skipped):,} skipped" if self.skipped else ""
@@ -130,7 +141,8 @@ def convert(
             ``seekable`` of what is not a JPEG file, or resized: the others keep their pixels.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, ``auto``, ``none``, ``M,M,M/S,S,S``, or means and standard
             deviations of pixels scaled to 0 … 1, ``([m, m, m], [s, s, s])``; None chooses.
-        exif_transpose: Turn images as their EXIF orientation says.
+        exif_transpose: Turn images as their EXIF orientation says: the pixels, or where ``original`` and ``seekable``
+            keep the files, when they are loaded. A store whose files are turned when loading stays such a store.
         check: ``header``, ``decode`` or ``none``: how thoroughly each file is checked.
         on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
         overwrite: Replace an existing store.
@@ -197,7 +209,6 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         small = plan.survey.size_bytes < _SMALL_FILE * plan.survey.records
         workers = plan.options.workers or (1 if small else max(1, workers - 1))
     columns = _columns(encoder, plan)
-    reached = PositionTracker()
     kept, counted, lossy = Counter[str](), Counter[str](), 0
     palette = Counter[int]()
     if encoder.encoding.waits and not encoder.passes_through and plan.options.workers is None:
@@ -230,9 +241,10 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             )
             progress(Progress("pack", 0, total, 0))
             resumed = ResumedRecords(plan, builder)
+            reached = PositionTracker(resumed.position)
             for packed in _records(plan, encoder, resumed, workers):
                 _append(builder, packed, columns)
-                reached.add(packed.seen, packed.skipped)
+                reached.add(packed.seen, packed.skipped, packed.oriented)
                 kept.update(packed.kept)
                 lossy += packed.lossy
                 palette.update(entry.labels[0] if entry.labels else 0 for entry in packed.palette)
@@ -249,6 +261,8 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 raise SourceError(f"{plan.source.path} changed while it was packed; pack it when nothing writes to it")
             if reached.consumed == len(reached.skipped):
                 raise SourceError(f"{plan.source.path}: all {total} images were skipped, so there is nothing to pack")
+            if reached.oriented:
+                counted["exif_oriented"] = reached.oriented
             skipped = (*_inherited_skips(plan), *reached.skipped)
             manifest = builder.commit(counted=counted, skipped=skipped, position=reached.position)
     except BaseException as error:
@@ -285,6 +299,7 @@ def _report(
         skipped=skipped,
         ignored=plan.survey.ignored,
         resumed=resumed,
+        oriented=int(manifest.options.get("exif_oriented") or 0),
     )
 
 

@@ -18,6 +18,7 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.core.sizes import parse_bytes
 from packstore.images.encode import EncodeOptions, Encoder, Encoding, encodings_that_accept, parse_size
+from packstore.images.encode.options import turned_by_readers
 from packstore.images.normalization import MeanAndStd, as_normalization
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources import open_source
@@ -255,7 +256,7 @@ def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertO
         max_side=options.max_side,
         quality=DEFAULT_QUALITY if options.quality is None else options.quality,
         normalization=normalization,
-        exif_transpose=options.exif_transpose,
+        exif_transpose=options.exif_transpose or (survey.store is not None and turned_by_readers(survey.store)),
         check=options.check,
         decoder=options.decoder,
         max_pixels=options.max_pixels,
@@ -360,9 +361,10 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         "split": plan.options.split,
     }
     store = plan.survey.store
-    if store is not None and not encode.changes_pixels:
+    if store is not None and not encode.resizes:
         # What shaped the pixels is what shaped them in the first place.
         options.update({name: store.options.get(name) for name in _GEOMETRY})
+        options["exif_transpose"] = encode.exif_transpose or bool(store.options.get("exif_transpose"))
         options["split"] = options["split"] or store.options.get("split")
         if plan.encoder().passes_through:
             options["quality"] = store.options.get("quality")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -59,22 +59,30 @@ class PositionTracker:
     """How far a source was read: counts and digests the entries that were seen, and lists those that were skipped.
 
     The digest is computed when it is asked for: a conversion that ends before its first receipt needs none.
+
+    Attributes:
+        oriented: How many images have an EXIF orientation by which they are to be turned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before: SourcePosition | None = None) -> None:
+        """``before`` is what an interrupted run, whose records come again, has counted already."""
         self.consumed = 0
         self.skipped: list[Skipped] = []
+        self.oriented, self._oriented_upto = (before.oriented, before.oriented_upto) if before is not None else (0, 0)
         self._digest = xxhash.xxh3_128()
         self._pending: list[Entry] = []
 
-    def add(self, seen: list[Entry], skipped: list[Skipped] | None = None) -> None:
+    def add(self, seen: list[Entry], skipped: list[Skipped] | None = None, oriented: Sequence[int] = ()) -> None:
+        """Entries that were read; those that were skipped, and positions of those with an EXIF orientation."""
+        self.oriented += sum(self.consumed + place >= self._oriented_upto for place in oriented)
         self.consumed += len(seen)
         self._pending += seen
         self.skipped += skipped or ()
 
     def position(self) -> SourcePosition:
         """For a receipt."""
-        return SourcePosition(self.consumed, self.digest(), tuple(self.skipped))
+        upto = max(self.consumed, self._oriented_upto)
+        return SourcePosition(self.consumed, self.digest(), tuple(self.skipped), self.oriented, upto)
 
     def digest(self) -> str:
         """A digest of all entries: key, split, labels, size and times of modification and of change of each."""
@@ -90,12 +98,14 @@ class ResumedRecords:
     Attributes:
         records: How many records the iteration has yielded.
         rest: The entries to be packed, after the iteration.
+        position: How far the interrupted run had read the source; None where there is none.
     """
 
     def __init__(self, plan: Plan, builder: StoreBuilder) -> None:
         self.records = 0
         self.rest: Iterator[Entry] = plan.source.entries(plan.options.split)
         self._run = builder.interrupted
+        self.position = self._run.position if self._run is not None else None
         self._varies = any(column.name == "shape" for column in builder.columns)
 
     def __iter__(self) -> Iterator[Packed]:

@@ -20,7 +20,7 @@ from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
 from packstore.stores import Checksums, open_store
 from packstore.stores.base import Reader
-from packstore.training.item_options import check_output, choose_columns, choose_split, column_names
+from packstore.training.item_options import check_output, choose_columns, choose_orientation, choose_split, column_names
 from packstore.training.samples import Keys, Samples
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         transform: Called with each image.
         target_transform: Called with each label.
         decoder: ``"auto"`` or the name of one, see :func:`packstore.images.decoders.get_decoder`.
+        exif_transpose: Turn images as their EXIF orientation says: True, False, or None for what was asked for when the
+            store was packed. Not for stores of pixels, which were turned then or never.
         dtype: Floating point type of image tensors instead of the default. Pixels of a uint8 or encoded store are
             scaled to 0 … 1 then, as torchvision's ``ToTensor`` does.
         denormalize: With ``output="pil"``: undo the normalisation of a floating point store, to within a rounded 1 of
@@ -89,6 +91,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         decoder: str = "auto",
+        exif_transpose: bool | None = None,
         dtype: torch.dtype | None = None,
         denormalize: bool = False,
         checksums: Checksums = "never",
@@ -120,6 +123,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self._start, self._length = chosen.start, len(chosen)
         self.columns = choose_columns(self.manifest, columns)
         check_output(self.manifest, output, dtype, denormalize)
+        self.exif_transpose = choose_orientation(self.manifest, exif_transpose)
         self._loaded: dict[str, Any] = {}
         self._read_image = self._image_method()
 
@@ -372,7 +376,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         if not self.manifest.holds_files:
             return np.array(reader.array(record))
         try:
-            return self.decoder.decode(reader.view(record))
+            return self.decoder.decode(reader.view(record), exif_transpose=self.exif_transpose)
         except DecodeError as error:
             raise DecodeError(f"record {record} ({printable(reader.key(record))}) of {self.path}: {error}") from None
 

@@ -9,6 +9,7 @@ import torch
 from packstore.core.arguments import true_or_false
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
+from packstore.images.encode.options import keeps_exif, turned_by_readers
 
 OUTPUTS = ("tensor", "pil", "numpy", "bytes")
 
@@ -37,6 +38,22 @@ def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[s
         if not manifest.has_column(name):
             raise UsageError(f"no column {name!r}; columns: {column_names(manifest)}")
     return tuple(columns)
+
+
+def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
+    """Whether images are to be turned when they are decoded."""
+    if wanted not in (None, True, False):
+        raise UsageError(f"exif_transpose should be True, False or None, got {wanted!r}")
+    if wanted is None or not keeps_exif(manifest):
+        stored = bool(manifest.options.get("exif_transpose"))
+        if wanted not in (None, stored):
+            raise UsageError(
+                f"exif_transpose={wanted}, but the images of this {manifest.encoding} store "
+                + ("were turned when they were packed" if stored else "have no EXIF any more")
+                + f"; pack it again {'without' if stored else 'with'} --exif-transpose"
+            )
+        return turned_by_readers(manifest)
+    return bool(wanted)
 
 
 def check_output(manifest: Manifest, output: str, dtype: torch.dtype | None, denormalize: bool) -> None:

@@ -28,6 +28,8 @@ from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Manifest
 from packstore.core.pickle_machine import PickleError
 from packstore.core.shards import TABLE_ROW, ShardTable
+from packstore.images.decoders import pillow
+from packstore.images.decoders.orientation import read_orientation
 from packstore.images.engine import Requests, get_engine
 from packstore.images.jpeg import is_whole, without_metadata
 from packstore.images.seekable.index import check_index, read_index
@@ -83,6 +85,18 @@ def _sniff(data: bytes) -> None:
 def _jpeg(data: bytes) -> None:
     is_whole(memoryview(data))
     without_metadata(memoryview(data))
+
+
+def _orientation(data: bytes) -> None:
+    """Of a file, and of EXIF alone, which Pillow reads as we do."""
+    assert 1 <= read_orientation(memoryview(data)) <= 8
+    tiff = data[:65000]
+    assert read_orientation(jpeg_with_exif(tiff)) == (pillow.orientation_of_exif(b"Exif\0\0" + tiff) or 1)
+
+
+def jpeg_with_exif(tiff: bytes) -> bytes:
+    """The start of a JPEG file with EXIF, up to its scan."""
+    return b"\xff\xd8\xff\xe1" + struct.pack(">H", len(tiff) + 8) + b"Exif\0\0" + tiff + b"\xff\xda\0\2"
 
 
 def _seek_index(data: bytes) -> None:
@@ -303,6 +317,7 @@ def _offsets(data: bytes) -> None:
 TARGETS = (
     Target("sniff", _sniff, (HeaderError,), ("sniff.py",)),
     Target("jpeg", _jpeg, (), ("images/jpeg.py",)),
+    Target("orientation", _orientation, (), ("decoders/orientation.py",)),
     Target(
         "seek_index",
         _seek_index,

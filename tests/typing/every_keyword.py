@@ -85,6 +85,7 @@ def load() -> float:
         transform=None,
         target_transform=None,
         decoder="auto",
+        exif_transpose=None,
         dtype=None,
         denormalize=False,
         checksums="never",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from packstore.core.errors import DecodeError, UsageError
 from packstore.images.decoders import backends
 from packstore.images.decoders import pillow as _pillow
+from packstore.images.decoders.orientation import read_orientation, upright
 from packstore.images.decoders.region import load_region
 from packstore.images.engine import Engine, get_engine
 from packstore.images.jpeg import is_whole
@@ -117,7 +118,7 @@ class Decoder:
         """
         view = memoryview(data).cast("B")
         image = self._decode(view, info)
-        return _pillow.upright(image, _pillow.orientation(view)) if exif_transpose else image
+        return upright(image, read_orientation(view, info)) if exif_transpose else image
 
     def decode_crop(
         self,

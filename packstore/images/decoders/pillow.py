@@ -7,7 +7,6 @@ import io
 import re
 import threading
 import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError
 from packstore.images.heif import heif_header, is_heif
 from packstore.images.jpeg import without_metadata
-from packstore.images.sniff import HeaderError, sniff, too_many_pixels
+from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff, too_many_pixels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,17 +38,6 @@ _PLUGINS: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
 _AVIF = "PIL.AvifImagePlugin", "AvifImageFile"
 _HEIF = "pillow_heif.as_plugin", "HeifImageFile"
 _ORIENTATION = 0x0112
-
-_TURNS: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
-    2: lambda a: a[:, ::-1],
-    3: lambda a: a[::-1, ::-1],
-    4: lambda a: a[::-1],
-    5: lambda a: a.transpose(1, 0, 2),
-    6: lambda a: a[::-1].transpose(1, 0, 2),
-    7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
-    8: lambda a: a[:, ::-1].transpose(1, 0, 2),
-}
-"""How each EXIF orientation (TIFF 6.0, tag 274) comes upright."""
 
 _warnings_lock = threading.Lock()
 
@@ -95,18 +83,31 @@ def orientation(data: memoryview) -> int:
         return 1
     try:
         with _without_warnings(UserWarning), _open(data) as image:
+            check_size(*image.size, MAX_PIXELS)  # of a PNG, this decodes everything
             value = image.getexif().get(_ORIENTATION, 1)
     except MemoryError:
         raise
     except Exception:  # as in decode; viewers ignore unreadable EXIF, too
         return 1
-    return value if value in _TURNS else 1
+    return int(value) if value in range(1, 9) else 1
 
 
-def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """``image``, uint8 ``(H, W, 3)``, turned as EXIF ``orientation`` (1 … 8) says; C-contiguous."""
-    turn = _TURNS.get(orientation)
-    return image if turn is None else np.ascontiguousarray(turn(image))
+def orientation_of_exif(exif: bytes) -> int | None:
+    """The orientation in a file's EXIF, as Pillow reads it: 1 … 8; 1 for no such number; None where it has none."""
+    from PIL.Image import Exif
+
+    try:
+        with _without_warnings(UserWarning):
+            found = Exif()
+            found.load(exif)
+            if _ORIENTATION not in found:
+                return None
+            value = found[_ORIENTATION]
+    except MemoryError:
+        raise
+    except Exception:
+        return 1
+    return int(value) if value in range(1, 9) else 1
 
 
 def check_size(width: int, height: int, max_pixels: int) -> None:

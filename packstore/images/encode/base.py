@@ -14,6 +14,7 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, ImageData
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.manifest import Column, Normalization
 from packstore.images.decoders import TOLERANCE, Decoder, get_decoder
+from packstore.images.decoders.orientation import read_orientation
 from packstore.images.encode.differences import (
     RESIZE_TOLERANCE,
     byte_difference,
@@ -34,12 +35,14 @@ class Encoded(NamedTuple):
         shape: ``(height, width, 3)`` of the pixels where they were decoded or known, else None.
         kept: Why the record is the file as it came, from an encoding that usually rewrites it; else None.
         lossy: An encoding that usually keeps all pixels had to change these.
+        oriented: The source's file has an EXIF orientation by which the image is to be turned.
     """
 
     record: Buffer
     shape: tuple[int, int, int] | None
     kept: str | None = None
     lossy: bool = False
+    oriented: bool = False
 
 
 class SourceImages:
@@ -123,6 +126,8 @@ class Encoding(ABC):
         dtype: Element type of the arrays; ``uint8`` for files.
         accepts: Fields of :class:`EncodeOptions` that shape its records. The others are refused where they do not apply
             to all encodings.
+        keeps_exif: Whether image files are kept with their EXIF orientation as long as they are not resized; their
+            readers turn them then.
         waits: Whether encoding mostly waits for other programs, so that more threads than cores pay off.
         images: What the source yields.
         options: How samples become records.
@@ -134,6 +139,7 @@ class Encoding(ABC):
     layout: ClassVar[str | None] = None
     dtype: ClassVar[str] = "uint8"
     accepts: ClassVar[frozenset[str]] = GEOMETRY
+    keeps_exif: ClassVar[bool] = False
     waits: ClassVar[bool] = False
 
     def __init__(self, images: SourceImages, shape: tuple[int, ...] | None = None) -> None:
@@ -213,10 +219,13 @@ class Encoding(ABC):
         if images.encoding.layout is not None:
             return self.of_array(key, images.array(key, image))
         data, info = images.file(key, image)
+        # Most JPEG files have no APP1; the call would be some 3% of what a small file costs.
+        plain = info is not None and info.sof and not info.app1_at
+        oriented = not plain and read_orientation(data, info) != 1
         if self.options.check != "decode":
-            return Encoded(data, None)
+            return Encoded(data, None, None, False, oriented)
         height, width, _ = images.decoder.decode(data, info=info).shape
-        return Encoded(data, (height, width, 3))
+        return Encoded(data, (height, width, 3), None, False, oriented)
 
     def of_array(self, key: str, array: NDArray[Any]) -> Encoded:
         """``array``, in this encoding's layout, as a record; no copy where it is contiguous.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from packstore.core.columns import Buffer, ImageData
 from packstore.core.errors import DecodeError, SampleError, UsageError
 from packstore.core.manifest import Column, Normalization
 from packstore.core.registry import ENCODINGS
+from packstore.images.decoders.orientation import read_orientation
 from packstore.images.encode.base import Encoded, Encoding, SourceImages
 from packstore.images.encode.options import EncodeOptions, check_encoding
 from packstore.images.resize import TooLargeError
@@ -53,7 +56,7 @@ class Encoder:
         self.options = options
         self.encoding = target(SourceImages(options, source, source_normalization), shape)
         self.passes_through = self.encoding.passes_through
-        self._encode = self.encoding.keep if self.passes_through else self.encoding.encode
+        self._encode = self.encoding.keep if self.passes_through else self._make
 
     def __call__(self, key: str, image: ImageData) -> Encoded:
         """The record of the sample ``key``.
@@ -73,6 +76,12 @@ class Encoder:
             raise SampleError(key, str(error)) from error
         except (HeaderError, TooLargeError) as error:
             raise SampleError(key, error.reason) from error
+
+    def _make(self, key: str, image: ImageData) -> Encoded:
+        encoded = self.encoding.encode(key, image)
+        if isinstance(image, np.ndarray):
+            return encoded
+        return encoded._replace(oriented=read_orientation(image) != 1)
 
     def compare(self, key: str, image: ImageData, record: Buffer, shape: Sequence[int] | None = None) -> str | None:
         """What is wrong with ``record``, which should have been made of ``image``; None when nothing is. The rule

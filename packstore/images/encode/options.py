@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packstore.core.errors import UsageError
-from packstore.core.manifest import Normalization
+from packstore.core.manifest import Manifest, Normalization
 from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import DECODERS, MAX_PIXELS
 from packstore.images.resize import FITS, Size, target_size
@@ -34,7 +34,7 @@ class EncodeOptions:
         max_side: Shrinks so that the longer side has at most this many pixels.
         quality: JPEG quality, 1 … 100.
         normalization: Mean and standard deviation for floating point encodings; None gives plain 0 … 1.
-        exif_transpose: Turns images as their EXIF orientation says.
+        exif_transpose: Turns images as their EXIF orientation says. Files that are kept are turned by their readers.
         check: How thoroughly files are checked: ``header``, ``decode`` or ``none``. A file that is decoded anyway is
             always checked in full; ``none`` then leaves it to the decoder to say what is wrong.
         decoder: ``auto`` or the name of a decoder.
@@ -96,7 +96,18 @@ class EncodeOptions:
     @property
     def changes_pixels(self) -> bool:
         """Whether an image may come out as other pixels than it went in, before it is encoded."""
-        return self.resizes or self.exif_transpose
+        return self.resizes or (self.exif_transpose and not ENCODINGS[self.encoding].keeps_exif)
+
+
+def keeps_exif(manifest: Manifest) -> bool:
+    """Whether a store's image files still have the EXIF orientation that the source's had."""
+    resized = any(manifest.options.get(name) is not None for name in ("size", "resize", "max_side"))
+    return manifest.encoding in ENCODINGS and ENCODINGS[manifest.encoding].keeps_exif and not resized
+
+
+def turned_by_readers(manifest: Manifest) -> bool:
+    """Whether a store's images are to stand upright, and its readers have to turn them."""
+    return bool(manifest.options.get("exif_transpose")) and keeps_exif(manifest)
 
 
 def parse_size(text: str) -> Size:

@@ -10,7 +10,8 @@ class Original(Encoding):
     """Files as they are. Of a source of arrays, which has no files, the arrays as they are, under its own encoding."""
 
     name = "original"
-    accepts = frozenset()
+    accepts = frozenset({"exif_transpose"})
+    keeps_exif = True
 
     @classmethod
     def of_source(cls, source: type[Encoding]) -> type[Encoding]:

@@ -38,6 +38,7 @@ class Seekable(Jpeg):
     """
 
     name = "seekable"
+    keeps_exif = True
     waits = True
 
     def encode(self, key: str, image: ImageData) -> Encoded:

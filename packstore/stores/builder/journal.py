@@ -62,11 +62,15 @@ class SourcePosition:
         consumed: Entries that were read, including those that were skipped.
         digest: A digest of these entries, by which a changed source is told.
         skipped: Those left out.
+        oriented: How many of the first ``oriented_upto`` entries, at least of those read, have an EXIF orientation.
+        oriented_upto: See there.
     """
 
     consumed: int
     digest: str
     skipped: tuple[Skipped, ...] = ()
+    oriented: int = 0
+    oriented_upto: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

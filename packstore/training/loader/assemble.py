@@ -7,7 +7,7 @@ for each other, and the less often what Python touches goes from one core's cach
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError, printable
 from packstore.core.manifest import Manifest
-from packstore.images.decoders import Decoder
+from packstore.images.decoders import Box, Decoder
+from packstore.images.decoders.orientation import read_orientation, stored_box, swaps_sides, upright
 from packstore.images.engine import Requests, get_engine
 from packstore.images.seekable import CropPlans, Index, plan_crops, read_index
 from packstore.images.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
@@ -62,7 +63,8 @@ class Prepared:
         epoch: Likewise.
         numbers: ``records`` as a list.
         views: Their bytes.
-        sizes: Height and width of each image, ``(B, 2)``, as its header says.
+        sizes: Height and width of each image, ``(B, 2)``, as its header says; upright where it is to be turned.
+        turned: Rows whose images are to be turned, and their EXIF orientations. The engine does not take them.
         headers: What else it says, of image files that the engine does not take.
         rows: Where pixels go, and how.
         failed: Rows whose records cannot be read.
@@ -80,6 +82,7 @@ class Prepared:
     sizes: NDArray[np.int64] = field(init=False)
     headers: Sequence[Header] = field(init=False)
     rows: Rows = field(init=False)
+    turned: Mapping[int, int] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
     requests: Requests | None = None
     plans: CropPlans | None = None
@@ -101,6 +104,7 @@ class Assembler:
         operations: Sequence[GeometricOperation],
         stats: Stats,
         dct_scaling: bool = False,
+        exif_transpose: bool = False,
     ) -> None:
         """
         Args:
@@ -109,6 +113,7 @@ class Assembler:
             operations: The first operations of the user's list, which run here.
             stats: Where the time goes.
             dct_scaling: See :class:`packstore.PackedLoader`.
+            exif_transpose: Turn image files as their EXIF orientation says; operations see them upright.
 
         Raises:
             UsageError: The images have no common size, and the operations give them none.
@@ -119,6 +124,7 @@ class Assembler:
         self._operations = operations
         self._stats = stats
         self._dct_scaling = dct_scaling
+        self._exif_transpose = exif_transpose
         self._encoded = manifest.holds_files
         self._engine_decodes = self._encoded and decoder.has_engine and not dct_scaling
         self._has_shapes = not self._encoded and manifest.image.kind == "ragged"
@@ -145,7 +151,7 @@ class Assembler:
             if self._has_shapes:
                 height_width = self._pixels(0, view, None).shape[:2]
             else:
-                first = self._sizes([0], [view])[0][0].tolist()
+                first = self._sizes([0], [view], self._turned([view]))[0][0].tolist()
                 reason = too_many_pixels(first[1], first[0], self._decoder.max_pixels)
                 if reason is not None:
                     raise DecodeError(f"record 0 ({self._key(0)}) of {self._reader.path}: {reason}")
@@ -161,7 +167,8 @@ class Assembler:
             return self.shape
         number = int(records[0])
         try:
-            height, width = self._sizes([number], [self._reader.view(number)])[0][0].tolist()
+            views = [self._reader.view(number)]
+            height, width = self._sizes([number], views, self._turned(views))[0][0].tolist()
         except PackstoreError:
             return self.shape
         too_large = too_many_pixels(width, height, self._decoder.max_pixels) is not None
@@ -198,8 +205,11 @@ class Assembler:
                 prepared.failed.append(self._note(errors, row, record, error))
                 prepared.views.append(b"")
         read = perf_counter()
-        requests = Requests(prepared.views) if self._engine_decodes else None
-        prepared.sizes, prepared.headers = self._sizes(prepared.numbers, prepared.views, requests)
+        prepared.turned = turned = self._turned(prepared.views)
+        requests = None
+        if self._engine_decodes:
+            requests = Requests([b"" if row in turned else view for row, view in enumerate(prepared.views)])
+        prepared.sizes, prepared.headers = self._sizes(prepared.numbers, prepared.views, turned, requests)
         crops = self._plan(prepared.sizes, records, seed, epoch) if self._operations else None
         prepared.rows = Rows(out, crops)
         if crops is not None:
@@ -255,7 +265,7 @@ class Assembler:
         if self._operations and self._crops(header):
             rows.place_box(row, self._crop(prepared, row, header))
             return
-        pixels = self._pixels(prepared.numbers[row], view, header)
+        pixels = upright(self._pixels(prepared.numbers[row], view, header), prepared.turned.get(row, 1))
         if not self._operations:
             if pixels.shape != rows.array.shape[1:]:
                 raise SizeError.between(pixels.shape, rows.array.shape[1:])
@@ -295,17 +305,29 @@ class Assembler:
 
     def _crop(self, prepared: Prepared, row: int, header: Header) -> NDArray[np.uint8]:
         number = prepared.plan_of.get(row)
-        return self._decoder.decode_crop(
+        orientation = prepared.turned.get(row, 1)
+        target = prepared.rows.sizes[row] if self._dct_scaling else None
+        pixels = self._decoder.decode_crop(
             prepared.views[row],
-            prepared.rows.boxes[row],
+            _stored(prepared, row),
             index=header if isinstance(header, Index) else None,
             info=header if isinstance(header, ImageInfo) else None,
-            target=prepared.rows.sizes[row] if self._dct_scaling else None,
+            target=target[::-1] if target is not None and swaps_sides(orientation) else target,
             plan=None if number is None or prepared.plans is None else prepared.plans[number],
         )
+        return upright(pixels, orientation)
+
+    def _turned(self, views: Sequence[Any]) -> dict[int, int]:
+        """The rows of images that are to be turned, and their EXIF orientations."""
+        found = enumerate(map(read_orientation, views)) if self._exif_transpose else ()
+        return {row: orientation for row, orientation in found if orientation != 1}
 
     def _sizes(
-        self, records: Sequence[int], views: Sequence[Any], requests: Requests | None = None
+        self,
+        records: Sequence[int],
+        views: Sequence[Any],
+        turned: Mapping[int, int],
+        requests: Requests | None = None,
     ) -> tuple[NDArray[np.int64], Sequence[Header]]:
         """Height and width of each image, and of image files that are not for the engine the seek index or else the
         header. Where a header cannot be read, 1 x 1 and None: decoding will tell."""
@@ -321,6 +343,8 @@ class Assembler:
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
             header = headers[row] = self._header(views[row])
             sizes[row] = (1, 1) if header is None else (header.height, header.width)
+        if swapped := [row for row, orientation in turned.items() if swaps_sides(orientation)]:
+            sizes[swapped] = sizes[swapped, ::-1]
         return sizes, headers
 
     def _header(self, view: Any) -> Header:
@@ -365,7 +389,7 @@ class Assembler:
             return
         rows = [*indexes]
         prepared.plan_of = {row: number for number, row in enumerate(rows)}
-        prepared.plans = plan_crops([*indexes.values()], crops.box[rows])
+        prepared.plans = plan_crops([*indexes.values()], np.array([_stored(prepared, row) for row in rows]))
 
     def _pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         if self._encoded:
@@ -373,6 +397,12 @@ class Assembler:
         image = self._reader.manifest.image
         shape = tuple(self._reader.value("shape", record).tolist()) if self._has_shapes else image.shape
         return shaped(view, image, shape, "it")
+
+
+def _stored(prepared: Prepared, row: int) -> Box:
+    """Where the box of a row lies in its image as it is stored."""
+    box, orientation = prepared.rows.boxes[row], prepared.turned.get(row, 1)
+    return box if orientation == 1 else stored_box(box, orientation, *prepared.sizes[row].tolist())
 
 
 def _major_faults() -> int:

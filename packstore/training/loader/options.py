@@ -98,6 +98,7 @@ OF_DATALOADER = {
     "prefetch_factor": "prefetch= says how many batches are under way",
     "persistent_workers": "its threads are made for each epoch, which takes microseconds",
     "collate_fn": "batches are made at once; transform= works on them",
+    "exif_transpose": "the dataset has it: PackedDataset(..., exif_transpose=True)",
     "batch_sampler": "sampler= and batch_size= make the batches",
 }
 """Replacements for options of torch's ``DataLoader``."""

@@ -65,7 +65,12 @@ class Pipeline:
             if self.dataset.decoder_name == "auto" and not decoder.has_engine:
                 decoder = get_decoder("simplejpeg", max_pixels=decoder.max_pixels)
             self._assembler = Assembler(
-                self.dataset.reader, decoder, self.operations_at_decoding, self.stats, self.options.dct_scaling
+                self.dataset.reader,
+                decoder,
+                self.operations_at_decoding,
+                self.stats,
+                self.options.dct_scaling,
+                self.dataset.exif_transpose,
             )
         return self._assembler
 
