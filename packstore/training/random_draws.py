@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 
@@ -65,6 +66,21 @@ def to_int64(value: Array) -> Array:
     return value.astype(np.int64) if isinstance(value, np.ndarray) else value.long()
 
 
+def with_occurrences(records: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``records``, numbers from 0 to 2**32 - 1, as ids that differ: each plus 2**32 times how often it came before.
+
+    The first of a record is its own id; ``id & MASK`` is the record.
+    """
+    if not len(records) or np.bincount(records).max() == 1:
+        return records
+    order = np.argsort(records, kind="stable")
+    first = np.flatnonzero(np.diff(records[order], prepend=-1))
+    counts = np.diff(first, append=len(records))
+    ids = records.copy()
+    ids[order] += (np.arange(len(records)) - np.repeat(first, counts)) << 32
+    return ids
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Draws:
     """The random numbers of some records in one epoch: as many as wanted, each addressed by its number.
@@ -72,7 +88,8 @@ class Draws:
     Args:
         seed: Any integer, taken modulo 2**64.
         epoch: Number of the epoch.
-        records: Record numbers, a one-dimensional int64 numpy array or torch tensor. All results lie where it lies.
+        records: Record numbers, or ids of :func:`with_occurrences`: a one-dimensional int64 numpy array or torch
+            tensor. All results lie where it lies.
         stream: Who draws: augmentations use their position in the user's list, so that they are independent.
     """
 

@@ -234,6 +234,48 @@ def test_indices_and_samplers(stores: Stores, resident: bool) -> None:
     assert sorted(k for _, part in shuffled for k in part) == list(ds.keys)[10:40]
 
 
+@pytest.mark.parametrize("name", ["cifar.lmdb", "files.lmdb"])
+def test_each_repetition_of_a_record_has_draws_of_its_own(stores: Stores, name: str) -> None:
+    ds = PackedDataset(stores(name), "train", columns=("image", "key"))
+    ragged = ds.manifest.image.kind == "ragged"
+    augment: list[Any] = [RandomResizedCrop(24), RandomHorizontalFlip()] if ragged else FIXED
+    modes = [False] if ragged else [False, True]
+
+    def loaded(**options: Any) -> tuple[torch.Tensor, list[str]]:
+        batches = list(PackedLoader(ds, **({"batch_size": 4, "augment": augment, "seed": 3} | options)))
+        return torch.cat([images for images, _ in batches]), [key for _, keys in batches for key in keys]
+
+    wanted = [5] * 8 + [2, 5, 2, 0]
+    for source in ({"sampler": wanted}, {"indices": wanted}, {"indices": wanted, "shuffle": True}):
+        images, keys = loaded(**source, resident=False, workers=1)
+        assert len(images[[key == ds.keys[5] for key in keys]].flatten(1).unique(dim=0)) == 9
+        for resident in modes:
+            for batch_size, workers in ((4, 4), (1, 2), (12, 1)):
+                options = {"resident": resident, "batch_size": batch_size, "workers": workers}
+                again, same_keys = loaded(**source, **options)
+                assert (same_keys, again.tolist()) == (keys, images.tolist())
+            for ranks in (2, 4):
+                parts = [
+                    loaded(**source, resident=resident, batch_size=4 // ranks, rank=rank, world_size=ranks)[0]
+                    for rank in range(ranks)
+                ]
+                pieces = [part.split(4 // ranks) for part in parts]
+                assert torch.equal(torch.cat([p for step in zip(*pieces, strict=True) for p in step]), images)
+            for stop in range(3):
+                loader = PackedLoader(ds, 4, augment=augment, seed=3, resident=resident, **source)
+                iterator = iter(loader)
+                for _ in range(stop):
+                    next(iterator)
+                state, loader = (
+                    loader.state_dict(),
+                    PackedLoader(ds, 4, augment=augment, seed=3, resident=resident, **source),
+                )
+                loader.load_state_dict(state)
+                assert torch.equal(torch.cat([part for part, _ in loader]), images[4 * stop :])
+    once, _ = loaded(indices=[5], resident=False)
+    assert torch.equal(loaded(sampler=wanted, resident=False)[0][:1], once)
+
+
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_ranks_share_an_epoch(stores: Stores, drop_last: bool, shuffle: bool) -> None:

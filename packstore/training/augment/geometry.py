@@ -15,7 +15,7 @@ from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, Size, join
 from packstore.training.augment.crop import PaddedImages, crop, padded_bytes
 from packstore.training.augment.resample import crop_and_resize, resize
-from packstore.training.random_draws import Array, Draws, to_float64, to_int64
+from packstore.training.random_draws import MASK, Array, Draws, to_float64, to_int64
 
 PaddingMode = Literal["constant", "reflect", "edge", "symmetric"]
 
@@ -217,7 +217,8 @@ class RandomCrop(GeometricOperation):
             at = int(small.argmax())
             height, width = window[at, 2:].tolist()
             raise UsageError(
-                f"RandomCrop: record {int(draws.records[at])} is {height}x{width} there, smaller than the crop of "
+                f"RandomCrop: record {int(draws.records[at]) & MASK} is {height}x{width} there, smaller than the crop "
+                "of "
                 f"{rows}x{columns}; put a Resize before it"
             )
         top = window[:, 0] + draws.integers(window[:, 2] - rows + 1, 0)

@@ -44,8 +44,9 @@ class PackedLoader:
     uint8, or floating point with ``normalize`` or ``dtype`` or from a floating point store; labels int64 ``(B,)``; keys
     a list. With a single column it is that value itself.
 
-    The order and all random numbers are a pure function of seed, epoch and record: the same with one thread or
-    sixteen, on CPU or GPU, resident or streaming, resumed or not. Each ``for`` over the loader is the next epoch.
+    The order and all random numbers are a pure function of seed, epoch, record and how often the epoch had it before:
+    the same with one thread or sixteen, on CPU or GPU, resident or streaming, resumed or not. Each ``for`` over the
+    loader is the next epoch.
 
     Args:
         dataset: What to load. Its ``columns`` and ``device`` count; its ``transform``, ``output`` and ``dtype`` have to

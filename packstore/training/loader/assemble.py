@@ -29,7 +29,7 @@ from packstore.training.augment.operations import output_size, plan_operations
 from packstore.training.dataset import image_array
 from packstore.training.loader.rows import Rows, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
-from packstore.training.random_draws import Draws
+from packstore.training.random_draws import MASK, Draws
 
 _HEAD = 2048  # where nearly every frame header is
 _MOST_SEGMENTS = 1 << 11  # of images that are cut up beforehand: in each batch under way they take 16 bytes each
@@ -58,10 +58,10 @@ class Prepared:
 
     Attributes:
         out: The rows, ``(B, *shape)``.
-        records: Record numbers, ``(B,)``.
+        ids: Of the records, as :class:`Epochs` gives them, ``(B,)``.
         seed: For random operations.
         epoch: Likewise.
-        numbers: ``records`` as a list.
+        numbers: Numbers of the records.
         views: Their bytes.
         sizes: Height and width of each image, ``(B, 2)``, as its header says; upright where it is to be turned.
         turned: Rows whose images are to be turned, and their EXIF orientations. The engine does not take them.
@@ -74,7 +74,7 @@ class Prepared:
     """
 
     out: torch.Tensor
-    records: NDArray[np.int64]
+    ids: NDArray[np.int64]
     seed: int
     epoch: int
     numbers: Sequence[int] = ()
@@ -175,13 +175,13 @@ class Assembler:
         return self.shape if too_large else (height, width, 3)
 
     def prepare(
-        self, out: torch.Tensor, records: NDArray[np.int64], seed: int, epoch: int, errors: dict[int, Exception] | None
+        self, out: torch.Tensor, ids: NDArray[np.int64], seed: int, epoch: int, errors: dict[int, Exception] | None
     ) -> Prepared:
-        """Reads ``records`` and plans their rows. Decodes nothing.
+        """Reads the records of ``ids`` and plans their rows. Decodes nothing.
 
         Args:
             out: Rows of a batch buffer, ``(B, *shape)``.
-            records: Record numbers, ``(B,)``.
+            ids: Of records, as :class:`Epochs` gives them, ``(B,)``.
             seed: For random operations.
             epoch: Likewise.
             errors: Where failed records are noted with their errors; None to raise the first.
@@ -190,9 +190,9 @@ class Assembler:
             CorruptRecordError: A record is damaged; names the record and its key.
         """
         if self._whole is not None:
-            return Prepared(out, records, seed, epoch)
+            return Prepared(out, ids, seed, epoch)
         start = perf_counter()
-        prepared = Prepared(out, records, seed, epoch, records.tolist())
+        prepared = Prepared(out, ids, seed, epoch, (ids & MASK).tolist())
         fetch = self._cold > 0
         self._cold -= fetch
         for row, record in enumerate(prepared.numbers):
@@ -210,7 +210,7 @@ class Assembler:
         if self._engine_decodes:
             requests = Requests([b"" if row in turned else view for row, view in enumerate(prepared.views)])
         prepared.sizes, prepared.headers = self._sizes(prepared.numbers, prepared.views, turned, requests)
-        crops = self._plan(prepared.sizes, records, seed, epoch) if self._operations else None
+        crops = self._plan(prepared.sizes, ids, seed, epoch) if self._operations else None
         prepared.rows = Rows(out, crops)
         if crops is not None:
             self._plan_crops(prepared, crops)
@@ -231,7 +231,7 @@ class Assembler:
         start = perf_counter()
         if self._whole is not None:
             out = as_numpy(prepared.out[first:stop])
-            np.take(self._whole, prepared.records[first:stop], axis=0, out=out, mode="clip")
+            np.take(self._whole, prepared.ids[first:stop] & MASK, axis=0, out=out, mode="clip")
             self._stats.add("read", perf_counter() - start)
             return []
         faults = _major_faults()
@@ -275,7 +275,7 @@ class Assembler:
         else:
             # Its header says another size than it has: planned again, by what it has.
             found = np.array([pixels.shape[:2]], np.int64)
-            alone = self._plan(found, prepared.records[row : row + 1], prepared.seed, prepared.epoch)
+            alone = self._plan(found, prepared.ids[row : row + 1], prepared.seed, prepared.epoch)
             Rows(prepared.out[row : row + 1], alone).place(0, pixels)
 
     def _note(self, errors: dict[int, Exception] | None, row: int, record: int, error: PackstoreError) -> int:
@@ -376,8 +376,8 @@ class Assembler:
         requests.want(crops.box, crops.size, crops.window, crops.flip, out)
         return requests
 
-    def _plan(self, sizes: NDArray[np.int64], records: NDArray[np.int64], seed: int, epoch: int) -> Crops:
-        return plan_operations(self._operations, sizes, Draws(seed, epoch, records))
+    def _plan(self, sizes: NDArray[np.int64], ids: NDArray[np.int64], seed: int, epoch: int) -> Crops:
+        return plan_operations(self._operations, sizes, Draws(seed, epoch, ids))
 
     def _plan_crops(self, prepared: Prepared, crops: Crops) -> None:
         indexes = {

@@ -1,4 +1,8 @@
-"""The record numbers of a loader's batches, epoch by epoch."""
+"""The record numbers of a loader's batches, epoch by epoch.
+
+They come as ids: the record number, and in the bits from 32 on how often an epoch's list had the record before (see
+:func:`with_occurrences`), so that a record that is drawn twice gets two crops.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,13 @@ from packstore.core.errors import UsageError
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.options import LoaderOptions, as_indices
 from packstore.training.order import Order
+from packstore.training.random_draws import with_occurrences
 
 _ORDERED_AT_ONCE = 65536  # records whose places are worked out at once: 256 take 47 µs, 16,384 0.3 ms, these 0.6 ms
 
 
 class Epochs:
-    """The batches of every epoch on one rank, as record numbers.
+    """The batches of every epoch on one rank, as ids of records.
 
     Attributes:
         first_record: Number of the split's first record in the store.
@@ -34,6 +39,7 @@ class Epochs:
         self._records = len(dataset)
         self._sampler = options.sampler
         self._subset = None if options.indices is None else as_indices(options.indices, len(dataset))
+        self._subset_ids = None if self._subset is None else with_occurrences(self._subset)
         self.order = Order(
             length=len(dataset) if self._subset is None else len(self._subset),
             batch_size=batch_size,
@@ -77,15 +83,15 @@ class Epochs:
         return self._counted() if self._sampler is None or hasattr(self._sampler, "__len__") else None
 
     def batches(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
-        """Record numbers of each batch, from batch ``first`` on."""
-        for records, sizes in self.groups(epoch, first, _ORDERED_AT_ONCE):
+        """Ids of each batch's records, from batch ``first`` on."""
+        for ids, sizes in self.groups(epoch, first, _ORDERED_AT_ONCE):
             offset = 0
             for size in sizes:
-                yield records[offset : offset + size]
+                yield ids[offset : offset + size]
                 offset += size
 
     def groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
-        """Groups of batches with about ``images`` records each: their record numbers, and the size of each batch."""
+        """Groups of batches with about ``images`` records each: their ids, and the size of each batch."""
         order, numbered, indices = self._of(epoch)
         count = order.batches(numbered)
         at_once = max(1, images // order.batch_size)
@@ -96,13 +102,13 @@ class Epochs:
             else:
                 places = np.concatenate([np.arange(*pair) for pair in bounds])
             positions = order.sequence(numbered, places)
-            records = (positions if indices is None else indices[positions]) + self.first_record
-            yield records, [end - begin for begin, end in bounds]
+            ids = (positions if indices is None else indices[positions]) + self.first_record
+            yield ids, [end - begin for begin, end in bounds]
 
     def groups_on(
         self, device: torch.device, epoch: int, first: int, images: int, numbers: bool
     ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64], list[int]]]:
-        """:meth:`groups`, led by the records' places in the split: int64 on ``device``.
+        """:meth:`groups`, led by the places of their records in the split, as ids: int64 on ``device``.
 
         The order of an epoch is worked out on the device where that is not the CPU, so that the host neither computes
         nor copies it while batches are gathered.
@@ -112,11 +118,11 @@ class Epochs:
             epoch: Number of the epoch.
             first: Number of the first batch.
             images: As for :meth:`groups`.
-            numbers: Whether the host needs record numbers; if not, they may be empty.
+            numbers: Whether the host needs the ids; if not, they may be empty.
         """
         if device.type == "cpu" or numbers:
-            for records, sizes in self.groups(epoch, first, images):
-                yield torch.from_numpy(records - self.first_record).to(device, non_blocking=True), records, sizes
+            for ids, sizes in self.groups(epoch, first, images):
+                yield torch.from_numpy(ids - self.first_record).to(device, non_blocking=True), ids, sizes
             return
         order, numbered, indices = self._of(epoch)
         bounds = [order.bounds(number) for number in range(first, order.batches(numbered))]
@@ -140,10 +146,10 @@ class Epochs:
         return replace(self.order, length=length, shuffle=False, block=None)
 
     def _of(self, epoch: int) -> tuple[Order, int, NDArray[np.int64] | None]:
-        """The order of an epoch, the number by which that knows the epoch, and the dataset indices it refers to."""
+        """The order of an epoch, the number by which that knows the epoch, and the ids of what it orders."""
         sampler = self._sampler
         if sampler is None:
-            return self.order, epoch, self._subset
+            return self.order, epoch, self._subset_ids
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
         try:
@@ -153,7 +159,7 @@ class Epochs:
         drawn = as_indices(drawn, self._records, "what sampler gives")
         order = self._sampler_order(len(drawn))
         _refuse_empty(order)
-        return order, 0, drawn
+        return order, 0, with_occurrences(drawn)
 
 
 def _refuse_empty(order: Order) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from packstore.training.loader.assemble import Prepared
 from packstore.training.loader.pipeline import Batch, Pipeline
+from packstore.training.random_draws import MASK
 from packstore.training.ring import Ring, Slot
 
 _log = logging.getLogger("packstore")
@@ -27,8 +28,8 @@ as fill ``_SMALL_BYTES``. Never fewer than ``_LEAST_SLICE``, however many thread
 class Job:
     """A batch under way: it is prepared, its slices are decoded, and it is sent to the device."""
 
-    def __init__(self, pipeline: Pipeline, slot: Slot, records: NDArray[np.int64], epoch: int) -> None:
-        self.records = records
+    def __init__(self, pipeline: Pipeline, slot: Slot, ids: NDArray[np.int64], epoch: int) -> None:
+        self.ids = ids
         self._pipeline = pipeline
         self._slot = slot
         self._epoch = epoch
@@ -40,13 +41,13 @@ class Job:
         self._cancelled = False
         self._error: Exception | None = None
         self._modes: tuple[bool, ...] = ()
-        self._sent = records  # those that are in the batch, once it is sent
+        self._sent = ids & MASK  # the records that are in the batch, once it is sent
 
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Job:
         """Submits the batch: one thread prepares it, then submits its slices."""
         assembler = self._pipeline.assembler
         self._buffer = ring.buffer(
-            self._slot, 0, (len(self.records), *assembler.shape_for(self.records)), assembler.dtype
+            self._slot, 0, (len(self.ids), *assembler.shape_for(self.ids & MASK)), assembler.dtype
         )
         dtype = self._pipeline.device_steps.dtype_in_threads
         if dtype is not None:
@@ -55,9 +56,9 @@ class Job:
         return self
 
     def _prepare(self, pool: ThreadPoolExecutor, threads: int) -> Prepared:
-        pipeline, count, floats = self._pipeline, len(self.records), self._floats
+        pipeline, count, floats = self._pipeline, len(self.ids), self._floats
         seed = pipeline.options.seed
-        prepared = pipeline.assembler.prepare(self._buffer, self.records, seed, self._epoch, self._errors)
+        prepared = pipeline.assembler.prepare(self._buffer, self.ids, seed, self._epoch, self._errors)
         most = _DECODED_SLICE if pipeline.dataset.manifest.holds_files else _PIXELS_SLICE
         most = max(most, _SMALL_BYTES * count // max(1, prepared.out.nbytes))
         parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE))
@@ -107,7 +108,7 @@ class Job:
             item = self._pipeline.item(images, self._sent, columns)
             ring.release(self._slot, received)
             self._pipeline.stats.add("copy", perf_counter() - start)
-            return Batch(item, len(self._sent), len(self.records) - len(self._sent))
+            return Batch(item, len(self._sent), len(self.ids) - len(self._sent))
         finally:
             self._release()
 
@@ -125,16 +126,16 @@ class Job:
         self._slot.shipment, self._modes = None, _modes()
         failed = list(self._prepared.result().failed)
         failed += [row for future in self._slices for row in future.result()]
-        batch, records = self._buffer if self._floats is None else self._floats, self.records
+        batch, ids = self._buffer if self._floats is None else self._floats, self.ids
         if failed:
-            kept = np.setdiff1d(np.arange(len(records)), failed)
-            batch, records = batch[torch.from_numpy(kept)], records[kept]
+            kept = np.setdiff1d(np.arange(len(ids)), failed)
+            batch, ids = batch[torch.from_numpy(kept)], ids[kept]
             for error in (self._errors or {}).values():
                 _log.warning("skipped: %s", error)
             self._errors = None  # logged once, however often the batch is sent
-        self._sent = records
-        columns = self._pipeline.numbers(records)
-        others = [torch.from_numpy(records), *columns.values()]
+        self._sent = ids & MASK
+        columns = self._pipeline.numbers(self._sent)
+        others = [torch.from_numpy(ids), *columns.values()]
         if ring.transport.asynchronous:
             others = [self._page_locked(ring, 2 + number, column) for number, column in enumerate(others)]
         finish = partial(self._on_device, tuple(columns))

@@ -14,6 +14,7 @@ from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.residence import PaddedLayout
 from packstore.training.loader.single_threaded import begin_in_fork
+from packstore.training.random_draws import MASK
 from packstore.training.ring import ProducerStream, Ring, is_within, transport_to
 
 _LOADED_BYTES = 32 << 20  # of images that are loaded at a time
@@ -62,22 +63,22 @@ class Resident:
         gathered: torch.Tensor | None = None
         producer = ProducerStream(device)
         with_keys = "key" in pipeline.dataset.columns
-        for places, records, sizes in self._epochs.groups_on(device, epoch, first, at_once, with_keys):
+        for ids, record_ids, sizes in self._epochs.groups_on(device, epoch, first, at_once, with_keys):
             start = perf_counter()
-            chunk = images
+            chunk, places = images, ids & MASK
             if together:
                 self._producer.wait(images)  # type: ignore[arg-type]  # padded it is on the CPU alone
-                producer.wait(places, *([] if gathered is None else [gathered]))
+                producer.wait(ids, *([] if gathered is None else [gathered]))
                 producer.record()
             if isinstance(images, PaddedImages):
-                chunk = steps.augment_padded(images, places, places + first_record, epoch)
+                chunk = steps.augment_padded(images, places, ids + first_record, epoch)
             elif not whole:
                 mode = torch.is_inference_mode_enabled()
                 if gathered is not None and len(gathered) == len(places) and gathered.is_inference() == mode:
                     torch.index_select(images, 0, places, out=gathered)
                 else:
                     gathered = images.index_select(0, places)
-                chunk = steps.augment(gathered, places + first_record, epoch)
+                chunk = steps.augment(gathered, ids + first_record, epoch)
                 if together:
                     chunk = steps.convert(chunk)
                 if is_within(chunk, gathered):
@@ -94,7 +95,7 @@ class Resident:
                 batch = batch.clone() if together else steps.convert(batch)
                 numbers = {name: column.index_select(0, own) for name, column in self._numbers.items()}
                 pipeline.stats.add("augment", perf_counter() - start)
-                yield Batch(pipeline.item(steps.transform(batch), records[rows], numbers), len(own))
+                yield Batch(pipeline.item(steps.transform(batch), record_ids[rows] & MASK, numbers), len(own))
                 start = perf_counter()
 
     def _load(self) -> torch.Tensor | PaddedImages:

@@ -44,14 +44,14 @@ class Streaming:
         process, pending = os.getpid(), deque[Job]()
         pipeline.stats.start()
         try:
-            records_of_batches = self._epochs.batches(epoch, first)
+            ids_of_batches = self._epochs.batches(epoch, first)
             while True:
                 while len(pending) < options.prefetch:
-                    records = next(records_of_batches, None)
-                    slot = None if records is None else ring.acquire()
-                    if records is None or slot is None:
+                    ids = next(ids_of_batches, None)
+                    slot = None if ids is None else ring.acquire()
+                    if ids is None or slot is None:
                         break
-                    pending.append(Job(pipeline, slot, records, epoch).start(ring, pool, threads))
+                    pending.append(Job(pipeline, slot, ids, epoch).start(ring, pool, threads))
                 if not pending:
                     return
                 batch = pending.popleft().result(ring)
