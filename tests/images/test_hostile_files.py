@@ -111,7 +111,7 @@ def test_max_pixels_decides(folder: Path) -> None:
         assert packed(folder, max_pixels=pixels, **options).records == 1
         with pytest.raises(SampleError, match=rf"{info.width} x {info.height} pixels, more than the limit of"):
             packed(folder, max_pixels=pixels - 1, **options)
-    with pytest.raises(UsageError, match="max pixels should be a whole number of at least 1"):
+    with pytest.raises(UsageError, match="max_pixels should be a whole number of at least 1"):
         packed(folder, max_pixels=0)
 
 
@@ -124,7 +124,7 @@ def test_max_pixels_of_those_who_read(folder: Path) -> None:
     assert any("more than the limit of 100" in problem.what for problem in report.problems)
     with pytest.raises(DecodeError, match=r"record 0 \(a/good.jpg\) .* limit of 100"):
         PackedDataset(store, max_pixels=100)[0]
-    with pytest.raises(UsageError, match="max pixels"):
+    with pytest.raises(UsageError, match="max_pixels"):
         verify(store, max_pixels=0)
 
 

@@ -107,7 +107,7 @@ def crop_kept(
     assert padded.pixels.nbytes == kernels.padded_bytes(count + 2, shape, images.itemsize, padding, mode, mirrored)
     padded.put(0, images[:2] + 1)
     padded.put(2, images.flip(0).contiguous())  # in any memory format
-    return padded.cut(torch.arange(count + 1, 1, -1), top, left, size, flip)
+    return padded.crop(torch.arange(count + 1, 1, -1), top, left, size, flip)
 
 
 @pytest.mark.parametrize(
