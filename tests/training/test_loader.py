@@ -6,6 +6,7 @@ import gc
 import json
 import multiprocessing
 import pickle
+import random
 import re
 import subprocess
 import sys
@@ -25,7 +26,15 @@ from torch.utils.data import WeightedRandomSampler
 import packstore
 from packstore import DecodeError, PackedDataset, PackedLoader, UsageError
 from packstore.core.manifest import Normalization
-from packstore.training.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.training.augment import (
+    CenterCrop,
+    Cutout,
+    PerImage,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
 from packstore.training.augment.base import Crops
 from packstore.training.loader.rows import Rows
 from packstore.training.loader.single_threaded import is_single_threaded, make_single_threaded
@@ -232,6 +241,52 @@ def test_indices_and_samplers(stores: Stores, resident: bool) -> None:
     assert {k for _, part in drawn for k in part} == {ds.keys[3], ds.keys[7]}
     shuffled = PackedLoader(ds, 3, indices=range(10, 40), shuffle=True, resident=resident)
     assert sorted(k for _, part in shuffled for k in part) == list(ds.keys)[10:40]
+
+
+def _torchvisions(name: str, **attributes: Any) -> Any:
+    members = {"__module__": "torchvision.transforms.transforms", "__call__": lambda self, images: images}
+    return type(name, (), members | attributes)()
+
+
+@pytest.mark.parametrize("name", ["RandomHorizontalFlip", "ColorJitter", "GaussianBlur"])
+def test_torchvisions_random_operations_need_per_image(stores: Stores, name: str) -> None:
+    ds, random_one = PackedDataset(stores("cifar.lmdb"), "train"), _torchvisions(name, sigma=(0.1, 2.0))
+    compose = _torchvisions("Compose", transforms=[_torchvisions("CenterCrop"), random_one])
+    for augment in ([random_one], compose, [compose], [print, random_one]):
+        with pytest.raises(UsageError, match=f"torchvision's {name} would treat the whole batch alike; use .*PerImage"):
+            PackedLoader(ds, 4, augment=augment)
+    two = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity())
+    assert len(PackedLoader(ds, 4, augment=two).options.augment) == 2  # type: ignore[arg-type]
+    plain = _torchvisions(
+        "Compose", transforms=[_torchvisions("CenterCrop"), _torchvisions("GaussianBlur", sigma=(1, 1))]
+    )
+    assert len(PackedLoader(ds, 4, augment=[plain, PerImage(random_one), _torchvisions("MixUp")]).options.augment) == 4
+
+
+def _noisy(image: torch.Tensor) -> torch.Tensor:
+    drawn = torch.rand(1).item() + np.random.rand() + random.random()
+    return image.float().mul_(0).add_(drawn)
+
+
+def test_per_image_draws_for_each_image_reproducibly(stores: Stores) -> None:
+    ds = PackedDataset(stores("cifar.lmdb"), "train")
+    torch.manual_seed(0)
+    random.seed(0)
+    before = torch.get_rng_state(), random.getstate()
+
+    def loaded(**options: Any) -> torch.Tensor:
+        return torch.cat([images for images, _ in PackedLoader(ds, augment=[PerImage(_noisy)], **options)])
+
+    images = loaded(batch_size=8, resident=False)
+    assert len(images.flatten(1).unique(dim=0)) == len(images)
+    for options in ({"resident": True}, {"resident": False, "workers": 4}):
+        assert torch.equal(loaded(batch_size=7, **options), images)
+    half = loaded(batch_size=4, rank=1, world_size=2)
+    assert torch.equal(half[:4], images[4:8])
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    with pytest.raises(UsageError, match="tensors of one shape, and gave int"):
+        next(iter(PackedLoader(ds, 4, augment=[PerImage(lambda image: 1)])))  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.parametrize("name", ["cifar.lmdb", "files.lmdb"])

@@ -59,6 +59,7 @@ class PackedLoader:
         sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``.
         indices: Use only these items of the dataset.
         augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order.
+            A random callable draws once a batch: put it in ``PerImage``. ``Compose`` is taken apart.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
             Gives floating point images, ``(x / 255 - mean) / std``.
         dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.

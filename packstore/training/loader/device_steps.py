@@ -12,6 +12,7 @@ from packstore.images.normalization import as_normalization
 from packstore.training.augment.base import Operation
 from packstore.training.augment.crop import PaddedImages
 from packstore.training.augment.operations import apply_operations, apply_to_padded, output_size
+from packstore.training.augment.per_image import PerImage
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.random_draws import Draws
@@ -57,7 +58,9 @@ class DeviceSteps:
     @property
     def calls_user_code(self) -> bool:
         """Whether batches go through functions of the user's."""
-        return self._options.transform is not None or any(not isinstance(op, Operation) for op in self._operations)
+        return self._options.transform is not None or any(
+            not isinstance(op, Operation) or isinstance(op, PerImage) for op in self._operations
+        )
 
     def largest(self, images: torch.Tensor | PaddedImages) -> int:
         """Pixels of an image of all ``images`` where they are most: as it is, or after some operation.
