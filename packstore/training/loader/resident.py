@@ -65,11 +65,12 @@ class Resident:
         with_keys = "key" in pipeline.dataset.columns
         for ids, record_ids, sizes in self._epochs.groups_on(device, epoch, first, at_once, with_keys):
             start = perf_counter()
-            chunk, places = images, ids & MASK
+            chunk = images
             if together:
                 self._producer.wait(images)  # type: ignore[arg-type]  # padded it is on the CPU alone
                 producer.wait(ids, *([] if gathered is None else [gathered]))
                 producer.record()
+            places = ids & MASK
             if isinstance(images, PaddedImages):
                 chunk = steps.augment_padded(images, places, ids + first_record, epoch)
             elif not whole:
