@@ -242,9 +242,18 @@ IMAGES_START = _images_start()
 """Offset of the images in the file."""
 
 
+class _Zip64Info(zipfile.ZipInfo):
+    """Has its sizes in the zip64 field alone, as Python writes it from 3.11.4 on, by any version of Python."""
+
+    def FileHeader(self, zip64: bool | None = None) -> bytes:  # noqa: N802 - zipfile's name
+        header = super().FileHeader(zip64)
+        return header[:18] + b"\xff" * 8 + header[26:] if zip64 else header
+
+
 def _open_entry(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
     """A stored entry whose data begin at a multiple of 64 bytes."""
-    info = zipfile.ZipInfo(f"{_PREFIX}/{name}", (1980, 1, 1, 0, 0, 0))
+    info = _Zip64Info(f"{_PREFIX}/{name}", (1980, 1, 1, 0, 0, 0))
+    info.create_version = info.extract_version = zipfile.ZIP64_VERSION
     assert archive.fp is not None
     start = archive.start_dir if hasattr(archive, "start_dir") else archive.fp.tell()
     data = start + _LOCAL_HEADER + len(info.filename) + _ZIP64_EXTRA
