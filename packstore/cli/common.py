@@ -104,7 +104,7 @@ def expecting_store(path: Path) -> Iterator[None]:
         from packstore.sources import kind_of
         from packstore.stores.opening import looks_like_store
 
-        if not path.exists() or (path.is_dir() and looks_like_store(path, b"")):
+        if not (path.is_file() or path.is_dir()) or (path.is_dir() and looks_like_store(path, b"")):
             raise
         kind = kind_of(path)
         if kind is None:

@@ -43,7 +43,7 @@ def _find(wanted: str | None, symbols: tuple[str, ...]) -> str | None:
     except (OSError, UnicodeDecodeError) as error:  # the latter for a file not named in UTF-8
         if wanted is None:
             return None
-        reason = error if isinstance(error, OSError) else wanted
+        reason = error if str(error) and isinstance(error, OSError) else wanted  # Python 3.11.2 says nothing
         raise UsageError(
             f"{_VARIABLE} names a library that cannot be loaded: {printable(str(reason))}; {_ADVICE}"
         ) from None

@@ -237,6 +237,7 @@ class PackedLoader:
         return {
             "dataset": self.dataset.manifest.dataset_digest,
             "split": self.dataset.split,
+            "exif_transpose": self.dataset.exif_transpose,
             "indices": self._epochs.subset_digest,
             "sampler": None if options.sampler is None else type(options.sampler).__name__,
             "length": self._epochs.order.length,
