@@ -17,7 +17,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from packstore.checking.donor import Donor, Refused, Wanted
-from packstore.checking.store_check import StoreCheck, batches, key_of
+from packstore.checking.store_check import StoreCheck, batches, key_of, open_files
 from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.errors import DestinationError, StoreError, printable
@@ -235,10 +235,15 @@ class _Repair:
                     f"{printable(str(self.reader.path))}: {names} is damaged, and with what the source has the digest "
                     f"of the records is {digest}, expected {self.manifest.records_digest}; nothing was written"
                 )
+        # Counts of all records are options of the whole store and of none of its shards.
+        opened = (file.reader.manifest.options for file in open_files(self.reader) if file is not None)
+        options = next(opened, self.manifest.options)
+        counted = {name: int(value or 0) for name, value in self.manifest.options.items() if name not in options}
         manifest = self.builder.commit(
             origin=self.manifest.origin,
             normalization=self.manifest.normalization,
-            options=self.manifest.options,
+            options=options,
+            counted=counted,
             versions=self.manifest.versions,
             skipped=(*self.manifest.skipped, *(Skipped(p.key or f"record {p.record}", p.what) for p in lost)),
         )

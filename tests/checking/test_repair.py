@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 import packstore
 from packstore.cli import cli
 from packstore.core.errors import DestinationError, StoreError, UsageError
 from tests.makers.command import run
 from tests.makers.datasets import write_image
+from tests.makers.images import encode, picture
 from tests.makers.stores import content, damage
 
 SUFFIXES = ("lmdb", "h5", "pth")
@@ -236,3 +238,28 @@ def test_numbers_that_are_none(name: str, number: Any) -> None:
             function(*paths, **{name: number})
         with pytest.raises(UsageError, match="max_pixels"):
             function(*paths, workers=None, max_pixels=None)
+
+
+@pytest.mark.parametrize("encoding", ["original", "seekable"])
+def test_counts_of_the_whole_store_stay_out_of_the_shards(tmp_path: Path, encoding: str) -> None:
+    """``exif_oriented`` and ``not_seekable`` count all records: only the head of a sharded store has them."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    for number, mode in enumerate(("RGB", "RGB", "CMYK", "RGB")):
+        image = picture(mode, 64 + number, 48)
+        (tmp_path / "photos" / "cat" / f"{number}.jpg").write_bytes(encode(image, "JPEG", exif=exif))
+    good, bad, fixed = (tmp_path / f"{name}.lmdb" for name in ("good", "bad", "fixed"))
+    report = packstore.convert(tmp_path / "photos", good, encoding=encoding, shard_size=4000)
+    assert report.manifest.options["exif_oriented"] == 4
+    assert ("not_seekable" in report.manifest.options) == (encoding == "seekable")
+    shutil.copytree(good, bad)
+    shard = next(bad.glob("shard-00001*")) / "data.mdb"
+    data = bytearray(shard.read_bytes())
+    with packstore.open(good) as store:
+        place = max(data.find(bytes(store.read(record))) for record in range(4))
+    data[place + 300] ^= 1
+    shard.write_bytes(data)
+    assert not packstore.verify(bad).ok
+    assert packstore.repair(bad, tmp_path / "photos", fixed).identical
+    assert digest(fixed) == digest(good)
