@@ -9,7 +9,7 @@ import torch
 
 import packstore
 from packstore import PackedDataset, PackedLoader, SizeError
-from packstore.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.augment import CenterCrop, Cutout, PerImage, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 
 def doubled(batch: torch.Tensor) -> torch.Tensor:
@@ -110,6 +110,7 @@ def load() -> float:
             RandomCrop(size=32, padding=4, padding_mode="reflect", fill=0.5),
             CenterCrop(size=28),
             Cutout(size=8, fill=0.5),
+            PerImage(fn=torch.abs),
             doubled,
         ],
         normalize="imagenet",
