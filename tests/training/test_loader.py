@@ -36,6 +36,7 @@ from packstore.training.augment import (
     Resize,
 )
 from packstore.training.augment.base import Crops
+from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.rows import Rows
 from packstore.training.loader.single_threaded import is_single_threaded, make_single_threaded
 from tests.conftest import Stores
@@ -525,6 +526,25 @@ def test_a_resume_that_leaves_records_out_says_so(stores: Stores, caplog: pytest
 
 def loader_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("packstore")]
+
+
+def test_nothing_holds_the_first_batch_back(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, others = [], threading.Event()
+    prepare = Assembler.prepare
+
+    def watched(self: Assembler, *arguments: Any) -> Any:
+        begun.append(len(begun))
+        if len(begun) > 1:
+            others.set()
+            return prepare(self, *arguments)
+        prepared = prepare(self, *arguments)
+        assert not others.wait(0.2)
+        return prepared
+
+    monkeypatch.setattr(Assembler, "prepare", watched)
+    for _ in PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, resident=False, augment=RAGGED, workers=3):
+        pass
+    assert len(begun) > 3
 
 
 def test_an_early_break_leaves_no_thread(stores: Stores) -> None:

@@ -78,6 +78,11 @@ class Job:
             pipeline.stats.add("augment", perf_counter() - start)
         return failed
 
+    def wait_prepared(self) -> None:
+        """Waits until the records have been read, or could not be."""
+        assert self._prepared is not None
+        self._prepared.exception()
+
     def send_early(self, ring: Ring) -> None:
         """Sends the batch on its way if it is ready, so that it travels while the model works on the one before.
 

@@ -42,6 +42,7 @@ class Streaming:
         threads = options.workers or default_workers()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader", initializer=make_single_threaded)
         process, pending = os.getpid(), deque[Job]()
+        starting = True
         pipeline.stats.start()
         try:
             ids_of_batches = self._epochs.batches(epoch, first)
@@ -52,6 +53,9 @@ class Streaming:
                     if ids is None or slot is None:
                         break
                     pending.append(Job(pipeline, slot, ids, epoch).start(ring, pool, threads))
+                    if starting:  # hundreds of shards, opened for later batches, would hold the first one back
+                        pending[0].wait_prepared()
+                        starting = False
                 if not pending:
                     return
                 batch = pending.popleft().result(ring)
