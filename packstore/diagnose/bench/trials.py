@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 from packstore.diagnose.bench.advice import Trial
 from packstore.diagnose.bench.measure import Clock, Sample, end_to_end, make_loader
@@ -76,11 +77,16 @@ def try_out(
     make_augment: Callable[[Manifest], tuple[Sequence[Any], str]],
     batch_size: int,
     threads: int,
-) -> list[Trial]:
-    """The loader's rate with the sample as it is, and then packed in each of ``ways``; nothing without any."""
-    if not ways:
-        return []
+) -> tuple[list[Trial], list[str]]:
+    """The loader's rate with the sample as it is, and then packed in each of ``ways``; nothing without any.
+
+    Returns:
+        What was tried, and for each way that cannot be tried here its options and the reason.
+    """
     trials: list[Trial] = []
+    untried: list[str] = []
+    if not ways:
+        return trials, untried
     usual = ""
     with tempfile.TemporaryDirectory(prefix="packstore-bench-") as scratch:
         folder = Path(scratch) / "images" / "sample"
@@ -89,7 +95,14 @@ def try_out(
             (folder / f"{number:05}{_suffix(data)}").write_bytes(data)
         for number, way in enumerate([Candidate("", {"encoding": "original"}), *ways]):
             path = Path(scratch) / str(number)
-            convert(folder.parent, path, format=dataset.manifest.format, check="none", workers=threads, **way.options)
+            try:
+                convert(
+                    folder.parent, path, format=dataset.manifest.format, check="none", workers=threads, **way.options
+                )
+            except UsageError as error:
+                # The options are ours: what is missing is a program or a library.
+                untried.append(f"{way.how}: {error}")
+                continue
             with_device = PackedDataset(path, device=dataset.device)
             operations, words = make_augment(with_device.manifest)
             loader = make_loader(with_device, batch_size, threads, operations)
@@ -102,7 +115,7 @@ def try_out(
             with_device.close()
     if dataset.device.type == "cuda":
         torch.cuda.empty_cache()
-    return trials
+    return trials, untried
 
 
 def _suffix(data: bytes) -> str:

@@ -83,7 +83,10 @@ def _engine(not_compiled: str | None) -> Fact:
 def _jpegtran() -> Fact:
     path = shutil.which("jpegtran")
     if path is None:
-        text = "not installed (rewrites JPEG files without loss; on Debian and Ubuntu: apt install libjpeg-turbo-progs)"
+        text = (
+            "not installed (rewrites JPEG files without loss; on Debian and Ubuntu: apt install libjpeg-turbo-progs; "
+            "without root: packstore guide troubleshooting)"
+        )
         return Fact("JPEG", "jpegtran", None, text)
     try:
         done = subprocess.run(

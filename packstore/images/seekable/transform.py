@@ -125,7 +125,8 @@ def _program() -> str:
     if program is None:
         raise UsageError(
             "the encoding seekable needs the program jpegtran, or TurboJPEG's library of version 3.1 or newer (3.0 is "
-            "not enough), and neither is there; on Debian and Ubuntu: apt install libjpeg-turbo-progs"
+            "not enough), and neither is there; on Debian and Ubuntu: apt install libjpeg-turbo-progs; without root: "
+            "packstore guide troubleshooting"
         )
     return program
 
