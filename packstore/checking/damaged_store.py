@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from packstore.core.column import guessed
 from packstore.core.columns import NUMPY_DTYPE, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import MANIFEST_FILE, open_regular
@@ -241,16 +242,16 @@ def _inferred(found: Scavenged, path: Path) -> RecoveredManifest | None:
             except HeaderError:
                 return None
             break
-    columns = [Column("image", "ragged", "uint8")]
+    columns = [Column("image", "ragged", "uint8", type="image")]
     # In the order in which packstore writes them, on which the row checksums depend.
     last = ("key", "checksum", "row_checksum")
     names = [*sorted(found.columns.keys() - set(last)), *(name for name in last if name in found.columns)]
     for name in names:
         data = found.columns[name]
         if isinstance(data, Ragged):
-            columns.append(Column(name, "ragged", "uint8"))
+            columns.append(guessed(name, "ragged", "uint8"))
         else:
             dtype = next(n for n, d in NUMPY_DTYPE.items() if d == data.dtype)
-            columns.append(Column(name, "fixed", dtype, data.shape[1:], nbytes=data.nbytes))
+            columns.append(guessed(name, "fixed", dtype, data.shape[1:], data.nbytes))
     manifest = Manifest(format.name, "original", found.records, tuple(columns), Origin("", ""))
     return RecoveredManifest(manifest, False, "unproven")

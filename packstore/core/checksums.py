@@ -35,10 +35,10 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from packstore.core.column import ROW_CHECKSUM as ROW_CHECKSUM
+from packstore.core.column import Column
 from packstore.core.columns import Buffer, ColumnData, Ragged
-from packstore.core.manifest import Column
 
-ROW_CHECKSUM = Column("row_checksum", "fixed", "uint64")
 _NOT_IN_ROWS = ("image", "checksum", ROW_CHECKSUM.name)
 _PRIME = (1 << 127) - 1
 _BASE = int.from_bytes(hashlib.sha256(b"packstore").digest()[:15], "big")

@@ -1,7 +1,9 @@
-"""Columns in memory: the numpy dtype of each column dtype, and ragged values."""
+"""Columns in memory: the numpy dtype of each column dtype, ragged values, one value at rest."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,19 +11,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.column import Column
 from packstore.core.errors import StoreError
 
 Buffer = bytes | bytearray | memoryview
 """Bytes of one record."""
 
 NUMPY_DTYPE: dict[str, np.dtype[Any]] = {
-    "uint8": np.dtype("u1"),
+    "bool": np.dtype("?"),
+    "int8": np.dtype("i1"),
+    "int16": np.dtype("<i2"),
     "int32": np.dtype("<i4"),
     "int64": np.dtype("<i8"),
+    "uint8": np.dtype("u1"),
+    "uint16": np.dtype("<u2"),
+    "uint32": np.dtype("<u4"),
     "uint64": np.dtype("<u8"),
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),  # numpy has no bfloat16: its bit patterns
     "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
 }
 """The numpy dtype in which a column dtype is read and written."""
 
@@ -60,3 +69,150 @@ ColumnData = NDArray[Any] | Ragged
 ImageData = bytes | memoryview | NDArray[Any]
 """An image as a source gives it: the bytes of an image file, or an array: uint8 ``(H, W, 3)`` RGB, or out of a store of
 floats ``(3, H, W)`` in that store's dtype."""
+
+
+def to_rest(column: Column, value: Any) -> bytes | NDArray[Any]:
+    """A user's value as it lies at rest.
+
+    Args:
+        column: Where it goes.
+        value: ``str`` for text; ``bytes`` for bytes and image files; anything JSON for json; an ``int`` for a label;
+            else an array, a list of numbers or a tensor (a uint16 array for bfloat16: its bit patterns). None for a
+            missing value of a nullable column.
+
+    Returns:
+        The bytes of a ragged value, or an array of the column's dtype and shape.
+
+    Raises:
+        ValueError: The value does not fit; says what was found and what was expected.
+    """
+    if value is None and (column.nullable or column.type != "json"):
+        if not column.nullable:
+            raise ValueError(f"column {column.name!r} needs a value, got None; declare it optional")
+        return b"" if column.kind == "ragged" else np.zeros(column.shape, NUMPY_DTYPE[column.dtype])
+    if column.type == "text":
+        return _text_to_rest(column, value)
+    if column.type == "json":
+        return _json_to_rest(column, value)
+    if column.type == "bytes" or (column.type in ("image", "mask") and column.layout is None):
+        if not isinstance(value, Buffer):
+            raise _unfit(column, "bytes", value)
+        return bytes(value)
+    array = _numbers(column, value)
+    if column.layout is not None and column.kind == "ragged":
+        dimensions = len(column.layout)
+        if array.ndim != dimensions or (dimensions == 3 and array.shape[2] != 3):
+            raise _unfit(column, f"an array {column.layout}", value)
+    elif column.kind == "ragged":
+        array = array.reshape(0, *column.shape) if array.shape == (0,) else array
+        if array.ndim != 1 + len(column.shape) or array.shape[1:] != column.shape:
+            raise _unfit(column, f"shape (n, {', '.join(map(str, column.shape))})", value)
+    elif array.shape != column.shape:
+        raise _unfit(column, f"shape {column.shape}", value)
+    if column.classes is not None and array.size:
+        least, most = int(array.min()), int(array.max())
+        if least < 0 or most >= len(column.classes):
+            found = least if least < 0 else most
+            raise ValueError(f"column {column.name!r} has {len(column.classes)} classes, numbered from 0; got {found}")
+    return array.tobytes() if column.kind == "ragged" else array
+
+
+def shape_to_rest(column: Column, value: Any) -> NDArray[np.int32]:
+    """The value of the column :attr:`Column.shape_name` for a value of ``column``; zeros for a missing one."""
+    shape = (0,) * len(column.layout or "") if value is None else np.shape(value)
+    return np.array(shape, np.int32)
+
+
+def from_rest(column: Column, raw: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """The value whose bytes at rest are ``raw``.
+
+    Args:
+        column: Where it lies.
+        raw: As :meth:`packstore.stores.Reader.value` returns it.
+        shape: Its shape where the column is ragged with a layout.
+
+    Returns:
+        ``str`` for text, the object for json, ``int`` for a label, ``bytes`` for bytes and image files, else an array,
+        read-only where it shares memory with ``raw``; bfloat16 as uint16 bit patterns.
+
+    Raises:
+        StoreError: The bytes are damaged: not JSON, or not a whole number of rows.
+    """
+    if column.kind == "fixed":
+        return int(raw) if column.type == "label" else np.asarray(raw)
+    if column.type == "text":
+        return bytes(raw).decode("utf-8", "surrogateescape")
+    if column.type == "json":
+        try:
+            return json.loads(bytes(raw))
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"a value of column {column.name!r} is not JSON: {error}") from None
+    if column.type == "bytes" or (column.type in ("image", "mask") and column.layout is None):
+        return bytes(raw)
+    if len(raw) % column.record_nbytes:
+        raise StoreError(
+            f"a value of column {column.name!r} has {len(raw)} bytes, not a multiple of {column.record_nbytes}"
+        )
+    flat: NDArray[Any] = np.frombuffer(raw, NUMPY_DTYPE[column.dtype])
+    wanted = (len(raw) // column.record_nbytes, *column.shape) if shape is None else shape
+    if math.prod(wanted) != flat.size or min(wanted) < 0:
+        raise StoreError(f"a value of column {column.name!r} has {flat.size} elements, not {wanted}")
+    return (flat if flat.flags.aligned else flat.copy()).reshape(wanted)
+
+
+def _text_to_rest(column: Column, value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise _unfit(column, "a str", value)
+    try:
+        return value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a value of column {column.name!r} cannot be stored: {error}") from None
+
+
+def _json_to_rest(column: Column, value: Any) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"a value of column {column.name!r} cannot be JSON: {error}") from None
+
+
+def _numbers(column: Column, value: Any) -> NDArray[Any]:
+    """``value`` as a contiguous array of the column's dtype; its shape is not checked."""
+    if hasattr(value, "detach"):  # a tensor of torch, which is not imported here
+        value = value.detach().cpu()
+        value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
+    dtype = NUMPY_DTYPE[column.dtype]
+    try:
+        given = np.asarray(value)
+    except (ValueError, TypeError, OverflowError):
+        raise _unfit(column, f"numbers of {column.dtype}", value) from None
+    kind = "f" if column.dtype == "bfloat16" else dtype.kind
+    taken = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[kind]
+    if given.size and given.dtype.kind not in taken:
+        raise _unfit(column, f"numbers of {column.dtype}", value)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if column.dtype == "bfloat16" and given.dtype != dtype:
+            array = bfloat16_bits(given.astype(np.float32))
+            lost = (array & 0x7FFF) == 0x7F80
+        else:
+            array = np.ascontiguousarray(given, dtype)
+            lost = np.isinf(array) if kind == "f" else array != given
+        if given.size and bool((lost & np.isfinite(given)).any()):
+            raise ValueError(f"column {column.name!r} has dtype {column.dtype}: some values are out of its range")
+    return array.reshape(given.shape)  # ascontiguousarray makes a scalar one-dimensional
+
+
+def _unfit(column: Column, expected: str, value: Any) -> ValueError:
+    shape = getattr(value, "shape", None)
+    found = type(value).__name__ if shape is None else f"{getattr(value, 'dtype', '')} {tuple(shape)}".strip()
+    if shape is None and isinstance(value, (list, tuple)):
+        found = f"{found} of {len(value)}: {value!r:.60}"
+    return ValueError(f"column {column.name!r} ({column.type}) needs {expected}, got {found}")
+
+
+def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The bfloat16 nearest to each value (ties to even) as its bit pattern; not-a-number becomes the quiet one."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    # The carry of rounding would turn some not-a-number into infinity or a negative zero.
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)

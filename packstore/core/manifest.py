@@ -13,9 +13,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import Any, Literal, cast
+from functools import cached_property
+from typing import Any, cast
 
+from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, MAX_ARRAY_BYTES, ROW_CHECKSUM, check
+from packstore.core.column import Column as Column
 from packstore.core.errors import ManifestError
 from packstore.core.plainjson import canonical, from_plain, sha256_json, to_plain, unique
 from packstore.core.registry import ENCODINGS, FORMATS
@@ -24,20 +26,10 @@ from packstore.core.shards import ShardTable
 FORMAT_VERSION = 2
 """Version of the store layouts, the only one that this code writes and reads."""
 
-ITEM_SIZE = {"uint8": 1, "int32": 4, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
-"""Bytes of one element by dtype name; these are the dtypes that a column may have. All are little-endian at rest."""
-
-_FLOATS = ("float16", "bfloat16", "float32")
-
-_COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ENCODING_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-_RESERVED = ("manifest",)
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _RECORDS_DIGEST = re.compile(r"[0-9a-f]{32}")
 _MAX_RECORDS = 10**10  # LMDB keys have ten digits
 _MAX_COLUMNS = 1000
-_MAX_ARRAY_BYTES = 1 << 62
-"""Bytes of a column, with each empty dimension counted as one: what numpy can address."""
 MAX_JSON_BYTES = 64 << 20
 """The longest manifest; one with a thousand class names has about 30 KB, and a skipped file takes about 100 bytes."""
 _MAX_JSON_VALUES = 4_000_000
@@ -51,58 +43,6 @@ def _finite(number: float) -> bool:
         return False
 
 
-def _check(condition: bool, what: str, value: object) -> None:
-    if not condition:
-        raise ManifestError(f"the manifest has an impossible {what}: {value!r:.200}")
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One field of all records.
-
-    Attributes:
-        name: ``image``, ``label``, ``key``, ``checksum``, ``shape`` or the user's own; lower-case identifier.
-        kind: ``fixed`` (the same dtype and shape in every record) or ``ragged`` (bytes of any length).
-        dtype: Name of the element type, a key of :data:`ITEM_SIZE`. Ragged columns are ``uint8``.
-        shape: Shape of one record's value; ``()`` for scalars and for ragged columns.
-        layout: ``HWC`` where the column holds uint8 pixels, ``CHW`` where it holds normalised floating point ones, else
-            None. A ragged ``HWC`` column holds pixels whose height, width and channels are in the ``shape`` column.
-        classes: Names of the classes where the column holds class numbers, else None.
-        nbytes: Bytes of all values together, without any container's overhead.
-        digest: SHA-256 (hexadecimal) of the values, see :mod:`packstore.core.checksums`; None for the image column,
-            whose records are each covered by the ``checksum`` column, and in the manifest of a sharded store, whose
-            shards have one each.
-    """
-
-    name: str
-    kind: Literal["fixed", "ragged"]
-    dtype: str
-    shape: tuple[int, ...] = ()
-    layout: str | None = None
-    classes: tuple[str, ...] | None = None
-    nbytes: int = 0
-    digest: str | None = None
-
-    def __post_init__(self) -> None:
-        _check(_COLUMN_NAME.fullmatch(self.name) is not None and self.name not in _RESERVED, "column name", self.name)
-        _check(self.kind in ("fixed", "ragged"), "column kind", self.kind)
-        _check(self.dtype in ITEM_SIZE, "column dtype", self.dtype)
-        _check(len(self.shape) <= 8 and all(0 <= n < 2**40 for n in self.shape), "column shape", self.shape)
-        largest = math.prod(max(n, 1) for n in self.shape) * ITEM_SIZE[self.dtype]
-        _check(max(largest, self.nbytes) < _MAX_ARRAY_BYTES, "column size", self.shape)
-        _check(self.kind == "fixed" or (self.shape == () and self.dtype == "uint8"), "ragged column", self.shape)
-        _check(self.layout in (None, "HWC", "CHW"), "column layout", self.layout)
-        _check(self.nbytes >= 0, "column nbytes", self.nbytes)
-        if self.classes is not None:
-            object.__setattr__(self, "classes", _checked_classes(tuple(self.classes)))
-        _check(self.digest is None or _SHA256.fullmatch(self.digest) is not None, "column digest", self.digest)
-
-    @property
-    def record_nbytes(self) -> int:
-        """Bytes of one record's value in a fixed column."""
-        return math.prod(self.shape) * ITEM_SIZE[self.dtype]
-
-
 @dataclass(frozen=True, slots=True)
 class Split:
     """A named, contiguous range of records: ``start`` to ``stop - 1``."""
@@ -112,8 +52,8 @@ class Split:
     stop: int
 
     def __post_init__(self) -> None:
-        _check(self.name != "", "split name", self.name)
-        _check(0 <= self.start <= self.stop, "split range", (self.start, self.stop))
+        check(self.name != "", "split name", self.name)
+        check(0 <= self.start <= self.stop, "split range", (self.start, self.stop))
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -129,11 +69,11 @@ class Normalization:
     def __post_init__(self) -> None:
         for name in ("mean", "std"):  # lists are taken, too
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        _check(len(self.mean) == 3 and all(map(_finite, self.mean)), "mean", self.mean)
-        _check(len(self.std) == 3 and all(_finite(s) and s > 0 for s in self.std), "std", self.std)
+        check(len(self.mean) == 3 and all(map(_finite, self.mean)), "mean", self.mean)
+        check(len(self.std) == 3 and all(_finite(s) and s > 0 for s in self.std), "std", self.std)
         # What becomes of black and white must be numbers too.
         extremes = [((x - m) / s) for m, s in zip(self.mean, self.std, strict=True) for x in (0.0, 1.0)]
-        _check(all(map(_finite, extremes)), "mean and std", (self.mean, self.std))
+        check(all(map(_finite, extremes)), "mean and std", (self.mean, self.std))
 
 
 NORMALIZATIONS = {
@@ -205,29 +145,29 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        _check(self.format in FORMATS, "format", self.format)
-        _check(_ENCODING_NAME.fullmatch(self.encoding) is not None, "encoding", self.encoding)
-        _check(0 <= self.records <= _MAX_RECORDS, "number of records", self.records)
+        check(self.format in FORMATS, "format", self.format)
+        check(_ENCODING_NAME.fullmatch(self.encoding) is not None, "encoding", self.encoding)
+        check(0 <= self.records <= _MAX_RECORDS, "number of records", self.records)
         names = [c.name for c in self.columns]
-        _check(len(names) <= _MAX_COLUMNS, "number of columns", len(names))
-        _check(len(set(names)) == len(names), "column names", names)
-        _check(bool(names) and names[0] == "image" and {"key", "checksum"} <= set(names), "column names", names)
+        check(len(names) <= _MAX_COLUMNS, "number of columns", len(names))
+        check(len(set(names)) == len(names), "column names", names)
+        check(bool(names) and names[0] == "image" and {"key", "checksum"} <= set(names), "column names", names)
         _check_columns(self.encoding, {c.name: c for c in self.columns})
         normalized = self.normalization is not None
-        _check(not normalized or self.holds_floats, "normalization of the encoding", self.encoding)
+        check(not normalized or self.holds_floats, "normalization of the encoding", self.encoding)
         for column in self.columns:
             if column.kind == "fixed":
                 largest = math.prod(max(n, 1) for n in column.shape) * ITEM_SIZE[column.dtype] * max(self.records, 1)
-                _check(largest < _MAX_ARRAY_BYTES, f"size of {column.name}", column.shape)
-                _check(column.nbytes == column.record_nbytes * self.records, f"size of {column.name}", column.nbytes)
-        _check(len({s.name for s in self.splits}) == len(self.splits), "split names", self.splits)
+                check(largest < MAX_ARRAY_BYTES, f"size of {column.name}", column.shape)
+                check(column.nbytes == column.record_nbytes * self.records, f"size of {column.name}", column.nbytes)
+        check(len({s.name for s in self.splits}) == len(self.splits), "split names", self.splits)
         edges = [0, *(s.stop for s in self.splits)]
-        _check(all(s.start == e for s, e in zip(self.splits, edges, strict=False)), "split ranges", self.splits)
-        _check(not self.splits or edges[-1] == self.records, "split ranges", self.splits)
-        _check(_RECORDS_DIGEST.fullmatch(self.records_digest) is not None, "records digest", self.records_digest)
+        check(all(s.start == e for s, e in zip(self.splits, edges, strict=False)), "split ranges", self.splits)
+        check(not self.splits or edges[-1] == self.records, "split ranges", self.splits)
+        check(_RECORDS_DIGEST.fullmatch(self.records_digest) is not None, "records digest", self.records_digest)
         if self.shards is not None and self.shards.rows is not None:
             found = int(self.shards.starts[-1]), int(self.shards.rows["image_nbytes"].sum())
-            _check(found == (self.records, self.image.nbytes), "table of shards: records and bytes of images", found)
+            check(found == (self.records, self.image.nbytes), "table of shards: records and bytes of images", found)
 
     def __repr__(self) -> str:
         classes = "" if self.classes is None else f", {len(self.classes):,} classes"
@@ -341,41 +281,26 @@ def _is_sealed(text: bytes, digest: object) -> bool:
     return hashlib.sha256(text.rstrip().replace(field, b"", 1)).hexdigest() == digest
 
 
-@lru_cache(16)
-def _checked_classes(classes: tuple[str, ...]) -> tuple[str, ...]:
-    """Class names, checked once and kept once: those of the shards of a store are the same object."""
-    _check(all(type(c) is str for c in classes), "class names", classes)
-    _check(len(set(classes)) == len(classes), "class names: some are the same", classes)
-    return classes
-
-
 def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
-    """Raises :class:`ManifestError` unless the columns that packstore knows are what the encoding makes them."""
-    image, key, checksum, shape = (columns.get(name) for name in ("image", "key", "checksum", "shape"))
-    assert image is not None
-    found = (image.kind, image.dtype, image.shape, image.layout)
-    if image.layout is None:
-        good = found == ("ragged", "uint8", (), None)
-    elif image.kind == "ragged":
-        good = found == ("ragged", "uint8", (), "HWC")
-        _check(
-            shape is not None and (shape.kind, shape.dtype, shape.shape) == ("fixed", "int32", (3,)),
-            "'shape' column, which raw pixels of varying size need",
-            shape,
-        )
-    else:
-        dtypes, channels = (("uint8",), image.shape[-1:]) if image.layout == "HWC" else (_FLOATS, image.shape[:1])
-        good = image.dtype in dtypes and len(image.shape) == 3 and channels == (3,)
+    """Raises :class:`ManifestError` unless the columns that packstore knows are what the encoding makes them, and each
+    column has those that it needs besides."""
+    image = columns["image"]
+    good = image.type == "image"
     if encoding in ENCODINGS.built_in:  # those that hold arrays have the names of their dtypes
         arrays = image.layout is not None
         good = good and arrays == (encoding in ITEM_SIZE) and (not arrays or image.dtype == encoding)
-    _check(good, f"image column for the encoding {encoding}", found)
-    _check(key is not None and key.kind == "ragged", "column 'key'", key)
-    row = columns.get("row_checksum")
-    row_numbers = row is None or (row.kind, row.dtype, row.shape) == ("fixed", "uint64", ())
-    _check(row_numbers, "column 'row_checksum'", row)
-    numbers = checksum is not None and (checksum.kind, checksum.dtype, checksum.shape)
-    _check(numbers == ("fixed", "uint64", ()), "column 'checksum'", checksum)
+    check(good, f"image column for the encoding {encoding}", image)
+    wanted = [c for c in (KEY, CHECKSUM, ROW_CHECKSUM) if c.name in columns]
+    for column in [*wanted, *(needed for each in columns.values() for needed in each.companions)]:
+        found = columns.get(column.name)
+        check(found is not None and found.declared == column.declared, f"column {column.name!r}", found)
+    for column in columns.values():
+        if column.parallel is not None:
+            boxes = columns.get(column.parallel)
+            check(boxes is not None and boxes.type == "boxes", f"column of boxes for {column.name!r}", column.parallel)
+            assert boxes is not None
+            rows = column.nbytes // column.record_nbytes, boxes.nbytes // boxes.record_nbytes
+            check(rows[0] == rows[1], f"number of rows of {column.name!r} and {boxes.name!r}", rows)
 
 
 # How each field of each class is read back; what is not listed is a scalar of the given types.
@@ -390,6 +315,10 @@ _SCHEMA: dict[type, dict[str, Any]] = {
         "classes": ([str], None),
         "nbytes": int,
         "digest": (str, type(None)),
+        "type": str,
+        "nullable": bool,
+        "coordinates": (str, type(None)),
+        "parallel": (str, type(None)),
     },
     Split: {"name": str, "start": int, "stop": int},
     Normalization: {"mean": [float], "std": [float]},

@@ -15,6 +15,7 @@ import numpy as np
 
 import packstore
 from packstore.core.checksums import ROW_CHECKSUM
+from packstore.core.column import CHECKSUM, KEY
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped
 from packstore.core.parallel import default_workers, ordered_map, ordered_pieces
@@ -373,8 +374,7 @@ def _statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Dataset
 
 def _columns(encoder: Encoder, plan: Plan) -> tuple[Column, ...]:
     image, *shape = encoder.columns()
-    key, checksum = Column("key", "ragged", "uint8"), Column("checksum", "fixed", "uint64")
-    return (image, *shape, *plan.survey.columns, key, checksum, ROW_CHECKSUM)
+    return (image, *shape, *plan.survey.columns, KEY, CHECKSUM, ROW_CHECKSUM)
 
 
 def _origin(plan: Plan) -> Origin:

@@ -126,7 +126,7 @@ class FlatSource(FolderSource):
         progress(Progress("scan", records, records, size_bytes))
         return Survey(
             splits=splits,
-            columns=(Column("label", "fixed", "int64", classes=summary.classes),),
+            columns=(Column("label", "fixed", "int64", classes=summary.classes, type="label"),),
             encoding="original",
             shape=None,
             size_bytes=size_bytes,

@@ -112,7 +112,7 @@ class ImageFolderSource(FolderSource):
             self._check_classes(classes, per_class, [f for f in folders if f not in chosen], ignored)
         return Survey(
             splits=splits,
-            columns=(Column("label", "fixed", "int64", classes=classes),) if labelled else (),
+            columns=(Column("label", "fixed", "int64", classes=classes, type="label"),) if labelled else (),
             encoding="original",
             shape=None,
             size_bytes=size_bytes,

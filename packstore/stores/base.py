@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged, from_rest
 from packstore.core.errors import ManifestError, StoreError, printable
 from packstore.core.manifest import Column, Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
@@ -190,6 +190,23 @@ class Reader(ABC):
     def value(self, name: str, index: int) -> Any:
         """The value of column ``name`` of one record: of the column's dtype, or a memoryview where it is ragged."""
         return self.column(name)[index]
+
+    def present(self, name: str, index: int) -> bool:
+        """Whether a record has a value in column ``name``; always, where that is not nullable."""
+        column = self.manifest.column(name)
+        return not column.nullable or bool(self.value(column.valid_name, index))
+
+    def item(self, name: str, index: int) -> Any:
+        """The value of column ``name`` of one record as it was given, see :func:`packstore.core.columns.from_rest`;
+        None where it has none. For the image its file's bytes or :meth:`array`."""
+        column = self.manifest.column(name)
+        if name == "image":
+            return bytes(self.read(index)) if column.layout is None else self.array(index)
+        if not self.present(name, index):
+            return None
+        has_shape = column.kind == "ragged" and column.layout is not None
+        shape = tuple(self.value(column.shape_name, index).tolist()) if has_shape else None
+        return from_rest(column, self.value(name, index), shape)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
         """The values of the fixed column ``name`` of some records: ``(len(records), *column.shape)``, a copy."""

@@ -284,7 +284,7 @@ class ShardedReader(Reader):
             os.close(file)
         found, whole = reader.manifest, self.manifest
         same = found.format == whole.format and found.encoding == whole.encoding and found.records == shard.records
-        if not same or found.shards or [_kind(c) for c in found.columns] != [_kind(c) for c in whole.columns]:
+        if not same or found.shards or [c.declared for c in found.columns] != [c.declared for c in whole.columns]:
             reader.close()
             raise StoreError(
                 f"{where} is of another store: it holds {found.records} records of {found.encoding} "
@@ -392,7 +392,3 @@ def _copied(values: ColumnData) -> ColumnData:
     if isinstance(values, Ragged):
         return Ragged(values.offsets.copy(), values.data.copy())
     return values.copy()
-
-
-def _kind(column: Column) -> tuple[Any, ...]:
-    return column.name, column.kind, column.dtype, column.shape, column.layout, column.classes

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from packstore.checking.verification import verify
+from packstore.core.column import CHECKSUM, KEY
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SampleError, UsageError
-from packstore.core.manifest import Column, Manifest, Origin
+from packstore.core.manifest import Manifest, Origin
 from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import get_decoder
 from packstore.images.encode import Encoded, EncodeOptions, Encoder, Encoding, SourceImages
@@ -128,7 +129,7 @@ class EncodingSuite:
         for encoder in self.encoders():
             image, *others = columns = encoder.columns()
             assert [column.name for column in others] == ["shape"] * len(others)
-            rest = (Column("key", "ragged", "uint8"), Column("checksum", "fixed", "uint64"))
+            rest = (KEY, CHECKSUM)
             manifest = Manifest("hdf5", encoder.encoding.name, 0, (*columns, *rest), Origin("flat", "x"))
             assert Manifest.from_json(manifest.to_json()) == manifest
             for name, data in self.files().items():

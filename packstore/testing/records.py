@@ -42,22 +42,22 @@ class Records:
 def make_records(kind: str = "ragged", count: int = 7, seed: int = 0, sizes: Sequence[int] | None = None) -> Records:
     """Records of a kind (see ``KINDS``) that are all different, in two splits."""
     rng = np.random.default_rng(seed)
-    encoding, image, shapes = kind, Column("image", "ragged", "uint8"), None
+    encoding, image, shapes = kind, Column("image", "ragged", "uint8", type="image"), None
     if kind == "ragged":
         encoding = "original"
         sizes = sizes or [[5, 0, 3000, 100, 9000, 1, 0][i % 7] for i in range(count)]
     elif kind == "uint8":
-        image = Column("image", "fixed", "uint8", (5, 4, 3), "HWC")
+        image = Column("image", "fixed", "uint8", (5, 4, 3), "HWC", type="image")
     elif kind == "ragged-uint8":
-        encoding, image = "uint8", Column("image", "ragged", "uint8", (), "HWC")
+        encoding, image = "uint8", Column("image", "ragged", "uint8", (), "HWC", type="image")
         shapes = np.array([(1 + i % 5, 2 + i % 3, 3) for i in range(count)], np.int32)
         sizes = [math.prod(s) for s in shapes.tolist()]
     else:
-        image = Column("image", "fixed", kind, (3, 4, 5), "CHW")
+        image = Column("image", "fixed", kind, (3, 4, 5), "CHW", type="image")
     columns = [
         image,
-        Column("label", "fixed", "int64", classes=CLASSES),
-        Column("key", "ragged", "uint8"),
+        Column("label", "fixed", "int64", classes=CLASSES, type="label"),
+        Column("key", "ragged", "uint8", type="text"),
         Column("checksum", "fixed", "uint64"),
     ]
     values: dict[str, Any] = {

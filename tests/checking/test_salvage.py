@@ -69,9 +69,9 @@ def manifests(draw: st.DrawFn) -> Manifest:
     names = draw(st.lists(st.text(max_size=8), unique=True, max_size=4))
     count = draw(st.integers(1, 50))
     columns = (
-        Column("image", "fixed", "float16", (3, 4, 4), "CHW", nbytes=96 * count),
-        Column("label", "fixed", "int64", classes=tuple(names), nbytes=8 * count, digest="a" * 64),
-        Column("key", "ragged", "uint8", nbytes=9 * count, digest="b" * 64),
+        Column("image", "fixed", "float16", (3, 4, 4), "CHW", nbytes=96 * count, type="image"),
+        Column("label", "fixed", "int64", classes=tuple(names), nbytes=8 * count, digest="a" * 64, type="label"),
+        Column("key", "ragged", "uint8", nbytes=9 * count, digest="b" * 64, type="text"),
         Column("checksum", "fixed", "uint64", nbytes=8 * count, digest="c" * 64),
     )
     splits = draw(st.sampled_from([(), (Split("train", 0, count),)]))

@@ -456,9 +456,9 @@ def test_a_store_may_lie_about_its_labels(tmp_path: Path) -> None:
     from packstore.stores import create_store
 
     columns = (
-        Column("image", "ragged", "uint8"),
-        Column("label", "fixed", "int64", classes=("a", "b")),
-        Column("key", "ragged", "uint8"),
+        Column("image", "ragged", "uint8", type="image"),
+        Column("label", "fixed", "int64", classes=("a", "b"), type="label"),
+        Column("key", "ragged", "uint8", type="text"),
         Column("checksum", "fixed", "uint64"),
     )
     with create_store(tmp_path / "a.h5", format="hdf5", encoding="original", columns=columns) as builder:

@@ -23,11 +23,11 @@ from packstore.core.columns import Ragged
 from packstore.core.manifest import Column
 
 COLUMNS = (
-    Column("image", "ragged", "uint8"),
-    Column("label", "fixed", "int64"),
+    Column("image", "ragged", "uint8", type="image"),
+    Column("label", "fixed", "int64", type="label"),
     Column("box", "fixed", "float32", (2, 2)),
     Column("empty", "fixed", "uint8", (0,)),
-    Column("key", "ragged", "uint8"),
+    Column("key", "ragged", "uint8", type="text"),
     Column("checksum", "fixed", "uint64"),
     ROW_CHECKSUM,
 )

@@ -32,9 +32,9 @@ def make(**changes: Any) -> Manifest:
         "encoding": "float16",
         "records": 3,
         "columns": (
-            Column("image", "fixed", "float16", (3, 2, 2), "CHW", None, 72),
-            Column("label", "fixed", "int64", classes=("ant", "bée\udcff"), nbytes=24, digest=SHA),
-            Column("key", "ragged", "uint8", nbytes=7, digest=SHA),
+            Column("image", "fixed", "float16", (3, 2, 2), "CHW", None, 72, type="image"),
+            Column("label", "fixed", "int64", classes=("ant", "bée\udcff"), nbytes=24, digest=SHA, type="label"),
+            Column("key", "ragged", "uint8", nbytes=7, digest=SHA, type="text"),
             Column("checksum", "fixed", "uint64", nbytes=24, digest=SHA),
         ),
         "origin": Origin("imagefolder", "cats\n", 2, SHA),
@@ -195,14 +195,14 @@ def test_impossible_manifests(changes: dict[str, Any]) -> None:
         lambda: Column("Label", "fixed", "int64"),
         lambda: Column("manifest", "fixed", "int64"),
         lambda: Column("a/b", "fixed", "int64"),
-        lambda: Column("label", "variable", "int64"),  # type: ignore[arg-type]
-        lambda: Column("label", "fixed", "object"),
-        lambda: Column("label", "fixed", "int64", (-1,)),
-        lambda: Column("key", "ragged", "int64"),
-        lambda: Column("key", "ragged", "uint8", (3,)),
-        lambda: Column("image", "fixed", "uint8", layout="WHC"),
-        lambda: Column("label", "fixed", "int64", nbytes=-1),
-        lambda: Column("label", "fixed", "int64", digest="abc"),
+        lambda: Column("label", "variable", "int64", type="label"),  # type: ignore[arg-type]
+        lambda: Column("label", "fixed", "object", type="label"),
+        lambda: Column("label", "fixed", "int64", (-1,), type="label"),
+        lambda: Column("key", "ragged", "int64", type="text"),
+        lambda: Column("key", "ragged", "uint8", (3,), type="text"),
+        lambda: Column("image", "fixed", "uint8", layout="WHC", type="image"),
+        lambda: Column("label", "fixed", "int64", nbytes=-1, type="label"),
+        lambda: Column("label", "fixed", "int64", digest="abc", type="label"),
         lambda: Split("", 0, 1),
         lambda: Split("a", 2, 1),
         lambda: Split("a", -1, 1),
@@ -224,8 +224,8 @@ def test_impossible_manifests(changes: dict[str, Any]) -> None:
         lambda: Normalization((0.5, 0.5, 0.5), (1.0, 10**400, 1.0)),
         lambda: Normalization((0.5, 0.5, 0.5), (1.0, 5e-324, 1.0)),
         lambda: Normalization((0.5, 0.5, 1e308), (1.0, 1.0, 1e-3)),
-        lambda: Column("label", "fixed", "int64", classes=("a", "b", "a")),
-        lambda: Column("label", "fixed", "int64", classes=("a", 3)),  # type: ignore[arg-type]
+        lambda: Column("label", "fixed", "int64", classes=("a", "b", "a"), type="label"),
+        lambda: Column("label", "fixed", "int64", classes=("a", 3), type="label"),  # type: ignore[arg-type]
     ],
 )
 def test_impossible_parts(call: Any) -> None:
@@ -255,16 +255,16 @@ def test_digest_is_that_of_the_json() -> None:
 
 
 IMAGES = {
-    "original": Column("image", "ragged", "uint8"),
-    "fixed uint8": Column("image", "fixed", "uint8", (2, 2, 3), "HWC", None, 36),
-    "ragged uint8": Column("image", "ragged", "uint8", (), "HWC"),
-    "float16": Column("image", "fixed", "float16", (3, 2, 2), "CHW", None, 72),
-    "float32": Column("image", "fixed", "float32", (3, 2, 2), "CHW", None, 144),
-    "grey": Column("image", "fixed", "uint8", (2, 2, 1), "HWC", None, 12),
-    "float16 HWC": Column("image", "fixed", "float16", (2, 2, 3), "HWC", None, 72),
-    "two dimensions": Column("image", "fixed", "uint8", (2, 3), "HWC", None, 18),
-    "uint8 CHW": Column("image", "fixed", "uint8", (3, 2, 2), "CHW", None, 36),
-    "uint8 without a layout": Column("image", "fixed", "uint8", (2, 2, 3), None, None, 36),
+    "original": lambda: Column("image", "ragged", "uint8", type="image"),
+    "fixed uint8": lambda: Column("image", "fixed", "uint8", (2, 2, 3), "HWC", None, 36, type="image"),
+    "ragged uint8": lambda: Column("image", "ragged", "uint8", (), "HWC", type="image"),
+    "float16": lambda: Column("image", "fixed", "float16", (3, 2, 2), "CHW", None, 72, type="image"),
+    "float32": lambda: Column("image", "fixed", "float32", (3, 2, 2), "CHW", None, 144, type="image"),
+    "grey": lambda: Column("image", "fixed", "uint8", (2, 2, 1), "HWC", None, 12, type="image"),
+    "float16 HWC": lambda: Column("image", "fixed", "float16", (2, 2, 3), "HWC", None, 72, type="image"),
+    "two dimensions": lambda: Column("image", "fixed", "uint8", (2, 3), "HWC", None, 18, type="image"),
+    "uint8 CHW": lambda: Column("image", "fixed", "uint8", (3, 2, 2), "CHW", None, 36, type="image"),
+    "uint8 without a layout": lambda: Column("image", "fixed", "uint8", (2, 2, 3), None, None, 36, type="image"),
 }
 GOOD = {
     "original": ["original"],
@@ -280,36 +280,28 @@ GOOD = {
 @pytest.mark.parametrize("image", IMAGES)
 @pytest.mark.parametrize("encoding", GOOD)
 def test_the_image_column_is_what_the_encoding_makes_it(encoding: str, image: str) -> None:
-    changes = {
-        "encoding": encoding,
-        "columns": (IMAGES[image], *make().columns[1:]),
-        "normalization": None,
-        "shards": None,
-    }
     if image in GOOD[encoding]:
-        make(**changes)
+        make_with(image, encoding)
         return
     with pytest.raises(ManifestError, match="impossible"):
-        make(**changes)
-    with_shape = (*changes["columns"], Column("shape", "fixed", "int32", (3,), None, None, 36))
+        make_with(image, encoding)
     if (encoding, image) == ("uint8", "ragged uint8"):
-        make(**changes | {"columns": with_shape})
+        make_with(image, encoding, Column("shape", "fixed", "int32", (3,), None, None, 36))
+
+
+def make_with(image: str, encoding: str, *more: Column) -> Manifest:
+    columns = (IMAGES[image](), *make().columns[1:], *more)
+    return make(encoding=encoding, columns=columns, normalization=None, shards=None)
 
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_the_image_column_of_a_plug_in_says_itself_what_it_holds(image: str) -> None:
     """An encoding that packstore does not know: its stores open all the same."""
-    manifest = {
-        "encoding": "jxl",
-        "columns": (IMAGES[image], *make().columns[1:]),
-        "normalization": None,
-        "shards": None,
-    }
     if image not in ("original", "fixed uint8", "float16", "float32"):
         with pytest.raises(ManifestError, match="impossible"):
-            make(**manifest)
+            make_with(image, "jxl")
         return
-    made = make(**manifest)
+    made = make_with(image, "jxl")
     assert Manifest.from_json(made.to_json()) == made
     assert made.holds_files == (image == "original")
     assert made.holds_floats == image.startswith("float")
@@ -331,7 +323,7 @@ def test_columns_that_every_store_has(column: Column) -> None:
 
 def test_normalization_belongs_to_floats() -> None:
     with pytest.raises(ManifestError, match="normalization"):
-        make(encoding="uint8", columns=(IMAGES["fixed uint8"], *make().columns[1:]))
+        make(encoding="uint8", columns=(IMAGES["fixed uint8"](), *make().columns[1:]))
 
 
 def test_lookups() -> None:

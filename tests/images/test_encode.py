@@ -188,20 +188,20 @@ def test_whatever_says_no_normalization(value: object) -> None:
 
 
 def test_columns() -> None:
-    image = Column("image", "ragged", "uint8")
+    image = Column("image", "ragged", "uint8", type="image")
     assert Encoder(EncodeOptions()).columns() == (image,)
     assert Encoder(EncodeOptions("jpeg", size=8)).columns() == (image,)
-    ragged = (Column("image", "ragged", "uint8", layout="HWC"), Column("shape", "fixed", "int32", (3,)))
+    ragged = (Column("image", "ragged", "uint8", layout="HWC", type="image"), Column("shape", "fixed", "int32", (3,)))
     assert Encoder(EncodeOptions("uint8")).columns() == ragged
     assert Encoder(EncodeOptions("uint8", max_side=9)).columns() == ragged
-    fixed = (Column("image", "fixed", "uint8", (8, 6, 3), layout="HWC"),)
+    fixed = (Column("image", "fixed", "uint8", (8, 6, 3), layout="HWC", type="image"),)
     assert Encoder(EncodeOptions("uint8", size=(8, 6))).columns() == fixed
     assert Encoder(EncodeOptions("uint8"), shape=(8, 6, 3)).columns() == fixed
     assert Encoder(EncodeOptions(), "uint8", (8, 6, 3)).columns() == fixed
-    halved = (Column("image", "fixed", "uint8", (8, 4, 3), layout="HWC"),)
+    halved = (Column("image", "fixed", "uint8", (8, 4, 3), layout="HWC", type="image"),)
     assert Encoder(EncodeOptions("uint8", resize=4), "uint8", (16, 8, 3)).columns() == halved
     for encoding in FLOAT_ENCODINGS:
-        tensor = (Column("image", "fixed", encoding, (3, 8, 6), layout="CHW"),)
+        tensor = (Column("image", "fixed", encoding, (3, 8, 6), layout="CHW", type="image"),)
         assert Encoder(EncodeOptions(encoding, size=(8, 6))).columns() == tensor
         assert Encoder(EncodeOptions(encoding), shape=(8, 6, 3)).columns() == tensor
         with pytest.raises(UsageError, match="give one, for example --size 224"):
@@ -341,7 +341,7 @@ def test_floats_stay_as_they_are(encoding: str) -> None:
         encoder = Encoder(EncodeOptions(target, normalization=normalization), encoding, (4, 5, 3), IMAGENET)
         assert encoder.passes_through
         assert encoder.encoding.name == encoding
-        assert encoder.columns() == (Column("image", "fixed", encoding, (3, 4, 5), layout="CHW"),)
+        assert encoder.columns() == (Column("image", "fixed", encoding, (3, 4, 5), layout="CHW", type="image"),)
         record, shape, *_ = encoder("key", values)
         assert bytes(record) == values.tobytes()
         assert shape == (4, 5, 3)

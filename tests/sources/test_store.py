@@ -17,11 +17,11 @@ from packstore.stores import create_store
 from packstore.testing import SourceSuite
 from tests.makers.images import tiny
 
-KEY, CHECKSUM = Column("key", "ragged", "uint8"), Column("checksum", "fixed", "uint64")
-LABEL = Column("label", "fixed", "int64", classes=("cat", "dog"))
-COARSE = Column("coarse_label", "fixed", "int64")
+KEY, CHECKSUM = Column("key", "ragged", "uint8", type="text"), Column("checksum", "fixed", "uint64")
+LABEL = Column("label", "fixed", "int64", classes=("cat", "dog"), type="label")
+COARSE = Column("coarse_label", "fixed", "int64", type="label")
 WEIGHT = Column("weight", "fixed", "float32")
-FILES = Column("image", "ragged", "uint8")
+FILES = Column("image", "ragged", "uint8", type="image")
 SUFFIX = {"lmdb": ".lmdb", "hdf5": ".h5", "pth": ".pth"}
 
 every_format = pytest.mark.parametrize("format", SUFFIX)
@@ -139,7 +139,7 @@ def test_files_with_labels_and_splits(tmp_path: Path, format: str, shard_size: i
 @every_format
 def test_arrays_of_one_shape(tmp_path: Path, format: str) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), np.uint8)
-    image = Column("image", "fixed", "uint8", (5, 6, 3), layout="HWC")
+    image = Column("image", "fixed", "uint8", (5, 6, 3), layout="HWC", type="image")
     path = write(tmp_path / "s", format, image, [p.tobytes() for p in pixels], encoding="uint8", splits=())
     source = open_source(path, kind="store")
     survey = source.survey()
@@ -159,7 +159,7 @@ def test_arrays_of_different_shapes(tmp_path: Path, format: str) -> None:
     path = write(
         tmp_path / "s",
         format,
-        Column("image", "ragged", "uint8", layout="HWC"),
+        Column("image", "ragged", "uint8", layout="HWC", type="image"),
         [p.tobytes() for p in pixels],
         encoding="uint8",
         more=(Column("shape", "fixed", "int32", (3,)),),
@@ -176,7 +176,7 @@ def test_arrays_of_different_shapes(tmp_path: Path, format: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["float16", "bfloat16", "float32"])
 def test_floats_keep_their_bits(tmp_path: Path, encoding: str) -> None:
-    image = Column("image", "fixed", encoding, (3, 2, 2), layout="CHW")
+    image = Column("image", "fixed", encoding, (3, 2, 2), layout="CHW", type="image")
     rows = [bytes(range(n, n + image.record_nbytes)) for n in (0, 50)]
     source = open_source(write(tmp_path / "s.pth", "pth", image, rows, encoding=encoding))
     arrays = [np.asarray(source.read(entry)) for entry in source.entries("train")]

@@ -47,7 +47,7 @@ class NpySource(Source):
         if not count:
             raise SourceError(f"{printable(str(self.path))} holds no .npy files")
         progress(Progress("scan", count, count, size))
-        columns = (Column("label", "fixed", "int64"),)
+        columns = (Column("label", "fixed", "int64", type="label"),)
         return Survey({"": count}, columns, "uint8", None, size, size_counts, key_bytes)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:

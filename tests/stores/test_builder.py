@@ -551,7 +551,7 @@ def test_a_range_of_a_spool_is_a_column_of_its_own(
 ) -> None:
     directory = tmp_path_factory.mktemp("spool")
     start, stop = (min(n, len(values)) for n in sorted(cut))
-    column = Column("key", "ragged", "uint8")
+    column = Column("key", "ragged", "uint8", type="text")
     spools = [ColumnSpool(column, directory) for _ in range(2)]
     for spool, part in zip(spools, (values, values[start:stop]), strict=True):
         for value in part:

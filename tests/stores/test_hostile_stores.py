@@ -515,8 +515,11 @@ def test_manifests_and_columns_of_any_number(count: int, columns: int, tmp_path:
     path = tmp_path / "x.h5"
     classes = tuple(f"a class with quite a long name, number {i}" for i in range(count))
     extra = [Column(f"column_{i}", "fixed", "int64") for i in range(columns)]
-    base = [Column("image", "ragged", "uint8"), Column("label", "fixed", "int64", classes=classes)]
-    all_columns = [*base, Column("key", "ragged", "uint8"), Column("checksum", "fixed", "uint64"), *extra]
+    base = [
+        Column("image", "ragged", "uint8", type="image"),
+        Column("label", "fixed", "int64", classes=classes, type="label"),
+    ]
+    all_columns = [*base, Column("key", "ragged", "uint8", type="text"), Column("checksum", "fixed", "uint64"), *extra]
     with create_store(path, format="hdf5", encoding="original", columns=all_columns) as builder:
         values = {c.name: np.array([int(c.name[7:])]) for c in extra}
         builder.append([b"x"], {"label": np.array([0]), "key": [b"k"], **values}, "train")
@@ -648,8 +651,8 @@ def test_an_lmdb_whose_tree_is_a_maze(tmp_path: Path) -> None:
     """A page that is its own child over 32 levels: more ways through it than could ever be walked."""
     path = tmp_path / "x.lmdb"
     columns = [
-        Column("image", "ragged", "uint8"),
-        Column("key", "ragged", "uint8"),
+        Column("image", "ragged", "uint8", type="image"),
+        Column("key", "ragged", "uint8", type="text"),
         Column("checksum", "fixed", "uint64"),
     ]
     with create_store(path, format="lmdb", encoding="original", columns=columns) as builder:

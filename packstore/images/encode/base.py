@@ -201,13 +201,16 @@ class Encoding(ABC):
             UsageError: The encoding needs to know the shape, and neither ``size`` nor ``shape`` was given.
         """
         if self.layout is None:
-            return (Column("image", "ragged", "uint8"),)
+            return (Column("image", "ragged", "uint8", type="image"),)
         if self.shape is not None:
             height, width, channels = self.shape
             shape = self.shape if self.layout == "HWC" else (channels, height, width)
-            return (Column("image", "fixed", self.dtype, shape, layout=self.layout),)
+            return (Column("image", "fixed", self.dtype, shape, layout=self.layout, type="image"),)
         if self.layout == "HWC":
-            return (Column("image", "ragged", "uint8", layout="HWC"), Column("shape", "fixed", "int32", (3,)))
+            return (
+                Column("image", "ragged", "uint8", layout="HWC", type="image"),
+                Column("shape", "fixed", "int32", (3,)),
+            )
         raise UsageError(
             f"the encoding {self.name} needs images of one size, and that size is not known; "
             "give one, for example --size 224"

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, ImageData
+from packstore.core.columns import NUMPY_DTYPE, ImageData, bfloat16_bits
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.decoders import TOLERANCE
@@ -137,14 +137,6 @@ def from_float32(values: NDArray[np.float32], encoding: str) -> NDArray[Any]:
 def cast_floats(values: NDArray[Any], source: str, target: str) -> NDArray[Any]:
     """``values`` of encoding ``source`` in encoding ``target``. Raises as :func:`from_float32`."""
     return from_float32(to_float32(values, source), target)
-
-
-def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The bfloat16 nearest to each value (ties to even) as its bit pattern; not-a-number becomes the quiet one."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-    # The carry of rounding would turn some not-a-number into infinity or a negative zero.
-    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
 
 
 def moments(normalization: Normalization | None) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -103,7 +103,7 @@ class CifarSource(Source):
         return Survey(
             splits=splits,
             columns=tuple(
-                Column(name, "fixed", "int64", classes=classes)
+                Column(name, "fixed", "int64", classes=classes, type="label")
                 for (name, _, _), classes in zip(self._columns.python, labels.classes, strict=True)
             ),
             encoding="uint8",

@@ -31,8 +31,20 @@ _MAX_RANK = 32
 _FLOATS = {  # precision, exponent at and bits, mantissa at and bits, bias (chapter IV.A.2.d)
     2: (0x0F20, struct.pack("<HHBBBBI", 0, 16, 10, 5, 0, 10, 15), "<f2"),
     4: (0x1F20, struct.pack("<HHBBBBI", 0, 32, 23, 8, 0, 23, 127), "<f4"),
+    8: (0x3F20, struct.pack("<HHBBBBI", 0, 64, 52, 11, 0, 52, 1023), "<f8"),
 }
-_INTEGERS = {(1, 0): "|u1", (2, 0): "<u2", (4, 8): "<i4", (8, 8): "<i8", (8, 0): "<u8"}  # size and sign bit
+_INTEGERS = {  # size and sign bit
+    (1, 0): "|u1",
+    (2, 0): "<u2",
+    (4, 0): "<u4",
+    (8, 0): "<u8",
+    (1, 8): "|i1",
+    (2, 8): "<i2",
+    (4, 8): "<i4",
+    (8, 8): "<i8",
+}
+_BOOL = bytes.fromhex("3802000001000000 100800000100000000000800") + b"FALSE\0TRUE\0\0\1"
+"""h5py's booleans: an enumeration of bytes (chapter IV.A.2.d, class 8)."""
 
 
 class Message(NamedTuple):
@@ -225,6 +237,8 @@ def _dtype(body: memoryview) -> str:
     """Numpy's name of a little-endian datatype, or one that describes another for a message."""
     if len(body) < 8:
         raise Hdf5Error("a datatype is broken")
+    if body[: len(_BOOL)] == _BOOL:
+        return "|b1"
     kind, bits, size = body[0] & 15, int.from_bytes(body[1:4], "little"), int.from_bytes(body[4:8], "little")
     if kind == 0 and len(body) >= 12 and struct.unpack_from("<HH", body, 8) == (0, 8 * size) and not bits & 7:
         found = _INTEGERS.get((size, bits))

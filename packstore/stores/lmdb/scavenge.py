@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64
 
 from packstore.core.checksums import column_digest
+from packstore.core.column import guessed
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
 from packstore.core.manifest import Column
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
@@ -200,10 +201,10 @@ class _Scan:
             except ValueError:
                 continue
             if name.endswith("/bytes") and len(shape) == 1:
-                columns.append(Column(name.removesuffix("/bytes"), "ragged", "uint8", nbytes=shape[0]))
+                columns.append(guessed(name.removesuffix("/bytes"), "ragged", "uint8", nbytes=shape[0]))
             elif dtype.str in names and shape[:1] == (records,):
                 nbytes = dtype.itemsize * math.prod(shape)
-                columns.append(Column(name, "fixed", names[dtype.str], shape[1:], nbytes=nbytes))
+                columns.append(guessed(name, "fixed", names[dtype.str], shape[1:], nbytes))
         return columns
 
 

@@ -21,13 +21,19 @@ class _Storage(NamedTuple):
 
 
 STORAGE = {
-    "uint8": _Storage("ByteStorage", "uint8"),
+    "bool": _Storage("BoolStorage", "bool"),
+    "int8": _Storage("CharStorage", "int8"),
+    "int16": _Storage("ShortStorage", "int16"),
     "int32": _Storage("IntStorage", "int32"),
     "int64": _Storage("LongStorage", "int64"),
-    "uint64": _Storage("LongStorage", "int64"),  # the same bits
+    "uint8": _Storage("ByteStorage", "uint8"),
+    "uint16": _Storage("ShortStorage", "int16"),  # the same bits, as those of the two below
+    "uint32": _Storage("IntStorage", "int32"),
+    "uint64": _Storage("LongStorage", "int64"),
     "float16": _Storage("HalfStorage", "float16"),
     "bfloat16": _Storage("BFloat16Storage", "bfloat16"),
     "float32": _Storage("FloatStorage", "float32"),
+    "float64": _Storage("DoubleStorage", "float64"),
 }
 """torch's storage class and dtype for each column dtype."""
 
