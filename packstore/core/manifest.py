@@ -290,11 +290,14 @@ def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
         arrays = image.layout is not None
         good = good and arrays == (encoding in ITEM_SIZE) and (not arrays or image.dtype == encoding)
     check(good, f"image column for the encoding {encoding}", image)
-    wanted = [c for c in (KEY, CHECKSUM, ROW_CHECKSUM) if c.name in columns]
-    for column in [*wanted, *(needed for each in columns.values() for needed in each.companions)]:
-        found = columns.get(column.name)
-        check(found is not None and found.declared == column.declared, f"column {column.name!r}", found)
+    for known in (KEY, CHECKSUM, ROW_CHECKSUM):
+        found = columns.get(known.name, known)
+        check(found.declared == known.declared, f"column {known.name!r}", found)
     for column in columns.values():
+        for needed in column.companions:
+            there = columns.get(needed.name)
+            good = there is not None and there.declared == needed.declared
+            check(good, f"{needed.name!r} column, which {column.name!r} needs", there)
         if column.parallel is not None:
             boxes = columns.get(column.parallel)
             check(boxes is not None and boxes.type == "boxes", f"column of boxes for {column.name!r}", column.parallel)

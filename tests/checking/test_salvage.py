@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -95,8 +96,7 @@ def test_a_manifest_with_one_changed_byte_is_corrected(manifest: Manifest, data:
 
 def test_what_cannot_be_corrected_is_not_called_proven() -> None:
     records = make_records("uint8", 4)
-    columns = tuple(Column(c.name, c.kind, c.dtype, c.shape, c.layout, c.classes) for c in records.columns)
-    blank = [Column(c.name, c.kind, c.dtype, c.shape, c.layout, c.classes, c.record_nbytes * 4) for c in columns]
+    blank = [dataclasses.replace(c, nbytes=c.record_nbytes * 4) for c in records.columns]
     text = Manifest("hdf5", "uint8", 4, tuple(blank), Origin("flat", "somewhere")).to_json().encode("ascii")
     two = text.replace(b'"somewhere"', b'"somewhexy"')
     found = correct(two)
