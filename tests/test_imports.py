@@ -47,8 +47,11 @@ ROOMS = (
     Room("face", "core stores packing checking training cli"),
 )
 
-TOOLS = ("execnet", "mypy", "packstore[heif,jpeg4py,opencv]", "packstore", "pytest-xdist", "ruff", "types-tqdm")
-"""Distributions of the test extra that nothing imports."""
+TOOLS = (
+    *("execnet", "mypy", "packstore[heif,jpeg4py,opencv]", "packstore", "pytest-xdist", "ruff", "torchvision"),
+    "types-tqdm",
+)
+"""Distributions of the test extra that nothing in the package imports."""
 
 MAY_PRINT = ("cli", "face", "testing")
 """Rooms that talk to a person and end the process; the library raises, logs and reports progress instead."""

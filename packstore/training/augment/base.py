@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from packstore.training.random_draws import Array, Draws
 
 Size = tuple[int, int]
 """``(height, width)``."""
+
+PaddingMode = Literal["constant", "reflect", "edge", "symmetric"]
 
 Step = Callable[..., Any]
 """One entry of a user's list: an :class:`Operation`, or anything that is called with a batch and returns one."""
@@ -72,6 +74,18 @@ class GeometricOperation(Operation):
         Raises:
             UsageError: Some crop is too small (names the record), or this does not compose with what came before.
         """
+
+    def crops_of_whole(self, sizes: Array, draws: Draws) -> Crops:
+        """The crops that this makes of whole images of ``sizes``, int64 ``(B, 2)``, also where it runs on batches.
+
+        For what goes with an image. Of padding it says only where it is: see :attr:`pads`.
+        """
+        return self.plan(Crops.full(sizes), draws)
+
+    @property
+    def pads(self) -> PaddingMode:
+        """What it shows where a window of :meth:`crops_of_whole` reaches out of the image."""
+        return "constant"
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,11 +8,13 @@ devices, gathers single pixels, mirrored or not, by indices that are worked out 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from packstore.training.augment.base import Size, is_channels_last
+from packstore.training.random_draws import Array
 
 
 def crop(
@@ -243,14 +245,15 @@ def crop_pixels(
     return result if outside is None else result.masked_fill_(outside, fill)
 
 
-def source_index(index: Tensor, length: int, mode: str) -> Tensor:
+def source_index(index: Array, length: Any, mode: str) -> Array:
     """The pixel of [0, ``length``) that padding shows at ``index``; for ``"constant"`` the nearest."""
     if mode == "reflect":
-        return (length - 1) - ((length - 1) - index.abs()).abs()
-    if mode == "symmetric":
-        index = torch.where(index < 0, -1 - index, index)
-        return torch.where(index >= length, 2 * length - 1 - index, index)
-    return index.clamp(0, length - 1)
+        return (length - 1) - abs((length - 1) - abs(index))
+    if mode == "symmetric":  # by bits: -1 - n for what is below zero
+        index = index ^ (index >> 63)
+        index = length - 1 - index
+        return length - 1 - (index ^ (index >> 63))
+    return index.clip(0, length - 1)
 
 
 def mirror(images: Tensor, flip: Tensor) -> Tensor:

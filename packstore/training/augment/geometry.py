@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Crops, GeometricOperation, Size, join
+from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Size, join
 from packstore.training.augment.crop import PaddedImages, crop, padded_bytes
 from packstore.training.augment.resample import crop_and_resize, resize
 from packstore.training.random_draws import MASK, Array, Draws, to_float64, to_int64
-
-PaddingMode = Literal["constant", "reflect", "edge", "symmetric"]
 
 
 def as_size(size: Any, what: str) -> Size:
@@ -210,9 +208,19 @@ class RandomCrop(GeometricOperation):
     def plan(self, crops: Crops, draws: Draws) -> Crops:
         if self.padding:
             raise UsageError("RandomCrop with padding runs on batches, not while decoding")
-        window = crops.window
+        return self._plan(crops, draws)
+
+    def crops_of_whole(self, sizes: Array, draws: Draws) -> Crops:
+        return self._plan(Crops.full(sizes), draws)
+
+    @property
+    def pads(self) -> PaddingMode:
+        return self.padding_mode
+
+    def _plan(self, crops: Crops, draws: Draws) -> Crops:
+        window, padding = crops.window, self.padding
         rows, columns = self._pair
-        small = (window[:, 2] < rows) | (window[:, 3] < columns)
+        small = (window[:, 2] + 2 * padding < rows) | (window[:, 3] + 2 * padding < columns)
         if isinstance(small, np.ndarray) and small.any():
             at = int(small.argmax())
             height, width = window[at, 2:].tolist()
@@ -221,8 +229,8 @@ class RandomCrop(GeometricOperation):
                 "of "
                 f"{rows}x{columns}; put a Resize before it"
             )
-        top = window[:, 0] + draws.integers(window[:, 2] - rows + 1, 0)
-        left = window[:, 1] + draws.integers(window[:, 3] - columns + 1, 1)
+        top = window[:, 0] + draws.integers(window[:, 2] + 2 * padding - rows + 1, 0) - padding
+        left = window[:, 1] + draws.integers(window[:, 3] + 2 * padding - columns + 1, 1) - padding
         return with_window(crops, top, left, self._pair, draws)
 
     @property

@@ -106,10 +106,11 @@ def as_operations(augment: Any) -> tuple[Any, ...]:
 
 def _is_list(operation: Any) -> bool:
     kind = type(operation)
-    return kind is torch.nn.Sequential or (_of_torchvision(kind) and kind.__name__ == "Compose")
+    return kind is torch.nn.Sequential or (is_of_torchvision(kind) and kind.__name__ == "Compose")
 
 
-def _of_torchvision(kind: type) -> bool:
+def is_of_torchvision(kind: type) -> bool:
+    """Whether a class is one of torchvision's transforms, of either version."""
     return kind.__module__.startswith("torchvision.transforms")
 
 
@@ -119,7 +120,7 @@ def _refuse_random(operation: Any) -> None:
         name = kind.__name__
         bounds = getattr(operation, _RANDOM_IN_A_RANGE.get(name, ""), None)
         ranged = isinstance(bounds, tuple | list) and len(set(bounds)) > 1
-        if _of_torchvision(kind) and (name.startswith("Random") or name in _RANDOM or ranged):
+        if is_of_torchvision(kind) and (name.startswith("Random") or name in _RANDOM or ranged):
             ours = f"packstore.augment.{name}, " if name in _OURS else ""
             raise UsageError(
                 f"torchvision's {name} would treat the whole batch alike; use {ours}augment.PerImage({name}(...)), or "
