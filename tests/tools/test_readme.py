@@ -12,13 +12,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from packstore import PackedLoader
+from packstore import PackedLoader, __version__
 from packstore.cli import cli
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 
@@ -138,10 +139,25 @@ def test_links_lead_somewhere(name: str) -> None:
 
 def test_the_readme_is_short_and_leads_to_every_page() -> None:
     readme = text_of("readme")
-    assert len(readme.splitlines()) <= 120
+    assert len(readme.splitlines()) <= 130
     for name in PAGES:
         assert f"(packstore/guide/{name}.md)" in readme
     assert "Nothing has been measured on a GPU yet" in readme[:2000]
+
+
+def test_each_version_has_a_section_of_changes() -> None:
+    """The version stands in one place, the newest first; each release has a tag."""
+    sections = re.findall(r"^## (\d+\.\d+\.\d+), (\d{4}-\d\d-\d\d|not released yet)$", text_of("changes"), re.MULTILINE)
+    versions = [version for version, _ in sections]
+    assert versions[0] == __version__
+    assert versions == sorted(set(versions), key=lambda v: [int(part) for part in v.split(".")], reverse=True)
+    assert len(sections) == text_of("changes").count("\n## ")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert "version" not in project["project"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "packstore.__version__"}
+    listed = subprocess.run(["git", "tag", "--list", "v*"], cwd=ROOT, capture_output=True, text=True, check=False)
+    released = [version for version, date in sections if date != "not released yet"]
+    assert set(listed.stdout.split()) <= {f"v{version}" for version in released}
 
 
 def test_every_command_is_named() -> None:
@@ -160,6 +176,9 @@ def test_every_option_is_explained() -> None:
 
 OTHERS = {
     "--extra-index-url",
+    "--index-url",
+    "--force-reinstall",
+    "--no-deps",
     "--images",
     "--cifar",
     "--only",
