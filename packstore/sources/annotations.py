@@ -15,6 +15,7 @@ from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, printable
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
+from packstore.sources.tree import Tree, open_tree
 
 _TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst")
 _OPAQUE = (".mat", ".parquet", ".arrow", ".feather")
@@ -46,7 +47,8 @@ class _Folder:
 
 def annotated(path: Path, kind: str) -> AmbiguousSourceError:
     """The error for a folder of the given kind with annotations, which it does not read."""
-    found = find_annotations(str(path.absolute()))
+    tree = open_tree(path)
+    found = [] if tree is None else find_annotations(tree)
     some = ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
     return AmbiguousSourceError(
         f"{printable(str(path))} holds more than images: {some}. Pack the images alone with --source {kind}; or give "
@@ -54,9 +56,9 @@ def annotated(path: Path, kind: str) -> AmbiguousSourceError:
     )
 
 
-def find_annotations(root: str) -> list[str]:
-    """What seems to annotate the images below ``root``: a phrase each (``"metadata.csv"``), none where nothing does."""
-    folders = list(_look(root))
+def find_annotations(tree: Tree) -> list[str]:
+    """What seems to annotate the images of ``tree``: a phrase each (``"metadata.csv"``), none where nothing does."""
+    folders = list(_look(tree))
     found = [*_sidecars(folders), *_masks(folders)]
     known = {os.path.splitext(name)[0] for folder in folders for name in folder.images}  # noqa: PTH122
     read = 0
@@ -67,30 +69,25 @@ def find_annotations(root: str) -> list[str]:
                 found.append(shown)
             elif lower.endswith(_TEXT) and read < _FILES and not lower.startswith(("readme", "license")):
                 read += 1
-                if _mentions(f"{root}/{folder.path}/{name}", known):
+                if _mentions(tree.start(f"{folder.path}/{name}" if folder.path else name, _BYTES), known):
                     found.append(f"{shown} (it names the images)")
     return list(dict.fromkeys(found))
 
 
-def _look(root: str) -> Iterator[_Folder]:
-    """The folders below ``root`` breadth first, so that what lies near the top is seen in any case."""
+def _look(tree: Tree) -> Iterator[_Folder]:
+    """The folders of ``tree`` breadth first, so that what lies near the top is seen in any case."""
     waiting = [""]
     for path in islice(_growing(waiting), _FOLDERS):
         folder = _Folder(path)
-        try:
-            with os.scandir(f"{root}/{path}") as entries:
-                for entry in islice(entries, 4 * _NAMES):
-                    name = entry.name
-                    if name[0] == "." or name.lower() in SYSTEM_NAMES:
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        folder.folders.append(name)
-                    elif name.lower().endswith(IMAGE_SUFFIXES):
-                        folder.images.append(name)
-                    else:
-                        folder.others.append(name)
-        except OSError:
-            continue  # the listing that follows says why
+        for name, is_directory in islice(tree.names(path), 4 * _NAMES):
+            if name[0] == "." or name.lower() in SYSTEM_NAMES:
+                continue
+            if is_directory:
+                folder.folders.append(name)
+            elif name.lower().endswith(IMAGE_SUFFIXES):
+                folder.images.append(name)
+            else:
+                folder.others.append(name)
         for names in (folder.images, folder.others, folder.folders):
             names.sort()
             del names[_NAMES:]
@@ -144,12 +141,7 @@ def _masks(folders: list[_Folder]) -> Iterator[str]:
                 break
 
 
-def _mentions(path: str, known: set[str]) -> bool:
+def _mentions(text: bytes, known: set[str]) -> bool:
     """Whether the beginning of a file names images, by their stems: three of them, or all where there are fewer."""
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123 - names may be of any bytes
-            text = file.read(_BYTES)
-    except OSError:
-        return False
     words = {os.path.splitext(word.decode("utf-8", "surrogateescape"))[0] for word in _WORD.findall(text)}  # noqa: PTH122
     return bool(known) and len(words & known) >= min(_MENTIONS, len(known))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,14 +17,11 @@ from packstore.sources.listing import (
     NO_FILE,
     NO_SOURCE,
     Identity,
-    ancestry,
-    holds_images,
     key_size,
-    list_directory,
     no_images,
     reason_for,
-    walk,
 )
+from packstore.sources.tree import open_tree
 
 _REPORT_EVERY = 5000
 _IN_SUBFOLDERS = "images in subfolders"
@@ -55,8 +50,8 @@ class FlatSource(FolderSource):
             return self._survey_labelled(self._labels, split, progress)
         self._choose(("",), split)
         ignored: Counter[str] = Counter()
-        listing = list_directory(self.root, ignored)
-        self._count_others(listing.directories, (*ancestry(self.root), listing.identity), ignored)
+        listing = self.tree.list("", ignored)
+        self._count_others(listing.directories, (*self.tree.above, listing.identity), ignored)
         if not listing.images:
             if ignored[_IN_SUBFOLDERS]:
                 raise SourceError(f"{self.name()}: its images lie in subfolders: use --source imagefolder")
@@ -87,7 +82,7 @@ class FlatSource(FolderSource):
         return stamp_of([self._labels.path]) if self._labels is not None else ""
 
     def _unlabelled(self) -> Iterator[Entry]:
-        listing = list_directory(self.root)
+        listing = self.tree.list("")
         numbers = zip(listing.images, listing.sizes, listing.modified, listing.changed, strict=True)
         for name, size, modified, changed in numbers:
             yield Entry(name, "", (), max(size, 0), NO_FILE if size < 0 else None, modified, changed)
@@ -138,7 +133,7 @@ class FlatSource(FolderSource):
     def _unnamed(self, labels: LabelsFile, summary: LabelsSummary) -> dict[str, int]:
         """Counts the files in the folder that the labels file does not name, by reason."""
         ignored: Counter[str] = Counter()
-        for directory, listing in walk(self.root, "", ancestry(self.root), ignored, self.options.skip_bad):
+        for directory, listing in self.tree.walk("", self.tree.above, ignored, self.options.skip_bad):
             if listing.is_cycle:
                 continue
             prefix = f"{directory}/" if directory else ""
@@ -157,7 +152,7 @@ class FlatSource(FolderSource):
 
     def _count_others(self, directories: list[str], above: tuple[Identity, ...], ignored: Counter[str]) -> None:
         for name in sorted(directories):
-            for _, listing in walk(self.root, name, above, ignored, self.options.skip_bad):
+            for _, listing in self.tree.walk(name, above, ignored, self.options.skip_bad):
                 if listing.images and not listing.is_cycle:
                     ignored[_IN_SUBFOLDERS] += len(listing.images)
 
@@ -173,28 +168,27 @@ class FlatSource(FolderSource):
         """Size, ``ref``, times of modification and of change. Raises :class:`SourceError` for a missing file or a
         folder."""
         try:
-            found = os.stat(f"{self.root}/{row.file}")  # noqa: PTH116 - one call for each of many files
+            found = self.tree.stat(row.file)
         except OSError as error:
             raise SourceError(
                 f"{labels.where(row.line)}: {printable(row.file)} in {self.name()}: "
                 f"{error.strerror or error}; files are named from that folder on"
             ) from None
-        if stat.S_ISDIR(found.st_mode):
+        if found.is_directory:
             raise SourceError(f"{labels.where(row.line)}: {printable(row.file)} is a folder, not an image")
-        if not stat.S_ISREG(found.st_mode):
-            return 0, NO_FILE, 0, 0
-        return found.st_size, None, found.st_mtime_ns, found.st_ctime_ns
+        return max(found.size, 0), None if found.size >= 0 else NO_FILE, found.modified_ns, found.changed_ns
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """A folder with an image directly in it, or with a labels file; any other folder may be one that is empty."""
     if options.labels is not None:
         return Certainty.CERTAIN
-    if not path.is_dir():
+    tree = open_tree(path)
+    if tree is None:
         return Certainty.NO
-    if not holds_images(str(path)):
+    if not tree.list("").images:
         return Certainty.POSSIBLE
-    return Certainty.PARTIAL if find_annotations(str(path)) else Certainty.CERTAIN
+    return Certainty.PARTIAL if find_annotations(tree) else Certainty.CERTAIN
 
 
 KIND = Kind("flat", "a folder of images, with labels in a CSV file or none", _recognise, FlatSource, takes_labels=True)

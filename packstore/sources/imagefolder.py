@@ -23,15 +23,12 @@ from packstore.sources.listing import (
     NO_SOURCE,
     Identity,
     Listing,
-    ancestry,
     cycle,
     key_size,
-    list_directory,
     no_images,
-    tree_holds_images,
-    walk,
 )
 from packstore.sources.splits import find_splits
+from packstore.sources.tree import open_tree
 
 _KEPT_FILES = 250_000  # about 25 MB of names; listing as many again takes 0.6 s
 
@@ -145,10 +142,10 @@ class ImageFolderSource(FolderSource):
 
     def _split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[_SplitFolder]:
         """The folders of all splits in packing order, or the root. Counts in ``ignored`` what lies beside them."""
-        above = ancestry(self.root)
-        root = list_directory(self.root, ignored)
+        above = self.tree.above
+        root = self.tree.list("", ignored)
         loose, above = len(root.images), (*above, root.identity)
-        found = find_splits(self.root, root.directories, above)
+        found = find_splits(self.tree, root.directories, above)
         if found is not None and found.others:
             if self.options.named:
                 found = None
@@ -164,14 +161,14 @@ class ImageFolderSource(FolderSource):
             )
         folders: dict[str, _SplitFolder] = {}
         for directory in sorted(found.splits, key=lambda name: (SPLIT_ORDER.index(name.lower()), name)):
-            split, path = directory.lower(), f"{self.root}/{directory}"
+            split = directory.lower()
             if split in folders:
                 raise SourceError(
                     f"{self.name(directory)} and {self.name(folders[split].directory)} are the same split: rename one"
                 )
-            inside = list_directory(path, ignored)
+            inside = self.tree.list(directory, ignored)
             if inside.identity in above:
-                raise cycle(path)
+                raise cycle(self.tree.name(directory))
             loose, classes = len(inside.images), tuple(sorted(inside.directories))
             _count_loose(ignored, loose if classes else 0, "class")
             folders[split] = _SplitFolder(split, directory, classes, loose, (*above, inside.identity))
@@ -211,17 +208,16 @@ class ImageFolderSource(FolderSource):
     def _list(self, folder: _SplitFolder, ignored: Counter[str] | None) -> Iterator[tuple[str, str, Listing]]:
         """Class, path relative to the root, and listing of each directory, in order."""
         if not folder.classes:
-            path = f"{self.root}/{folder.directory}" if folder.directory else self.root
-            yield "", folder.directory, list_directory(path)
+            yield "", folder.directory, self.tree.list(folder.directory)
             return
         prefix = f"{folder.directory}/" if folder.directory else ""
         for name in folder.classes:
-            for directory, listing in walk(self.root, prefix + name, folder.above, ignored, self.options.skip_bad):
+            for directory, listing in self.tree.walk(prefix + name, folder.above, ignored, self.options.skip_bad):
                 yield name, directory, listing
 
     def _refuse_empty_split(self, folder: _SplitFolder, folders: Sequence[_SplitFolder]) -> NoReturn:
         passed: Counter[str] = Counter()
-        for _ in walk(self.root, folder.directory, folder.above[:-1], passed, self.options.skip_bad):
+        for _ in self.tree.walk(folder.directory, folder.above[:-1], passed, self.options.skip_bad):
             continue
         there = ", ".join(other.split for other in folders)
         advice = f"remove this split, or pack another one with --split ({there})"
@@ -240,7 +236,7 @@ class ImageFolderSource(FolderSource):
         for folder in others:
             prefix = f"{folder.directory}/"
             for name in [n for n in empty if n in folder.classes]:
-                if tree_holds_images(self.root, prefix + name, folder.above):
+                if self.tree.holds_images(prefix + name, folder.above):
                     empty.remove(name)
         if empty:
             named = ", ".join(repr(printable(name)) for name in empty[:5]) + (" …" if len(empty) > 5 else "")
@@ -265,13 +261,13 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
     Without any image it is possible where there are folders: opened as one, it says which of them are empty.
     """
-    if not path.is_dir():
+    tree = open_tree(path)
+    if tree is None:
         return Certainty.NO
-    place = str(path.absolute())
-    root = list_directory(place)
-    above = (*ancestry(place), root.identity)
-    if any(tree_holds_images(place, name, above) for name in sorted(root.directories)):
-        return Certainty.PARTIAL if find_annotations(place) else Certainty.CERTAIN
+    root = tree.list("")
+    above = (*tree.above, root.identity)
+    if any(tree.holds_images(name, above) for name in sorted(root.directories)):
+        return Certainty.PARTIAL if find_annotations(tree) else Certainty.CERTAIN
     return Certainty.POSSIBLE if root.directories and not root.images else Certainty.NO
 
 

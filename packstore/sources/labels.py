@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import NotInSourceError, SourceError, printable
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.folder import kind_of
+from packstore.sources.tree import kind_of
 
 _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
 _MAX_LABEL = (1 << 63) - 1

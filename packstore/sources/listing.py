@@ -6,13 +6,10 @@ sorted by their whole path as ``sorted(os.walk(directory, followlinks=True))`` d
 
 from __future__ import annotations
 
-import heapq
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from packstore.core.errors import SourceError, printable
 from packstore.images.sniff import begins_like_image
@@ -73,7 +70,7 @@ class Listing:
 
     @property
     def is_cycle(self) -> bool:
-        """It is no directory but the name of a link to one above it, see :func:`walk`."""
+        """It is no directory but the name of a link to one above it, see :meth:`packstore.sources.tree.Tree.walk`."""
         return self.sizes == [CYCLE]
 
 
@@ -122,18 +119,6 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself: a file, which reading reports with its key
         return False
-
-
-def holds_images(path: str) -> bool:
-    """Whether an image lies in a directory; looks no further than the first."""
-    try:
-        with os.scandir(path) as entries:
-            return any(
-                entry.name[0] != "." and entry.name.lower().endswith(_SAMPLES) and not _is_directory(entry)
-                for entry in entries
-            )
-    except OSError as error:
-        raise _unlistable(path, error) from None
 
 
 def _is_image(name: str, descriptor: int) -> bool:
@@ -204,65 +189,12 @@ def no_images(name: str, ignored: Counter[str], advice: str) -> str:
     return f"{name} holds no images{f' (passed over: {found})' if found else ''}: {advice}"
 
 
-def ancestry(root: str) -> tuple[Identity, ...]:
-    """The directories above ``root``: a link to any of them leads back to ``root``."""
-    return tuple(_identity(parent) for parent in Path(root).resolve().parents)
-
-
-def _identity(path: Path) -> Identity:
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise SourceError(f"{printable(str(path))} cannot be reached: {error.strerror or error}") from None
-    return found.st_dev, found.st_ino
-
-
-def walk(
-    root: str,
-    top: str,
-    above: tuple[Identity, ...],
-    ignored: Counter[str] | None = None,
-    skip_cycles: bool = False,
-) -> Iterator[tuple[str, Listing]]:
-    """Yields ``root/top`` and the directories below: path relative to ``root``, and listing.
-
-    ``above`` identifies the directories above ``top``. The order is that of ``sorted(os.walk(…))``. Only directories
-    not yet listed are in memory: a directory sorts after its parent, so the smallest of them sorts before all that are
-    still to be found. Raises :class:`SourceError` for a cycle of links; with ``skip_cycles`` the link is a listing of
-    its own, :attr:`Listing.is_cycle`, as if it were a bad file in the directory that it lies in.
-    """
-    waiting: list[tuple[str, tuple[Identity, ...]]] = [(top, above)]
-    while waiting:
-        directory, above = heapq.heappop(waiting)
-        path = f"{root}/{directory}" if directory else root
-        listing = list_directory(path, ignored)
-        if listing.identity in above:
-            if not skip_cycles:
-                raise cycle(path)
-            parent, _, name = directory.rpartition("/")
-            yield parent, Listing(listing.identity, [name], [CYCLE], [0], [0], [])
-            continue
-        yield directory, listing
-        if listing.directories:
-            prefix = f"{directory}/" if directory else ""
-            inside = (*above, listing.identity)
-            for name in listing.directories:
-                heapq.heappush(waiting, (prefix + name, inside))
-
-
-def tree_holds_images(root: str, top: str, above: tuple[Identity, ...]) -> bool:
-    """Whether an image lies anywhere at or below ``root/top``; see :func:`walk`."""
-    return any(listing.images and not listing.is_cycle for _, listing in walk(root, top, above, skip_cycles=True))
-
-
 IS_CYCLE = "is a link to a folder that it lies in, a cycle"
 
 
-def cycle(path: str) -> SourceError:
-    """The error for a link that leads to a directory above itself."""
-    return SourceError(
-        f"{printable(path)} {IS_CYCLE}: remove it, pack a folder without it, or leave it out with --on-error skip"
-    )
+def cycle(name: str) -> SourceError:
+    """The error for a link that leads to a directory above itself, by its printable name."""
+    return SourceError(f"{name} {IS_CYCLE}: remove it, pack a folder without it, or leave it out with --on-error skip")
 
 
 def key_size(key: str) -> int:

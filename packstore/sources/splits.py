@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from packstore.core.errors import printable
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.listing import Identity, list_directory, tree_holds_images
+from packstore.sources.listing import Identity
+from packstore.sources.tree import Tree
 
 _NAMED = 5
 
@@ -36,27 +37,27 @@ class Splits:
         )
 
 
-def find_splits(root: str, directories: Collection[str], above: tuple[Identity, ...]) -> Splits | None:
-    """The splits among the top ``directories`` of ``root``, or None where all of these are classes.
+def find_splits(tree: Tree, directories: Collection[str], above: tuple[Identity, ...]) -> Splits | None:
+    """The splits among the top ``directories`` of ``tree``, or None where all of these are classes.
 
     Where all top folders have names of splits, they are splits, whatever they hold. Beside other folders they are
     splits if one of them holds folders of images: a class that happens to be called ``train`` holds its images
     directly.
-    ``above`` identifies ``root`` and the directories above it.
+    ``above`` identifies the root of ``tree`` and the directories above it.
     """
     names = sorted(directories)
     splits = tuple(name for name in names if name.lower() in SPLIT_ORDER)
     unknown = [name for name in names if name not in splits]
-    if not splits or (unknown and not any(_holds_classes(root, name, above) for name in splits)):
+    if not splits or (unknown and not any(_holds_classes(tree, name, above) for name in splits)):
         return None
-    others = tuple(name for name in unknown if tree_holds_images(root, name, above))
+    others = tuple(name for name in unknown if tree.holds_images(name, above))
     return Splits(splits, others, tuple(name for name in unknown if name not in others))
 
 
-def _holds_classes(root: str, name: str, above: tuple[Identity, ...]) -> bool:
-    inside = list_directory(f"{root}/{name}")
+def _holds_classes(tree: Tree, name: str, above: tuple[Identity, ...]) -> bool:
+    inside = tree.list(name)
     return any(
-        tree_holds_images(root, f"{name}/{folder}", (*above, inside.identity)) for folder in sorted(inside.directories)
+        tree.holds_images(f"{name}/{folder}", (*above, inside.identity)) for folder in sorted(inside.directories)
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from packstore import AmbiguousSourceError, convert, verify
 from packstore.sources import open_source
 from packstore.sources.annotations import find_annotations
+from packstore.sources.tree import FolderTree
 from tests.makers.images import encode, picture
 
 LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
@@ -112,13 +113,13 @@ def fill(root: Path, files: dict[str, str]) -> Path:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_annotations_are_found(name: str, tmp_path: Path) -> None:
     files, expected = LAYOUTS[name]
-    found = find_annotations(str(fill(tmp_path, files)))
+    found = find_annotations(FolderTree(fill(tmp_path, files)))
     assert any(expected in phrase for phrase in found), found
 
 
 @pytest.mark.parametrize("name", INNOCENT)
 def test_what_is_none_is_not_found(name: str, tmp_path: Path) -> None:
-    assert find_annotations(str(fill(tmp_path, INNOCENT[name]))) == []
+    assert find_annotations(FolderTree(fill(tmp_path, INNOCENT[name]))) == []
 
 
 def test_the_look_is_bounded(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_the_look_is_bounded(tmp_path: Path) -> None:
         (tmp_path / f"{number:03}" / "deep").mkdir(parents=True)
         (tmp_path / f"{number:03}" / "deep" / f"x{number}.jpg").touch()
     (tmp_path / "zzz.mat").touch()
-    assert find_annotations(str(tmp_path)) == ["zzz.mat"]
+    assert find_annotations(FolderTree(tmp_path)) == ["zzz.mat"]
 
 
 def test_odd_names_do_no_harm(tmp_path: Path) -> None:
@@ -135,15 +136,15 @@ def test_odd_names_do_no_harm(tmp_path: Path) -> None:
     Path(str(tmp_path), "cat", "a\udcff.jpg").touch()
     Path(str(tmp_path), "b\udcff\n.csv").write_bytes(b"a\xff.jpg")
     (tmp_path / "loop").symlink_to(tmp_path)
-    (found,) = find_annotations(str(tmp_path))
+    (found,) = find_annotations(FolderTree(tmp_path))
     assert "\n" not in found
     assert found.isprintable()
 
 
 @pytest.mark.slow
 def test_real_folders(demo_folder: Path, shared_data: Path) -> None:
-    assert find_annotations(str(demo_folder)) == []
-    assert find_annotations(str(shared_data / "imagenet-600")) == []
+    assert find_annotations(FolderTree(demo_folder)) == []
+    assert find_annotations(FolderTree(shared_data / "imagenet-600")) == []
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -1,0 +1,253 @@
+"""Trees of files: a folder, or what an archive holds, under one interface."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import stat
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from packstore.core.errors import SampleError, SourceError, printable
+from packstore.sources.listing import CYCLE, NO_FILE, Identity, Listing, cycle, list_directory
+
+_OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
+_READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux
+_RELATIVE = os.open in os.supports_dir_fd
+_SEARCH_FLAGS = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)  # with O_PATH it need not be readable
+
+
+class Found(NamedTuple):
+    """What lies under a name.
+
+    Attributes:
+        size: In bytes; :data:`packstore.sources.listing.NO_FILE` where it is no file.
+        modified_ns: Time of modification; 0 where it is no file.
+        changed_ns: Time of change, likewise.
+        is_directory: It is a directory.
+    """
+
+    size: int
+    modified_ns: int = 0
+    changed_ns: int = 0
+    is_directory: bool = False
+
+
+class Tree(ABC):
+    """Files in directories. Directories and files are named by their paths from its root, with ``/``; the root is
+    ``""``.
+
+    Attributes:
+        root: What it is called in messages.
+        above: The directories above the root: a link to any of them leads back to it.
+    """
+
+    root: str
+    above: tuple[Identity, ...] = ()
+
+    @abstractmethod
+    def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
+        """The images and directories in a directory. Counts what is passed over in ``ignored``, by reason.
+
+        Raises :class:`SourceError` when it cannot be listed."""
+
+    @abstractmethod
+    def names(self, directory: str) -> Iterator[tuple[str, bool]]:
+        """What lies in a directory: its name, and whether it is a directory itself and no link. Nothing where it cannot
+        be listed."""
+
+    @abstractmethod
+    def stat(self, file: str) -> Found:
+        """What lies under a name. Raises :class:`OSError` where nothing does."""
+
+    @abstractmethod
+    def start(self, file: str, size: int) -> bytes:
+        """The first ``size`` bytes of a file; none where it cannot be read."""
+
+    @abstractmethod
+    def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
+        """All bytes of a file, from any thread.
+
+        Raises :class:`SampleError` when it cannot be read, is no file, has more than ``max_bytes``, or is not as it was
+        listed: with another size or time of modification."""
+
+    def walk(
+        self,
+        top: str,
+        above: tuple[Identity, ...],
+        ignored: Counter[str] | None = None,
+        skip_cycles: bool = False,
+    ) -> Iterator[tuple[str, Listing]]:
+        """Yields the directory ``top`` and those below: path and listing.
+
+        ``above`` identifies the directories above ``top``. The order is that of ``sorted(os.walk(…))``. Only
+        directories not yet listed are in memory: a directory sorts after its parent, so the smallest of them sorts
+        before all that are still to be found. Raises :class:`SourceError` for a cycle of links; with ``skip_cycles``
+        the link is a listing of its own, :attr:`Listing.is_cycle`, as if it were a bad file in the directory that it
+        lies in.
+        """
+        waiting: list[tuple[str, tuple[Identity, ...]]] = [(top, above)]
+        while waiting:
+            directory, above = heapq.heappop(waiting)
+            listing = self.list(directory, ignored)
+            if listing.identity in above:
+                if not skip_cycles:
+                    raise cycle(self.name(directory))
+                parent, _, name = directory.rpartition("/")
+                yield parent, Listing(listing.identity, [name], [CYCLE], [0], [0], [])
+                continue
+            yield directory, listing
+            if listing.directories:
+                prefix = f"{directory}/" if directory else ""
+                inside = (*above, listing.identity)
+                for name in listing.directories:
+                    heapq.heappush(waiting, (prefix + name, inside))
+
+    def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
+        """Whether an image lies anywhere at or below the directory ``top``; see :meth:`walk`."""
+        return any(listing.images and not listing.is_cycle for _, listing in self.walk(top, above, skip_cycles=True))
+
+    def stamp(self) -> str:
+        """See :meth:`packstore.sources.base.Source.stamp`."""
+        return ""
+
+    def close(self) -> None:
+        """Closes what is open; the next :meth:`read` opens it again."""
+        return
+
+    def name(self, directory: str = "") -> str:
+        """A directory for messages."""
+        return printable(f"{self.root}/{directory}" if directory else self.root)
+
+
+class FolderTree(Tree):
+    """A folder on disk.
+
+    Each thread keeps the directory of its last file open: opening a file relative to it takes two thirds of the time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.root = str(path.absolute())  # a later change of the working directory does not matter
+        self.above = tuple(_identity(parent) for parent in Path(self.root).resolve().parents)
+        self._threads = threading.local()
+
+    def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
+        return list_directory(f"{self.root}/{directory}" if directory else self.root, ignored)
+
+    def names(self, directory: str) -> Iterator[tuple[str, bool]]:
+        try:
+            with os.scandir(f"{self.root}/{directory}") as entries:
+                for entry in entries:
+                    yield entry.name, entry.is_dir(follow_symlinks=False)
+        except OSError:
+            return  # a listing says why
+
+    def stat(self, file: str) -> Found:
+        found = os.stat(f"{self.root}/{file}")  # noqa: PTH116 - one call for each of many files
+        if not stat.S_ISREG(found.st_mode):
+            return Found(NO_FILE, is_directory=stat.S_ISDIR(found.st_mode))
+        return Found(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+    def start(self, file: str, size: int) -> bytes:
+        try:
+            with open(f"{self.root}/{file}", "rb") as opened:  # noqa: PTH123 - names may be of any bytes
+                return opened.read(size)
+        except OSError:
+            return b""
+
+    def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
+        try:
+            descriptor = self._open(key)
+        except OSError as error:
+            raise SampleError(key, f"cannot be opened: {error.strerror or error}") from None
+        try:
+            found = os.fstat(descriptor)
+            if found.st_mode & 0o170000 != stat.S_IFREG:
+                raise SampleError(key, f"is not a file but {kind_of(found.st_mode)}")
+            size = found.st_size
+            if found.st_mtime_ns != modified_ns or size != size_bytes:
+                raise SampleError(key, _changed(size_bytes, size))
+            if size > max_bytes:
+                raise SampleError(
+                    key, f"has {size} bytes, more than the {max_bytes} that an image within max_pixels can have"
+                )
+            data = os.read(descriptor, min(size, _READ_STEP))
+            if len(data) != size:
+                data = _read_rest(descriptor, key, data, size)
+        except OSError as error:
+            raise SampleError(key, f"cannot be read: {error.strerror or error}") from None
+        finally:
+            os.close(descriptor)
+        return data
+
+    def close(self) -> None:
+        self._threads = threading.local()
+
+    def _open(self, key: str) -> int:
+        """Opens without blocking, so that a pipe under an image's name cannot hang the conversion."""
+        if not _RELATIVE:
+            return os.open(f"{self.root}/{key}", _OPEN_FLAGS)
+        path, _, name = key.rpartition("/")
+        directory: _Directory | None = getattr(self._threads, "directory", None)
+        if directory is None or directory.path != path:
+            directory = self._threads.directory = _Directory(self.root, path)
+        return os.open(name, _OPEN_FLAGS, dir_fd=directory.descriptor)
+
+
+class _Directory:
+    """An open directory, closed with its last reference."""
+
+    def __init__(self, root: str, path: str) -> None:
+        self.descriptor = -1
+        self.path = path
+        self.descriptor = os.open(f"{root}/{path}", _SEARCH_FLAGS)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+def _changed(listed: int, found: int) -> str:
+    sizes = f"{listed} bytes then, {found} now" if listed != found else "written to meanwhile"
+    return f"has changed since it was listed ({sizes}): pack again when nothing writes to it"
+
+
+def _read_rest(descriptor: int, key: str, data: bytes, size: int) -> bytes:
+    parts = [data]
+    read = len(data)
+    while read < size:
+        part = os.read(descriptor, min(size - read, _READ_STEP))
+        if not part:
+            raise SampleError(key, f"ends after {read} bytes, though its size is {size}: it changed, or its disk fails")
+        parts.append(part)
+        read += len(part)
+    return b"".join(parts)
+
+
+def kind_of(mode: int) -> str:
+    """What ``st_mode`` says, for people."""
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "something else")
+
+
+def _identity(path: Path) -> Identity:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise SourceError(f"{printable(str(path))} cannot be reached: {error.strerror or error}") from None
+    return found.st_dev, found.st_ino
+
+
+def open_tree(path: Path) -> Tree | None:
+    """The tree at ``path``: a folder's, or an archive's; None for any other file."""
+    return FolderTree(path) if path.is_dir() else None
