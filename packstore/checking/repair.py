@@ -7,9 +7,11 @@ every column its digest in the manifest. So another image of the same name canno
 from __future__ import annotations
 
 import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +120,7 @@ def repair(
             format=manifest.format,
             encoding=manifest.encoding,
             columns=manifest.columns,
-            shard_size=shard_size(reader),
+            sharded=manifest.shards is not None,
         )
         with builder:
             opened = open_source(
@@ -178,14 +180,6 @@ def refuse_name(destination: Path, format: str) -> None:
             f"{shown} has the suffix of {FORMATS[asked].title}, and what is written is {FORMATS[format].title} like "
             "the damaged store; choose another name, and let packstore convert bring it to another format afterwards"
         )
-
-
-def shard_size(reader: Reader) -> int | None:
-    """A shard size that splits the records as they are split; None where they are not."""
-    if reader.manifest.shards is None:
-        return None
-    # A shard of one record may be larger than the size that was asked for; all others are at most that.
-    return max([1, *(shard.image_nbytes for shard in reader.manifest.shards if shard.records > 1)])
 
 
 class _Repair:
@@ -303,15 +297,21 @@ class _Repair:
             return None
 
     def _write(self, lost: set[int | None]) -> None:
-        """Appends all records but the lost ones."""
+        """Appends all records but the lost ones, in shards that end where they ended."""
         splits = self.manifest.splits
         edges = [(s.name, s.start, s.stop) for s in splits] or [("", 0, len(self.reader))]
+        starts = [0] if self.manifest.shards is None else self.manifest.shards.starts.tolist()
+        begins = set(starts)
         nbytes = 0
         for batch in batches(self.reader):
-            for name, start, stop in edges:
-                chosen = [r for r in range(max(batch.start, start), min(batch.stop, stop)) if r not in lost]
-                if chosen:
-                    nbytes += self._append(chosen, name)
+            inside = starts[bisect_right(starts, batch.start) : bisect_left(starts, batch.stop)]
+            for first, last in pairwise([batch.start, *inside, batch.stop]):
+                if first in begins:
+                    self.builder.cut()
+                for name, start, stop in edges:
+                    chosen = [r for r in range(max(first, start), min(last, stop)) if r not in lost]
+                    if chosen:
+                        nbytes += self._append(chosen, name)
             self.progress(Progress("repair", batch.stop, len(self.reader), nbytes))
 
     def _append(self, records: list[int], split: str) -> int:

@@ -68,7 +68,11 @@ _LISTED = 10
 @click.option("--labels", type=click.Path(path_type=Path), metavar="CSV", help="Labels: columns file,label[,split].")
 @click.option("--source", "source_kind", type=PluginChoice(SOURCES), help="Kind of SOURCE, instead of recognising it.")
 @click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of DEST.")
-@click.option("--shard-size", type=ByteSize(), help="Split into shards of about this size, e.g. 1GiB.")
+@click.option(
+    "--shard-size",
+    type=ByteSize(),
+    help="Split into shards of about this size, e.g. 1GiB: cut by sizes in SOURCE, before packing.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace DEST, if it is a store, once the new one is complete.")
 @click.option("--restart", is_flag=True, help="Start anew instead of going on from an interrupted run.")
 @click.option(
@@ -162,6 +166,10 @@ def describe_plan(plan: Plan) -> str:
         lines.append(f"{column.name:<12} {'numbers' if classes is None else _list_classes(classes)}")
     if survey.ignored:
         lines.append(f"ignored      {describe_ignored(survey.ignored)}")
+    if plan.shards is not None:
+        limit, by_samples = plan.shards.limit, plan.shards.by == "samples"
+        most = quantity(limit, "image") if by_samples else f"{human_bytes(limit)} of the source"
+        lines.append(f"shards       of at most {most}, one split each")
     lines.append(f"estimate     {human_bytes(plan.estimate_bytes)} ({human_bytes(plan.free_bytes)} free)")
     lines.append("nothing was written (--dry-run)")
     return "\n".join(lines)

@@ -16,7 +16,7 @@ import numpy as np
 import packstore
 from packstore.core.checksums import ROW_CHECKSUM
 from packstore.core.column import CHECKSUM, KEY
-from packstore.core.errors import SampleError, SourceError, printable
+from packstore.core.errors import SampleError, SourceError, UsageError, printable
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped
 from packstore.core.parallel import default_workers, ordered_map, ordered_pieces
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
@@ -34,6 +34,7 @@ from packstore.packing.plan import (
     recorded_options,
 )
 from packstore.packing.resume import PositionTracker, ResumedRecords, identity_of
+from packstore.packing.shard_rule import ShardCuts
 from packstore.sources.base import Entry
 from packstore.stores import create_store, open_store
 from packstore.stores.base import disk_bytes
@@ -148,7 +149,9 @@ def convert(
         on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
         overwrite: Replace an existing store.
         restart: Do not go on from an interrupted run.
-        shard_size: Bytes of images a shard, as a number or as text (``2MB``), or None for a store of one file.
+        shard_size: About how many bytes of images a shard has, as a number or as text (``2MB``); cut by the sizes in
+            the source before packing, see :class:`packstore.packing.shard_rule.ShardRule`. None for a store of one
+            file.
         workers: Threads; None for one a core.
         decoder: Name of the decoder, see :func:`packstore.images.decoders.get_decoder`.
         max_pixels: An image whose header says more pixels is a bad sample, and so is a file of more than 8 bytes for
@@ -199,9 +202,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     started = time.monotonic() if started is None else started
     check_space(plan)
     workers = plan.options.workers or default_workers()
-    if plan.auto_normalize:
-        normalization = _statistics(plan, workers, progress).normalization()
-        plan = replace(plan, encode=replace(plan.encode, normalization=normalization), auto_normalize=False)
+    plan = _normalized(plan, workers, progress)
     encoder = plan.encoder()
     if encoder.passes_through:
         # Reading a small file is system calls and Python: threads would only wait for each other's GIL. Measured for
@@ -228,23 +229,19 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         encoding=plan.encode.encoding,
         columns=columns,
         overwrite=plan.options.overwrite,
-        shard_size=plan.options.shard_bytes,
+        sharded=plan.shards is not None,
         identity=identity,
         restart=plan.options.restart,
     )
     try:
         with builder:
-            builder.describe(
-                origin=_origin(plan),
-                normalization=plan.encode.normalization,
-                options=recorded_options(plan),
-                versions={"packstore": packstore.__version__} | encoder.versions(),
-            )
+            _describe(builder, plan, encoder)
             progress(Progress("pack", 0, total, 0))
             resumed = ResumedRecords(plan, builder)
             reached = PositionTracker(resumed.position)
+            cuts = plan.shards.cuts() if plan.shards else None
             for packed in _records(plan, encoder, resumed, workers):
-                _append(builder, packed, columns)
+                _append(builder, packed, columns, cuts)
                 reached.add(packed.seen, packed.skipped, packed.oriented)
                 kept.update(packed.kept)
                 lossy += packed.lossy
@@ -275,6 +272,50 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         raise
     report = _report(plan, manifest, source_bytes, started, tuple(reached.skipped), resumed.records)
     return replace(report, kept=dict(kept), lossy=lossy, palette=_all_palette(plan, manifest, palette))
+
+
+def pack_shard(plan: Plan, number: int, path: Path, progress: ProgressCallback = no_progress) -> Manifest | None:
+    """Packs one shard of a plan to ``path``: the very bytes that it has in the store of the whole plan.
+
+    No other shard is needed for it, so the shards of a plan can be packed in any order and by any number of machines.
+
+    Returns:
+        Its manifest; None where all of its samples were skipped, so that the store has no such shard.
+
+    Raises:
+        UsageError: The plan has no shards, or fewer.
+    """
+    workers = plan.options.workers or default_workers()
+    plan = _normalized(plan, workers, progress)
+    encoder, skipped = plan.encoder(), 0
+    entries = plan.shards.entries(plan.source.entries(plan.options.split), number) if plan.shards else iter(())
+    columns = _columns(encoder, plan)
+    with create_store(path, format=plan.format, encoding=plan.encode.encoding, columns=columns) as builder:
+        _describe(builder, plan, encoder)
+        for packed in _packed_batches(plan, encoder, entries, workers):
+            _append(builder, packed, columns)
+            skipped += len(packed.skipped)
+            progress(Progress("pack", builder.records + skipped, None, 0))
+        if not builder.records + skipped:
+            raise UsageError(f"the plan has no shard {number}")
+        return builder.commit() if builder.records else None
+
+
+def _normalized(plan: Plan, workers: int, progress: ProgressCallback) -> Plan:
+    """The plan with the normalisation that it asks to compute."""
+    if not plan.auto_normalize:
+        return plan
+    normalization = _statistics(plan, workers, progress).normalization()
+    return replace(plan, encode=replace(plan.encode, normalization=normalization), auto_normalize=False)
+
+
+def _describe(builder: StoreBuilder, plan: Plan, encoder: Encoder) -> None:
+    builder.describe(
+        origin=_origin(plan),
+        normalization=plan.encode.normalization,
+        options=recorded_options(plan),
+        versions={"packstore": packstore.__version__} | encoder.versions(),
+    )
 
 
 def _all_palette(plan: Plan, manifest: Manifest, palette: Counter[int]) -> tuple[str, ...]:
@@ -321,13 +362,26 @@ def _packed_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], work
     )
 
 
-def _append(builder: StoreBuilder, packed: Packed, columns: tuple[Column, ...]) -> None:
+def _first_of_shards(packed: Packed, cuts: ShardCuts) -> set[int]:
+    """Positions in ``packed.entries`` with which shards begin; the entry that begins one may have been skipped."""
+    firsts, place = set(), 0
+    for entry in packed.seen:
+        if cuts.begins(entry):
+            firsts.add(place)
+        place += place < len(packed.entries) and packed.entries[place] is entry
+    return firsts
+
+
+def _append(builder: StoreBuilder, packed: Packed, columns: tuple[Column, ...], cuts: ShardCuts | None = None) -> None:
     entries = packed.entries
+    firsts = _first_of_shards(packed, cuts) if cuts is not None else set()
     first = 0
     while first < len(entries):
+        if first in firsts:
+            builder.cut()
         split = entries[first].split
         last = first + 1
-        while last < len(entries) and entries[last].split == split:
+        while last < len(entries) and entries[last].split == split and last not in firsts:
             last += 1
         run = slice(first, last)
         values: dict[str, Any] = {"key": [entry.key for entry in entries[run]]}
@@ -339,6 +393,8 @@ def _append(builder: StoreBuilder, packed: Packed, columns: tuple[Column, ...]) 
         checksums = np.array(packed.checksums[run], np.uint64)
         builder.append(packed.records[run], values, split, checksums=checksums)
         first = last
+    if len(entries) in firsts:
+        builder.cut()
 
 
 def _statistics(plan: Plan, workers: int, progress: ProgressCallback) -> DatasetStatistics:

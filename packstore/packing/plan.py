@@ -21,6 +21,7 @@ from packstore.images.encode import EncodeOptions, Encoder, Encoding, encodings_
 from packstore.images.encode.options import turned_by_readers
 from packstore.images.normalization import MeanAndStd, as_normalization
 from packstore.images.sniff import MAX_PIXELS
+from packstore.packing.shard_rule import ShardRule
 from packstore.sources import open_source
 from packstore.sources.base import Entry, Source, Survey
 from packstore.stores import format_of, is_store
@@ -99,6 +100,7 @@ class Plan:
         estimate_bytes: Size of the result, estimated.
         free_bytes: Free space where it goes.
         options: The options as given.
+        shards: Where shards end; None for a store of one file.
     """
 
     source: Source
@@ -111,6 +113,7 @@ class Plan:
     estimate_bytes: int
     free_bytes: int
     options: ConvertOptions
+    shards: ShardRule | None = None
 
     def encoder(self) -> Encoder:
         return make_encoder(self.encode, self.survey, self.shape, reencode=self.options.quality is not None)
@@ -165,7 +168,12 @@ def make_plan(
                 f"nothing is decoded for the encoding {encode.encoding} of this source, so a decoder cannot apply; "
                 "leave it out, or add --check decode"
             )
-        plan = replace(plan, estimate_bytes=_estimate(format, encoder, survey, probe))
+        sampled = probe.encoded_sizes(encoder, survey.records)
+        plan = replace(plan, estimate_bytes=_estimate(format, encoder, survey, [size for _, size in sampled]))
+        if options.shard_bytes is not None:
+            image = encoder.columns()[0]
+            nbytes = image.record_nbytes if image.kind == "fixed" else None
+            plan = replace(plan, shards=ShardRule.of(options.shard_bytes, nbytes, sampled))
     except BaseException:
         opened.close()
         raise
@@ -277,12 +285,16 @@ class _Probe:
         step = max(1, records // count)
         return islice(self._source.entries(self._split), 0, count * step, step)
 
-    def encoded_sizes(self, encoder: Encoder, records: int) -> list[int]:
-        """Bytes of the sampled records. Bad samples are left to the conversion, which has a policy for them."""
-        sizes = []
+    def encoded_sizes(self, encoder: Encoder, records: int) -> list[tuple[int, int]]:
+        """Bytes of samples in the source, and as records; none where these are known without. Bad samples are left to
+        the conversion, which has a policy for them."""
+        sizes: list[tuple[int, int]] = []
+        if encoder.passes_through or encoder.columns()[0].kind == "fixed":
+            return sizes
         for entry in self.entries(records):
             try:
-                sizes.append(memoryview(encoder(entry.key, self._source.read(entry)).record).nbytes)
+                record = encoder(entry.key, self._source.read(entry)).record
+                sizes.append((entry.size_bytes, memoryview(record).nbytes))
             except SampleError:
                 continue
         return sizes
@@ -327,7 +339,7 @@ def _uniform_shape(encode: EncodeOptions, survey: Survey, probe: _Probe) -> tupl
     return next(iter(shapes), None)
 
 
-def _estimate(format: str, encoder: Encoder, survey: Survey, probe: _Probe) -> int:
+def _estimate(format: str, encoder: Encoder, survey: Survey, sampled: list[int]) -> int:
     records = survey.records
     image = encoder.columns()[0]
     columns = survey.key_bytes + records * (8 + 8 + 8 * len(survey.columns))
@@ -338,8 +350,7 @@ def _estimate(format: str, encoder: Encoder, survey: Survey, probe: _Probe) -> i
         padding = (count * (container.stored_bytes(size) - size) for size, count in survey.size_counts.items())
         images = survey.size_bytes + sum(padding)
     else:
-        sizes = probe.encoded_sizes(encoder, records)
-        each = [container.stored_bytes(size) for size in sizes]
+        each = [container.stored_bytes(size) for size in sampled]
         images = sum(each) * records // max(1, len(each))
     return images + columns + container.overhead_bytes
 

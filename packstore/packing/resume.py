@@ -49,6 +49,7 @@ def _fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dic
         "check": plan.encode.check,
         "max pixels": plan.encode.max_pixels,
         "shard size": plan.options.shard_bytes,
+        "shards": dataclasses.asdict(plan.shards) if plan.shards else None,
         "libraries": encoder.versions(),
         "packstore": packstore.__version__,
         "columns": [dataclasses.asdict(column) for column in columns],

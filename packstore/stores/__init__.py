@@ -81,6 +81,7 @@ def create_store(
     encoding: str,
     columns: Sequence[Column],
     overwrite: bool = False,
+    sharded: bool = False,
     shard_size: int | None = None,
     identity: Identity | None = None,
     restart: bool = False,
@@ -94,8 +95,9 @@ def create_store(
         columns: All columns without size and digest: ``image`` first, then labels, ``key`` (ragged), ``checksum``
             (uint64) and, for raw pixels of varying size, ``shape`` (int32, ``(3,)``).
         overwrite: Replace a store at ``path``, once the new one is complete. Nothing else is ever replaced.
-        shard_size: Bytes of images after which a new shard begins; ``path`` becomes a directory of shards. None for
-            one file.
+        sharded: ``path`` becomes a directory of shards, each ended by :meth:`StoreBuilder.cut`.
+        shard_size: The same, and a shard also ends before it would have more bytes of images than this, and with each
+            split. None where only the caller cuts.
         identity: With it an interrupted run leaves its work beside ``path``, and another one with an equal identity
             can go on from there: see :mod:`packstore.stores.builder.journal`. None to leave nothing behind.
         restart: Do not go on from an interrupted run.
@@ -113,6 +115,7 @@ def create_store(
         encoding=encoding,
         columns=columns,
         overwrite=overwrite,
+        sharded=sharded,
         shard_size=shard_size,
         identity=identity,
         restart=restart,

@@ -399,3 +399,21 @@ def test_what_is_needed_soon_may_be_said_of_any_value(tmp_path: Path) -> None:
                 reader.will_need(i, view)
                 assert bytes(view) == bytes(records.images[i])
             reader.will_need(0, memoryview(b"elsewhere"))
+
+
+@pytest.mark.parametrize("transaction", [1 << 14, 4 << 20])
+def test_suspended_or_not_it_has_the_same_bytes(
+    tmp_path: Path, transaction: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb_store, "_TXN_BYTES", transaction)
+    records = make_records("ragged", 90, sizes=[100 * (i % 60) for i in range(90)])
+    columns, data = finished(records)
+    manifest = Manifest("lmdb", records.encoding, len(records), columns, ORIGIN)
+    values = {n: Ragged(v[1], np.frombuffer(v[0], "u1")) if isinstance(v, tuple) else v for n, v in data.items()}
+    for name in ("kept", "suspended"):
+        writer = lmdb_store.LmdbWriter(tmp_path / name, records.columns[0])
+        writer.append(records.images)
+        if name == "suspended":
+            writer.suspend()
+        writer.seal(manifest, values)
+    assert (tmp_path / "kept/data.mdb").read_bytes() == (tmp_path / "suspended/data.mdb").read_bytes()

@@ -61,6 +61,7 @@ class StoreBuilder:
         encoding: str,
         columns: Sequence[Column],
         overwrite: bool = False,
+        sharded: bool = False,
         shard_size: int | None = None,
         identity: Identity | None = None,
         restart: bool = False,
@@ -74,7 +75,7 @@ class StoreBuilder:
         self._format: Format = FORMATS[format]
         self._encoding = encoding
         self._columns = blank
-        self._shard_size = shard_size
+        self._cut_splits = shard_size is not None
         self._runs: list[Split] = []
         self._splitless = False
         self.records = 0
@@ -84,11 +85,17 @@ class StoreBuilder:
         self._journal: Journal | None = None
         self.kept: Path | None = None
         self._staging = Staging(Path(path), overwrite=overwrite, owned=owned_files)
-        self._files = OutputFiles(self._staging.path, self._format, blank[0], shard_size)
+        self._files = OutputFiles(
+            self._staging.path,
+            self._format,
+            blank[0],
+            sharded=sharded or shard_size is not None,
+            shard_size=shard_size,
+        )
         try:
             self._take_up(identity, restart)
             with writing(self._staging.destination):
-                if shard_size is not None:
+                if self._files.sharded:
                     self._staging.path.mkdir()
                 for column in (*blank[1:], ROW_CHECKSUM, _HASHES):  # the digest of the records needs these anyway
                     if column.name not in self._spools:
@@ -148,6 +155,11 @@ class StoreBuilder:
             self.interrupted.remove()  # this run has more
             self._files.interrupted = None
 
+    def cut(self) -> None:
+        """Ends the shard: the next record begins another. Nothing happens before the first record of a shard, or in a
+        store of one file."""
+        self._files.cut()
+
     def append(
         self,
         images: Sequence[Buffer],
@@ -173,6 +185,8 @@ class StoreBuilder:
         sizes = [len(b) for b in buffers]
         values = self._checked(buffers, sizes, columns, checksums)
         self._check_split(split)
+        if buffers and self._cut_splits and self._runs and self._runs[-1].name != split:
+            self.cut()
         try:
             with writing(self._staging.destination):
                 for name, column in values.items():
@@ -378,7 +392,7 @@ class StoreBuilder:
 
         def describe(file: OutputFile) -> tuple[Manifest, dict[str, ColumnData]]:
             manifest, columns = self._describe(file)
-            if self._shard_size is None:
+            if not self._files.sharded:
                 manifest = dataclasses.replace(manifest, options=options, skipped=skipped)
             return manifest, columns
 

@@ -45,35 +45,40 @@ Describe = Callable[[OutputFile], tuple[Manifest, Mapping[str, ColumnData]]]
 
 
 class OutputFiles:
-    """Writes images in order to one file, or to shards of a given size.
+    """Writes images in order to one file, or to shards.
 
     Attributes:
+        sharded: Whether there are shards.
         sealed: The shards that are sealed.
         interrupted: The interrupted run whose sealed shards are reused, or None.
     """
 
-    def __init__(self, path: Path, format: Format, image: Column, shard_size: int | None) -> None:
-        """``path`` is the file, or with ``shard_size`` (bytes of images a shard) the directory of shards."""
+    def __init__(self, path: Path, format: Format, image: Column, *, sharded: bool, shard_size: int | None) -> None:
+        """``path`` is the file, or the directory of shards. These end where :meth:`cut` says, and with ``shard_size``
+        before they would have more bytes of images."""
         self._path = path
         self._format = format
         self._image = image
+        self.sharded = sharded
         self._shard_size = shard_size
+        self._cut = False
         self._files: list[OutputFile] = []
         self.sealed: list[Shard] = []
         self.interrupted: InterruptedRun | None = None
 
     def write(self, buffers: Sequence[bytes | memoryview], sizes: list[int], first_record: int) -> None:
         """Gives images to the current file, and begins a new one where its size would pass the shard size."""
-        if not self._files:
+        if not buffers:
+            return
+        if not self._files or (self._cut and self._files[-1].stop > self._files[-1].start):
             self._begin(first_record)
+        self._cut = False
         first = 0
         if self._shard_size is not None:
             for i, size in enumerate(sizes):
                 file = self._files[-1]
                 if file.nbytes + size > self._shard_size and first_record + i > file.start:
                     _append(file, buffers[first:i])
-                    if file.writer is not None:
-                        file.writer.suspend()
                     first = i
                     file = self._begin(first_record + i)
                 file.nbytes += size
@@ -81,14 +86,18 @@ class OutputFiles:
             self._files[-1].nbytes += sum(sizes)
         _append(self._files[-1], buffers[first:])
 
+    def cut(self) -> None:
+        """Ends the shard, if it has a record: the next one begins another. Of a store of one file, nothing."""
+        self._cut = self.sharded
+
     def seal_full(self, describe: Describe) -> None:
         """Seals the shards that get no more records; all columns of these must have been appended."""
-        while self._shard_size is not None and len(self.sealed) < len(self._files) - 1:
+        while self.sharded and len(self.sealed) < len(self._files) - 1:
             self._seal_shard(describe)
 
     def seal_all(self, describe: Describe) -> Manifest | None:
         """Seals what is left; returns the manifest of the only file, or None in a sharded store."""
-        if self._shard_size is None:
+        if not self.sharded:
             (file,) = self._files
             manifest, columns = describe(file)
             _seal(file, manifest, columns)
@@ -101,8 +110,10 @@ class OutputFiles:
         return [file.writer for file in self._files if file.writer is not None]
 
     def _begin(self, start: int) -> OutputFile:
+        if self._files and (full := self._files[-1].writer) is not None:
+            full.suspend()
         number = len(self._files)
-        path = self._path if self._shard_size is None else self._path / self._format.shard_name(number)
+        path = self._path / self._format.shard_name(number) if self.sharded else self._path
         file = OutputFile(path, start, start)
         shard = self.interrupted.sealed(number, start) if self.interrupted is not None else None
         if self.interrupted is not None and shard is not None:
@@ -131,10 +142,9 @@ class OutputFiles:
 
 
 def _append(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> None:
-    if buffers:
-        if file.writer is not None:
-            file.writer.append(buffers)
-        file.stop += len(buffers)
+    if file.writer is not None:
+        file.writer.append(buffers)
+    file.stop += len(buffers)
 
 
 def _seal(file: OutputFile, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:

@@ -87,14 +87,13 @@ class LmdbWriter(Writer):
 
     def suspend(self) -> None:
         self._syncer.shutdown(wait=True, cancel_futures=True)
-        self._flush()
-        self._env.close()
-        self._env = None
+        self._close()
 
     def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
-        if self._env is None:
-            self._open()
-        self._flush()
+        # Always into an environment that was just opened: LMDB takes other free pages in one that has written before,
+        # and the file must not depend on whether it was suspended.
+        self._close()
+        self._open()
         parts: dict[str, NDArray[Any] | bytes] = {_MANIFEST: manifest.to_json().encode("ascii")}
         for name, data in columns.items():
             if isinstance(data, Ragged):
@@ -121,6 +120,12 @@ class LmdbWriter(Writer):
         self._syncer.shutdown(wait=wait, cancel_futures=True)
         self._pending = []
         if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def _close(self) -> None:
+        if self._env is not None:
+            self._flush()
             self._env.close()
             self._env = None
 

@@ -1,0 +1,137 @@
+"""Shards end where the plan says, whatever was packed before them; any process makes any shard, to the byte."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packstore
+from packstore.core.errors import UsageError
+from packstore.packing.conversion import pack_shard
+from packstore.packing.plan import ConvertOptions, make_plan
+from packstore.packing.shard_rule import ShardRule
+from packstore.sources.base import Entry
+from packstore.stores import open_store
+from tests.makers.datasets import make_folder
+from tests.makers.stores import content
+
+SUFFIXES = (".lmdb", ".h5", ".pth")
+PASSING: dict[str, Any] = {"encoding": "original", "shard_size": 8000}
+ENCODING: dict[str, Any] = {"encoding": "jpeg", "resize": 32, "shard_size": 3000}
+PIXELS: dict[str, Any] = {"encoding": "uint8", "size": 16, "shard_size": 5 * 768}
+FLOATS: dict[str, Any] = {"encoding": "float16", "size": 16, "shard_size": 5000, "normalize": "auto"}
+
+PROGRAM = """
+import sys, json
+from pathlib import Path
+from packstore.packing import conversion
+from packstore.packing.plan import ConvertOptions, make_plan
+source, store, options, folder, *numbers = sys.argv[1:]
+for number in map(int, numbers):
+    plan = make_plan(Path(source), Path(store), ConvertOptions(**json.loads(options)))
+    conversion.pack_shard(plan, number, Path(folder, f"{number}{Path(store).suffix}"))
+"""
+
+
+def entries(*sizes: int, splits: str = "") -> Iterator[Entry]:
+    return (
+        Entry(str(i), split.strip(), (), size, i)
+        for i, (size, split) in enumerate(zip(sizes, splits or " " * 99, strict=False))
+    )
+
+
+def cut(rule: ShardRule, some: Iterator[Entry]) -> list[int]:
+    cuts = rule.cuts()
+    return [int(entry.key) for entry in some if cuts.begins(entry)]
+
+
+def test_the_rule() -> None:
+    assert cut(ShardRule("bytes", 10), entries(4, 6, 1, 20, 1, 9, 1)) == [0, 2, 3, 4, 6]
+    assert cut(ShardRule("samples", 3), entries(4, 6, 1, 20, 1, 9, 1)) == [0, 3, 6]
+    assert cut(ShardRule("samples", 3), entries(1, 1, 1, 1, 1, 1, 1, splits="aabbbba")) == [0, 2, 5, 6]
+    rule = ShardRule("bytes", 10)
+    assert [[int(e.key) for e in rule.entries(entries(4, 6, 1, 20, 1), n)] for n in range(4)] == [[0, 1], [2], [3], [4]]
+    assert list(rule.entries(entries(4, 6), 1)) == []
+
+
+def test_the_rule_of_a_size() -> None:
+    assert ShardRule.of(1000, 300, []) == ShardRule("samples", 3)
+    assert ShardRule.of(10, 300, []) == ShardRule("samples", 1)
+    assert ShardRule.of(1000, None, []) == ShardRule("bytes", 1000)
+    assert ShardRule.of(1000, None, [(200, 90), (100, 60)]) == ShardRule("bytes", 2000)
+    assert ShardRule.of(1000, None, [(0, 0)]) == ShardRule("bytes", 1000)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("photos"), per_class=5)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(1, per="suffix")
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("options", [PASSING, ENCODING, PIXELS, FLOATS], ids=lambda o: o["encoding"])
+def test_shards_in_any_order_each_in_a_process_of_its_own(
+    folder: Path, tmp_path: Path, suffix: str, options: dict[str, Any], rng: random.Random
+) -> None:
+    whole = tmp_path / f"whole{suffix}"
+    manifest = packstore.convert(folder, whole, **options).manifest
+    assert manifest.shards is not None
+    count = len(manifest.shards)
+    assert count > 3
+    numbers = rng.sample(range(count), 2)
+    for number in numbers:
+        arguments = [str(folder), str(tmp_path / f"other{suffix}"), json.dumps(options), str(tmp_path), str(number)]
+        subprocess.run([sys.executable, "-c", PROGRAM, *arguments], check=True)
+        packed = content(tmp_path / f"{number}{suffix}")
+        assert list(packed.values()) == list(content(whole / manifest.shards.name(number)).values())
+
+
+@pytest.mark.sampled(2, fast=1)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("options", [PASSING, ENCODING], ids=lambda o: o["encoding"])
+def test_all_shards_of_a_plan_are_the_store(folder: Path, tmp_path: Path, suffix: str, options: dict[str, Any]) -> None:
+    whole = tmp_path / f"whole{suffix}"
+    manifest = packstore.convert(folder, whole, **options).manifest
+    assert manifest.shards is not None
+    plan = make_plan(folder, tmp_path / f"other{suffix}", ConvertOptions(**options))
+    for number in reversed(range(len(manifest.shards))):
+        assert pack_shard(plan, number, tmp_path / manifest.shards.name(number)) is not None
+        packed = content(tmp_path / manifest.shards.name(number))
+        assert list(packed.values()) == list(content(whole / manifest.shards.name(number)).values())
+    with pytest.raises(UsageError, match=f"the plan has no shard {len(manifest.shards)}"):
+        pack_shard(plan, len(manifest.shards), tmp_path / "none.h5")
+
+
+def cuts_of(path: Path) -> list[list[str]]:
+    """The keys in each shard."""
+    with open_store(path) as reader:
+        return [[part.key(i) for i in range(len(part))] for part in reader.parts()]
+
+
+def test_skipped_samples_move_no_cut(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "photos", per_class=5)
+    packstore.convert(folder, tmp_path / "all.h5", **PASSING)
+    before = cuts_of(tmp_path / "all.h5")
+    assert len(before) > 4
+    bad = [before[1][0], before[2][-1], *before[3]]  # the first of one shard, the last of another, and one as a whole
+    for key in bad:
+        (folder / key).write_bytes(bytes((folder / key).stat().st_size))
+    packstore.convert(folder, tmp_path / "some.h5", **PASSING, on_error="skip")
+    after = [[key for key in shard if key not in bad] for shard in before]
+    assert cuts_of(tmp_path / "some.h5") == [shard for shard in after if shard]
+    plan = make_plan(folder, tmp_path / "other.h5", ConvertOptions(**PASSING, on_error="skip"))
+    assert pack_shard(plan, 0, tmp_path / "0.h5") is not None
+    assert pack_shard(plan, 3, tmp_path / "3.h5") is None
+
+
+def test_a_shard_holds_one_split(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "x.h5", shard_size="1GB")
+    assert [{key.partition("/")[0] for key in shard} for shard in cuts_of(tmp_path / "x.h5")] == [{"train"}, {"val"}]
