@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -121,7 +122,7 @@ def _sharded(path: Path) -> DamagedStore:
     if table is not None:
         assert whole is not None
         table, proven = _table(path, whole.manifest.records, table, notes)
-        names = [shard_name(i, table.suffix) for i in range(table.length)]
+        names = _names(table, proven, there)
         notes += [f"{name} is not the store's, and is left out" for name in sorted(there.keys() - set(names))]
     else:
         if len(set(there.values())) != 1:
@@ -140,6 +141,8 @@ def _sharded(path: Path) -> DamagedStore:
         start += file.records or 0
         if file.records is None:
             notes.append(f"{name} is lost, and how many records it had; those behind it have lower numbers now")
+    if not proven:
+        files = _by_split(files, whole)
     manifests = [m for m in map(_manifest, files) if m is not None]
     if whole is None and not manifests:
         raise StoreError(f"{printable(str(path))} holds shards, but nothing in them can be read")
@@ -148,6 +151,32 @@ def _sharded(path: Path) -> DamagedStore:
     # A shard of one record may be larger than the size that was asked for.
     largest = max((m.image.nbytes for m in manifests if m.records > 1), default=1)
     return DamagedStore(manifest, tuple(replace(p, width=width) for p in files), tuple(notes), max(1, largest))
+
+
+def _names(table: ShardTable, proven: bool, there: Mapping[str, Format]) -> list[str]:
+    """The names of the shards in order; of a table that nothing proves, by their numbers."""
+    if proven:
+        return table.names()
+    mine = sorted((name for name in there if name.endswith(table.suffix)), key=shard_number)
+    return mine if len(mine) == table.length else [shard_name(i, table.suffix) for i in range(table.length)]
+
+
+def _by_split(files: list[DamagedFile], whole: RecoveredManifest | None) -> list[DamagedFile]:
+    """Files that are in the order of their numbers, in that of a store: those of a split follow each other."""
+    order = [split.name for split in whole.manifest.splits] if whole is not None else []
+    places: list[int] = []
+    for file in files:
+        manifest = _manifest(file)
+        name = manifest.splits[0].name if manifest is not None and manifest.splits else None
+        if name is not None and name not in order:
+            order.append(name)
+        # One that tells nothing stays behind the one before it.
+        places.append(order.index(name) if name is not None else places[-1] if places else 0)
+    start, ordered = 0, []
+    for _, file in sorted(zip(places, files, strict=True), key=lambda pair: pair[0]):
+        ordered.append(replace(file, start=start))
+        start += file.records or 0
+    return ordered
 
 
 def _whole(path: Path, notes: list[str]) -> RecoveredManifest | None:

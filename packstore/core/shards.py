@@ -2,7 +2,8 @@
 
 The manifest of the store holds how many rows there are and the SHA-256 of all of them, by which every changed byte is
 found. A row holds all that is known of a shard without opening it, so that shards can be appended to a table, or left
-out of one, without reading any.
+out of one, without reading any. Shards are in the order of their records; the number in a row says which file it is, so
+that a shard put between others renames none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from packstore.core.errors import ManifestError
 
 TABLE_ROW = np.dtype(
     [
+        ("number", "<u8"),
         ("records", "<u8"),
         ("nbytes", "<u8"),
         ("image_nbytes", "<u8"),
@@ -29,13 +31,14 @@ TABLE_ROW = np.dtype(
         ("manifest_digest", "u1", (32,)),
     ]
 )
-"""A row of the table, 104 bytes; the fields are those of :class:`Shard`."""
+"""A row of the table, 112 bytes; the fields are those of :class:`Shard`."""
 SHARD = re.compile(r"shard-(?P<number>\d{5}|[1-9]\d{5,9})(?P<suffix>\.[a-z0-9._-]{1,32})")
 """The name of a shard, of whatever format."""
 TABLE = re.compile(r"table-[0-9a-f]{12}\.shards")
 """The name of a table: it has the first 12 digits of its SHA-256, so an old one is never taken for a new one."""
 
 _MAX_SHARDS = 10**7
+_MAX_NUMBER = 10**10
 _MAX_BYTES = 1 << 62
 _MAX_RECORDS = 10**10
 _SUFFIX = re.compile(r"\.[a-z0-9._-]{1,32}")
@@ -86,7 +89,7 @@ class Shard:
 
     @property
     def number(self) -> int:
-        """Its place in the store."""
+        """The number in its name."""
         return int(self.name[6 : self.name.index(".")])
 
 
@@ -137,10 +140,12 @@ class ShardTable(Sequence[Shard]):
         rows = np.frombuffer(data, TABLE_ROW)
         records = rows["records"]
         good = (records >= 1) & (records <= _MAX_RECORDS)
-        good &= (rows["nbytes"] < _MAX_BYTES) & (rows["image_nbytes"] < _MAX_BYTES)
+        good &= (rows["nbytes"] < _MAX_BYTES) & (rows["image_nbytes"] < _MAX_BYTES) & (rows["number"] < _MAX_NUMBER)
         if not good.all():
             row = int(np.argmin(good))
-            raise ManifestError(f"the table of shards has an impossible row {row}: {rows[row].tolist()[:3]}")
+            raise ManifestError(f"the table of shards has an impossible row {row}: {rows[row].tolist()[:4]}")
+        if len(np.unique(rows["number"])) != len(rows):
+            raise ManifestError("the table of shards names a shard twice")
         return ShardTable(self.length, self.digest, self.suffix, rows)
 
     @property
@@ -157,9 +162,13 @@ class ShardTable(Sequence[Shard]):
         np.cumsum(self.table["records"], dtype=np.int64, out=starts[1:])
         return starts
 
-    def name(self, number: int) -> str:
-        """The name of a shard."""
-        return shard_name(number, self.suffix)
+    def name(self, place: int) -> str:
+        """The name of the shard at a place in the table."""
+        return shard_name(int(self.table["number"][place]), self.suffix)
+
+    def names(self) -> list[str]:
+        """The names of all shards, in order."""
+        return [shard_name(number, self.suffix) for number in self.table["number"].tolist()]
 
     def __len__(self) -> int:
         return self.length
@@ -190,5 +199,5 @@ def rows_of(shards: Sequence[Shard]) -> NDArray[Any]:
     for i, shard in enumerate(shards):
         digests = (shard.records_digest, shard.digest, shard.manifest_digest)
         values = (np.frombuffer(bytes.fromhex(text), np.uint8) for text in digests)
-        rows[i] = (shard.records, shard.nbytes, shard.image_nbytes, *values)
+        rows[i] = (shard.number, shard.records, shard.nbytes, shard.image_nbytes, *values)
     return rows

@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,7 @@ class ShardedReader(Reader):
                         self._let_go()
                     held = self._files.pop(number, None)  # the reader's map holds it from here
                     try:
-                        reader = self._open[number] = self._open_shard(self._table[number], held)
+                        reader = self._open[number] = self._open_shard(number, held)
                     except StoreError:
                         self._refuse_replaced()
                         raise
@@ -203,7 +203,7 @@ class ShardedReader(Reader):
             same = False
         if not same:
             yield Problem(f"{MANIFEST_FILE} holds the manifest, but not as it was written")
-        names = {MANIFEST_FILE, shards.file, *map(shards.name, range(len(shards)))}
+        names = {MANIFEST_FILE, shards.file, *shards.names()}
         for entry in sorted(self.path.iterdir()):
             if entry.name not in names:
                 yield Problem(f"{printable(entry.name)!r} does not belong to the store")
@@ -270,7 +270,8 @@ class ShardedReader(Reader):
         if size != nbytes:
             raise StoreError(f"{self._where(name)} has {size} bytes, expected {nbytes}")
 
-    def _open_shard(self, shard: Shard, held: int | None) -> Reader:
+    def _open_shard(self, number: int, held: int | None) -> Reader:
+        shard = self._table[number]
         path, where = self.path / shard.name, self._where(shard.name)
         try:
             # Without a descriptor it could not be opened earlier, which may have changed.
@@ -278,13 +279,13 @@ class ShardedReader(Reader):
         except OSError as error:
             raise StoreError(f"{where} cannot be opened: {error.strerror or error}") from error
         try:
-            self._check_file(shard.number, shard.nbytes, file)
+            self._check_file(number, shard.nbytes, file)
             reader = self._format.open(path, file)
         finally:
             os.close(file)
         found, whole = reader.manifest, self.manifest
         same = found.format == whole.format and found.encoding == whole.encoding and found.records == shard.records
-        if not same or found.shards or [c.declared for c in found.columns] != [c.declared for c in whole.columns]:
+        if not same or found.shards or not _same_columns(found.columns, whole.columns):
             reader.close()
             raise StoreError(
                 f"{where} is of another store: it holds {found.records} records of {found.encoding} "
@@ -311,9 +312,9 @@ def _hold(manifest: Manifest, path: Path) -> tuple[dict[int, int], int]:
     promised = allow_open_files(_FILES_A_SHARD * min(len(table), _MOST_OPEN))
     files: dict[int, int] = {}
     if promised >= _FILES_A_SHARD * len(table):
-        for number in range(len(table)):
+        for number, name in enumerate(table.names()):
             with suppress(OSError):
-                files[number] = open_regular(format.data_file(path / table.name(number)))
+                files[number] = open_regular(format.data_file(path / name))
     return files, promised
 
 
@@ -392,3 +393,16 @@ def _copied(values: ColumnData) -> ColumnData:
     if isinstance(values, Ragged):
         return Ragged(values.offsets.copy(), values.data.copy())
     return values.copy()
+
+
+def _same_columns(shard: Sequence[Column], whole: Sequence[Column]) -> bool:
+    """Whether a shard has the columns of its store. It may lack the last classes: what was appended has them."""
+    if len(shard) != len(whole):
+        return False
+    for mine, column in zip(shard, whole, strict=True):
+        classes = mine.classes
+        if classes is not None and column.classes is not None and column.classes[: len(classes)] == classes:
+            classes = column.classes
+        if dataclasses.replace(mine.declared, classes=classes) != column.declared:
+            return False
+    return True

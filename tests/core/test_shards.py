@@ -24,7 +24,7 @@ def test_both_ways(tmp_path: Path) -> None:
     shards = [shard(i) for i in range(5)]
     table = ShardTable.of(shards, ".h5")
     data = table.table.tobytes()
-    assert len(data) == table.nbytes == 5 * TABLE_ROW.itemsize == 520
+    assert len(data) == table.nbytes == 5 * TABLE_ROW.itemsize == 560
     assert hashlib.sha256(data).hexdigest() == table.digest
     assert table.file == f"table-{table.digest[:12]}.shards"
     read = ShardTable(5, table.digest, ".h5").read(data)
@@ -41,6 +41,16 @@ def test_both_ways(tmp_path: Path) -> None:
     assert (np.fromfile(tmp_path / table.file, TABLE_ROW) == rows_of(shards)).all()
 
 
+def test_names_go_by_number_and_not_by_place() -> None:
+    shards = [shard(3), shard(0), shard(7)]
+    table = ShardTable.of(shards, ".h5")
+    assert table.names() == [s.name for s in shards] == [table.name(i) for i in range(3)]
+    assert [*table] == shards
+    data = rows_of([shard(1), shard(2), shard(1)]).tobytes()
+    with pytest.raises(ManifestError, match="names a shard twice"):
+        ShardTable(3, hashlib.sha256(data).hexdigest(), ".h5").read(data)
+
+
 def test_every_changed_byte_is_found() -> None:
     table = ShardTable.of([shard(i) for i in range(3)], ".h5")
     data = table.table.tobytes()
@@ -50,11 +60,11 @@ def test_every_changed_byte_is_found() -> None:
         with pytest.raises(ManifestError, match="table of shards is damaged"):
             table.read(bytes(changed))
     for cut in (b"", data[:-1], data + b"x"):
-        with pytest.raises(ManifestError, match="bytes, expected 312"):
+        with pytest.raises(ManifestError, match="bytes, expected 336"):
             table.read(cut)
 
 
-@pytest.mark.parametrize("field", ["records", "nbytes", "image_nbytes"])
+@pytest.mark.parametrize("field", ["number", "records", "nbytes", "image_nbytes"])
 @pytest.mark.parametrize("value", [2**62, 2**63, 2**64 - 1])
 def test_a_row_that_cannot_be(field: str, value: int) -> None:
     rows = rows_of([shard(i) for i in range(3)])
