@@ -403,6 +403,6 @@ def _same_columns(shard: Sequence[Column], whole: Sequence[Column]) -> bool:
         classes = mine.classes
         if classes is not None and column.classes is not None and column.classes[: len(classes)] == classes:
             classes = column.classes
-        if dataclasses.replace(mine.declared, classes=classes) != column.declared:
+        if dataclasses.replace(mine, classes=classes).declared != column.declared:
             return False
     return True
