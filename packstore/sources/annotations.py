@@ -10,10 +10,11 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, printable
+from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
 from packstore.sources.tree import Tree, open_tree
 
@@ -25,9 +26,12 @@ _METADATA = re.compile(
     r"(metadata|labels?|annotations?|captions?|_annotations\.coco)\.(csv|tsv|jsonl?|parquet)|data\.ya?ml"
 )
 _MASKS = re.compile(
-    r"(.*[_-])?(masks?|labels?|annotations?|segmentations?(class|object)?|seg|gt|ground_?truth|trimaps?|depths?)([_-].*)?"
+    r"(.*[_-])?(masks?|labels?|annotations?|segmentations?(class|object)?|seg|gt(fine|coarse)?|ground_?truth|"
+    r"trimaps?|depths?)([_-].*)?"
 )
-_IMAGES = re.compile(r"(images?|imgs?|jpegimages|inputs?|photos?|pictures?|rgb)")
+_IMAGES = re.compile(r"(images?|imgs?|jpegimages|leftimg8bit|inputs?|photos?|pictures?|rgb)")
+_BESIDE = re.compile(r"(.+)[_-](masks?|labels?|seg|segmentation|gt|ground_?truth|trimap|depth|matte)")
+_KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
 _NAMED = 4
 _FOLDERS, _NAMES, _FILES, _BYTES = 256, 256, 64, 1 << 18
 """At most so many folders are looked at, names in each, files read, and bytes of each of these."""
@@ -48,30 +52,61 @@ class _Folder:
 def annotated(path: Path, kind: str) -> AmbiguousSourceError:
     """The error for a folder of the given kind with annotations, which it does not read."""
     tree = open_tree(path)
-    found = [] if tree is None else find_annotations(tree)
+    folders = [] if tree is None else list(_look(tree))
+    found = [] if tree is None else _all_annotations(tree, folders)
     some = ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
     return AmbiguousSourceError(
-        f"{printable(str(path))} holds more than images: {some}. Pack the images alone with --source {kind}; or give "
-        "labels in a CSV file (columns file,label) with --labels"
+        f"{printable(str(path))} holds more than images: {some}. Pack the images alone {_alone(path, kind, folders)}; "
+        "or give labels in a CSV file (columns file,label) with --labels"
     )
 
 
 def find_annotations(tree: Tree) -> list[str]:
     """What seems to annotate the images of ``tree``: a phrase each (``"metadata.csv"``), none where nothing does."""
-    folders = list(_look(tree))
-    found = [*_sidecars(folders), *_masks(folders)]
-    known = {os.path.splitext(name)[0] for folder in folders for name in folder.images}  # noqa: PTH122
+    return _all_annotations(tree, list(_look(tree)))
+
+
+def _all_annotations(tree: Tree, folders: list[_Folder]) -> list[str]:
+    found = [*_sidecars(folders), *_masks(folders).values(), *_masks_beside(folders)]
+    known = {stem for folder in folders for stem in _stems(folder.images)}
     read = 0
     for folder in folders:
         for name in folder.others:
-            lower, shown = name.lower(), printable(f"{folder.path}/{name}" if folder.path else name)
+            path = f"{folder.path}/{name}" if folder.path else name
+            lower, shown = name.lower(), printable(path)
             if _METADATA.fullmatch(lower) or (lower.endswith(_OPAQUE) and len(folder.others) < _NAMES):
                 found.append(shown)
             elif lower.endswith(_TEXT) and read < _FILES and not lower.startswith(("readme", "license")):
                 read += 1
-                if _mentions(tree.start(f"{folder.path}/{name}" if folder.path else name, _BYTES), known):
+                if _mentions(tree.start(path, _BYTES), known):
                     found.append(f"{shown} (it names the images)")
+                elif _KEPT.fullmatch(path.lower()) and _stem(name) not in known:
+                    found.append(shown)
     return list(dict.fromkeys(found))
+
+
+def _alone(path: Path, kind: str, folders: list[_Folder]) -> str:
+    """How the images are packed without what lies beside them: an option, or the folders to name instead."""
+    masks = _masks(folders)
+    holding = [
+        folder.path
+        for folder in folders
+        if folder.images and not any(f"{folder.path}/".startswith(f"{mask}/") for mask in masks)
+    ]
+    if any(_masks_beside(folders)):
+        return f"once the masks lie elsewhere (--source {kind} packs both)"
+    shared = takewhile(lambda part: part.lower() not in SPLIT_ORDER, os.path.commonpath(holding or [""]).split("/"))
+    if common := "/".join(shared):
+        return f"from their folder, {printable(str(path / common))}"
+    tops = {place.split("/")[0] for place in holding}
+    others = set(folders[0].folders) - tops if folders else set()
+    if holding == [""]:
+        return "with --source flat"
+    if not masks and (not others or all(top.lower() in SPLIT_ORDER for top in tops)):
+        return f"with --source {kind}"
+    if len(holding) <= _NAMED:
+        return "from their folders: " + ", ".join(printable(str(path / place)) for place in holding)
+    return f"with --source {kind}, once the rest is out of the folder"
 
 
 def _look(tree: Tree) -> Iterator[_Folder]:
@@ -104,7 +139,11 @@ def _growing(items: list[str]) -> Iterator[str]:
 
 
 def _stems(names: list[str]) -> set[str]:
-    return {os.path.splitext(name)[0] for name in names}  # noqa: PTH122
+    return {_stem(name) for name in names}
+
+
+def _stem(name: str) -> str:
+    return os.path.splitext(name)[0]  # noqa: PTH122
 
 
 def _sidecars(folders: list[_Folder]) -> Iterator[str]:
@@ -120,11 +159,13 @@ def _sidecars(folders: list[_Folder]) -> Iterator[str]:
             yield f"a {suffix} file for each image in {place}"
 
 
-def _masks(folders: list[_Folder]) -> Iterator[str]:
-    """Folders of images under the stems of another folder's images, where their names say what they are.
+def _masks(folders: list[_Folder]) -> dict[str, str]:
+    """Folders of masks, each with the phrase that says so.
 
-    Equal stems alone mean nothing: in many sets each class counts from 1.
+    They hold images under the stems of another folder's images, or lie beside a folder of images, and their names say
+    what they are. Equal stems alone mean nothing: in many sets each class counts from 1.
     """
+    found: dict[str, str] = {}
     holding = [folder for folder in folders if folder.images]
     for mask in holding:
         name = mask.path.rpartition("/")[2].lower()
@@ -137,8 +178,28 @@ def _masks(folders: list[_Folder]) -> Iterator[str]:
             common = _stems(mask.images) & _stems(image.images)
             if 2 * len(common) >= len(image.images):
                 beside = printable(image.path) or "the folder itself"
-                yield f"{printable(mask.path)} has files of the same names as {beside}"
+                found[mask.path] = f"{printable(mask.path)} has files of the same names as {beside}"
                 break
+    for folder in folders:
+        below = [f"{folder.path}/{name}" if folder.path else name for name in folder.folders]
+        below = [path for path in below if any(f"{each.path}/".startswith(f"{path}/") for each in holding)]
+        images = [path for path in below if _IMAGES.fullmatch(path.rpartition("/")[2].lower())]
+        for path in below:
+            known = any(f"{each}/".startswith(f"{path}/") for each in found)
+            if images and not known and _MASKS.fullmatch(path.rpartition("/")[2].lower()):
+                found[path] = f"{printable(path)} beside {printable(images[0])}"
+    return found
+
+
+def _masks_beside(folders: list[_Folder]) -> Iterator[str]:
+    """Masks that lie in the folder of their images: ``a_mask.png`` beside ``a.jpg``."""
+    for folder in folders:
+        stems = _stems(folder.images)
+        parts = [(stem, _BESIDE.fullmatch(stem.lower())) for stem in sorted(stems)]
+        pairs = [(stem, stem[: part.end(1)]) for stem, part in parts if part and stem[: part.end(1)] in stems]
+        if pairs and len(pairs) >= min(_MENTIONS, len(stems) // 2):
+            mask, image = map(printable, pairs[0])
+            yield f"masks beside their images in {printable(folder.path) or 'the folder itself'} ({mask}, {image})"
 
 
 def _mentions(text: bytes, known: set[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,26 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
         },
         "val/val_annotations.txt (it names the images)",
     ),
+    "coco in full": (
+        {
+            **{f"train2017/{number:012}.jpg": "" for number in range(9)},
+            **{f"val2017/{number:012}.jpg": "" for number in range(9, 12)},
+            "annotations/instances_train2017.json": '{"images": [{"file_name": "a name far down the list"}]}',
+        },
+        "annotations/instances_train2017.json",
+    ),
+    "cityscapes": (
+        {
+            f"{kind}/train/aachen/aachen_{number}_{kind}{tail}.png": ""
+            for kind, tail in (("leftImg8bit", ""), ("gtFine", "_labelIds"))
+            for number in range(3)
+        },
+        "gtFine beside leftImg8bit",
+    ),
+    "masks in the same folder": (
+        {f"{number}{tail}": "" for number in range(4) for tail in (".jpg", "_mask.png")},
+        "masks beside their images in the folder itself (0_mask, 0)",
+    ),
     "captions beside": ({"a.jpg": "", "a.txt": "a cat", "b.jpg": "", "b.txt": "a dog"}, "a .txt file for each image"),
     "a list of labels": ({"x/a.jpg": "", "x/b.jpg": "", "anything.csv": "id,y\nb,0\na,1\n"}, "anything.csv"),
 }
@@ -99,6 +120,7 @@ INNOCENT: dict[str, dict[str, str]] = {
     "a script": {"cat/a.jpg": "", "make.py": "a", "cat/notes.md": "a"},
     "hidden": {"cat/a.jpg": "", ".labels.csv": "a,1", ".git/config.txt": "a"},
     "masks as a class": {"masks/1.jpg": "", "faces/2.jpg": "", "masks/3.jpg": "", "faces/4.jpg": ""},
+    "names that end like masks": {"cat/red_label.jpg": "", "cat/blue_label.jpg": "", "cat/plain.jpg": ""},
     "nothing": {},
 }
 
@@ -147,20 +169,38 @@ def test_real_folders(demo_folder: Path, shared_data: Path) -> None:
     assert find_annotations(FolderTree(shared_data / "imagenet-600")) == []
 
 
+TOGETHER = ("masks in the same folder",)
+"""Layouts whose images no line packs alone: the masks lie among them."""
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_folder_with_annotations_is_a_question(name: str, tmp_path: Path) -> None:
-    """Exit code 2 (a usage error), what was seen, and the option that packs the images alone."""
+    """Exit code 2 (a usage error), what was seen, and what packs the images alone: that does."""
     files, expected = LAYOUTS[name]
     root = fill(tmp_path, files)
     with pytest.raises(AmbiguousSourceError) as caught:
         open_source(root)
     message = str(caught.value)
-    kind = (
-        "flat" if all("/" not in file for file in files if file.lower().endswith((".jpg", ".jpeg"))) else "imagefolder"
-    )
     assert expected.removesuffix(" (it names the images)") in message or "more" in message
-    assert f"--source {kind}" in message
-    assert open_source(root, kind=kind).kind == kind
+    advice = re.search(
+        r"Pack the images alone (?:with --source (\w+)|from their folders?[,:] (.*)); or give labels", message
+    )
+    assert advice is not None, message
+    kind, places = advice.groups()
+    sources = [open_source(root, kind=kind)] if kind else [open_source(Path(place)) for place in places.split(", ")]
+    packed = [entry.key.rpartition("/")[2] for source in sources for entry in source.entries()]
+    masks = re.compile(r"(^|/)(masks|gt|gtFine)/" if name not in TOGETHER else "$^")
+    images = [file for file in files if file.lower().endswith((".jpg", ".jpeg", ".png")) and not masks.search(file)]
+    assert sorted(packed) == sorted(image.rpartition("/")[2] for image in images)
+
+
+def test_where_no_folder_holds_the_images_alone_it_says_so(tmp_path: Path) -> None:
+    for number in range(6):
+        fill(tmp_path, {f"scene{number}/{part}/{n}.png": "" for part in ("rgb", "depth") for n in range(3)})
+    with pytest.raises(
+        AmbiguousSourceError, match="alone with --source imagefolder, once the rest is out of the folder"
+    ):
+        open_source(tmp_path)
 
 
 @pytest.mark.parametrize("name", INNOCENT)
