@@ -127,6 +127,12 @@ def load() -> float:
         dct_scaling=True,
         on_error="skip",
     )
+    singles = (
+        PackedLoader(dataset, augment=RandomCrop(32)),
+        PackedLoader(dataset, augment=torch.nn.Sequential(torch.nn.Identity())),
+        PackedLoader(dataset, augment=doubled),
+    )
+    print(*singles)
     try:
         ahead = packstore.prefetch(
             iterable=loader, device="cpu", normalize=([0.5] * 3, [0.2] * 3), dtype=torch.float16, ahead=2
