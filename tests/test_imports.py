@@ -39,7 +39,7 @@ ROOMS = (
     Room("sources", "core images stores", "numpy xxhash"),
     Room("packing", "core images stores sources", "numpy xxhash"),
     Room("checking", "core images stores sources packing", "numpy xxhash"),
-    Room("training", "core images stores", "numpy torch PIL"),
+    Room("training", "core images stores", "numpy torch PIL torchvision"),
     Room("diagnose", "core images stores packing training", "numpy torch PIL matplotlib"),
     Room("testing", "core images stores sources packing checking face", "numpy xxhash pytest hypothesis PIL"),
     Room("cli", "core images stores sources packing checking training diagnose face", "click tqdm numpy torch"),
@@ -48,7 +48,7 @@ ROOMS = (
 )
 
 TOOLS = (
-    *("execnet", "mypy", "packstore[heif,jpeg4py,opencv]", "packstore", "pytest-xdist", "ruff", "torchvision"),
+    *("execnet", "mypy", "packstore[heif,jpeg4py,opencv]", "packstore", "pytest-xdist", "ruff"),
     "types-tqdm",
 )
 """Distributions of the test extra that nothing in the package imports."""

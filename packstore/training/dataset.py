@@ -13,20 +13,23 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.arguments import function_or_none, whole
-from packstore.core.errors import DecodeError, StoreError, UsageError, printable
+from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_urls
-from packstore.core.manifest import Manifest
+from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
 from packstore.stores import Checksums, open_store
 from packstore.stores.base import Reader
 from packstore.training.item_options import check_output, choose_columns, choose_orientation, choose_split, column_names
+from packstore.training.pictures import Pictures
 from packstore.training.samples import Keys, Samples
+from packstore.training.tv_tensors import TVTensors
+from packstore.training.values import Values, as_tensor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Output = Literal["tensor", "pil", "numpy", "bytes"]
+Output = Literal["tensor", "pil", "numpy", "bytes", "dict", "tv_tensors"]
 
 
 class PackedDataset(torch.utils.data.Dataset[Any]):
@@ -44,10 +47,30 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     ``"numpy"``    uint8 ``(H, W, 3)`` RGB, or floating point ``(3, H, W)`` in the store's dtype (bfloat16 as float32)
     ``"pil"``      ``PIL.Image`` in mode RGB, for torchvision's transforms (see ``denormalize``)
     ``"bytes"``    the record as it is stored: an image file's bytes, or raw pixels
+    ``"dict"``     as of ``"tensor"``, and an item is a dict by column name
+    ``"tv_tensors"``  torchvision's ``Image``; masks, boxes and keypoints are its types, too. An item is the image, or
+                   with another column a pair ``(image, value)``, or with more of them ``(image, target)``, ``target``
+                   a dict of these by name: what torchvision's references take. A batch is a list of items.
     =============  ==============================================================================================
 
-    ``label`` is an ``int``, ``key`` a ``str``. The object pickles as path and options; each
-    process, forked or spawned, opens the store for itself.
+    Other columns, by type; the value is None where the record has none:
+
+    =============  ==============================================================================================
+    type           value
+    =============  ==============================================================================================
+    ``mask``       integer ``(H, W)``: uint8, or int32 where values have more bits; in a palette's files the indices.
+                   ``"numpy"`` keeps uint16; ``"pil"`` gives modes ``P``, ``L``, ``1``, ``I;16`` or ``I``; ``"bytes"``
+                   the bytes at rest
+    ``label``      ``int``
+    ``labels``     int64 ``(n,)``
+    ``boxes``      float32 ``(n, 4)``: left, top, right, bottom in pixels of the image
+    ``keypoints``  float32 ``(n, k)``, or with several points to a row ``(n, points, k)``; k is 3 with visibility
+    ``text``       ``str``, and so is ``key``; ``json`` the object; ``bytes`` bytes
+    ``array``      ``int`` for whole numbers, else a tensor of the column's dtype and shape, in a ragged column
+                   ``(n, *shape)``; with ``"numpy"`` an array
+    =============  ==============================================================================================
+
+    The object pickles as path and options; each process, forked or spawned, opens the store for itself.
 
     Args:
         path: A store of any format.
@@ -57,8 +80,10 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         columns: Names of the columns of an item, in order; None for ``("image", "label")``, or ``("image",)`` where
             the store has no labels.
         output: Form of the images, see above.
-        transform: Called with each image.
+        transform: Called with each image (the first; further columns of images come as they are).
         target_transform: Called with each label.
+        transforms: Called with the values of an item, as torchvision's datasets do: ``transforms(image, target)``.
+            Instead of the other two.
         decoder: ``"auto"`` or the name of one, see :func:`packstore.images.decoders.get_decoder`.
         exif_transpose: Turn images as their EXIF orientation says: True, False, or None for what was asked for when the
             store was packed. Not for stores of pixels, which were turned then or never.
@@ -90,6 +115,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         output: Output = "tensor",
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
+        transforms: Callable[..., Any] | None = None,
         decoder: str = "auto",
         exif_transpose: bool | None = None,
         dtype: torch.dtype | None = None,
@@ -105,15 +131,19 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         except RuntimeError as error:
             first = str(error).partition("\n")[0]
             raise UsageError(f"device should be one of torch's, such as 'cuda:0', got {device!r}: {first}") from None
-        function_or_none(transform=transform, target_transform=target_transform)
+        function_or_none(transform=transform, target_transform=target_transform, transforms=transforms)
+        if transforms is not None and not (transform is None and target_transform is None):
+            raise UsageError("transforms= takes image and target together: leave out transform and target_transform")
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise UsageError("device='cuda', but torch finds no CUDA device here; use device='cpu'")
         self.output = output
         self.transform = transform
         self.target_transform = target_transform
+        self.transforms = transforms
         self.dtype = dtype
         self.decoder_name = decoder
-        self.decoder = get_decoder(decoder, max_pixels=whole("max_pixels", max_pixels))
+        self.max_pixels = whole("max_pixels", max_pixels)
+        self.decoder = get_decoder(decoder, max_pixels=self.max_pixels)
         self.checksums: Checksums = checksums
         self._reader: Reader | None = self._open()
         self._pid = os.getpid()
@@ -122,10 +152,14 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         chosen = self._reader.split(self.split)
         self._start, self._length = chosen.start, len(chosen)
         self.columns = choose_columns(self.manifest, columns)
-        check_output(self.manifest, output, dtype, denormalize)
+        check_output(self.manifest, self.columns, output, dtype, denormalize)
         self.exif_transpose = choose_orientation(self.manifest, exif_transpose)
         self._loaded: dict[str, Any] = {}
-        self._read_image = self._image_method()
+        chosen_columns = [self.manifest.column(name) for name in self.columns]
+        self._wrapper = TVTensors(chosen_columns) if output == "tv_tensors" else None
+        self._form = "tensor" if output in ("dict", "tv_tensors") else output
+        self.pictures = self._pictures(self.manifest.image)
+        self._fields = {column.name: self._field(column) for column in chosen_columns}
 
     def __len__(self) -> int:
         return self._length
@@ -185,6 +219,15 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         if not self.manifest.has_column("label"):
             raise UsageError(f"{self.path} has no labels; columns: {column_names(self.manifest)}")
         self.reader.check_column("label")
+        column = self.manifest.column("label")
+        if column.nullable:
+            records = np.arange(self._start, self._start + self._length)
+            missing = records[~self.reader.values(column.valid_name, records)]
+            if len(missing):
+                raise UsageError(
+                    f"{len(missing):,} items have no label, such as {printable(self.reader.key(int(missing[0])))}; "
+                    "columns= gives None for them"
+                )
 
     @property
     def keys(self) -> Sequence[str]:
@@ -218,7 +261,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     def show(self, index: int) -> Image:
         """Item ``index`` as a ``PIL.Image`` to look at, from any store: without ``transform``, normalisation undone."""
-        return self._pil(self._record(_whole(index)))
+        return self.pictures.pil(self.reader, self._record(_whole(index)))
 
     def close(self) -> None:
         """Closes the store; the next access opens it again. Reads under way in other threads finish."""
@@ -226,11 +269,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self._loaded = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None, "_loaded": {}, "_read_image": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._read_image = self._image_method()
+        return {**self.__dict__, "_reader": None, "_loaded": {}}
 
     def __repr__(self) -> str:
         m = self.manifest
@@ -274,22 +313,43 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return np.where(numbers < 0, numbers + self._length, numbers) + self._start
 
     def _item(self, record: int, image: Any = None) -> Any:
-        values = [self._value(name, record, image) for name in self.columns]
-        return values[0] if len(values) == 1 else tuple(values)
+        if self._wrapper is not None:
+            item: Any = self._wrapped(self._wrapper, record, image)
+        elif self.output == "dict":
+            item = {name: self._value(name, record, image) for name in self.columns}
+        else:
+            values = [self._value(name, record, image) for name in self.columns]
+            item = values[0] if len(values) == 1 else tuple(values)
+        if self.transforms is None:
+            return item
+        return self.transforms(*item) if isinstance(item, tuple) else self.transforms(item)
+
+    def _wrapped(self, wrapper: TVTensors, record: int, image: Any) -> Any:
+        """An item of torchvision's types."""
+        image = self.pictures.of("tensor", self.reader, record) if image is None else image
+        size = image.shape[-2], image.shape[-1]
+        column = self.manifest.column
+        target = {
+            name: wrapper.wrap(column(name), self._value(name, record, None), size)
+            for name in self.columns
+            if name != "image"
+        }
+        image = wrapper.wrap(self.manifest.image, image, size)
+        image = image if self.transform is None else self._transformed(image)
+        if not target:
+            return image
+        return image, next(iter(target.values())) if len(target) == 1 else target
 
     def _value(self, name: str, record: int, image: Any) -> Any:
         if name == "image":
-            image = self._read_image(record) if image is None else image
+            image = self.pictures.of(self._form, self.reader, record) if image is None else image
             return image if self.transform is None else self._transformed(image)
         if name == "key":
             return self.reader.key(record)
         reader = self.reader
         if self.checksums == "always":
             reader.check_fields(record)
-        value: Any = reader.value(name, record)
-        if isinstance(value, (bytes, memoryview)):
-            return bytes(value)
-        value = int(value) if isinstance(value, np.integer) else torch.from_numpy(np.array(value))
+        value = self._fields[name].of(self._form, reader, record)
         return self.target_transform(value) if name == "label" and self.target_transform is not None else value
 
     def _transformed(self, image: Any) -> Any:
@@ -305,6 +365,10 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             raise
 
     def _batch(self, records: NDArray[np.int64]) -> Any:
+        if self._wrapper is not None or self.transforms is not None:
+            return [self._item(record) for record in records.tolist()]
+        if self.output == "dict":
+            return {name: self._batch_of(name, records) for name in self.columns}
         values = [self._batch_of(name, records) for name in self.columns]
         return values[0] if len(values) == 1 else tuple(values)
 
@@ -316,19 +380,20 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
                 return images
             one_by_one = [None] * len(records) if images is None else images.unbind()
             return self._stack([self._value(name, r, i) for r, i in zip(records.tolist(), one_by_one, strict=True)])
+        column = self.manifest.column(name)
         transformed = name == "label" and self.target_transform is not None
-        fixed = self.manifest.column(name).kind == "fixed"
-        if not fixed or transformed or self.checksums == "always" or not len(records):
-            return self._stack([self._value(name, r, None) for r in records.tolist()])
-        values = self.reader.values(name, records)
-        if values.ndim > 1 or values.dtype.kind not in "iu":
-            return torch.from_numpy(values)
-        # Checksums use all 64 bits; int64 holds the same bits, as in the .pth layout.
-        values = values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64)
-        return torch.from_numpy(values).to(self.device)
+        singly = transformed or column.nullable or column.type in ("image", "mask") or self.checksums == "always"
+        if column.kind != "fixed" or singly or not len(records):
+            values = [self._value(name, r, None) for r in records.tolist()]
+            return values if column.kind == "ragged" and column.type not in ("image", "mask") else self._stack(values)
+        gathered = self.reader.values(name, records)
+        if gathered.ndim == 1 and gathered.dtype.kind in "iu" and column.dtype != "bfloat16":
+            # Checksums use all 64 bits; int64 holds the same bits, as in the .pth layout.
+            gathered = gathered.view(np.int64) if gathered.dtype == np.uint64 else gathered.astype(np.int64)
+        return as_tensor(column, gathered).to(self.device)
 
     def _stack(self, values: list[Any]) -> Any:
-        if not values:
+        if not values or any(value is None for value in values):
             return values
         first = values[0]
         if isinstance(first, int):
@@ -345,61 +410,19 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     def _gathered_images(self, records: NDArray[np.int64]) -> torch.Tensor | None:
         """Images of ``records`` as a batch in memory of its own; None where they have to be read one by one."""
-        if self.output != "tensor" or "image" not in self.columns or not len(records):
+        if self._form != "tensor" or "image" not in self.columns or not len(records):
             return None
         whole = image_array(self.reader)
-        return None if whole is None else self._finish(torch.from_numpy(np.take(whole, records, axis=0)))
+        return None if whole is None else self.pictures.finish(torch.from_numpy(np.take(whole, records, axis=0)))
 
-    def _finish(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Stored pixels, an image or a batch in memory of its own, as the user gets them."""
-        if self.manifest.holds_floats:
-            if self.manifest.image.dtype == "bfloat16":
-                pixels = pixels.view(torch.bfloat16)
-            return pixels.to(device=self.device, dtype=self.dtype or torch.float32)
-        pixels = pixels.to(self.device).movedim(-1, -3)
-        if self.dtype is None or self.dtype == torch.uint8:
-            return pixels
-        return pixels.to(torch.float32).div_(255).to(self.dtype)
+    def _pictures(self, column: Column) -> Pictures:
+        normalization = self.manifest.normalization
+        return Pictures(column, self.decoder, self.exif_transpose, normalization, self.dtype, self.device)
 
-    def _image_method(self) -> Callable[[int], Any]:
-        if self.output == "bytes":
-            return lambda record: bytes(self.reader.read(record))
-        if self.output == "tensor":
-            return lambda record: self._finish(torch.from_numpy(self._pixels(record)))
-        if self.output == "pil":
-            return self._pil
-        return self._numpy
-
-    def _pixels(self, record: int) -> NDArray[Any]:
-        """One image as an array that shares no memory with the store, in the store's layout."""
-        reader = self.reader
-        if not self.manifest.holds_files:
-            return np.array(reader.array(record))
-        try:
-            return self.decoder.decode(reader.view(record), exif_transpose=self.exif_transpose)
-        except DecodeError as error:
-            raise DecodeError(f"record {record} ({printable(reader.key(record))}) of {self.path}: {error}") from None
-
-    def _numpy(self, record: int) -> NDArray[Any]:
-        pixels = self._pixels(record)
-        if self.manifest.image.dtype == "bfloat16":
-            # The upper half of a float32 is a bfloat16.
-            return (pixels.astype(np.uint32) << 16).view(np.float32)
-        return pixels
-
-    def _pil(self, record: int) -> Image:
-        from PIL.Image import fromarray
-
-        if not self.manifest.holds_floats:
-            return fromarray(self._pixels(record))
-        pixels = self._numpy(record).astype(np.float32)
-        if self.manifest.normalization is not None:
-            mean, std = (
-                np.array(values, np.float32)[:, None, None]
-                for values in (self.manifest.normalization.mean, self.manifest.normalization.std)
-            )
-            pixels = pixels * std + mean
-        return fromarray((pixels * 255).round().clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
+    def _field(self, column: Column) -> Pictures | Values:
+        if column.name == "image":
+            return self.pictures
+        return self._pictures(column) if column.type == "image" else Values(column, self.device, self.max_pixels)
 
 
 def image_array(reader: Reader) -> NDArray[Any] | None:

@@ -11,7 +11,8 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 from packstore.images.encode.options import keeps_exif, turned_by_readers
 
-OUTPUTS = ("tensor", "pil", "numpy", "bytes")
+OUTPUTS = ("tensor", "pil", "numpy", "bytes", "dict", "tv_tensors")
+_OF_TENSORS = ("tensor", "dict", "tv_tensors")
 
 
 def column_names(manifest: Manifest) -> str:
@@ -56,9 +57,13 @@ def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
     return bool(wanted)
 
 
-def check_output(manifest: Manifest, output: str, dtype: torch.dtype | None, denormalize: bool) -> None:
+def check_output(
+    manifest: Manifest, columns: Sequence[str], output: str, dtype: torch.dtype | None, denormalize: bool
+) -> None:
     if output not in OUTPUTS:
         raise UsageError(f"no output {output!r}; outputs: {', '.join(OUTPUTS)}")
+    if output == "tv_tensors" and "image" not in columns:
+        raise UsageError(f"output='tv_tensors' needs the column 'image', and the columns are {', '.join(columns)}")
     true_or_false(denormalize=denormalize)
     if denormalize and output != "pil":
         raise UsageError(f"denormalize= is for output='pil'; the output is {output!r}")
@@ -69,7 +74,7 @@ def check_output(manifest: Manifest, output: str, dtype: torch.dtype | None, den
         )
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise UsageError(f"dtype should be one of torch's, such as torch.float16, got {dtype!r}")
-    if dtype is not None and output != "tensor":
+    if dtype is not None and output not in _OF_TENSORS:
         raise UsageError(f"dtype= is for tensors; the output is {output!r}")
     if dtype is not None and not dtype.is_floating_point and dtype != torch.uint8:
         raise UsageError(f"dtype should be a floating point type or torch.uint8, got {dtype}")

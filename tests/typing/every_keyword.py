@@ -84,6 +84,7 @@ def load() -> float:
         output="tensor",
         transform=None,
         target_transform=None,
+        transforms=None,
         decoder="auto",
         exif_transpose=None,
         dtype=None,
@@ -126,13 +127,11 @@ def load() -> float:
         world_size=2,
         dct_scaling=True,
         on_error="skip",
+        collate={"boxes": "padded", "tags": "multi_hot", "caption": "optional"},
+        mask_fill=255,
+        min_area=4.0,
+        min_visible=0.25,
     )
-    singles = (
-        PackedLoader(dataset, augment=RandomCrop(32)),
-        PackedLoader(dataset, augment=torch.nn.Sequential(torch.nn.Identity())),
-        PackedLoader(dataset, augment=doubled),
-    )
-    print(*singles)
     try:
         ahead = packstore.prefetch(
             iterable=loader, device="cpu", normalize=([0.5] * 3, [0.2] * 3), dtype=torch.float16, ahead=2

@@ -248,7 +248,9 @@ def _gil(dataset: PackedDataset) -> float:
     import packstore.training.loader.rows as rows
 
     assembler = PackedLoader(dataset, 256, augment=CROP, workers=1).pipeline.assembler
-    images = {len(dataset.reader.read(r)): dataset._pixels(r) for r in range(min(256, len(dataset)))}
+    images = {
+        len(dataset.reader.read(r)): dataset.pictures.pixels(dataset.reader, r) for r in range(min(256, len(dataset)))
+    }
     records = np.arange(len(images))
     out = torch.empty((len(images), *assembler.shape), dtype=assembler.dtype)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Literal, Never
 
@@ -22,18 +22,18 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd
 from packstore.training.augment import Operation
-from packstore.training.augment.base import Step
-from packstore.training.augment.per_image import as_operations
 from packstore.training.dataset import PackedDataset
+from packstore.training.loader.columns import why_not_resident
 from packstore.training.loader.epochs import Epochs
-from packstore.training.loader.options import OF_DATALOADER, BatchCallable, LoaderOptions, check_dataset, ranks
+from packstore.training.loader.fields import Padded
+from packstore.training.loader.options import OF_DATALOADER, BatchCallable, Collate, LoaderOptions, check_dataset, ranks
 from packstore.training.loader.pipeline import Pipeline
 from packstore.training.loader.prefetch import prefetch
-from packstore.training.loader.residence import choose_residence
+from packstore.training.loader.residence import Residence, choose_residence
 from packstore.training.loader.resident import Resident
 from packstore.training.loader.streaming import Streaming
 
-__all__ = ["PackedLoader", "prefetch"]
+__all__ = ["PackedLoader", "Padded", "prefetch"]
 
 _log = logging.getLogger("packstore")
 _STATE_VERSION = 2
@@ -44,7 +44,25 @@ class PackedLoader:
 
     An item is a tuple with one value a column of the dataset, by default ``(images, labels)``: images ``(B, 3, H, W)``,
     uint8, or floating point with ``normalize`` or ``dtype`` or from a floating point store; labels int64 ``(B,)``; keys
-    a list. With a single column it is that value itself.
+    a list. With a single column it is that value itself; a dataset with ``output="dict"`` gives dicts by name.
+
+    =============  ==============================================================================================
+    column         in a batch
+    =============  ==============================================================================================
+    ``image``      further ones as the first: they go through ``normalize``, ``dtype`` and geometric operations
+    ``mask``       ``(B, H, W)``, uint8, or int32 where values have more bits
+    ``labels``     a list of int64 ``(n,)``; ``"multi_hot"``: float32 ``(B, C)``; or ``"padded"``
+    ``boxes``, ``keypoints``, ragged ``array``
+                   a list of tensors ``(n, …)``, or ``"padded"``
+    ``text``, ``json``, ``bytes``
+                   a list
+    fixed array    ``(B, …)``
+    =============  ==============================================================================================
+
+    Crops, resizes and flips of ``augment`` move masks (without interpolation), boxes (clipped, and dropped with their
+    labels and keypoints where little is left) and keypoints as the images, with the same random numbers. All other
+    operations, ``transform`` and functions have to leave pixels in their places. Masks, boxes and points are those of
+    the images as they are given, upright with ``exif_transpose``.
 
     The order and all random numbers are a pure function of seed, epoch, record and how often the epoch had it before:
     the same with one thread or sixteen, on CPU or GPU, resident or streaming, resumed or not. Each ``for`` over the
@@ -60,8 +78,8 @@ class PackedLoader:
         block: Shuffle for disks that cannot seek: blocks of this many consecutive records.
         sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``.
         indices: Use only these items of the dataset.
-        augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order; or a single
-            one. A random callable draws once a batch: put it in ``PerImage``. ``Compose`` is taken apart.
+        augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order.
+            A random callable draws once a batch: put it in ``PerImage``. ``Compose`` is taken apart.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
             Gives floating point images, ``(x / 255 - mean) / std``.
         dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.
@@ -82,6 +100,12 @@ class PackedLoader:
             size that it is resized to: faster for large photos, and other pixels, by 1 to 3 of 255 on average (see
             :data:`packstore.images.decoders.SCALED_TOLERANCE`). With TurboJPEG, simplejpeg and OpenCV only.
         on_error: ``raise``, or ``skip`` to leave records out that cannot be decoded; ``stats()`` counts them.
+        collate: Forms of columns, by name. ``"padded"``: :class:`Padded` ``(values, lengths)`` instead of a list;
+            ``"multi_hot"``: see above; ``"optional"``: records may have no value, and the batch's value is a list with
+            None for these. Without it a missing value is an error.
+        mask_fill: Value of a mask outside of the image, where a crop reaches out.
+        min_area: Boxes of which less is left are dropped, in square pixels of the result.
+        min_visible: Likewise, as a share of a box's area.
 
     Attributes:
         epoch: The epoch that the next ``for`` begins.
@@ -89,7 +113,8 @@ class PackedLoader:
         pipeline: What all batches go through; for tools that measure its parts.
 
     Raises:
-        UsageError: Options that do not go together, or not with this store.
+        UsageError: Options that do not go together, or not with this store; (while iterating) a missing value, with
+            its record and key.
         DecodeError: (while iterating) a record cannot be decoded; names the record and its key.
     """
 
@@ -104,7 +129,7 @@ class PackedLoader:
         block: int | None = None,
         sampler: Iterable[int] | None = None,
         indices: Sequence[int] | NDArray[np.int64] | torch.Tensor | None = None,
-        augment: Sequence[Any] | Step = (),
+        augment: Sequence[Any] = (),
         normalize: str | Normalization | MeanAndStd | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool | None = None,
@@ -118,6 +143,10 @@ class PackedLoader:
         world_size: int | None = None,
         dct_scaling: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
+        collate: Mapping[str, Collate] | None = None,
+        mask_fill: int = 0,
+        min_area: float = 1.0,
+        min_visible: float = 0.0,
         **unknown: Never,
     ) -> None:
         check_dataset(dataset)
@@ -133,7 +162,7 @@ class PackedLoader:
             block=block,
             sampler=sampler,
             indices=indices,
-            augment=as_operations(augment),
+            augment=augment,
             normalize=normalize,
             dtype=dtype,
             channels_last=channels_last,
@@ -147,6 +176,10 @@ class PackedLoader:
             world_size=world_size,
             dct_scaling=dct_scaling,
             on_error=on_error,
+            collate={} if collate is None else collate,
+            mask_fill=mask_fill,
+            min_area=min_area,
+            min_visible=min_visible,
         )
         self.batch_size = batch_size = whole("batch_size", batch_size)
         self.device = dataset.device
@@ -154,7 +187,14 @@ class PackedLoader:
         self.rank, self.world_size = ranks(options)
         self._epochs = Epochs(dataset, batch_size, options, self.rank, self.world_size)
         wanted = True if options.pre_transform is not None else options.resident
-        residence = choose_residence(dataset.manifest, len(dataset), self.device, wanted, options.augment)
+        streamed = why_not_resident(dataset, options.collate)
+        if streamed is not None and wanted is True:
+            raise UsageError(f"resident=True and pre_transform= hold images and numbers of one shape, but {streamed}")
+        residence = (
+            choose_residence(dataset.manifest, len(dataset), self.device, wanted, options.augment)
+            if streamed is None
+            else Residence(False, streamed)
+        )
         self.mode, self.mode_reason = "resident" if residence.resident else "streaming", residence.reason
         _log.info("%s: %s (%s)", dataset.path, self.mode, self.mode_reason)
         self.pipeline = Pipeline(dataset, options, residence.resident)

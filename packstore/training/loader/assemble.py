@@ -7,8 +7,9 @@ for each other, and the less often what Python touches goes from one core's cach
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -16,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError, printable
-from packstore.core.manifest import Manifest
+from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError
+from packstore.core.manifest import Column
 from packstore.images.decoders import Box, Decoder
 from packstore.images.decoders.orientation import read_orientation, stored_box, swaps_sides, upright
 from packstore.images.engine import Requests, get_engine
@@ -29,6 +30,7 @@ from packstore.training.augment.operations import output_size, plan_operations
 from packstore.training.dataset import image_array
 from packstore.training.loader.rows import Rows, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
+from packstore.training.pictures import at_record, stored_bytes
 from packstore.training.random_draws import MASK, Draws
 
 _HEAD = 2048  # where nearly every frame header is
@@ -67,6 +69,7 @@ class Prepared:
         turned: Rows whose images are to be turned, and their EXIF orientations. The engine does not take them.
         headers: What else it says, of image files that the engine does not take.
         rows: Where pixels go, and how.
+        crops: Where the first operations cut the images, if there are any.
         failed: Rows whose records cannot be read.
         requests: All of it for the engine, where that is there and knows how.
         plans: Of crop-seekable images that it does not take, what their boxes need.
@@ -83,6 +86,7 @@ class Prepared:
     headers: Sequence[Header] = field(init=False)
     rows: Rows = field(init=False)
     turned: Mapping[int, int] = field(default_factory=dict)
+    crops: Crops | None = None
     failed: list[int] = field(default_factory=list)
     requests: Requests | None = None
     plans: CropPlans | None = None
@@ -100,40 +104,47 @@ class Assembler:
     def __init__(
         self,
         reader: Reader,
+        column: Column,
         decoder: Decoder,
         operations: Sequence[GeometricOperation],
         stats: Stats,
         dct_scaling: bool = False,
         exif_transpose: bool = False,
+        alone: bool = True,
     ) -> None:
         """
         Args:
             reader: The open store.
+            column: Its column of images.
             decoder: For stores of image files.
             operations: The first operations of the user's list, which run here.
             stats: Where the time goes.
             dct_scaling: See :class:`packstore.PackedLoader`.
             exif_transpose: Turn image files as their EXIF orientation says; operations see them upright.
+            alone: Whether nothing has to be cropped as the images are. Else a file must have the size that its header
+                says, since that is what crops are planned by.
 
         Raises:
             UsageError: The images have no common size, and the operations give them none.
         """
-        manifest = reader.manifest
         self._reader = reader
+        self._column = column
+        self._main = column.name == "image"
+        self._alone = alone
         self._decoder = decoder
         self._operations = operations
         self._stats = stats
         self._dct_scaling = dct_scaling
         self._exif_transpose = exif_transpose
-        self._encoded = manifest.holds_files
+        self._encoded = column.layout is None
         self._engine_decodes = self._encoded and decoder.has_engine and not dct_scaling
-        self._has_shapes = not self._encoded and manifest.image.kind == "ragged"
-        self.shape, self.dtype = self._row(manifest)
+        self._has_shapes = not self._encoded and column.kind == "ragged"
+        self._view: Callable[[int], Any] = reader.view if self._main else partial(stored_bytes, reader, column)
+        self.shape, self.dtype = self._row(column)
         self._cold = _COLD_BATCHES  # batches for which the system is asked to fetch all records beforehand
-        self._whole = None if operations else image_array(reader)
+        self._whole = image_array(reader) if self._main and not operations else None
 
-    def _row(self, manifest: Manifest) -> tuple[tuple[int, ...], torch.dtype]:
-        image = manifest.image
+    def _row(self, image: Column) -> tuple[tuple[int, ...], torch.dtype]:
         self._own_sizes = False
         if image.layout == "CHW":
             return image.shape, _TORCH_DTYPE[image.dtype]
@@ -141,21 +152,20 @@ class Assembler:
         height_width = output_size(self._operations, (size[0], size[1]) if size else None)
         self._own_sizes = height_width is None
         if height_width is None and any(not operation.mirrors for operation in self._operations):
-            names = ", ".join(type(operation).__name__ for operation in self._operations)
             raise UsageError(
-                f"the images differ in size after {names}, and other operations work on whole batches: begin with "
-                "RandomResizedCrop, or with Resize and then CenterCrop or RandomCrop (without padding)"
+                "the first operations do not bring the images to one size: end them with RandomResizedCrop, CenterCrop "
+                "or RandomCrop"
             )
         if height_width is None:
             # Nothing brings them to one size; they may have one all the same, which every image is held to.
-            view = self._reader.view(0)
+            view = self._view(0)
             if self._has_shapes:
                 height_width = self._pixels(0, view, None).shape[:2]
             else:
                 first = self._sizes([0], [view], self._turned([view]))[0][0].tolist()
                 reason = too_many_pixels(first[1], first[0], self._decoder.max_pixels)
                 if reason is not None:
-                    raise DecodeError(f"record 0 ({self._key(0)}) of {self._reader.path}: {reason}")
+                    raise at_record(DecodeError(reason), self._reader, 0, image.name)
                 height_width = first[0], first[1]
         return (*height_width, 3), torch.uint8
 
@@ -168,15 +178,45 @@ class Assembler:
             return self.shape
         number = int(records[0])
         try:
-            views = [self._reader.view(number)]
+            views = [self._view(number)]
             height, width = self._sizes([number], views, self._turned(views))[0][0].tolist()
         except PackstoreError:
             return self.shape
         too_large = too_many_pixels(width, height, self._decoder.max_pixels) is not None
         return self.shape if too_large else (height, width, 3)
 
+    def as_images(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of a buffer as ``(B, 3, H, W)``: a view with channels last where pixels are stored like that."""
+        return rows.permute(0, 3, 1, 2) if self.shape[-1] == 3 and self.dtype == torch.uint8 else rows
+
+    def sizes(self, prepared: Prepared) -> NDArray[np.int64]:
+        """Height and width of each image of a prepared batch, ``(B, 2)``."""
+        if self._whole is None:
+            return prepared.sizes
+        height_width = prepared.out.shape[2:] if self._column.layout == "CHW" else prepared.out.shape[1:3]
+        return np.tile(np.array(height_width, np.int64), (len(prepared.ids), 1))
+
+    def sound_crops(self, prepared: Prepared) -> Crops | None:
+        """The crops of the first operations. Images that do not come out with the size of the rows, which is an error
+        unless they cannot be read, count as having it: later operations are planned by one size."""
+        crops = prepared.crops
+        if crops is None or not (odd := (crops.window[:, 2:] != prepared.out.shape[1:3]).any(1)).any():
+            return crops
+        whole = Crops.full(np.tile(np.array(prepared.out.shape[1:3], np.int64), (len(odd), 1)))
+        box, size, window = (
+            np.where(odd[:, None], instead, own)
+            for instead, own in ((whole.box, crops.box), (whole.size, crops.size), (whole.window, crops.window))
+        )
+        return crops.replace(box=box, size=size, window=window)
+
     def prepare(
-        self, out: torch.Tensor, ids: NDArray[np.int64], seed: int, epoch: int, errors: dict[int, Exception] | None
+        self,
+        out: torch.Tensor,
+        ids: NDArray[np.int64],
+        seed: int,
+        epoch: int,
+        errors: dict[int, Exception] | None,
+        absent: Set[int] = frozenset(),
     ) -> Prepared:
         """Reads the records of ``ids`` and plans their rows. Decodes nothing.
 
@@ -186,6 +226,7 @@ class Assembler:
             seed: For random operations.
             epoch: Likewise.
             errors: Where failed records are noted with their errors; None to raise the first.
+            absent: Rows that have no image, which are left as they are.
 
         Raises:
             CorruptRecordError: A record is damaged; names the record and its key.
@@ -193,13 +234,16 @@ class Assembler:
         if self._whole is not None:
             return Prepared(out, ids, seed, epoch)
         start = perf_counter()
-        prepared = Prepared(out, ids, seed, epoch, (ids & MASK).tolist())
+        prepared = Prepared(out, ids, seed, epoch, (ids & MASK).tolist(), failed=[*absent])
         fetch = self._cold > 0
         self._cold -= fetch
         for row, record in enumerate(prepared.numbers):
+            if row in absent:
+                prepared.views.append(b"")
+                continue
             try:
-                view = self._reader.view(record)
-                if fetch:
+                view = self._view(record)
+                if fetch and self._main:
                     self._reader.will_need(record, view)
                 prepared.views.append(view)
             except PackstoreError as error:
@@ -212,6 +256,7 @@ class Assembler:
             requests = Requests([b"" if row in turned else view for row, view in enumerate(prepared.views)])
         prepared.sizes, prepared.headers = self._sizes(prepared.numbers, prepared.views, turned, requests)
         crops = self._plan(prepared.sizes, ids, seed, epoch) if self._operations else None
+        prepared.crops = crops
         prepared.rows = Rows(out, crops)
         if crops is not None:
             self._plan_crops(prepared, crops)
@@ -220,8 +265,15 @@ class Assembler:
         self._stats.add("decode", perf_counter() - read)
         return prepared
 
-    def fill(self, prepared: Prepared, first: int, stop: int, errors: dict[int, Exception] | None) -> list[int]:
-        """Writes rows ``first`` … ``stop - 1`` of what was prepared.
+    def fill(
+        self,
+        prepared: Prepared,
+        first: int,
+        stop: int,
+        errors: dict[int, Exception] | None,
+        skip: Set[int] = frozenset(),
+    ) -> list[int]:
+        """Writes rows ``first`` … ``stop - 1`` of what was prepared, and perhaps those to ``skip``.
 
         Returns:
             The rows that failed, apart from those that did when they were prepared.
@@ -238,7 +290,7 @@ class Assembler:
         faults = _major_faults()
         failed: list[int] = []
         for row in self._refused(prepared, first, stop):
-            if row in prepared.failed:
+            if row in prepared.failed or row in skip:
                 continue
             try:
                 self._write(prepared, row)
@@ -273,6 +325,9 @@ class Assembler:
             rows.array[row] = pixels
         elif pixels.shape[:2] == tuple(prepared.sizes[row].tolist()):
             rows.place(row, pixels)
+        elif not self._alone:
+            said = prepared.sizes[row].tolist()
+            raise DecodeError(f"its header says {said[0]}x{said[1]}, and it is {pixels.shape[0]}x{pixels.shape[1]}")
         else:
             # Its header says another size than it has: planned again, by what it has.
             found = np.array([pixels.shape[:2]], np.int64)
@@ -285,17 +340,11 @@ class Assembler:
                 raise error
             errors[record] = error
             return row
-        named = DecodeError(f"record {record} ({self._key(record)}) of {self._reader.path}: {error}")
+        named = at_record(error, self._reader, record, self._column.name)
         if errors is None:
             raise named from error
         errors[record] = named
         return row
-
-    def _key(self, record: int) -> str:
-        try:
-            return printable(self._reader.key(record))
-        except PackstoreError:
-            return "its key is damaged, too"
 
     def _crops(self, header: Header) -> bool:
         """Whether a part of the image may be all that is decoded."""
@@ -335,10 +384,10 @@ class Assembler:
         headers: list[Header] = [None] * len(records)
         if self._has_shapes:
             # A store may say anything: decoding tells, as with headers.
-            shapes = self._reader.values("shape", np.asarray(records))
+            shapes = self._reader.values(self._column.shape_name, np.asarray(records))
             return np.maximum(shapes[:, :2].astype(np.int64), 1), headers
         if not self._encoded:
-            height, width, _ = self._reader.manifest.image.shape
+            height, width, _ = self._column.shape
             return np.tile(np.array([height, width], np.int64), (len(records), 1)), headers
         sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.sizes()
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
@@ -395,8 +444,8 @@ class Assembler:
     def _pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         if self._encoded:
             return self._decoder.decode(view, info=header if isinstance(header, ImageInfo) else None)
-        image = self._reader.manifest.image
-        shape = tuple(self._reader.value("shape", record).tolist()) if self._has_shapes else image.shape
+        image = self._column
+        shape = tuple(self._reader.value(image.shape_name, record).tolist()) if self._has_shapes else image.shape
         return shaped(view, image, shape, "it")
 
 

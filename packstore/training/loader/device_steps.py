@@ -9,7 +9,7 @@ import torch
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest, Normalization
 from packstore.images.normalization import as_normalization
-from packstore.training.augment.base import Operation
+from packstore.training.augment.base import GeometricOperation, Operation
 from packstore.training.augment.crop import PaddedImages
 from packstore.training.augment.operations import apply_operations, apply_to_padded, output_size
 from packstore.training.augment.per_image import PerImage
@@ -94,6 +94,12 @@ class DeviceSteps:
         """
         return apply_operations(self._operations, images, Draws(self._options.seed, epoch, records), self._first)
 
+    def move(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
+        """The geometric operations from place ``first`` on, of further images of the records."""
+        operations = self._options.augment[first:]
+        moving = [op if isinstance(op, GeometricOperation) else _unchanged for op in operations]
+        return apply_operations(moving, images, Draws(self._options.seed, epoch, records), first)
+
     def convert(self, images: torch.Tensor) -> torch.Tensor:
         """Normalisation, dtype and memory format."""
         if self._normalizer is not None:
@@ -119,3 +125,7 @@ class DeviceSteps:
 
     def labels(self, labels: torch.Tensor) -> Any:
         return labels if self._options.target_transform is None else self._options.target_transform(labels)
+
+
+def _unchanged(images: torch.Tensor) -> torch.Tensor:
+    return images

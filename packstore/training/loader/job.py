@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.training.loader.assemble import Prepared
+from packstore.training.loader.columns import Columns
+from packstore.training.loader.fields import NewBuffer
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.random_draws import MASK
 from packstore.training.ring import Ring, Slot
@@ -23,6 +25,9 @@ _DECODED_SLICE, _PIXELS_SLICE, _SMALL_BYTES, _LEAST_SLICE = 16, 64, 1 << 20, 4
 """Images that a thread takes at a time. Image files differ much in what they cost: few, for balance (with two threads
 16 give 5 percent more images a second than 32). Pixels: more, so that threads meet less often; of small images as many
 as fill ``_SMALL_BYTES``. Never fewer than ``_LEAST_SLICE``, however many threads there are."""
+
+_FIRST_OF_COLUMNS = 2
+"""Number of the slot's first buffer that does not hold images: 0 has them as they are decoded, 1 as floats."""
 
 
 class Job:
@@ -36,12 +41,12 @@ class Job:
         self._errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
         self._buffer = torch.empty(0, device="cpu")
         self._floats: torch.Tensor | None = None
-        self._prepared: Future[Prepared] | None = None
+        self._prepared: Future[Columns] | None = None
         self._slices: list[Future[list[int]]] = []
         self._cancelled = False
         self._error: Exception | None = None
         self._modes: tuple[bool, ...] = ()
-        self._sent = ids & MASK  # the records that are in the batch, once it is sent
+        self._sent = len(ids)  # how many records are in the batch, once it is sent
 
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Job:
         """Submits the batch: one thread prepares it, then submits its slices."""
@@ -52,13 +57,19 @@ class Job:
         dtype = self._pipeline.device_steps.dtype_in_threads
         if dtype is not None:
             self._floats = ring.buffer(self._slot, 1, self._buffer.shape, dtype)
-        self._prepared = pool.submit(self._prepare, pool, threads)
+        self._prepared = pool.submit(self._prepare, ring, pool, threads)
         return self
 
-    def _prepare(self, pool: ThreadPoolExecutor, threads: int) -> Prepared:
+    def _prepare(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Columns:
         pipeline, count, floats = self._pipeline, len(self.ids), self._floats
         seed = pipeline.options.seed
-        prepared = pipeline.assembler.prepare(self._buffer, self.ids, seed, self._epoch, self._errors)
+        assembler = pipeline.assembler
+        prepared = assembler.prepare(self._buffer, self.ids, seed, self._epoch, self._errors)
+
+        def new_buffer(place: int) -> NewBuffer:
+            return partial(ring.buffer, self._slot, _FIRST_OF_COLUMNS + place)
+
+        columns = pipeline.fields.gather(prepared, assembler, new_buffer, self._errors)
         most = _DECODED_SLICE if pipeline.dataset.manifest.holds_files else _PIXELS_SLICE
         most = max(most, _SMALL_BYTES * count // max(1, prepared.out.nbytes))
         parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE))
@@ -66,17 +77,19 @@ class Job:
         for first, stop in pairwise(bounds):
             if self._cancelled:
                 break
-            self._slices.append(pool.submit(self._fill, prepared, floats, first, stop))
-        return prepared
+            self._slices.append(pool.submit(self._fill, prepared, columns, floats, first, stop))
+        return columns
 
-    def _fill(self, prepared: Prepared, floats: torch.Tensor | None, first: int, stop: int) -> list[int]:
+    def _fill(
+        self, prepared: Prepared, columns: Columns, floats: torch.Tensor | None, first: int, stop: int
+    ) -> list[int]:
         pipeline = self._pipeline
         failed = pipeline.assembler.fill(prepared, first, stop, self._errors)
         if floats is not None:
             start = perf_counter()
             pipeline.device_steps.normalize_rows(prepared.out[first:stop], floats[first:stop])
             pipeline.stats.add("augment", perf_counter() - start)
-        return failed
+        return failed + columns.fill(first, stop, failed)
 
     def wait_prepared(self) -> None:
         """Waits until the records have been read, or could not be."""
@@ -109,11 +122,11 @@ class Job:
                 self._send(ring)
             assert self._slot.shipment is not None
             start = perf_counter()
-            images, columns = received = self._slot.shipment.receive()
-            item = self._pipeline.item(images, self._sent, columns)
-            ring.release(self._slot, received)
+            images, columns, shared = self._slot.shipment.receive()
+            item = self._pipeline.item(images, columns)
+            ring.release(self._slot, (images, shared))
             self._pipeline.stats.add("copy", perf_counter() - start)
-            return Batch(item, len(self._sent), len(self.ids) - len(self._sent))
+            return Batch(item, self._sent, len(self.ids) - self._sent)
         finally:
             self._release()
 
@@ -129,22 +142,25 @@ class Job:
         start = perf_counter()
         assert self._prepared is not None
         self._slot.shipment, self._modes = None, _modes()
-        failed = list(self._prepared.result().failed)
-        failed += [row for future in self._slices for row in future.result()]
-        batch, ids = self._buffer if self._floats is None else self._floats, self.ids
+        columns = self._prepared.result()
+        failed = [*columns.failed, *(row for future in self._slices for row in future.result())]
+        batch, ids, kept = self._buffer if self._floats is None else self._floats, self.ids, None
         if failed:
             kept = np.setdiff1d(np.arange(len(ids)), failed)
             batch, ids = batch[torch.from_numpy(kept)], ids[kept]
             for error in (self._errors or {}).values():
                 _log.warning("skipped: %s", error)
             self._errors = None  # logged once, however often the batch is sent
-        self._sent = ids & MASK
-        columns = self._pipeline.numbers(self._sent)
-        others = [torch.from_numpy(ids), *columns.values()]
+        self._sent = len(ids)
+        others = [(torch.from_numpy(ids), False), *columns.tensors(kept)]
         if ring.transport.asynchronous:
-            others = [self._page_locked(ring, 2 + number, column) for number, column in enumerate(others)]
-        finish = partial(self._on_device, tuple(columns))
-        self._slot.shipment = ring.transport.send((batch, *others), finish)
+            first = _FIRST_OF_COLUMNS + len(self._pipeline.dataset.columns)
+            others = [
+                (tensor if large else self._page_locked(ring, first + number, tensor), large)
+                for number, (tensor, large) in enumerate(others)
+            ]
+        finish = partial(self._on_device, columns, kept)
+        self._slot.shipment = ring.transport.send((batch, *(tensor for tensor, _ in others)), finish)
         self._pipeline.stats.add("copy", perf_counter() - start)
 
     def _page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
@@ -152,11 +168,11 @@ class Job:
         return ring.buffer(self._slot, number, column.shape, column.dtype).copy_(column)
 
     def _on_device(
-        self, names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]
-    ) -> tuple[Any, dict[str, torch.Tensor]]:
-        images = self._pipeline.as_images(tensors[0])
-        columns = dict(zip(names, tensors[2:], strict=True))
-        return self._pipeline.device_steps(images, tensors[1], self._epoch), columns
+        self, columns: Columns, kept: NDArray[np.int64] | None, tensors: tuple[torch.Tensor, ...]
+    ) -> tuple[Any, dict[str, Any], list[Any]]:
+        """The batch's images, its other columns, and those of them that may lie in memory of the ring."""
+        images, ids = self._pipeline.assembler.as_images(tensors[0]), tensors[1]
+        return self._pipeline.device_steps(images, ids, self._epoch), *columns.values(iter(tensors[2:]), kept, ids)
 
     def cancel(self) -> None:
         self._cancelled = True

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -14,9 +14,14 @@ from packstore.core.arguments import function_or_none, true_or_false, whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd
+from packstore.training.augment.per_image import as_operations
+from packstore.training.augment.targets import check_target_options
 from packstore.training.dataset import PackedDataset
 
 BatchCallable = Callable[[Any], Any]
+
+Collate = Literal["padded", "multi_hot", "optional"]
+"""Forms of a column in a batch that are asked for, see :class:`packstore.PackedLoader`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +34,7 @@ class LoaderOptions:
     block: int | None = None
     sampler: Iterable[int] | None = None
     indices: Any = None
-    augment: tuple[Any, ...] = ()
+    augment: Sequence[Any] = ()
     normalize: str | Normalization | MeanAndStd | None = None
     dtype: torch.dtype | None = None
     channels_last: bool | None = None
@@ -43,6 +48,10 @@ class LoaderOptions:
     world_size: int | None = None
     dct_scaling: bool = False
     on_error: Literal["raise", "skip"] = "raise"
+    collate: Mapping[str, Collate] = field(default_factory=dict)
+    mask_fill: int = 0
+    min_area: float = 1.0
+    min_visible: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -56,6 +65,7 @@ class LoaderOptions:
             value = getattr(self, name)
             if value is not None or name in ("prefetch", "seed"):
                 object.__setattr__(self, name, whole(name, value, least))
+        object.__setattr__(self, "augment", as_operations(self.augment))
         true_or_false(shuffle=self.shuffle, drop_last=self.drop_last, dct_scaling=self.dct_scaling)
         if self.channels_last is not None:
             true_or_false(channels_last=self.channels_last)
@@ -76,6 +86,10 @@ class LoaderOptions:
             raise UsageError("a sampler decides on the order alone: leave out shuffle, indices and block")
         if self.block is not None and not self.shuffle:
             raise UsageError("block is a way of shuffling: add shuffle=True")
+        check_target_options(self.mask_fill, self.min_area, self.min_visible)
+        forms = get_args(Collate)
+        if not isinstance(self.collate, Mapping) or not all(form in forms for form in self.collate.values()):
+            raise UsageError(f"collate should say by column one of {', '.join(forms)}, got {self.collate!r}")
         if (self.rank is None) != (self.world_size is None):
             raise UsageError("rank and world_size go together")
 
@@ -111,10 +125,13 @@ def check_dataset(dataset: PackedDataset) -> None:
             f"PackedLoader loads a PackedDataset, got {type(dataset).__name__}; indices= takes a part of one, and "
             "packstore.prefetch brings any other loader's batches to the device"
         )
-    if dataset.transform is not None or dataset.target_transform is not None:
+    if not (dataset.transform is None and dataset.target_transform is None and dataset.transforms is None):
         raise UsageError("the dataset has a transform, which works item by item: give it to the loader, for batches")
-    if dataset.output != "tensor" or dataset.dtype is not None:
-        raise UsageError("the loader makes tensors: leave output and dtype of the dataset alone, and give it dtype=")
+    if dataset.output not in ("tensor", "dict") or dataset.dtype is not None:
+        raise UsageError(
+            "the loader makes tensors: leave dtype of the dataset alone and give it dtype=, and output too, unless it "
+            "is 'dict'"
+        )
     if "image" not in dataset.columns:
         raise UsageError(f"the dataset's columns are {', '.join(dataset.columns)}: there is no image to load")
     if len(dataset) == 0:

@@ -94,9 +94,11 @@ class Resident:
                 # Nor, on a GPU, parts of the chunk: each would keep all of it, and in-place operations count for all.
                 batch = images.index_select(0, own) if whole else chunk[rows]  # type: ignore[union-attr,index]
                 batch = batch.clone() if together else steps.convert(batch)
-                numbers = {name: column.index_select(0, own) for name, column in self._numbers.items()}
+                columns: dict[str, Any] = {name: c.index_select(0, own) for name, c in self._numbers.items()}
+                if with_keys:
+                    columns["key"] = [pipeline.dataset.reader.key(i) for i in (record_ids[rows] & MASK).tolist()]
                 pipeline.stats.add("augment", perf_counter() - start)
-                yield Batch(pipeline.item(steps.transform(batch), record_ids[rows] & MASK, numbers), len(own))
+                yield Batch(pipeline.item(steps.transform(batch), columns), len(own))
                 start = perf_counter()
 
     def _load(self) -> torch.Tensor | PaddedImages:
@@ -125,7 +127,7 @@ class Resident:
             buffer = ring.buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
             prepared = assembler.prepare(buffer, np.arange(start + first, start + last), 0, 0, None)
             assembler.fill(prepared, 0, last - first, None)
-            slot.shipment = ring.transport.send((buffer,), lambda tensors: pipeline.as_images(tensors[0]))
+            slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
             images = slot.shipment.receive()
             images = images if pre_transform is None else pre_transform(images)
             if whole is None and self._layout is not None:

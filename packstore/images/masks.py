@@ -1,0 +1,138 @@
+"""Masks: PNG files of one channel, whose values are class or instance numbers and go through unchanged.
+
+The values of a palette file are its indices. Files without row filters, as Pillow writes those with a palette, are
+inflated here, and only down to the last row that is wanted; Pillow decodes all others.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.columns import Buffer
+from packstore.core.errors import DecodeError
+from packstore.images.sniff import MAX_PIXELS, too_many_pixels
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_HEADER = struct.Struct(">8xI4sIIBBBBB")
+_PROBED_ROWS = 8  # a writer that filters rows does so in these already
+_GREY, _PALETTE = 0, 3
+_CHANNELS = {2: "RGB", 4: "grey levels with alpha", 6: "RGB with alpha"}
+
+
+@dataclass(frozen=True, slots=True)
+class MaskHeader:
+    """What the header of a mask's file says.
+
+    Attributes:
+        height: In pixels.
+        width: Likewise.
+        bits: Of a pixel: 1, 2, 4, 8 or 16.
+        palette: Whether pixels are indices of a palette.
+        interlaced: Whether rows do not follow each other.
+    """
+
+    height: int
+    width: int
+    bits: int
+    palette: bool
+    interlaced: bool
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values: uint16 where a pixel has 16 bits, else uint8."""
+        return np.dtype(np.uint16) if self.bits == 16 else np.dtype(np.uint8)
+
+
+def read_mask_header(data: Buffer, max_pixels: int = MAX_PIXELS) -> MaskHeader:
+    """The header of a mask's file.
+
+    Raises:
+        DecodeError: It is no PNG file of one channel, or has more than ``max_pixels`` pixels; says what was found.
+    """
+    if len(data) < _HEADER.size or bytes(data[:8]) != _SIGNATURE:
+        raise DecodeError("the mask is not a PNG file")
+    _, kind, width, height, bits, colour, _, _, interlace = _HEADER.unpack_from(data)
+    if kind != b"IHDR" or not width or not height:
+        raise DecodeError("the mask is damaged: its PNG header cannot be read")
+    if colour not in (_GREY, _PALETTE):
+        raise DecodeError(
+            f"the mask holds {_CHANNELS.get(colour, f'pixels of kind {colour}')}; a mask has one channel: grey levels "
+            "or a palette's indices"
+        )
+    if reason := too_many_pixels(width, height, max_pixels):
+        raise DecodeError(f"the mask: {reason}")
+    return MaskHeader(height, width, bits, colour == _PALETTE, interlace != 0)
+
+
+def decode_mask(data: Buffer, header: MaskHeader, rows: int | None = None) -> NDArray[Any]:
+    """The values of a mask, ``(H, W)``, read-only perhaps.
+
+    Args:
+        data: The file.
+        header: What :func:`read_mask_header` gives for it.
+        rows: How many rows are needed, from the top; None for all. What is returned has at least so many.
+
+    Raises:
+        DecodeError: The file is damaged.
+    """
+    needed = header.height if rows is None else min(rows, header.height)
+    if header.bits == 8 and not header.interlaced:
+        found = _unfiltered(data, header.width, needed)
+        if found is not None:
+            return found
+    values: NDArray[Any] = np.asarray(open_mask(data, header))
+    if values.shape != (header.height, header.width):
+        raise DecodeError(f"the mask has {values.shape} values, and its header says {(header.height, header.width)}")
+    return values.astype(header.dtype, copy=False)
+
+
+def open_mask(data: Buffer, header: MaskHeader) -> Image:
+    """The mask as Pillow opens it: with its palette, in mode ``P``, ``L``, ``1`` or ``I;16``. Raises as above."""
+    from PIL import Image
+
+    try:
+        image = Image.open(io.BytesIO(data), formats=("PNG",))
+        image.load()
+    except Exception as error:  # Pillow raises many kinds for damaged files
+        raise DecodeError(f"the mask is damaged: {error}") from error
+    return image.convert("I;16") if header.bits == 16 and image.mode != "I;16" else image
+
+
+def _unfiltered(data: Buffer, width: int, rows: int) -> NDArray[np.uint8] | None:
+    """The first rows of a file of one byte a pixel; None where some row is filtered, or anything is amiss, which Pillow
+    then tells."""
+    inflate, line = zlib.decompressobj(), width + 1
+    try:
+        head = inflate.decompress(b"".join(_chunks(data)), line * min(rows, _PROBED_ROWS))
+        if any(head[::line]):
+            return None
+        content = head + inflate.decompress(inflate.unconsumed_tail, max(1, line * rows - len(head)))
+    except zlib.error:
+        return None
+    if len(content) < rows * line:
+        return None
+    lines = np.frombuffer(content, np.uint8, rows * line).reshape(rows, line)
+    return None if lines[:, 0].any() else lines[:, 1:]
+
+
+def _chunks(data: Buffer) -> Iterator[memoryview]:
+    """The data of the IDAT chunks, as far as they are whole."""
+    view, place = memoryview(data), 8
+    while place + 12 <= len(view):
+        length, kind = int.from_bytes(view[place : place + 4], "big"), bytes(view[place + 4 : place + 8])
+        if place + 12 + length > len(view):
+            return
+        if kind == b"IDAT":
+            yield view[place + 8 : place + 8 + length]
+        place += 12 + length

@@ -1,0 +1,179 @@
+"""All columns of a loader's batches beside the main image, and what of them may be resident."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.core.errors import UsageError
+from packstore.core.manifest import Column
+from packstore.training.augment.base import GeometricOperation
+from packstore.training.augment.targets import check_targets, plan_targets
+from packstore.training.dataset import PackedDataset
+from packstore.training.loader.assemble import Assembler, Prepared
+from packstore.training.loader.fields import (
+    Context,
+    Failures,
+    Field,
+    ImageField,
+    MaskField,
+    NewBuffer,
+    NumberField,
+    ObjectField,
+    RaggedField,
+    Rows,
+)
+from packstore.training.loader.options import LoaderOptions
+from packstore.training.random_draws import Draws
+from packstore.training.values import OBJECTS
+
+_CARRIED = ("image", "mask", "boxes", "keypoints")
+"""Types of the columns that go where the images go."""
+
+
+class Columns:
+    """The columns of one batch under way, in host memory.
+
+    Attributes:
+        failed: Rows that failed while they were gathered, with those that failed before.
+    """
+
+    def __init__(self, context: Context, rows: Mapping[str, Rows]) -> None:
+        self.failed = context.failed
+        self._context = context
+        self._rows = rows
+
+    def fill(self, first: int, stop: int, failed: list[int]) -> list[int]:
+        """Decodes masks and further images of rows ``first`` … ``stop - 1``, but not of those that ``failed``.
+
+        Returns:
+            Those that fail here."""
+        found: list[int] = []
+        for rows in self._rows.values():
+            found += rows.fill(self._context, first, stop, self.failed | {*failed, *found})
+        return found
+
+    def tensors(self, kept: NDArray[np.int64] | None) -> Iterator[tuple[torch.Tensor, bool]]:
+        """What goes to the device, of the rows ``kept`` or all; and whether it is large, in memory of its own."""
+        for rows in self._rows.values():
+            for tensor in rows.tensors(kept):
+                yield tensor, rows.in_ring
+
+    def values(
+        self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """The batch's values by column, from these tensors and the records' ``ids`` on the device; and those of them
+        that may lie in memory of the ring."""
+        values = {name: rows.value(there, kept, ids) for name, rows in self._rows.items()}
+        return values, [values[name] for name, rows in self._rows.items() if rows.in_ring]
+
+
+class Fields:
+    """The columns of a loader's batches beside the main image."""
+
+    def __init__(
+        self,
+        dataset: PackedDataset,
+        options: LoaderOptions,
+        at_decoding: int,
+        new_assembler: Callable[[Column], Assembler],
+        finish: Callable[..., torch.Tensor],
+    ) -> None:
+        """
+        Args:
+            dataset: Where the columns come from.
+            options: The loader's.
+            at_decoding: How many operations run while the main image is decoded.
+            new_assembler: Makes the assembler of a further column of images.
+            finish: See :class:`ImageField`.
+
+        Raises:
+            UsageError: Columns that cannot go through the operations, or not be given as ``collate`` says."""
+        self._dataset = dataset
+        self._options = options
+        self._at_decoding = at_decoding
+        column = dataset.manifest.column
+        self._asked = [name for name in dataset.columns if name != "image"]
+        columns = [column(name) for name in self._asked]
+        moving = any(isinstance(op, GeometricOperation) for op in options.augment)
+        # A row of labels stays if its box does, which is read for that.
+        hidden = {c.parallel for c in columns if c.parallel is not None} - {*self._asked} if moving else set()
+        columns += [column(name) for name in sorted(hidden)]
+        self.carried = [c.name for c in columns if c.type in _CARRIED]
+        check_targets(options.augment, [c.type for c in columns])
+        self._places = moving and bool(self.carried)
+        check_collate(columns[: len(self._asked)], options.collate)
+
+        def field(column: Column) -> Field:
+            form: str = options.collate.get(column.name, "list")
+            optional = form == "optional" or column.name in hidden
+            if column.type == "image":
+                return ImageField(column, optional, new_assembler, finish)
+            if column.type == "mask":
+                return MaskField(column, optional, options.mask_fill, dataset.max_pixels)
+            if column.type in OBJECTS:
+                return ObjectField(column, optional)
+            if column.kind == "fixed":
+                return NumberField(column, optional)
+            least = options.min_area, options.min_visible
+            return RaggedField(column, "list" if form == "optional" else form, optional, *least)
+
+        # Boxes first: they say which rows of others stay.
+        self._fields = [field(c) for c in sorted(columns, key=lambda c: c.type != "boxes")]
+
+    def gather(
+        self, prepared: Prepared, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
+    ) -> Columns:
+        """The columns of the batch whose main images are prepared. Masks and further images are not decoded yet.
+
+        Args:
+            prepared: The main images.
+            assembler: Theirs.
+            new_buffer: Of each column by its place, what gives memory for its rows.
+            errors: Where failed records are noted; None to raise the first.
+
+        Raises:
+            UsageError: A record has no value; names the record and its key."""
+        ids, sizes, placement = prepared.ids, None, None
+        if self._places:
+            sizes = assembler.sizes(prepared)
+            draws = Draws(prepared.seed, prepared.epoch, ids)
+            crops = assembler.sound_crops(prepared)
+            placement = plan_targets(sizes, self._options.augment, draws, crops, self._at_decoding)
+        context = Context(
+            self._dataset.reader, ids, prepared.seed, prepared.epoch, sizes, placement, set(prepared.failed), errors
+        )
+        rows = {}
+        for place, field in enumerate(self._fields):
+            rows[field.column.name] = field.gather(context, new_buffer(place))
+        return Columns(context, {name: rows[name] for name in self._asked})
+
+
+def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
+    """Raises :class:`UsageError` where ``collate`` asks for what a column cannot give."""
+    known = {column.name: column for column in columns}
+    for name, form in collate.items():
+        if name not in known:
+            raise UsageError(
+                f"collate names the column {name!r}; the dataset gives {', '.join(known) or 'only images'}"
+            )
+        column = known[name]
+        if form == "padded" and (column.kind == "fixed" or column.type in ("image", "mask", *OBJECTS)):
+            raise UsageError(f"collate={{{name!r}: 'padded'}}: column {name!r} ({column.type}) is not of many rows")
+        if form == "multi_hot" and (column.type != "labels" or column.classes is None):
+            raise UsageError(f"collate={{{name!r}: 'multi_hot'}} is for several labels with classes, not {column.type}")
+
+
+def why_not_resident(dataset: PackedDataset, collate: Mapping[str, Any]) -> str | None:
+    """Why the columns of a dataset keep a loader from being resident; None where they do not: with the images it holds
+    keys and numbers of one shape."""
+    for name in dataset.columns:
+        column = dataset.manifest.column(name)
+        plain = name in ("image", "key") or (column.kind == "fixed" and column.type in ("label", "array"))
+        if not plain or column.nullable or name in collate:
+            return f"the column {name!r} is read as it is needed"
+    return None

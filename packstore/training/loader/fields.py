@@ -1,0 +1,499 @@
+"""The columns of a batch beside its main image: read, carried through the operations, and given to the device.
+
+Each column is gathered for a whole batch by the thread that prepares it. Masks and further images are then decoded row
+by row, by all threads, beside the main image. What is numbers goes to the device with the images.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.core.columns import Buffer, from_rest
+from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, StoreError, UsageError, printable
+from packstore.core.manifest import Column
+from packstore.images.masks import MaskHeader, decode_mask, read_mask_header
+from packstore.stores.base import Reader
+from packstore.training.augment.targets import Placement, place_boxes, place_mask, place_points
+from packstore.training.loader.assemble import Assembler, Prepared
+from packstore.training.loader.rows import SizeError
+from packstore.training.pictures import at_record, key_of, stored_array
+from packstore.training.random_draws import MASK
+from packstore.training.values import as_tensor
+
+NewBuffer = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+"""Gives memory for a column's rows, from which the device can be reached fast."""
+
+Failures = dict[int, Exception] | None
+"""Failed records and their errors; None where the first is to be raised."""
+
+
+class Padded(NamedTuple):
+    """Values with differing numbers of rows as one tensor.
+
+    Attributes:
+        values: ``(B, n, …)``, ``n`` the largest number of rows; zeros after those that a record has.
+        lengths: int64 ``(B,)``: how many it has.
+    """
+
+    values: torch.Tensor
+    lengths: torch.Tensor
+
+
+@dataclass(eq=False)
+class Context:
+    """A batch whose columns are gathered.
+
+    Attributes:
+        reader: The open store.
+        ids: Of its records, with their occurrences.
+        seed: For random operations.
+        epoch: Likewise.
+        sizes: Height and width of the main images, ``(B, 2)``, where something goes with them.
+        placement: Where the operations put pixels; None where there are none.
+        failed: Rows that failed, which are not read.
+        errors: Where failures are noted.
+        boxes: Of each column of boxes gathered so far: which rows are left, and how many each record had.
+    """
+
+    reader: Reader
+    ids: NDArray[np.int64]
+    seed: int
+    epoch: int
+    sizes: NDArray[np.int64] | None
+    placement: Placement | None
+    failed: set[int]
+    errors: Failures
+    boxes: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=dict)
+
+    @cached_property
+    def records(self) -> NDArray[np.int64]:
+        """Numbers of the records."""
+        records: NDArray[np.int64] = self.ids & MASK
+        return records
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The same as a list."""
+        numbers: list[int] = self.records.tolist()
+        return numbers
+
+    def note(self, row: int, error: PackstoreError, column: str) -> None:
+        """Notes that a row failed, or raises the error where that is not wanted."""
+        if isinstance(error, UsageError):
+            raise error
+        record = self.numbers[row]
+        if isinstance(error, DecodeError):
+            error = at_record(error, self.reader, record, column)
+        elif not isinstance(error, CorruptRecordError):
+            where = f"record {record} ({key_of(self.reader, record)}) of {printable(str(self.reader.path))}"
+            error = StoreError(f"{where}: {error}")
+        if self.errors is None:
+            raise error
+        self.errors[record] = error
+        self.failed.add(row)
+
+
+class Rows(ABC):
+    """One column of one batch, in host memory."""
+
+    in_ring = False
+    """Whether its tensors lie in memory of the ring."""
+
+    def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
+        """Decodes rows ``first`` … ``stop - 1``, but not those to ``skip``. Called from any thread.
+
+        Returns:
+            Those that failed."""
+        return []
+
+    @abstractmethod
+    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """What goes to the device, of the rows ``kept`` or all."""
+
+    @abstractmethod
+    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        """The batch's value from these tensors on the device, where the ``ids`` of its records are too."""
+
+
+class Field(ABC):
+    """One column of a loader's batches."""
+
+    def __init__(self, column: Column, optional: bool = False) -> None:
+        self.column = column
+        self.optional = optional
+
+    @abstractmethod
+    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
+        """The column's values of a batch; rows of masks and images lie in a ``new_buffer``.
+
+        Raises:
+            UsageError: A record has no value; names the record and its key."""
+
+    def missing(self, context: Context) -> NDArray[np.bool_] | None:
+        """Which records have no value; None where all have one."""
+        if not self.column.nullable:
+            return np.zeros(len(context.ids), np.bool_) if self.optional else None
+        missing = ~context.reader.values(self.column.valid_name, context.records)
+        rows = [row for row in np.flatnonzero(missing).tolist() if row not in context.failed]
+        if rows and not self.optional:
+            record, name = context.numbers[rows[0]], self.column.name
+            raise UsageError(
+                f"record {record} ({key_of(context.reader, record)}) of {printable(str(context.reader.path))} has no "
+                f"{name!r}: collate={{{name!r}: 'optional'}} gives a list with None for it"
+            )
+        return missing if self.optional else None
+
+
+def some(values: Any, kept: NDArray[np.int64] | None) -> Any:
+    """``values`` of the rows ``kept`` or all: of an array, a tensor or a list."""
+    if kept is None:
+        return values
+    if isinstance(values, list):
+        return [values[row] for row in kept.tolist()]
+    return values[torch.from_numpy(kept)] if isinstance(values, torch.Tensor) else values[kept]
+
+
+@dataclass(eq=False)
+class TensorRows(Rows):
+    """Values of one shape: ``(B, …)``, or for an optional column a list with None for what is missing."""
+
+    host: torch.Tensor
+    missing: NDArray[np.bool_] | None
+
+    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        return [some(self.host, kept)]
+
+    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        return listed(next(there), self.missing, kept)
+
+
+def listed(values: Any, missing: NDArray[np.bool_] | None, kept: NDArray[np.int64] | None) -> Any:
+    """``values``, one a row; where some may be missing a list with None for these."""
+    if missing is None:
+        return values
+    return [None if absent else values[row] for row, absent in enumerate(some(missing, kept).tolist())]
+
+
+class NumberField(Field):
+    """A column of numbers of one shape: labels and fixed arrays."""
+
+    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
+        missing = self.missing(context)
+        values = context.reader.values(self.column.name, context.records)
+        return TensorRows(as_tensor(self.column, values), missing)
+
+
+@dataclass(eq=False)
+class ObjectRows(Rows):
+    """Values that are no tensors, as a list."""
+
+    values: list[Any]
+
+    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        return []
+
+    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        return some(self.values, kept)
+
+
+class ObjectField(Field):
+    """A column of text, JSON or bytes."""
+
+    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
+        reader, column, missing = context.reader, self.column, self.missing(context)
+        values: list[Any] = []
+        for row, record in enumerate(context.numbers):
+            value = None
+            if row not in context.failed and (missing is None or not missing[row]):
+                try:
+                    value = from_rest(column, reader.value(column.name, record))
+                except PackstoreError as error:
+                    context.note(row, error, column.name)
+            values.append(value)
+        return ObjectRows(values)
+
+
+@dataclass(eq=False)
+class RaggedRows(Rows):
+    """Values with any number of rows: a list of ``(n, …)``, or in another form on request."""
+
+    flat: torch.Tensor  # of all records
+    rows: NDArray[np.int64]  # in which row of the batch each lies, ascending
+    count: int
+    form: str
+    classes: int
+    missing: NDArray[np.bool_] | None
+
+    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        flat, rows, count = self._of(kept)
+        if self.form == "list":
+            return [flat]
+        numbers = torch.from_numpy(rows)
+        if self.form == "multi_hot":
+            return [flat, numbers]
+        lengths = np.bincount(rows, minlength=count)
+        values = flat.new_zeros((count, int(lengths.max(initial=0)), *flat.shape[1:]))
+        values[numbers, torch.from_numpy(np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths))] = (
+            flat
+        )
+        return [values, torch.from_numpy(lengths)]
+
+    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        first = next(there)
+        if self.form == "padded":
+            return Padded(first, next(there))
+        _, rows, count = self._of(kept)
+        if self.form == "multi_hot":
+            result = torch.zeros((count, self.classes), device=first.device)
+            result[next(there), first] = 1
+            return result
+        ends = np.cumsum(np.bincount(rows, minlength=count)).tolist()
+        # No views that split makes: autograd would take all of them for one.
+        parts = [first[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
+        return listed(parts, self.missing, kept)
+
+    def _of(self, kept: NDArray[np.int64] | None) -> tuple[torch.Tensor, NDArray[np.int64], int]:
+        if kept is None:
+            return self.flat, self.rows, self.count
+        number = np.full(self.count, -1)
+        number[kept] = np.arange(len(kept))
+        rows = number[self.rows]
+        return self.flat[torch.from_numpy(rows >= 0)], rows[rows >= 0], len(kept)
+
+
+class RaggedField(Field):
+    """A column of labels, boxes, keypoints, or arrays with any number of rows."""
+
+    def __init__(
+        self, column: Column, form: str = "list", optional: bool = False, min_area: float = 1, min_visible: float = 0
+    ) -> None:
+        """
+        Args:
+            column: The column.
+            form: ``list``, ``padded`` or ``multi_hot``.
+            optional: Whether a record may have no value.
+            min_area: See :func:`packstore.training.augment.targets.place_boxes`.
+            min_visible: Likewise."""
+        super().__init__(column, optional)
+        self._form = form
+        self._least = min_area, min_visible
+
+    def gather(self, context: Context, new_buffer: NewBuffer) -> RaggedRows:
+        column, missing = self.column, self.missing(context)
+        flat, counts = self._read(context)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        placement = context.placement
+        if column.type == "boxes":
+            if placement is not None:
+                flat, keep = place_boxes(placement, flat, rows, *self._least)
+                flat, rows = flat[keep], rows[keep]
+                context.boxes[column.name] = np.flatnonzero(keep), counts
+        elif column.type == "keypoints" and placement is not None:
+            flat = place_points(placement, flat, rows)
+        if column.parallel in context.boxes:
+            kept, expected = context.boxes[column.parallel]
+            self._check_parallel(context, counts, expected)
+            flat, rows = flat[kept], rows[kept]
+        classes = len(column.classes or ())
+        if self._form == "multi_hot" and len(flat) and not 0 <= flat.min() <= flat.max() < classes:
+            raise StoreError(f"column {column.name!r} has {classes} classes, and holds numbers beyond them")
+        return RaggedRows(as_tensor(column, flat), rows, len(counts), self._form, classes, missing)
+
+    def _read(self, context: Context) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """All rows of a batch in memory of their own, and how many each record has."""
+        column, parts = self.column, []
+        empty = from_rest(column, b"")
+        for row, record in enumerate(context.numbers):
+            part = empty
+            if row not in context.failed:
+                try:
+                    part = from_rest(column, context.reader.value(column.name, record))
+                except PackstoreError as error:
+                    context.note(row, error, column.name)
+            parts.append(part)
+        return np.concatenate(parts), np.array([len(part) for part in parts])
+
+    def _check_parallel(self, context: Context, counts: NDArray[np.int64], expected: NDArray[np.int64]) -> None:
+        for row in np.flatnonzero(counts != expected).tolist():
+            record, where = context.numbers[row], printable(str(context.reader.path))
+            raise StoreError(
+                f"record {record} ({key_of(context.reader, record)}) of {where} is damaged: {counts[row]} rows of "
+                f"{self.column.name!r}, and {expected[row]} of {self.column.parallel!r}"
+            )
+
+
+@dataclass(eq=False)
+class MaskRows(TensorRows):
+    """Masks, ``(B, h, w)``."""
+
+    column: Column
+    stored: list[Any]  # of each row the file or array
+    headers: list[MaskHeader | None]
+    fill_value: int
+
+    in_ring = True
+
+    def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
+        failed = []
+        for row in range(first, stop):
+            if row not in skip:
+                try:
+                    self._fill(context, row)
+                except PackstoreError as error:
+                    context.note(row, error, self.column.name)
+                    failed.append(row)
+        return failed
+
+    def _fill(self, context: Context, row: int) -> None:
+        placement, out = context.placement, self.host[row].numpy()
+        stored, header = self.stored[row], self.headers[row]
+        if stored is None:
+            out[:] = 0
+            return
+        if header is None:
+            mask, size = stored, stored.shape
+        else:
+            mask = decode_mask(stored, header, _rows_needed(placement, row))
+            size = header.height, header.width
+        if placement is not None:
+            assert context.sizes is not None
+            expected = context.sizes[row].tolist()
+            if list(size) != expected:
+                raise DecodeError(f"the mask is {size[0]}x{size[1]}, and its image {expected[0]}x{expected[1]}")
+            place_mask(placement, row, mask.astype(out.dtype, copy=False), self.fill_value, out)
+        elif mask.shape == out.shape:
+            np.copyto(out, mask)
+        else:
+            raise SizeError.between(mask.shape, out.shape)
+
+
+def _rows_needed(placement: Placement | None, row: int) -> int | None:
+    """How many rows of a mask are shown, from the top."""
+    if placement is None or not placement.moves:
+        return None
+    top, _, height, _ = placement.moves[0].crops.box[row].tolist()
+    return int(top + height)
+
+
+class MaskField(Field):
+    """A column of masks."""
+
+    def __init__(self, column: Column, optional: bool, fill_value: int, max_pixels: int) -> None:
+        """``fill_value`` is that of what lies outside of the image."""
+        super().__init__(column, optional)
+        self._fill_value = fill_value
+        self._max_pixels = max_pixels
+
+    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
+        reader, column, missing = context.reader, self.column, self.missing(context)
+        stored: list[Any] = [None] * len(context.numbers)
+        headers: list[MaskHeader | None] = [None] * len(stored)
+        for row, record in enumerate(context.numbers):
+            if row in context.failed or (missing is not None and missing[row]):
+                continue
+            try:
+                if column.layout is None:
+                    data: Buffer = reader.value(column.name, record)
+                    headers[row] = read_mask_header(data, self._max_pixels)
+                    stored[row] = data
+                else:
+                    stored[row] = stored_array(reader, column, record)
+            except PackstoreError as error:
+                context.note(row, error, column.name)
+        host = new_buffer((len(stored), *self._size(context, stored, headers)), self._dtype(headers))
+        return MaskRows(host, missing, column, stored, headers, self._fill_value)
+
+    def _dtype(self, headers: Sequence[MaskHeader | None]) -> torch.dtype:
+        """uint8, or int32 where some values have more bits."""
+        narrow = self.column.dtype == "uint8" and all(header is None or header.bits <= 8 for header in headers)
+        return torch.uint8 if narrow else torch.int32
+
+    def _size(self, context: Context, stored: Sequence[Any], headers: Sequence[MaskHeader | None]) -> tuple[int, int]:
+        """Height and width of the batch's masks; rows are held to it."""
+        if context.placement is not None:
+            height, width = context.placement.sizes[0].tolist()
+            return height, width
+        for mask, header in zip(stored, headers, strict=True):
+            if mask is not None:
+                return mask.shape if header is None else (header.height, header.width)
+        return 0, 0
+
+
+@dataclass(eq=False)
+class ImageRows(Rows):
+    """Further images, rows of a buffer as those of the main one."""
+
+    host: torch.Tensor
+    missing: NDArray[np.bool_] | None
+    assembler: Assembler
+    prepared: Prepared
+    finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+    in_ring = True
+
+    def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
+        return self.assembler.fill(self.prepared, first, stop, context.errors, skip)
+
+    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        return [some(self.host, kept)]
+
+    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        images = self.finish(self.assembler.as_images(next(there)), ids)
+        return listed(images, self.missing, kept)
+
+
+class ImageField(Field):
+    """A further column of images: an assembler of its own decodes them."""
+
+    def __init__(
+        self,
+        column: Column,
+        optional: bool,
+        new_assembler: Callable[[Column], Assembler],
+        finish: Callable[..., torch.Tensor],
+    ) -> None:
+        """
+        Args:
+            column: The column.
+            optional: Whether a record may have no value.
+            new_assembler: Makes its assembler.
+            finish: What happens on the device to its images: called with the column, the images, the ids of their
+                records, and ``epoch``."""
+        super().__init__(column, optional)
+        self._new_assembler = new_assembler
+        self._finish = finish
+        self._assembler: Assembler | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process."""
+        return self.__dict__ | {"_assembler": None}
+
+    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
+        missing = self.missing(context)
+        if self._assembler is None:
+            self._assembler = self._new_assembler(self.column)
+        assembler, absent = self._assembler, set(context.failed)
+        if missing is not None:
+            absent |= set(np.flatnonzero(missing).tolist())
+        host = new_buffer((len(context.ids), *assembler.shape_for(context.records)), assembler.dtype)
+        prepared = assembler.prepare(host, context.ids, context.seed, context.epoch, context.errors, absent)
+        context.failed |= set(prepared.failed) - absent
+        if context.sizes is not None:
+            sizes = assembler.sizes(prepared)
+            for row in np.flatnonzero((sizes != context.sizes).any(1)).tolist():
+                if row not in absent and row not in context.failed:
+                    (height, width), (tall, wide) = sizes[row].tolist(), context.sizes[row].tolist()
+                    error = DecodeError(f"the image is {height}x{width}, and the first one {tall}x{wide}")
+                    context.note(row, error, self.column.name)
+        for row in absent:
+            host[row] = 0
+        finish = partial(self._finish, self.column, epoch=context.epoch)
+        return ImageRows(host, missing, assembler, prepared, finish)

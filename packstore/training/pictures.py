@@ -1,0 +1,135 @@
+"""Images of a store, one by one, in the form that a dataset gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.core.columns import Buffer
+from packstore.core.errors import DecodeError, PackstoreError, StoreError, printable
+from packstore.core.manifest import Column, Normalization
+from packstore.images.decoders import Decoder
+from packstore.stores.base import Reader
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """The images of one column.
+
+    Attributes:
+        column: The column.
+        decoder: For image files.
+        exif_transpose: Whether these are turned as their EXIF says.
+        normalization: Of floating point images, which a picture has undone.
+        dtype: Of tensors, where the user names one.
+        device: Of tensors.
+    """
+
+    column: Column
+    decoder: Decoder
+    exif_transpose: bool
+    normalization: Normalization | None
+    dtype: torch.dtype | None
+    device: torch.device
+
+    def of(self, output: str, reader: Reader, record: int) -> Any:
+        """The image of a record in the form that ``output`` names; None where it has none."""
+        if self.column.nullable and not reader.present(self.column.name, record):
+            return None
+        if output == "bytes":
+            return bytes(stored_bytes(reader, self.column, record))
+        if output == "pil":
+            return self.pil(reader, record)
+        if output == "numpy":
+            return self.numpy(reader, record)
+        return self.finish(torch.from_numpy(self.pixels(reader, record)))
+
+    @property
+    def floats(self) -> bool:
+        """Whether images are arrays of normalised floating point values."""
+        return self.column.layout == "CHW"
+
+    def finish(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Stored pixels, an image or a batch in memory of its own, as the user gets them."""
+        if self.floats:
+            if self.column.dtype == "bfloat16":
+                pixels = pixels.view(torch.bfloat16)
+            return pixels.to(device=self.device, dtype=self.dtype or torch.float32)
+        pixels = pixels.to(self.device).movedim(-1, -3)
+        if self.dtype is None or self.dtype == torch.uint8:
+            return pixels
+        return pixels.to(torch.float32).div_(255).to(self.dtype)
+
+    def pixels(self, reader: Reader, record: int) -> NDArray[Any]:
+        """One image as an array that shares no memory with the store, in the store's layout.
+
+        Raises:
+            DecodeError: It cannot be decoded; names the record and its key."""
+        if self.column.layout is None:
+            try:
+                return self.decoder.decode(
+                    stored_bytes(reader, self.column, record), exif_transpose=self.exif_transpose
+                )
+            except DecodeError as error:
+                raise at_record(error, reader, record, self.column.name) from None
+        return np.array(stored_array(reader, self.column, record))
+
+    def numpy(self, reader: Reader, record: int) -> NDArray[Any]:
+        """One image as an array; bfloat16 as float32."""
+        pixels = self.pixels(reader, record)
+        if self.column.dtype == "bfloat16":
+            # The upper half of a float32 is a bfloat16.
+            return (pixels.astype(np.uint32) << 16).view(np.float32)
+        return pixels
+
+    def pil(self, reader: Reader, record: int) -> Image:
+        """One image as a picture, its normalisation undone."""
+        from PIL.Image import fromarray
+
+        if not self.floats:
+            return fromarray(self.pixels(reader, record))
+        pixels = self.numpy(reader, record).astype(np.float32)
+        if self.normalization is not None:
+            mean, std = (
+                np.array(values, np.float32)[:, None, None]
+                for values in (self.normalization.mean, self.normalization.std)
+            )
+            pixels = pixels * std + mean
+        return fromarray((pixels * 255).round().clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
+
+
+def stored_bytes(reader: Reader, column: Column, record: int) -> Buffer:
+    """The value of a record in a column of images or masks as it lies at rest, without a copy where that can be."""
+    if column.name == "image":
+        return reader.view(record)
+    value = reader.value(column.name, record)
+    return value if column.kind == "ragged" else np.ascontiguousarray(value).data.cast("B")
+
+
+def stored_array(reader: Reader, column: Column, record: int) -> NDArray[Any]:
+    """The value of a record in a column of arrays, of images or masks, read-only and without a copy."""
+    if column.name == "image":
+        return reader.array(record)
+    array: NDArray[Any] = reader.item(column.name, record)
+    return array
+
+
+def key_of(reader: Reader, record: int) -> str:
+    """The key of a record, for a message about it."""
+    try:
+        return printable(reader.key(record))
+    except (StoreError, IndexError):
+        return "its key is damaged, too"
+
+
+def at_record(error: PackstoreError, reader: Reader, record: int, column: str) -> DecodeError:
+    """``error`` with the record, its key and the column, where that is not the main image."""
+    where = "" if column == "image" else f"column {column!r}: "
+    return DecodeError(f"record {record} ({key_of(reader, record)}) of {reader.path}: {where}{error}")

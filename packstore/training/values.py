@@ -1,0 +1,87 @@
+"""Values of columns beside the images, record by record and in the form that a dataset gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.core.errors import DecodeError, StoreError, printable
+from packstore.core.manifest import Column
+from packstore.images.masks import decode_mask, open_mask, read_mask_header
+from packstore.images.sniff import MAX_PIXELS
+from packstore.stores.base import Reader
+from packstore.training.pictures import at_record, key_of, stored_array, stored_bytes
+
+OBJECTS = ("text", "json", "bytes")
+"""Types whose values are no tensors."""
+
+
+def as_tensor(column: Column, values: NDArray[Any]) -> torch.Tensor:
+    """Values of a column in their own memory as a tensor of the column's dtype.
+
+    Masks of 16 bits become int32, since torch has few operations for uint16. uint64 becomes int64 of the same bits."""
+    if column.dtype == "bfloat16":
+        return torch.from_numpy(values).view(torch.bfloat16)
+    if column.type == "mask" and values.dtype == np.uint16:
+        return torch.from_numpy(values.astype(np.int32))
+    return torch.from_numpy(values.view(np.int64) if values.dtype == np.uint64 else values)
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """The values of one column that holds neither images nor keys.
+
+    Attributes:
+        column: The column.
+        device: Of tensors.
+        max_pixels: The most that a mask may have.
+    """
+
+    column: Column
+    device: torch.device
+    max_pixels: int = MAX_PIXELS
+
+    def of(self, output: str, reader: Reader, record: int) -> Any:
+        """The value of a record in the form that ``output`` names; None where it has none."""
+        column = self.column
+        if column.type == "label" and not column.nullable:
+            return int(reader.value(column.name, record))
+        if column.type == "mask":
+            return self._mask(output, reader, record) if reader.present(column.name, record) else None
+        try:
+            value = reader.item(column.name, record)
+        except StoreError as error:
+            where = f"record {record} ({key_of(reader, record)}) of {printable(str(reader.path))}"
+            raise StoreError(f"{where}: {error}") from None
+        if value is None or column.type in OBJECTS:
+            return value
+        if isinstance(value, int) or (value.ndim == 0 and value.dtype.kind in "iu" and column.dtype != "bfloat16"):
+            return int(value)
+        array = np.array(value)  # memory of its own
+        return array if output == "numpy" else as_tensor(column, array).to(self.device)
+
+    def _mask(self, output: str, reader: Reader, record: int) -> Any:
+        column = self.column
+        if output == "bytes":
+            return bytes(stored_bytes(reader, column, record))
+        if column.layout is None:
+            data = reader.value(column.name, record)
+            try:
+                header = read_mask_header(data, self.max_pixels)
+                if output == "pil":
+                    return open_mask(data, header)
+                values: NDArray[Any] = decode_mask(data, header)
+            except DecodeError as error:
+                raise at_record(error, reader, record, column.name) from None
+        else:
+            values = stored_array(reader, column, record)
+        if output == "pil":
+            from PIL.Image import fromarray
+
+            return fromarray(np.array(values))
+        values = np.array(values)
+        return values if output == "numpy" else as_tensor(column, values).to(self.device)
