@@ -127,6 +127,22 @@ def test_a_notebook_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     assert made == ["pack"]
 
 
+def test_a_notebook_without_widgets_has_a_bar_of_text_and_no_warning() -> None:
+    program = """
+import sys, types
+notebook = types.ModuleType("IPython")
+sys.modules["IPython"] = sys.modules["ipykernel.zmqshell"] = notebook
+sys.modules["ipywidgets"] = None
+from packstore.core.progress import Progress, progress_callback
+with progress_callback(True) as report:
+    report(Progress("pack", 1, 2, 0))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "pack: " in done.stderr
+    assert "Warning" not in done.stderr
+
+
 def test_progress_is_true_false_or_a_function(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="progress should be True, False or a function of a Progress, got 'bar'"), \
             progress_callback("bar"):  # type: ignore[arg-type]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,4 +111,9 @@ def _has_size() -> bool:
 
 def _tqdm() -> Any:
     """tqdm's bar for where this runs. Only a notebook needs ``tqdm.auto``, which takes longer to load."""
-    return import_module("tqdm.auto" if "IPython" in sys.modules else "tqdm").tqdm
+    if "IPython" not in sys.modules:
+        return import_module("tqdm").tqdm
+    with warnings.catch_warnings():
+        # Without ipywidgets it warns and draws a bar of text, which does as well.
+        warnings.simplefilter("ignore", import_module("tqdm").TqdmWarning)
+        return import_module("tqdm.auto").tqdm

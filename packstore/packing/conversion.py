@@ -87,10 +87,12 @@ class ConvertReport:
         return "applied when loading" if turned_by_readers(self.manifest) else "applied"
 
     def __repr__(self) -> str:
-        skipped = f", {len(self.skipped):,} skipped" if self.skipped else ""
+        more = f", {len(self.skipped):,} skipped" if self.skipped else ""
+        if self.oriented and self.orientation == "not applied":
+            more += f", {self.oriented:,} with an EXIF orientation that is not applied"
         return (
             f"<ConvertReport of {str(self.destination)!r}: {self.manifest.records:,} records, "
-            f"{self.disk_bytes / 1e6:,.1f} MB, {self.seconds:.1f} s{skipped}>"
+            f"{self.disk_bytes / 1e6:,.1f} MB, {self.seconds:.1f} s{more}>"
         )
 
 

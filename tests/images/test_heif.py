@@ -84,5 +84,5 @@ def test_more_pixels_than_allowed_are_refused_before_decoding() -> None:
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pillow_heif.as_plugin", None)
-    with pytest.raises(DecodeError, match=r"a HEIF image, which takes pip install 'packstore\[heif\]'"):
+    with pytest.raises(DecodeError, match=r"a HEIF image, which takes pip install pillow-heif"):
         get_decoder().decode(HEIC)

@@ -99,6 +99,7 @@ def test_skipped_images_do_not_count(photos: Path, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-50])
     report = packstore.convert(photos, tmp_path / "a.lmdb", on_error="skip")
     assert (report.oriented, report.orientation) == (ORIENTED - 1, "not applied")
+    assert f"{ORIENTED - 1} with an EXIF orientation that is not applied" in repr(report)
 
 
 @pytest.mark.sampled(fast=4)
@@ -209,4 +210,5 @@ def test_a_run_that_goes_on_counts_the_same(
     report = packstore.convert(photos, tmp_path / f"a.{suffix}", **options)
     assert report.resumed or suffix == "lmdb"
     assert (report.oriented, report.orientation) == (ORIENTED, expected.orientation)
+    assert ("not applied" in repr(report)) == (report.orientation == "not applied")
     assert content(tmp_path / f"a.{suffix}") == content(tmp_path / f"whole.{suffix}")

@@ -140,7 +140,7 @@ def _open_heif(data: memoryview) -> Image.Image:
         if avif and not importlib.import_module("PIL.features").check("avif"):
             raise ImportError("this Pillow was built without AVIF")
     except (ImportError, AttributeError) as error:
-        need = "Pillow 11.3 or newer, from a wheel" if avif else "pip install 'packstore[heif]'"
+        need = "Pillow 11.3 or newer, from a wheel" if avif else "pip install pillow-heif"
         raise DecodeError(f"{'an AVIF' if avif else 'a HEIF'} image, which takes {need} ({error})") from None
     image: Image.Image = plugin(io.BytesIO(data))
     return image
