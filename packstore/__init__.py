@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from packstore.checking.repair import RepairReport, repair
     from packstore.checking.salvage import SalvageReport, salvage
     from packstore.checking.verification import VerifyReport, verify
+    from packstore.core.fields import Array, Boxes, Bytes, Image, Json, Keypoints, Label, Labels, Mask, Text
     from packstore.core.manifest import Manifest
     from packstore.packing.conversion import ConvertReport, convert
+    from packstore.packing.writer import Writer
     from packstore.stores import open_store
     from packstore.stores.base import Problem, Reader
     from packstore.training.dataset import PackedDataset
@@ -42,6 +44,22 @@ __version__ = "0.1.0"
 # Where each lazily loaded name lives: (module, name there). No module of the package has the name of one of them:
 # importing it would put the module in the name's place.
 _LAZY = {
+    **{
+        name: ("packstore.core.fields", name)
+        for name in (
+            "Array",
+            "Boxes",
+            "Bytes",
+            "Field",
+            "Image",
+            "Json",
+            "Keypoints",
+            "Label",
+            "Labels",
+            "Mask",
+            "Text",
+        )
+    },
     "ConvertReport": ("packstore.packing.conversion", "ConvertReport"),
     "Manifest": ("packstore.core.manifest", "Manifest"),
     "PackedDataset": ("packstore.training.dataset", "PackedDataset"),
@@ -52,6 +70,7 @@ _LAZY = {
     "Reader": ("packstore.stores.base", "Reader"),
     "SizeError": ("packstore.training.loader.rows", "SizeError"),
     "VerifyReport": ("packstore.checking.verification", "VerifyReport"),
+    "Writer": ("packstore.packing.writer", "Writer"),
     "convert": ("packstore.packing.conversion", "convert"),
     "open": ("packstore.stores", "open_store"),
     "repair": ("packstore.checking.repair", "repair"),
@@ -62,12 +81,21 @@ _LAZY = {
 
 __all__ = [
     "AmbiguousSourceError",
+    "Array",
+    "Boxes",
+    "Bytes",
     "ConvertReport",
     "CorruptRecordError",
     "DecodeError",
     "DestinationError",
+    "Image",
+    "Json",
+    "Keypoints",
+    "Label",
+    "Labels",
     "Manifest",
     "ManifestError",
+    "Mask",
     "MissingStoreError",
     "NotInSourceError",
     "PackedDataset",
@@ -81,8 +109,10 @@ __all__ = [
     "SizeError",
     "SourceError",
     "StoreError",
+    "Text",
     "UsageError",
     "VerifyReport",
+    "Writer",
     "convert",
     "prefetch",
     "repair",

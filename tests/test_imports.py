@@ -36,7 +36,7 @@ ROOMS = (
     Room("core", "", "numpy xxhash tqdm"),
     Room("images", "core", "numpy torch PIL pillow_heif turbojpeg simplejpeg jpeg4py cv2"),
     Room("stores", "core", "numpy xxhash h5py lmdb"),
-    Room("sources", "core images stores", "numpy xxhash"),
+    Room("sources", "core images stores", "numpy xxhash torch"),
     Room("packing", "core images stores sources", "numpy xxhash"),
     Room("checking", "core images stores sources packing", "numpy xxhash"),
     Room("training", "core images stores", "numpy torch PIL torchvision"),

@@ -41,7 +41,7 @@ def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 @pytest.mark.parametrize(
     ("function", "options", "others"),
     [
-        (packstore.convert, ConvertOptions, {"progress"}),
+        (packstore.convert, ConvertOptions, {"progress", "fields"}),
         (packstore.verify, VerifyOptions, {"progress"}),
         (packstore.PackedLoader, LoaderOptions, {"batch_size"}),
     ],

@@ -135,7 +135,7 @@ class Comparison:
         return batch, problems
 
     def _differences(self, record: int, entry: Entry) -> Iterator[str]:
-        for column, value in zip(self.survey.columns, entry.labels, strict=True):
+        for column, value in zip(self.survey.labels, entry.labels, strict=True):
             own = int(self.reader.value(column.name, record)) if column.name in self.labels else value
             if own != value:
                 yield f"{column.name} is {own}, in the source {value}"
@@ -143,7 +143,7 @@ class Comparison:
         if (self.splits or entry.split) and (split is None or not split.start <= record < split.stop):
             yield f"not in split {printable(entry.split)!r}, where the source has it"
         try:
-            image = self.source.read(entry)
+            image = self.source.image(entry)
             shape = self.reader.value("shape", record) if self.has_shapes else None
             difference = self.encoder.compare(entry.key, image, self.reader.view(record), shape)
         except PackstoreError as error:

@@ -95,12 +95,12 @@ class Donor:
 
     def _encoded(self, entry: Entry) -> Encoded:
         try:
-            return self._encoder(entry.key, self._source.read(entry))
+            return self._encoder(entry.key, self._source.image(entry))
         except (PackstoreError, OSError) as error:
             raise Refused(f"the source's image cannot be used: {error}") from error
 
     def _fields(self, entry: Entry) -> dict[str, Any]:
-        labels = dict(zip((c.name for c in self._survey.columns), entry.labels, strict=True))
+        labels = dict(zip((c.name for c in self._survey.labels), entry.labels, strict=True))
         found: dict[str, Any] = {}
         for column in row_columns(self._manifest.columns):
             value: Any = None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -11,7 +11,8 @@ from packstore.core.columns import Buffer
 from packstore.core.errors import CorruptRecordError, SampleError
 from packstore.core.manifest import Skipped
 from packstore.images.encode import Encoder
-from packstore.sources.base import Entry, Source
+from packstore.packing.values import AtRest, nbytes_at_rest
+from packstore.sources.base import Entry, Sample, Source
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
 # images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
@@ -24,7 +25,7 @@ _PNG, _PALETTE = b"\x89PNG\r\n\x1a\n", 3  # its colour type is byte 25
 
 
 class Packed(NamedTuple):
-    """A finished batch, or a part of one; the first four lists are parallel.
+    """A finished batch, or a part of one; the first four lists are parallel, and ``values`` where there are such.
 
     Attributes:
         entries: The entries that became records.
@@ -39,6 +40,7 @@ class Packed(NamedTuple):
         lossy: For ``seekable``: how many were no JPEG and became one.
         palette: The entries that are PNG files with a palette.
         oriented: Positions in ``seen`` of those that have an EXIF orientation by which they are to be turned.
+        values: What each has at rest in the columns whose values come with samples, and its ``key``.
     """
 
     entries: list[Entry]
@@ -53,11 +55,12 @@ class Packed(NamedTuple):
     lossy: int = 0
     palette: Sequence[Entry] = ()
     oriented: Sequence[int] = ()
+    values: Sequence[Mapping[str, Any]] = ()
 
 
-def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> Iterator[Packed]:
+def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, skip: bool) -> Iterator[Packed]:
     """Yields the records of ``batch`` in parts of about 4 MiB. Raises at a bad sample unless ``skip``."""
-    read, checksum = source.read, xxhash.xxh3_64_intdigest
+    read, nbytes, checksum = source.read, source.nbytes, xxhash.xxh3_64_intdigest
     remaining = iter(batch)
     while True:
         entries: list[Entry] = []
@@ -69,23 +72,36 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> It
         kept: list[str] = []
         palette: list[Entry] = []
         oriented: list[int] = []
+        values: list[Mapping[str, Any]] = []
         source_bytes = record_bytes = lossy = 0
         for entry in remaining:
-            source_bytes += entry.size_bytes
+            source_bytes += nbytes(entry)
             seen.append(entry)
             try:
-                image = read(entry)
-                record, shape, reason, changed, turned = encoder(entry.key, image)
+                found = read(entry)
+                if isinstance(found, Sample):
+                    # The sample may lie in ``ref``, and nobody needs it any more.
+                    entry = seen[-1] = entry._replace(ref=None)
+                    key = entry.key if found.key is None else found.key
+                    values_at_rest = {"key": key, **at_rest(key, found)}
+                    image = found.image
+                else:
+                    key, image = entry.key, found
+                record, shape, reason, changed, turned = encoder(key, image)
             except (SampleError, CorruptRecordError) as error:
                 if not skip:
                     raise
-                skipped.append(Skipped(entry.key, error.reason if isinstance(error, SampleError) else str(error)))
+                seen[-1] = seen[-1]._replace(ref=None)
+                skipped.append(Skipped(seen[-1].key, error.reason if isinstance(error, SampleError) else str(error)))
                 continue
             entries.append(entry)
             records.append(record)
             checksums.append(checksum(record))
             shapes.append(shape)
             record_bytes += len(record)
+            if isinstance(found, Sample):
+                values.append(values_at_rest)
+                record_bytes += nbytes_at_rest(values_at_rest)
             lossy += changed
             if reason is not None:
                 kept.append(reason)
@@ -99,17 +115,19 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, skip: bool) -> It
             return
         yield Packed(
             *(entries, records, checksums, shapes, seen, skipped, source_bytes, record_bytes, kept, lossy),
-            *(palette, oriented),
+            *(palette, oriented, values),
         )
 
 
-def batches(entries: Iterable[Entry], max_records: int, max_bytes: int) -> Iterator[list[Entry]]:
-    """Entries in lists of at most ``max_records`` and about ``max_bytes``."""
+def batches(
+    entries: Iterable[Entry], max_records: int, max_bytes: int, nbytes: Callable[[Entry], int]
+) -> Iterator[list[Entry]]:
+    """Entries in lists of at most ``max_records`` and about ``max_bytes``, by the ``nbytes`` of each."""
     batch: list[Entry] = []
     size = 0
     for entry in entries:
         batch.append(entry)
-        size += entry.size_bytes
+        size += nbytes(entry)
         if len(batch) >= max_records or size >= max_bytes:
             yield batch
             batch, size = [], 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import packstore
 from packstore.core.checksums import ROW_CHECKSUM
 from packstore.core.column import CHECKSUM, KEY
 from packstore.core.errors import SampleError, SourceError, UsageError, printable
+from packstore.core.fields import Field, as_fields
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped
 from packstore.core.parallel import default_workers, ordered_map, ordered_pieces
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
@@ -28,14 +29,19 @@ from packstore.packing.batches import DECODE_BYTES, DECODE_RECORDS, PASS_BYTES, 
 from packstore.packing.plan import (
     ConvertOptions,
     Plan,
+    check_destination,
     check_space,
     make_encoder,
     make_plan,
+    plan_of,
     recorded_options,
+    resolve_format,
 )
 from packstore.packing.resume import PositionTracker, ResumedRecords, identity_of
 from packstore.packing.shard_rule import ShardCuts
-from packstore.sources.base import Entry
+from packstore.packing.values import AtRest, as_columns
+from packstore.sources.base import Entry, SourceOptions, Survey
+from packstore.sources.dataset import DatasetSource, MapStyle
 from packstore.stores import create_store, open_store
 from packstore.stores.base import disk_bytes
 from packstore.stores.builder import StoreBuilder
@@ -97,11 +103,12 @@ class ConvertReport:
 
 
 def convert(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Mapping[str, Any] | Iterable[Any] | MapStyle,
     destination: str | os.PathLike[str],
     *,
     source_kind: str | None = None,
     labels: str | os.PathLike[str] | None = None,
+    fields: Mapping[str, Field | str] | None = None,
     split: str | None = None,
     format: str | None = None,
     encoding: str | None = None,
@@ -128,11 +135,18 @@ def convert(
     seconds, leaves what it has done in a hidden directory beside it; the same conversion goes on from there.
 
     Args:
-        source: An image folder, a flat folder, CIFAR-10 or CIFAR-100 in any published layout, or a store.
+        source: The path of an image folder, a flat folder, CIFAR-10 or CIFAR-100 in any published layout, or a store;
+            or a dataset: a ``Dataset`` or ``IterableDataset`` of torch, a list or a generator of samples, or a dict of
+            such datasets by split. A sample is a dict of values by name, with its key under ``key``; or
+            ``(image, label)``, ``(image, target)`` with a dict as target; or the image alone. Without a key it gets its
+            index. Of an ``ImageFolder`` without a transform, the files are packed and nothing is decoded.
         destination: Where the store goes; its suffix chooses the format.
         source_kind: Kind of the source instead of recognising it, such as ``imagefolder``.
         labels: CSV with the columns ``file,label`` and optionally ``split``.
-        split: Pack only this split.
+        fields: Of a dataset: declarations by name, such as ``{"image": "image", "label": packstore.Label(classes)}``;
+            values of other names are left out. None infers them from the first samples. A later sample that does not
+            fit is a bad sample.
+        split: Pack only this split; of one dataset, the name of its split.
         format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the destination's suffix.
         encoding: One of ``original``, ``seekable``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``, or a
             plug-in's; None chooses: a store's own encoding, the source's bytes for LMDB and HDF5, ``float16`` for
@@ -154,7 +168,8 @@ def convert(
         shard_size: About how many bytes of images a shard has, as a number or as text (``2MB``); cut by the sizes in
             the source before packing, see :class:`packstore.packing.shard_rule.ShardRule`. None for a store of one
             file.
-        workers: Threads; None for one a core.
+        workers: Threads; None for one a core. Of a map-style dataset also the processes that read it, from 2 on; None
+            for one a core where it has 1,024 samples or more.
         decoder: Name of the decoder, see :func:`packstore.images.decoders.get_decoder`.
         max_pixels: An image whose header says more pixels is a bad sample, and so is a file of more than 8 bytes for
             each of these and 64 MiB: decided before it is read or decoded. What bounds the memory: a thread that
@@ -194,9 +209,41 @@ def convert(
     )
     started = time.monotonic()
     with progress_callback(progress) as report:
-        plan = make_plan(Path(source), Path(destination), options, report)
+        if isinstance(source, (str, os.PathLike)):
+            if fields is not None:
+                raise UsageError("fields declare the values of a dataset; a path has fields of its own")
+            plan = make_plan(Path(source), Path(destination), options, report)
+        else:
+            plan = _plan_of_dataset(source, Path(destination), options, fields, report)
         with closing(plan.source):
             return run_plan(plan, report, started)
+
+
+def _plan_of_dataset(
+    data: Any,
+    destination: Path,
+    options: ConvertOptions,
+    fields: Mapping[str, Field | str] | None,
+    progress: ProgressCallback,
+) -> Plan:
+    if options.source_kind is not None or options.labels is not None:
+        raise UsageError("source_kind and labels are for paths, not for a dataset")
+    by_split = isinstance(data, Mapping)
+    if by_split and not all(isinstance(name, str) and name for name in data):
+        raise UsageError("a dict of datasets has the names of the splits as its keys")
+    if by_split and not data:
+        raise UsageError("a dict of datasets is empty; give at least one split")
+    resolve_format(destination, options.format)  # before samples are read
+    check_destination(destination, options.overwrite)
+    source = DatasetSource(
+        data if by_split else {options.split or "": data},
+        SourceOptions(max_pixels=options.max_pixels, skip_bad=options.on_error == "skip"),
+        fields=None if fields is None else as_fields(fields),
+        encoding=options.encoding,
+        workers=options.workers,
+    )
+    options = replace(options, encoding=source.asked(options.encoding))
+    return plan_of(source, destination, options, progress)
 
 
 def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:
@@ -213,18 +260,20 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         small = plan.survey.size_bytes < _SMALL_FILE * plan.survey.records
         workers = plan.options.workers or (1 if small else max(1, workers - 1))
     columns = _columns(encoder, plan)
+    survey = plan.survey
     kept, counted, lossy = Counter[str](), Counter[str](), 0
     palette = Counter[int]()
     if encoder.encoding.waits and not encoder.passes_through and plan.options.workers is None:
         # These threads wait for other programs to start and to end, and cores should not wait with them. Measured on 2
         # cores: 122 images/s with 2 threads, 142 with 3, 142 with 4.
         workers += (workers + 1) // 2
-    source_bytes, total = 0, plan.survey.records
+    source_bytes, total = 0, survey.records if survey.counted else None
     stamp = plan.source.stamp()
-    identity = identity_of(plan, encoder, columns)
-    published = end_published_run(plan.destination, identity, overwrite=plan.options.overwrite)
-    if published is not None:
-        return _report(plan, published, 0, started, (), published.records)
+    identity = identity_of(plan, encoder, columns) if survey.resumable else None
+    if identity is not None:
+        published = end_published_run(plan.destination, identity, overwrite=plan.options.overwrite)
+        if published is not None:
+            return _report(plan, published, 0, started, (), published.records)
     builder = create_store(
         plan.destination,
         format=plan.format,
@@ -243,7 +292,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             reached = PositionTracker(resumed.position)
             cuts = plan.shards.cuts() if plan.shards else None
             for packed in _records(plan, encoder, resumed, workers):
-                _append(builder, packed, columns, cuts)
+                _append(builder, packed, survey, cuts)
                 reached.add(packed.seen, packed.skipped, packed.oriented)
                 kept.update(packed.kept)
                 lossy += packed.lossy
@@ -252,7 +301,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 builder.checkpoint(reached.position)
                 source_bytes += packed.source_bytes
                 progress(Progress("pack", reached.consumed, total, source_bytes))
-            if reached.consumed != total:
+            if total is not None and reached.consumed != total:
                 raise SourceError(
                     f"{plan.source.path} changed while it was packed: {total} images at first, {reached.consumed} in "
                     "the end; run the conversion again when nothing writes to it"
@@ -260,7 +309,9 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             if plan.source.stamp() != stamp:
                 raise SourceError(f"{plan.source.path} changed while it was packed; pack it when nothing writes to it")
             if reached.consumed == len(reached.skipped):
-                raise SourceError(f"{plan.source.path}: all {total} images were skipped, so there is nothing to pack")
+                raise SourceError(
+                    f"{plan.source.path}: all {reached.consumed} images were skipped, so there is nothing to pack"
+                )
             if reached.oriented:
                 counted["exif_oriented"] = reached.oriented
             skipped = (*_inherited_skips(plan), *reached.skipped)
@@ -295,7 +346,7 @@ def pack_shard(plan: Plan, number: int, path: Path, progress: ProgressCallback =
     with create_store(path, format=plan.format, encoding=plan.encode.encoding, columns=columns) as builder:
         _describe(builder, plan, encoder)
         for packed in _packed_batches(plan, encoder, entries, workers):
-            _append(builder, packed, columns)
+            _append(builder, packed, plan.survey)
             skipped += len(packed.skipped)
             progress(Progress("pack", builder.records + skipped, None, 0))
         if not builder.records + skipped:
@@ -326,6 +377,8 @@ def _all_palette(plan: Plan, manifest: Manifest, palette: Counter[int]) -> tuple
         return ()
     if manifest.classes is None:
         return ("",) if palette.total() == manifest.records else ()
+    if "label" in plan.survey.sampled:
+        return ()
     with open_store(plan.destination) as reader:
         counts = np.bincount(reader.fixed("label"), minlength=len(manifest.classes))
     return tuple(name for label, name in enumerate(manifest.classes) if 0 < counts[label] == palette[label])
@@ -356,9 +409,10 @@ def _records(plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int
 def _packed_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers: int) -> Iterator[Packed]:
     limits = (PASS_RECORDS, PASS_BYTES) if encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
     source, skip = plan.source, plan.options.on_error == "skip"
+    at_rest = AtRest(plan.survey)
     return ordered_pieces(
-        lambda batch: pack(batch, source, encoder, skip),
-        batches(entries, *limits),
+        lambda batch: pack(batch, source, encoder, at_rest, skip),
+        batches(source.fetch(entries), *limits, source.nbytes),
         workers,
         size=lambda packed: packed.record_bytes,
     )
@@ -374,8 +428,9 @@ def _first_of_shards(packed: Packed, cuts: ShardCuts) -> set[int]:
     return firsts
 
 
-def _append(builder: StoreBuilder, packed: Packed, columns: tuple[Column, ...], cuts: ShardCuts | None = None) -> None:
+def _append(builder: StoreBuilder, packed: Packed, survey: Survey, cuts: ShardCuts | None = None) -> None:
     entries = packed.entries
+    has_shape = any(column.name == "shape" for column in builder.columns)
     firsts = _first_of_shards(packed, cuts) if cuts is not None else set()
     first = 0
     while first < len(entries):
@@ -386,11 +441,14 @@ def _append(builder: StoreBuilder, packed: Packed, columns: tuple[Column, ...], 
         while last < len(entries) and entries[last].split == split and last not in firsts:
             last += 1
         run = slice(first, last)
-        values: dict[str, Any] = {"key": [entry.key for entry in entries[run]]}
-        labels = zip(*(entry.labels for entry in entries[run]), strict=True)
-        names = [c.name for c in columns if c.name not in ("image", "shape", "key", "checksum", ROW_CHECKSUM.name)]
-        values.update({name: np.array(v, np.int64) for name, v in zip(names, labels, strict=True)})
-        if any(c.name == "shape" for c in columns):
+        sampled = packed.values[run]
+        keys = [each["key"] for each in sampled] if sampled else [entry.key for entry in entries[run]]
+        values: dict[str, Any] = {"key": keys}
+        if survey.labels:
+            labels = zip(*(entry.labels for entry in entries[run]), strict=True)
+            values.update({c.name: np.array(v, np.int64) for c, v in zip(survey.labels, labels, strict=True)})
+        values.update(as_columns(survey.columns, sampled))
+        if has_shape:
             values["shape"] = np.array(packed.shapes[run], np.int32)
         checksums = np.array(packed.checksums[run], np.uint64)
         builder.append(packed.records[run], values, split, checksums=checksums)
@@ -412,18 +470,19 @@ def _statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Dataset
         statistics = DatasetStatistics()
         for entry in batch:
             try:
-                record, shape, *_ = pixels(entry.key, source.read(entry))
+                record, shape, *_ = pixels(entry.key, source.image(entry))
             except SampleError:
                 if not skip:
                     raise
                 continue  # it is counted and named when the conversion itself meets it
             statistics.update(np.frombuffer(record, np.uint8).reshape(shape or pixels.columns()[0].shape))
-        return len(batch), sum(entry.size_bytes for entry in batch), statistics
+        return len(batch), sum(map(source.nbytes, batch)), statistics
 
     statistics = DatasetStatistics()
     done = done_bytes = 0
-    entries = source.entries(split or plan.options.split)
-    for count, nbytes, part in ordered_map(measure, batches(entries, DECODE_RECORDS, DECODE_BYTES), workers):
+    entries = source.fetch(source.entries(split or plan.options.split))
+    pieces = batches(entries, DECODE_RECORDS, DECODE_BYTES, source.nbytes)
+    for count, nbytes, part in ordered_map(measure, pieces, workers):
         statistics.merge(part)
         done, done_bytes = done + count, done_bytes + nbytes
         progress(Progress("statistics", done, total, done_bytes))

@@ -130,14 +130,9 @@ def make_plan(
         DestinationError: The destination exists, lies inside the source or has too little space.
     """
     refuse_urls(source, destination)
-    format = options.format or format_of(destination)
-    if format is None:
-        *others, last = (suffix for known in FORMATS.values() for suffix in known.suffixes)
-        found = f"unknown suffix {printable(destination.suffix)}" if destination.suffix else "no suffix"
-        raise UsageError(
-            f"{printable(str(destination))}: {found}; use {', '.join(others)} or {last}, or choose with --format"
-        )
-    _check_places(source, destination, options.overwrite)
+    resolve_format(destination, options.format)
+    _check_places(source, destination)
+    check_destination(destination, options.overwrite)
     opened = open_source(
         source,
         kind=options.source_kind,
@@ -145,7 +140,15 @@ def make_plan(
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
     )
+    return plan_of(opened, destination, options, progress)
+
+
+def plan_of(
+    opened: Source, destination: Path, options: ConvertOptions, progress: ProgressCallback = no_progress
+) -> Plan:
+    """The plan for an opened source, which is closed if there is none; see :func:`make_plan`."""
     try:
+        format = resolve_format(destination, options.format)
         survey = opened.survey(options.split, progress)
         encode, auto = _resolve_encoding(format, opened.normalization, survey, options)
         probe = _Probe(opened, options)
@@ -168,6 +171,9 @@ def make_plan(
                 f"nothing is decoded for the encoding {encode.encoding} of this source, so a decoder cannot apply; "
                 "leave it out, or add --check decode"
             )
+        _check_geometry(encode, survey)
+        if auto and not survey.counted:
+            raise UsageError("normalize='auto' reads all images first, and an iterable can be read once; give numbers")
         sampled = probe.encoded_sizes(encoder, survey.records)
         plan = replace(plan, estimate_bytes=_estimate(format, encoder, survey, [size for _, size in sampled]))
         if options.shard_bytes is not None:
@@ -200,13 +206,35 @@ def check_space(plan: Plan) -> None:
         )
 
 
-def _check_places(source: Path, destination: Path, overwrite: bool) -> None:
+def resolve_format(destination: Path, format: str | None) -> str:
+    """The format of a store at ``destination``, by its suffix unless it is given."""
+    found = format or format_of(destination)
+    if found is None:
+        *others, last = (suffix for known in FORMATS.values() for suffix in known.suffixes)
+        what = f"unknown suffix {printable(destination.suffix)}" if destination.suffix else "no suffix"
+        raise UsageError(
+            f"{printable(str(destination))}: {what}; use {', '.join(others)} or {last}, or choose with --format"
+        )
+    return found
+
+
+_IN_PIXELS = ("mask", "boxes", "keypoints")
+
+
+def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
+    """Raises :class:`UsageError` where images would change their size and what belongs to their pixels would not."""
+    names = [column.name for column in survey.columns if column.type in (*_IN_PIXELS, "image")]
+    if names and (encode.size is not None or encode.resize is not None or encode.max_side is not None):
+        raise UsageError(
+            f"size, resize and max_side would change the images and not {', '.join(map(repr, names))}, which belong to "
+            "their pixels; leave them out, and crop or resize when loading"
+        )
+
+
+def _check_places(source: Path, destination: Path) -> None:
     shown = printable(str(destination))
     if not source.exists():
         raise UsageError(f"{printable(str(source))}: no such file or directory")
-    parent = destination.absolute().parent
-    if not parent.is_dir():
-        raise DestinationError(f"{shown}: the directory {printable(str(parent))} does not exist; make it first")
     real_source, real_destination = source.resolve(), destination.resolve()
     if real_destination == real_source:
         raise DestinationError(f"{shown}: source and destination are the same; choose another destination")
@@ -218,6 +246,14 @@ def _check_places(source: Path, destination: Path, overwrite: bool) -> None:
         raise DestinationError(
             f"{shown}: the source {printable(str(source))} lies inside the destination; write it elsewhere"
         )
+
+
+def check_destination(destination: Path, overwrite: bool) -> None:
+    """Raises :class:`DestinationError` where a store may not be written."""
+    shown = printable(str(destination))
+    parent = destination.absolute().parent
+    if not parent.is_dir():
+        raise DestinationError(f"{shown}: the directory {printable(str(parent))} does not exist; make it first")
     if os.path.lexists(destination):
         if not is_store(destination):
             raise DestinationError(
@@ -282,8 +318,7 @@ class _Probe:
     def entries(self, records: int) -> Iterator[Entry]:
         # Fewer of few: in a small source the samples would take as long as a good part of the conversion.
         count = max(8, min(_SAMPLED, records // 100))
-        step = max(1, records // count)
-        return islice(self._source.entries(self._split), 0, count * step, step)
+        return self._source.some(self._split, records, count)
 
     def encoded_sizes(self, encoder: Encoder, records: int) -> list[tuple[int, int]]:
         """Bytes of samples in the source, and as records; none where these are known without. Bad samples are left to
@@ -293,7 +328,7 @@ class _Probe:
             return sizes
         for entry in self.entries(records):
             try:
-                record = encoder(entry.key, self._source.read(entry)).record
+                record = encoder(entry.key, self._source.image(entry)).record
                 sizes.append((entry.size_bytes, memoryview(record).nbytes))
             except SampleError:
                 continue
@@ -306,7 +341,7 @@ class _Probe:
         found: dict[tuple[int, ...], str] = {}
         for entry in self.entries(survey.records):
             try:
-                shape = encoder(entry.key, self._source.read(entry)).shape
+                shape = encoder(entry.key, self._source.image(entry)).shape
             except SampleError:
                 continue
             if shape is not None:
@@ -342,7 +377,7 @@ def _uniform_shape(encode: EncodeOptions, survey: Survey, probe: _Probe) -> tupl
 def _estimate(format: str, encoder: Encoder, survey: Survey, sampled: list[int]) -> int:
     records = survey.records
     image = encoder.columns()[0]
-    columns = survey.key_bytes + records * (8 + 8 + 8 * len(survey.columns))
+    columns = survey.key_bytes + records * (8 + 8 + 8 * len(survey.columns)) + survey.value_bytes
     container: Format = FORMATS[format]
     if image.kind == "fixed":
         images = records * container.stored_bytes(image.record_nbytes)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -37,7 +36,7 @@ def _fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dic
     survey = plan.survey
     normalization = plan.encode.normalization
     return {
-        "source": os.fsencode(plan.source.path.resolve()).decode("utf-8", "backslashreplace"),
+        "source": plan.source.identity(),
         "kind of source": plan.source.kind,
         "files of the source": plan.source.stamp(),
         "samples of the source": dict(survey.splits),

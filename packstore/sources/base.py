@@ -6,10 +6,12 @@ of the group ``packstore.sources``. :class:`packstore.testing.SourceSuite` is th
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,6 +102,23 @@ class Entry(NamedTuple):
     changed_ns: int = 0
 
 
+class Sample(NamedTuple):
+    """A sample that has more than an image and the labels of its entry.
+
+    Attributes:
+        image: The main image.
+        values: By name, the value of every column of :attr:`Survey.sampled`: as users give it, see
+            :func:`packstore.core.columns.to_rest`, or None for a missing one; without companions.
+        key: Its key where that shows only now; None for the entry's.
+        at_rest: The values are those of a store: bytes and arrays as they lie at rest, companions among them.
+    """
+
+    image: ImageData
+    values: Mapping[str, Any]
+    key: str | None = None
+    at_rest: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Survey:
     """What a source holds, from one pass over its listing (no image is read).
@@ -107,7 +126,8 @@ class Survey:
     Attributes:
         splits: Number of samples by split, in packing order (see :data:`SPLIT_ORDER`; others follow by name); the only
             name is ``""`` in a source without splits.
-        columns: The label columns (``label`` first), each fixed int64 with its classes; empty without labels.
+        columns: All columns but the main image's, in order. Of labels that the listing knows, fixed int64 with their
+            classes; and those of :attr:`sampled`, with their companions.
         encoding: What :meth:`Source.read` returns: ``original`` for image files, ``uint8`` for arrays ``(H, W, 3)``; a
             store's own encoding.
         shape: Shape that all arrays share, or None for files and ragged stores.
@@ -117,6 +137,10 @@ class Survey:
         key_bytes: Bytes of all keys together.
         ignored: Number of files passed over, by reason in the plural (``hidden``, ``not images (.txt)`` …).
         store: The manifest when the source is a packstore store.
+        sampled: Names of the columns whose values come with each :class:`Sample`; the others are ``Entry.labels``.
+        value_bytes: About how many bytes these values have.
+        counted: The numbers of samples are known. If not, ``splits`` has 0 for each, and the source is read once.
+        resumable: Its entries can be listed again, so that an interrupted conversion can go on.
     """
 
     splits: Mapping[str, int]
@@ -128,10 +152,19 @@ class Survey:
     key_bytes: int
     ignored: Mapping[str, int] = field(default_factory=dict)
     store: Manifest | None = None
+    sampled: frozenset[str] = frozenset()
+    value_bytes: int = 0
+    counted: bool = True
+    resumable: bool = True
 
     @property
     def records(self) -> int:
         return sum(self.splits.values())
+
+    @property
+    def labels(self) -> tuple[Column, ...]:
+        """The columns of ``Entry.labels``, in their order."""
+        return tuple(column for column in self.columns if column.name not in self.sampled)
 
 
 class Source(ABC):
@@ -167,9 +200,32 @@ class Source(ABC):
         no survey before it. Raises for an unknown split at once, as :meth:`survey` does."""
 
     @abstractmethod
-    def read(self, entry: Entry) -> ImageData:
-        """The image of an entry that this or another opening of the source has listed. Called from several threads at
-        once. Raises :class:`SampleError` with the entry's key when it cannot be read."""
+    def read(self, entry: Entry) -> ImageData | Sample:
+        """The image of an entry that this or another opening of the source has listed, with the values of
+        :attr:`Survey.sampled` where there are such. Called from several threads at once. Raises :class:`SampleError`
+        with the entry's key when it cannot be read."""
+
+    def image(self, entry: Entry) -> ImageData:
+        """The image alone of what :meth:`read` returns."""
+        found = self.read(entry)
+        return found.image if isinstance(found, Sample) else found
+
+    def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        """The same entries, ready for :meth:`read`: what one thread, or other processes, have to do for them first."""
+        return entries
+
+    def nbytes(self, entry: Entry) -> int:
+        """About how many bytes an entry of :meth:`fetch` has."""
+        return entry.size_bytes
+
+    def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+        """``count`` of the source's ``records``, spread over them, ready for :meth:`read`."""
+        step = max(1, records // count)
+        return islice(self.entries(split), 0, count * step, step)
+
+    def identity(self) -> str:
+        """What tells this source from others, for going on with an interrupted conversion."""
+        return os.fsencode(self.path.resolve()).decode("utf-8", "backslashreplace")
 
     def stamp(self) -> str:
         """Changes when the source changes in a way that its entries do not show; empty where they show every change.

@@ -10,11 +10,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.columns import Buffer, ImageData
 from packstore.core.errors import CorruptRecordError, SourceError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
+from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, SourceOptions, Survey
 from packstore.sources.refusals import first_bytes
 from packstore.stores import open_store
 from packstore.stores.base import Reader, shaped
@@ -25,9 +26,10 @@ _INTERNAL = ("image", "key", "checksum", "row_checksum", "shape")
 
 
 class StoreSource(Source):
-    """Any packstore store.
+    """Any packstore store, with all of its columns.
 
-    The label columns are all of its scalar int64 columns; ``Entry.ref`` is the number of the record.
+    The columns of ``Entry.labels`` are its scalar int64 columns; the values of the others come with each sample, as
+    they lie at rest. ``Entry.ref`` is the number of the record.
     """
 
     kind = "store"
@@ -36,7 +38,9 @@ class StoreSource(Source):
         super().__init__(path, options)
         self.reader: Reader = open_store(path)
         manifest = self.manifest
-        self._label_columns = tuple(c for c in manifest.columns if c.name not in _INTERNAL and _is_label(c))
+        self._columns = tuple(c for c in manifest.columns if c.name not in _INTERNAL)
+        self._label_columns = tuple(c for c in self._columns if _is_label(c))
+        self._sampled = tuple(c.name for c in self._columns if not _is_label(c))
         self._encoded = manifest.holds_files
 
     @property
@@ -61,13 +65,15 @@ class StoreSource(Source):
             size_counts = {-(-image.nbytes // manifest.records): records}
         return Survey(
             splits=splits,
-            columns=self._label_columns,
+            columns=self._columns,
             encoding=manifest.encoding,
             shape=image.shape if image.kind == "fixed" else None,
             size_bytes=size_bytes,
             size_counts=size_counts,
             key_bytes=self._key_bytes(ranges[0][1], ranges[-1][2]),
             store=manifest,
+            sampled=frozenset(self._sampled),
+            value_bytes=sum(manifest.column(name).nbytes for name in self._sampled) * records // manifest.records,
         )
 
     def _key_bytes(self, start: int, stop: int) -> int:
@@ -97,11 +103,16 @@ class StoreSource(Source):
                 for record, values in zip(range(start, stop), labels, strict=True):
                     yield Entry(self.reader.key(record), name, values, size, record)
 
-    def read(self, entry: Entry) -> ImageData:
-        """The record's bytes, or for a tensor encoding its array.
+    def read(self, entry: Entry) -> ImageData | Sample:
+        """The record's bytes, or for a tensor encoding its array; with the values of its other columns.
 
-        Raises :class:`CorruptRecordError` when they do not match the record's checksum.
+        Raises :class:`CorruptRecordError` when they do not match the record's checksums.
         """
+        image = self.image(entry)
+        return Sample(image, self._values(entry), at_rest=True) if self._sampled else image
+
+    def image(self, entry: Entry) -> ImageData:
+        """See :meth:`Source.image`."""
         record: int = entry.ref
         data = self.reader.read(record)
         found = xxhash.xxh3_64_intdigest(data)
@@ -111,6 +122,18 @@ class StoreSource(Source):
         if self._encoded:
             return data if isinstance(data, bytes) else bytes(data)
         return self._array(record, data)
+
+    def _values(self, entry: Entry) -> dict[str, Any]:
+        """What a record has at rest in the columns whose values come with samples, once its whole row is checked."""
+        record: int = entry.ref
+        columns = self.manifest.columns
+        row = {column.name: self.reader.value(column.name, record) for column in row_columns(columns)}
+        if self.manifest.has_column(ROW_CHECKSUM.name):
+            found, expected = row_checksum(columns, row), int(self.reader.value(ROW_CHECKSUM.name, record))
+            if found != expected:
+                raise CorruptRecordError(record, entry.key, f"{expected:016x}", f"{found:016x}")
+        values = ((name, row[name]) for name in self._sampled)
+        return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in values}
 
     def _array(self, record: int, data: Buffer) -> NDArray[Any]:
         """Like ``reader.array``, from bytes that are already read and checked, and that stay valid."""

@@ -132,11 +132,11 @@ class SourceSuite:
         counted = sum(size * count for size, count in survey.size_counts.items())
         assert survey.size_bytes <= counted <= survey.size_bytes + 64 * survey.records
         assert sum(len(entry.key.encode("utf-8", "surrogateescape")) for entry in entries) == survey.key_bytes
-        for number, column in enumerate(survey.columns):
+        for number, column in enumerate(survey.labels):
             assert (column.kind, column.dtype, column.shape) == ("fixed", "int64", ())
             limit = 1 << 63 if column.classes is None else len(column.classes)
             assert all(0 <= entry.labels[number] < limit for entry in entries)
-        assert {len(entry.labels) for entry in entries} == {len(survey.columns)}
+        assert {len(entry.labels) for entry in entries} == {len(survey.labels)}
 
     def test_a_survey_reports_its_progress(self, source: Source) -> None:
         seen: list[Progress] = []
@@ -174,7 +174,7 @@ class SourceSuite:
         survey = source.survey()
         images = set()
         for entry in source.entries():
-            image = source.read(entry)
+            image = source.image(entry)
             if isinstance(image, np.ndarray):
                 assert survey.encoding not in ("original", "jpeg", "seekable")
                 assert survey.shape in (None, image.shape)
@@ -190,47 +190,47 @@ class SourceSuite:
         entries = list(source.entries())
         with closing(self.open(path)) as another:
             for entry in reversed(entries):
-                assert same(another.read(pickle.loads(pickle.dumps(entry))), source.read(entry))
+                assert same(another.image(pickle.loads(pickle.dumps(entry))), source.image(entry))
 
     def test_several_threads_read_at_once(self, source: Source) -> None:
         entries = list(source.entries())
-        expected = [copied(source.read(entry)) for entry in entries]
+        expected = [copied(source.image(entry)) for entry in entries]
         start = threading.Barrier(4)
 
         def read_all(thread: int) -> bool:
             start.wait()
             order = np.random.default_rng(thread).permutation(len(entries)).tolist()
-            return all(same(source.read(entries[i]), expected[i]) for i in order)
+            return all(same(source.image(entries[i]), expected[i]) for i in order)
 
         with ThreadPoolExecutor(4) as pool:
             assert all(pool.map(read_all, range(4)))
 
     def test_closing_twice_and_reading_after_it(self, source: Source) -> None:
         entry = next(source.entries())
-        image = source.read(entry)
+        image = source.image(entry)
         expected = copied(image)
         source.close()
         source.close()
         assert same(image, expected)  # an image outlives its source
         with suppress(PackstoreError):
-            assert same(source.read(entry), expected)
+            assert same(source.image(entry), expected)
 
     def test_nothing_stays_open(self, path: Path) -> None:
         descriptors = Path("/proc/self/fd")
         if not descriptors.is_dir():
             pytest.skip("open files are counted in /proc")
         with closing(self.open(path)) as source:  # libraries that are loaded now may keep files of their own
-            source.read(next(source.entries()))
+            source.image(next(source.entries()))
         before = len(os.listdir(descriptors))
         with closing(self.open(path)) as source:
             source.survey()
             for entry in source.entries():
-                source.read(entry)
+                source.image(entry)
         assert len(os.listdir(descriptors)) == before
 
     def test_a_sample_that_cannot_be_read_is_named(self, path: Path) -> None:
         with closing(self.open(path)) as source:
-            good = {entry.key: copied(source.read(entry)) for entry in source.entries()}
+            good = {entry.key: copied(source.image(entry)) for entry in source.entries()}
             spoiled = list(source.entries())[2]
         if not self.spoil(path, spoiled):
             pytest.skip("a single sample cannot be spoiled")
@@ -240,10 +240,10 @@ class SourceSuite:
             assert source.survey().records == len(entries)
             for entry in entries:
                 if entry.key != spoiled.key:
-                    assert same(source.read(entry), good[entry.key])
+                    assert same(source.image(entry), good[entry.key])
                     continue
                 with pytest.raises(PackstoreError) as caught:
-                    source.read(entry)
+                    source.image(entry)
                 assert isinstance(caught.value, SampleError | CorruptRecordError)
                 assert caught.value.key == spoiled.key
                 assert str(caught.value).isprintable()
@@ -257,10 +257,10 @@ class SourceSuite:
             for entry in source.entries():
                 if entry.key == large.key:
                     with pytest.raises(SampleError, match="max_pixels") as caught:
-                        source.read(entry)
+                        source.image(entry)
                     assert caught.value.key == large.key
                 else:
-                    source.read(entry)
+                    source.image(entry)
 
     def test_a_number_of_pixels_that_is_none(self, path: Path) -> None:
         for wrong in (0, -1, 1.5, True):

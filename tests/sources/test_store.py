@@ -12,6 +12,7 @@ import packstore
 from packstore.core.errors import CorruptRecordError, SourceError, StoreError
 from packstore.core.manifest import Column, Origin
 from packstore.sources import Entry, open_source
+from packstore.sources.base import Sample
 from packstore.sources.store import StoreSource
 from packstore.stores import create_store
 from packstore.testing import SourceSuite
@@ -114,7 +115,8 @@ def test_files_with_labels_and_splits(tmp_path: Path, format: str, shard_size: i
     assert source.kind == "store"
     survey = source.survey()
     assert dict(survey.splits) == {"train": 3, "val": 3}
-    assert [(c.name, c.classes) for c in survey.columns] == [("label", ("cat", "dog")), ("coarse_label", None)]
+    assert survey.sampled == {"weight"}
+    assert [(c.name, c.classes) for c in survey.labels] == [("label", ("cat", "dog")), ("coarse_label", None)]
     assert (survey.encoding, survey.shape) == ("original", None)
     assert survey.size_bytes == 2 * 5003
     assert survey.store == source.reader.manifest
@@ -125,8 +127,11 @@ def test_files_with_labels_and_splits(tmp_path: Path, format: str, shard_size: i
         for record, split in enumerate(("train", "val"))
         for number in range(3)
     ]
-    assert [source.read(entry) for entry in entries] == images * 2
-    assert all(type(source.read(entry)) is bytes for entry in entries)
+    assert [source.image(entry) for entry in entries] == images * 2
+    assert all(type(source.image(entry)) is bytes for entry in entries)
+    sample = source.read(entries[0])
+    assert isinstance(sample, Sample)
+    assert (sample.image, dict(sample.values), sample.key, sample.at_rest) == (images[0], {"weight": 0.0}, None, True)
     assert list(source.entries("val")) == entries[3:]
     one = source.survey("val")
     assert (dict(one.splits), one.size_bytes, one.key_bytes) == ({"val": 3}, 5003, 3 * len(b"val/\xff0"))
@@ -145,7 +150,7 @@ def test_arrays_of_one_shape(tmp_path: Path, format: str) -> None:
     survey = source.survey()
     assert (dict(survey.splits), survey.encoding, survey.shape) == ({"": 4}, "uint8", (5, 6, 3))
     assert survey.size_bytes == 4 * 90
-    arrays = [source.read(entry) for entry in source.entries()]
+    arrays = [source.image(entry) for entry in source.entries()]
     np.testing.assert_array_equal(np.stack([np.asarray(a) for a in arrays]), pixels)
     assert {entry.size_bytes for entry in source.entries()} == {90}
     source.close()
@@ -171,7 +176,7 @@ def test_arrays_of_different_shapes(tmp_path: Path, format: str) -> None:
     entries = list(source.entries("val"))
     assert [e.labels for e in entries] == [()] * 3
     for entry, expected in zip(entries, pixels, strict=True):
-        np.testing.assert_array_equal(np.asarray(source.read(entry)), expected)
+        np.testing.assert_array_equal(np.asarray(source.image(entry)), expected)
 
 
 @pytest.mark.parametrize("encoding", ["float16", "bfloat16", "float32"])
@@ -179,7 +184,7 @@ def test_floats_keep_their_bits(tmp_path: Path, encoding: str) -> None:
     image = Column("image", "fixed", encoding, (3, 2, 2), layout="CHW", type="image")
     rows = [bytes(range(n, n + image.record_nbytes)) for n in (0, 50)]
     source = open_source(write(tmp_path / "s.pth", "pth", image, rows, encoding=encoding))
-    arrays = [np.asarray(source.read(entry)) for entry in source.entries("train")]
+    arrays = [np.asarray(source.image(entry)) for entry in source.entries("train")]
     assert [a.tobytes() for a in arrays] == rows
     assert arrays[0].shape == (3, 2, 2)
     assert arrays[0].dtype == {"float16": "<f2", "bfloat16": "<u2", "float32": "<f4"}[encoding]
@@ -195,7 +200,7 @@ def test_a_damaged_record_is_told(tmp_path: Path, format: str) -> None:
     data.write_bytes(blob)
     source = open_source(path)
     good, bad = source.entries()
-    assert source.read(good) == images[0]
+    assert source.image(good) == images[0]
     with pytest.raises(CorruptRecordError, match=r"record 1 \(train/\\udcff1\) is damaged") as caught:
         source.read(bad)
     assert (caught.value.record, caught.value.key) == (1, "train/\udcff1")
@@ -209,7 +214,7 @@ def test_many_records_come_in_order(tmp_path: Path) -> None:
     entries = list(source.entries())
     assert [e.ref for e in entries] == list(range(count))
     assert [e.labels for e in entries] == [(n % 2, n * 10) for n in range(count)]
-    assert source.read(entries[-1]) == b"9999"
+    assert source.image(entries[-1]) == b"9999"
 
 
 def test_what_is_no_store(tmp_path: Path) -> None:

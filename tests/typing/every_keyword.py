@@ -10,6 +10,7 @@ import torch
 import packstore
 from packstore import PackedDataset, PackedLoader, SizeError
 from packstore.augment import CenterCrop, Cutout, PerImage, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.core.fields import Field
 
 
 def doubled(batch: torch.Tensor) -> torch.Tensor:
@@ -22,6 +23,7 @@ def convert(mean: list[float], std: list[float]) -> int:
         destination=Path("photos.lmdb"),
         source_kind="imagefolder",
         labels="labels.csv",
+        fields=None,
         split="train",
         format="lmdb",
         encoding="float16",
@@ -43,6 +45,52 @@ def convert(mean: list[float], std: list[float]) -> int:
         progress=True,
     )
     return report.manifest.records
+
+
+def write(dataset: torch.utils.data.Dataset[tuple[bytes, int]], files: list[bytes]) -> int:
+    fields: dict[str, Field | str] = {
+        "image": packstore.Image(encoding="original", optional=False),
+        "mask": packstore.Mask(dtype="uint8", optional=True),
+        "label": packstore.Label(classes=["ant", "bee"], optional=True),
+        "labels": packstore.Labels(classes=["ant", "bee"], of="boxes", optional=True),
+        "boxes": packstore.Boxes(coordinates="xyxy", optional=True),
+        "points": packstore.Keypoints(k=3, of=False, points=17, optional=True),
+        "caption": packstore.Text(optional=True),
+        "notes": packstore.Json(optional=True),
+        "blob": packstore.Bytes(optional=True),
+        "vector": packstore.Array(dtype="float32", shape=(512,), ragged=False, optional=True),
+        "score": "float64",
+    }
+    with packstore.Writer(
+        path=Path("photos.lmdb"),
+        fields=fields,
+        split="train",
+        format="lmdb",
+        encoding="jpeg",
+        size=None,
+        fit=None,
+        resize=None,
+        max_side=None,
+        quality=90,
+        normalize=None,
+        exif_transpose=False,
+        check="header",
+        on_error="raise",
+        overwrite=True,
+        shard_size="500MB",
+        workers=2,
+        decoder="auto",
+        max_pixels=100_000_000,
+        progress=False,
+    ) as writer:
+        for number, file in enumerate(files):
+            writer.add(key=f"{number}", split="train", image=file, label=0, score=0.5)
+    packstore.convert(dataset, "a.lmdb", split="train", workers=8)
+    packstore.convert(
+        {"train": dataset, "val": [{"image": file} for file in files]}, "b.lmdb", fields={"image": "image"}
+    )
+    packstore.convert(({"image": file} for file in files), "c.lmdb")
+    return 0 if writer.report is None else writer.report.manifest.records
 
 
 def check() -> bool:

@@ -1,0 +1,243 @@
+"""Declarations of fields: what a sample's values are, as :class:`packstore.Writer` and ``convert(fields=…)`` take them.
+
+A string stands for a declaration with its defaults (``"boxes"``), or for one number of a dtype (``"float32"``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from packstore.core.column import ITEM_SIZE, Column
+from packstore.core.errors import ManifestError, UsageError, printable
+
+RESERVED = ("key", "checksum", "row_checksum", "shape", "manifest")
+"""Names of columns that packstore makes itself. A sample's ``key`` is its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image: a path, the bytes of a file, a PIL image, a uint8 array ``(H, W, 3)`` or a uint8 tensor ``(3, H, W)``.
+
+    Attributes:
+        encoding: How it is kept; None for files as they are. An image that is not a file needs ``uint8`` or ``jpeg``.
+            Of the main image, one of :data:`packstore.core.registry.ENCODINGS`; of another, ``original``, ``uint8``
+            or ``jpeg``.
+        optional: A sample may have none; never of the main image.
+    """
+
+    encoding: str | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A class number a pixel: a PNG file as a path or bytes, kept untouched (the indices of a palette are the values);
+    or a PIL image or array ``(H, W)``, kept as an array.
+
+    Attributes:
+        dtype: ``uint8``, ``uint16`` or ``int32`` for arrays; None for that of the first sample.
+        optional: A sample may have none.
+    """
+
+    dtype: str | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The number of a class, or its name.
+
+    Attributes:
+        classes: Names of the classes, by number; None where the numbers have no names.
+        optional: A sample may have none.
+    """
+
+    classes: Sequence[str] | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Any number of class numbers, or names of classes.
+
+    Attributes:
+        classes: As of :class:`Label`.
+        of: Name of the boxes with which they go, one each; False for none; None for the only boxes of a sample, where
+            the first samples have one label for each box.
+        optional: A sample may have none.
+    """
+
+    classes: Sequence[str] | None = None
+    of: str | bool | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """Boxes: float32 ``(n, 4)`` in pixels of the image.
+
+    Attributes:
+        coordinates: ``xyxy``: left, top, right, bottom.
+        optional: A sample may have none, which is not the same as ``n = 0``.
+    """
+
+    coordinates: str = "xyxy"
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Keypoints:
+    """Points: float32 ``(n, k)`` in pixels of the image.
+
+    Attributes:
+        k: 2 for x, y; 3 for x, y and visibility.
+        of: As of :class:`Labels`.
+        points: Points of each of n objects, for arrays ``(n, points, k)``.
+        optional: A sample may have none.
+    """
+
+    k: int = 2
+    of: str | bool | None = None
+    points: int | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string."""
+
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """Anything that JSON holds."""
+
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Bytes of any length."""
+
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Numbers of one dtype: a single one, or an array.
+
+    Attributes:
+        dtype: Name of the dtype: ``bool``, ``int8`` … ``int64``, ``uint8`` … ``uint64``, ``float16``, ``bfloat16``,
+            ``float32`` or ``float64``.
+        shape: Shape of each sample's array; of one row where ``ragged``.
+        ragged: Arrays ``(n, *shape)`` with any n.
+        optional: A sample may have none.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    ragged: bool = False
+    optional: bool = False
+
+
+Field = Image | Mask | Label | Labels | Boxes | Keypoints | Text | Json | Bytes | Array
+
+BY_NAME: dict[str, Field] = {
+    "image": Image(),
+    "mask": Mask(),
+    "label": Label(),
+    "labels": Labels(),
+    "boxes": Boxes(),
+    "keypoints": Keypoints(),
+    "text": Text(),
+    "json": Json(),
+    "bytes": Bytes(),
+}
+"""What a string stands for."""
+
+
+def as_fields(declared: Mapping[str, Field | str]) -> dict[str, Field]:
+    """Declarations by name, with strings resolved. Raises :class:`UsageError`."""
+    if not isinstance(declared, Mapping):
+        raise UsageError(f"fields should be a dict of declarations by name, got {type(declared).__name__}")
+    return {name: as_field(name, field) for name, field in declared.items()}
+
+
+def as_field(name: str, declared: Field | str) -> Field:
+    """The declaration that a string stands for, or itself. Raises :class:`UsageError`."""
+    if isinstance(declared, str):
+        if declared in BY_NAME:
+            return BY_NAME[declared]
+        if declared in ITEM_SIZE:
+            return Array(declared)
+    elif isinstance(declared, Field):
+        return declared
+    known = ", ".join([*BY_NAME, *ITEM_SIZE])
+    raise UsageError(
+        f"field {printable(str(name))!r}: {declared!r:.80} declares nothing; use one of {known}, or an object such as "
+        "packstore.Label(classes) or packstore.Array('float32', (512,))"
+    )
+
+
+def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint8") -> Column:
+    """The column of a field; :attr:`Column.companions` says which others it needs.
+
+    Args:
+        name: Of the column.
+        field: Its declaration; ``of`` is a name or says that there is none.
+        files: Of an image or a mask: the values are files.
+        dtype: Of a mask that is an array.
+
+    Raises:
+        UsageError: There can be no such column.
+    """
+    nullable = field.optional
+    try:
+        match field:
+            case Image():
+                return Column(name, "ragged", "uint8", (), None if files else "HWC", type="image", nullable=nullable)
+            case Mask():
+                stored = "uint8" if files else dtype
+                return Column(name, "ragged", stored, (), None if files else "HW", type="mask", nullable=nullable)
+            case Label():
+                return Column(name, "fixed", "int64", classes=_names(field), type="label", nullable=nullable)
+            case Labels():
+                names, parallel = _names(field), field.of or None
+                return Column(
+                    name, "ragged", "int64", classes=names, type="labels", nullable=nullable, parallel=_name(parallel)
+                )
+            case Boxes():
+                coordinates = field.coordinates
+                return Column(name, "ragged", "float32", (4,), type="boxes", nullable=nullable, coordinates=coordinates)
+            case Keypoints():
+                coordinates = {2: "xy", 3: "xyv"}.get(field.k, "")
+                shape = (field.k,) if field.points is None else (field.points, field.k)
+                return Column(
+                    name, "ragged", "float32", shape, type="keypoints", nullable=nullable,
+                    coordinates=coordinates, parallel=_name(field.of or None),
+                )  # fmt: skip
+            case Array():
+                kind: Literal["fixed", "ragged"] = "ragged" if field.ragged else "fixed"
+                return Column(name, kind, field.dtype, tuple(field.shape), nullable=nullable)
+            case _:
+                type_name = type(field).__name__.lower()
+                return Column(name, "ragged", "uint8", type=type_name, nullable=nullable)
+    except ManifestError as error:
+        raise UsageError(f"field {printable(name)!r}: {field!r:.200} cannot be kept: {error}") from None
+
+
+def _names(field: Label | Labels) -> tuple[str, ...] | None:
+    if field.classes is None:
+        return None
+    if isinstance(field.classes, str):
+        raise ManifestError("classes should be a list of names, got one string")
+    return tuple(field.classes)
+
+
+def _name(of: str | bool | None) -> str | None:
+    if of is True:
+        raise ManifestError("of should be the name of the boxes")
+    return of or None

@@ -1,0 +1,68 @@
+"""The values of samples as they lie at rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from packstore.core.column import Column
+from packstore.core.columns import shape_to_rest, to_rest
+from packstore.core.errors import SampleError
+from packstore.sources.base import Sample, Survey
+
+
+class AtRest:
+    """Brings the values of samples to rest, for the columns whose values come with samples; for any thread."""
+
+    def __init__(self, survey: Survey) -> None:
+        sampled = [column for column in survey.columns if column.name in survey.sampled]
+        companions = {each.name for column in sampled for each in column.companions}
+        self._names = [column.name for column in sampled]
+        self._columns = [column for column in sampled if column.name not in companions]
+
+    def __call__(self, key: str, sample: Sample) -> Mapping[str, Any]:
+        """The value of every column, companions among them. Raises :class:`SampleError` where one does not fit."""
+        if sample.at_rest:
+            return sample.values
+        found: dict[str, Any] = {}
+        for column in self._columns:
+            value = sample.values[column.name]
+            try:
+                found[column.name] = to_rest(column, value)
+                if column.kind == "ragged" and column.layout is not None:
+                    found[column.shape_name] = shape_to_rest(column, value)
+            except ValueError as error:
+                raise SampleError(key, str(error)) from error
+            if column.nullable:
+                found[column.valid_name] = value is not None
+        for column in self._columns:
+            if column.parallel is not None:
+                self._check_parallel(key, column, found)
+        return found
+
+    def _check_parallel(self, key: str, column: Column, found: Mapping[str, Any]) -> None:
+        boxes = next(each for each in self._columns if each.name == column.parallel)
+        rows = len(found[column.name]) // column.record_nbytes
+        expected = len(found[boxes.name]) // boxes.record_nbytes
+        if rows != expected:
+            raise SampleError(
+                key, f"{column.name!r} has {rows} rows and {boxes.name!r} has {expected}; expected as many"
+            )
+
+
+def nbytes_at_rest(values: Mapping[str, Any]) -> int:
+    """Bytes of the values of a sample at rest."""
+    return sum(len(value) if type(value) is bytes else getattr(value, "nbytes", 8) for value in values.values())
+
+
+def as_columns(columns: Sequence[Column], values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The values of several records, column by column."""
+    return {
+        column.name: [each[column.name] for each in values]
+        if column.kind == "ragged"
+        else np.stack([each[column.name] for each in values])
+        for column in columns
+        if values and column.name in values[0]
+    }

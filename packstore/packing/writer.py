@@ -1,0 +1,273 @@
+"""``Writer``: packs samples that a program hands over one by one."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from packstore.core.errors import SampleError, UsageError, printable
+from packstore.core.fields import Field, as_fields
+from packstore.core.manifest import Normalization
+from packstore.core.progress import ProgressCallback, progress_callback
+from packstore.images.normalization import MeanAndStd
+from packstore.images.sniff import MAX_PIXELS
+from packstore.packing.conversion import ConvertReport, run_plan
+from packstore.packing.plan import ConvertOptions, check_destination, plan_of, resolve_format
+from packstore.sources.base import Entry, SourceOptions
+from packstore.sources.dataset import PROBED, StreamSource, key_of
+from packstore.sources.schema import Schema, make_schema
+from packstore.sources.values import nbytes_of
+
+_HANDED_OVER, _HANDED_OVER_BYTES = 256, 1 << 20
+"""Samples go to the packing thread together: handing over costs about 10 µs, and a small sample takes as long."""
+_WAITING = 4
+"""So many of these lists may wait; then :meth:`Writer.add` waits."""
+
+
+class _AbandonedError(Exception):
+    """Ends the packing thread of a writer that was left by an exception."""
+
+
+class Writer:
+    """Writes a store from samples that are added one by one.
+
+    A context manager: the store appears under its name when the block ends, complete and read back. Left by an
+    exception, it publishes nothing and leaves nothing. Samples are encoded by threads, in order; memory does not grow
+    with their number. For one thread at a time.
+
+    Attributes:
+        report: What was done, see :class:`packstore.packing.conversion.ConvertReport`; None before the end.
+        added: Samples so far.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        fields: Mapping[str, Field | str] | None = None,
+        *,
+        split: str | None = None,
+        format: str | None = None,
+        encoding: str | None = None,
+        size: int | tuple[int, int] | None = None,
+        fit: Literal["crop", "pad", "squash"] | None = None,
+        resize: int | None = None,
+        max_side: int | None = None,
+        quality: int | None = None,
+        normalize: str | Normalization | MeanAndStd | None = None,
+        exif_transpose: bool = False,
+        check: Literal["header", "decode", "none"] = "header",
+        on_error: Literal["raise", "skip"] = "raise",
+        overwrite: bool = False,
+        shard_size: int | str | None = None,
+        workers: int | None = None,
+        decoder: str = "auto",
+        max_pixels: int = MAX_PIXELS,
+        progress: bool | ProgressCallback = False,
+    ) -> None:
+        """Checks the destination; nothing is written before samples are there.
+
+        Args:
+            path: Where the store goes; its suffix chooses the format.
+            fields: Declarations by name, such as ``{"image": "image", "label": packstore.Label(classes)}``; None infers
+                them from the first 16 samples. They hold for all samples.
+            split: Name of the split, where :meth:`add` names none.
+            encoding: Of the main image; None keeps files as they are. Images that are no files need ``uint8`` or
+                ``jpeg`` (or another), here or in their field.
+            size: As of :func:`packstore.convert`.
+            fit: As of :func:`packstore.convert`.
+            resize: As of :func:`packstore.convert`.
+            max_side: As of :func:`packstore.convert`.
+            quality: As of :func:`packstore.convert`.
+            exif_transpose: As of :func:`packstore.convert`.
+            check: As of :func:`packstore.convert`.
+            on_error: As of :func:`packstore.convert`.
+            overwrite: As of :func:`packstore.convert`.
+            shard_size: As of :func:`packstore.convert`.
+            workers: As of :func:`packstore.convert`.
+            decoder: As of :func:`packstore.convert`.
+            max_pixels: As of :func:`packstore.convert`.
+            progress: As of :func:`packstore.convert`.
+            format: As of :func:`packstore.convert`.
+            normalize: As of :func:`packstore.convert`, but not ``auto``, which needs all images first.
+
+        Raises:
+            UsageError: Unknown options, or options that do not go together.
+            DestinationError: The destination may not be written.
+        """
+        self.report: ConvertReport | None = None
+        self.added = 0
+        self._path = Path(path)
+        self._options = ConvertOptions(
+            split=split, format=format, encoding=encoding, size=size, fit=fit, resize=resize, max_side=max_side,
+            quality=quality, normalize=normalize, exif_transpose=exif_transpose, check=check, on_error=on_error,
+            overwrite=overwrite, shard_size=shard_size, workers=workers, decoder=decoder, max_pixels=max_pixels,
+        )  # fmt: skip
+        self._progress = progress
+        self._fields = None if fields is None else as_fields(fields)
+        resolve_format(self._path, format)
+        check_destination(self._path, overwrite)
+        self._state: Literal["new", "open", "closed"] = "new"
+        self._counts: dict[str, int] = {}
+        self._first: list[tuple[Entry, dict[str, Any]]] = []
+        self._schema: Schema | None = None
+        self._batch: list[Entry] = []
+        self._batch_bytes = 0
+        self._queue: queue.Queue[list[Entry] | _AbandonedError | None] = queue.Queue(_WAITING)
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        if self._state != "new":
+            raise UsageError("a Writer writes one store, in one with block")
+        self._state = "open"
+        return self
+
+    def add(self, *, key: str | None = None, split: str | None = None, **values: Any) -> None:
+        """Adds a sample.
+
+        Args:
+            key: Its key, unique in the store; None for its index in its split.
+            split: Name of its split, instead of the writer's. Samples of a split follow each other.
+            values: By field: an image as a path, the bytes of a file, a PIL image, a uint8 array ``(H, W, 3)`` or
+                tensor ``(3, H, W)``; for the other types see :mod:`packstore.core.fields`. None, or nothing, for a
+                missing value of an optional field.
+
+        Raises:
+            SampleError: The sample does not fit the fields; or an earlier one did not, which shows a little later.
+            PackstoreError: An earlier sample could not be written.
+        """
+        if self._state != "open":
+            raise UsageError("add samples inside the with block of the Writer")
+        name = self._options.split or "" if split is None else split
+        index = self._counts.get(name, 0)
+        if index == 0 and self._counts and (not name or "" in self._counts):
+            raise UsageError("either all samples have a split or none")
+        if index and name != next(reversed(self._counts)):
+            raise UsageError(f"samples of split {printable(name)!r} must follow each other: {index} were added before")
+        entry = Entry(key_of(name, index), name, (), 0, None)
+        sample = values if key is None else {**values, "key": key}
+        if self._schema is None:
+            self._first.append((entry, sample))
+            self._counts[name] = index + 1
+            if len(self._first) == PROBED:
+                self._begin()
+        else:
+            self._hand_over(self._schema, entry, sample)
+            self._counts[name] = index + 1
+        self.added += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            if kind is not None:
+                self._abandon()
+            self._state = "closed"
+
+    def __repr__(self) -> str:
+        return f"<Writer of {str(self._path)!r}: {self.added:,} samples, {self._state}>"
+
+    def _begin(self) -> None:
+        """Learns the fields from the first samples, and starts to pack."""
+        self._schema = make_schema(
+            [sample for _, sample in self._first],
+            self._fields,
+            picks=False,
+            encoding=self._options.encoding,
+            max_pixels=self._options.max_pixels,
+        )
+        for entry, sample in self._first:
+            self._hand_over(self._schema, entry, sample)
+        self._first = []
+
+    def _hand_over(self, schema: Schema, entry: Entry, sample: dict[str, Any]) -> None:
+        try:
+            taken = schema.take(sample)
+        except ValueError as error:
+            index = int(entry.key.rpartition("/")[2])
+            raise SampleError(str(sample.get("key", entry.key)), f"sample {index}: {error}") from error
+        size = nbytes_of(taken.values[schema.main])
+        self._batch.append(entry._replace(size_bytes=size, ref=taken))
+        self._batch_bytes += taken.nbytes
+        if len(self._batch) >= _HANDED_OVER or self._batch_bytes >= _HANDED_OVER_BYTES:
+            self._send(self._batch)
+            self._batch, self._batch_bytes = [], 0
+
+    def _send(self, batch: list[Entry] | None) -> None:
+        """Gives samples to the packing thread, or None for the end. Raises what went wrong there."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._pack, name="packstore-writer", daemon=True)
+            self._thread.start()
+        while self._thread.is_alive():
+            try:
+                self._queue.put(batch, timeout=0.2)
+                break
+            except queue.Full:
+                continue
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _finish(self) -> None:
+        if self._schema is None:
+            if not self._first:
+                raise UsageError(f"{printable(str(self._path))}: no sample was added, so there is nothing to write")
+            self._begin()
+        if self._batch:
+            self._send(self._batch)
+        self._send(None)
+        assert self._thread is not None
+        self._thread.join()
+        self._raise()
+
+    def _abandon(self) -> None:
+        """Ends the packing thread, which removes what it has written."""
+        while self._thread is not None and self._thread.is_alive():
+            try:
+                self._queue.put_nowait(_AbandonedError())
+            except queue.Full:
+                self._drop_waiting()
+            self._thread.join(0.05)
+
+    def _drop_waiting(self) -> None:
+        try:
+            while True:
+                self._queue.get_nowait()
+        except queue.Empty:
+            return
+
+    def _pack(self) -> None:
+        """The packing thread."""
+        try:
+            assert self._schema is not None
+            options = SourceOptions(max_pixels=self._options.max_pixels)
+            with progress_callback(self._progress) as report:
+                source = StreamSource(self._path, options, self._schema, self._entries())
+                plan = plan_of(source, self._path, _with_encoding(self._options, source), report)
+                self.report = run_plan(plan, report)
+        except BaseException as error:  # raised where the program waits for this thread
+            self._error = error
+
+    def _entries(self) -> Iterator[Entry]:
+        while (batch := self._queue.get()) is not None:
+            if isinstance(batch, _AbandonedError):
+                raise batch
+            yield from batch
+
+
+def _with_encoding(options: ConvertOptions, source: StreamSource) -> ConvertOptions:
+    return replace(options, encoding=source.asked(options.encoding), split=None)

@@ -1,0 +1,383 @@
+"""Any dataset of a program as a source: a map-style or iterable ``Dataset`` of torch, a list, a generator.
+
+A map-style dataset is read by index, so that an interrupted conversion goes on with the samples that are left; an
+iterable starts afresh.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, count, groupby, islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from packstore.core.errors import SampleError, SourceError, UsageError, printable
+from packstore.core.fields import Field
+from packstore.core.parallel import default_workers
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, rounded_size
+from packstore.sources.schema import Schema, Taken, make_schema
+from packstore.sources.torchvision_files import files_of
+from packstore.sources.values import is_path, nbytes_of
+from packstore.sources.workers import Failed, Reading, Ref, read_by_workers
+
+PROBED = 16
+"""Samples that are looked at first: the first ones, and of a map-style dataset as many spread over the rest."""
+_BY_WORKERS = 1024
+"""A dataset of at least so many samples is read by worker processes unless the user says how many: below, starting
+them takes about as long as they save."""
+KEY_DIGITS = 10
+"""Digits of a key that is made of an index, as many as a record's in LMDB."""
+
+
+@dataclass
+class _Part:
+    """One split.
+
+    Attributes:
+        split: Its name.
+        data: The dataset.
+        length: Number of samples; None for an iterable.
+        in_memory: A list, which needs no worker processes.
+        rest: Of an iterable, what is left after the probes.
+        probes: Samples that were looked at, by index.
+    """
+
+    split: str
+    data: Any
+    length: int | None
+    in_memory: bool
+    rest: Iterator[Any]
+    probes: dict[int, Any]
+
+
+def key_of(split: str, index: int) -> str:
+    """The key of a sample that has none of its own."""
+    number = f"{index:0{KEY_DIGITS}}"
+    return f"{split}/{number}" if split else number
+
+
+class MapStyle(Protocol):
+    """A dataset whose samples are read by index; it needs a length, too, which torch's ``Dataset`` does not declare."""
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+class SampleSource(Source):
+    """A source of samples that a program gives: what a :class:`Schema` makes of them.
+
+    Attributes:
+        schema: How samples become records.
+    """
+
+    kind = "dataset"
+    schema: Schema
+
+    def read(self, entry: Entry) -> Sample:
+        """See :meth:`Source.read`. The sample lies in ``Entry.ref``."""
+        ref = entry.ref
+        if isinstance(ref, Failed):
+            error = SampleError(entry.key, ref.reason)
+            if ref.trace:
+                error.add_note(ref.trace)
+            raise error
+        try:
+            return self.schema.sample(entry.key, ref)
+        except ValueError as error:
+            index = int(entry.key[-KEY_DIGITS:])
+            raise SampleError(ref.key or entry.key, f"sample {index}: {error}") from error
+
+    def nbytes(self, entry: Entry) -> int:
+        """See :meth:`Source.nbytes`."""
+        return int(entry.ref.nbytes)
+
+    def entry(self, split: str, index: int, sample: Taken | Failed) -> Entry:
+        """The entry of a sample that is there, with the size of its image."""
+        size = nbytes_of(sample.values[self.schema.main]) if isinstance(sample, Taken) else 0
+        return Entry(key_of(split, index), split, (), size, sample)
+
+    def asked(self, encoding: str | None) -> str:
+        """The encoding of the main image: as asked for, or as its field says, or its files as they are."""
+        declared = getattr(self.schema.fields[self.schema.main], "encoding", None)
+        if encoding is not None and declared not in (None, encoding):
+            raise UsageError(f"encoding={encoding!r} and packstore.Image({declared!r}) differ; give one of them")
+        return encoding or declared or "original"
+
+    def sizes(self, samples: Iterable[Taken | Failed]) -> tuple[int, int]:
+        """Bytes of a sample on average: of the main image, and of the rest."""
+        good = [sample for sample in samples if isinstance(sample, Taken)]
+        images = sum(nbytes_of(sample.values[self.schema.main]) for sample in good)
+        number = max(1, len(good))
+        return images // number, (sum(sample.nbytes for sample in good) - images) // number
+
+    def described(self, splits: Mapping[str, int], sizes: tuple[int, int], *, counted: bool) -> Survey:
+        """The survey of samples of these sizes, see :meth:`sizes`."""
+        records, (image, values) = sum(splits.values()), sizes
+        return Survey(
+            splits=splits,
+            columns=self.schema.columns,
+            encoding=self.schema.encoding,
+            shape=None,
+            size_bytes=image * records,
+            size_counts={rounded_size(image): records},
+            key_bytes=sum(len(key_of(split, 0)) * number for split, number in splits.items()),
+            sampled=frozenset(column.name for column in self.schema.columns),
+            value_bytes=values * records,
+            counted=counted,
+            resumable=counted,
+        )
+
+
+class DatasetSource(SampleSource):
+    """Datasets by split, each map-style (``len`` and ``[i]``) or iterable."""
+
+    def __init__(
+        self,
+        splits: Mapping[str, Any],
+        options: SourceOptions,
+        *,
+        fields: Mapping[str, Field] | None = None,
+        encoding: str | None = None,
+        workers: int | None = None,
+    ) -> None:
+        """
+        Args:
+            splits: Datasets by the name of their split; ``""`` for a dataset without splits.
+            options: ``max_pixels`` and ``skip_bad`` are used.
+            fields: Declarations by name, or None to infer them from the first samples.
+            encoding: Of the main image, as the user asked for it.
+            workers: Processes that read; None chooses, 1 reads in this process.
+        """
+        first = next(iter(splits.values()))
+        super().__init__(Path(type(first).__qualname__), options)
+        self._workers = workers
+        given = {split: files_of(data) for split, data in splits.items()}
+        self._parts = [_part(split, given[split] or data) for split, data in splits.items()]
+        raw = self._probe()
+        classes = _classes(splits) if fields is None else None
+        self.schema = make_schema(
+            raw, fields, classes=classes, picks=True, encoding=encoding, max_pixels=options.max_pixels
+        )
+        self._reading = Reading([part.data for part in self._parts], self.schema, in_process=True)
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """See :meth:`Source.survey`. Sizes are estimated from the samples that were looked at."""
+        parts = self._chosen(split)
+        counted = all(part.length is not None for part in parts)
+        splits = {part.split: part.length or 0 if counted else 0 for part in parts}
+        return self.described(splits, self._sizes, counted=counted)
+
+    def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """See :meth:`Source.entries`. An iterable's can be had once. ``size_bytes`` is the image's, or in a map-style
+        dataset the mean of those that were looked at."""
+        return chain.from_iterable(map(self._entries, self._chosen(split)))
+
+    def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        """Reads the samples: in this process, or by worker processes."""
+        for number, some in groupby(entries, lambda entry: self._number_of(entry)):
+            part = self._parts[number]
+            workers = self._worker_count(part)
+            if workers < 2:
+                for entry in some:
+                    yield entry if isinstance(entry.ref, (Taken, Failed)) else self._read_here(entry)
+                continue
+            # The loader asks for indices far ahead of what it yields.
+            ahead: list[Entry] = []
+            reading = Reading([each.data for each in self._parts], self.schema, in_process=False)
+            for taken in read_by_workers(reading, _refs(some, ahead), workers, sum(self._sizes)):
+                yield ahead.pop(0)._replace(ref=taken)
+
+    def read(self, entry: Entry) -> Sample:
+        """See :meth:`Source.read`."""
+        return super().read(entry if isinstance(entry.ref, (Taken, Failed)) else self._read_here(entry))
+
+    def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+        """Samples that were looked at already."""
+        for part in self._chosen(split):
+            for index, raw in islice(part.probes.items(), count):
+                yield self.entry(part.split, index, self._reading.named(index, raw))
+
+    def identity(self) -> str:
+        """The types of the datasets."""
+        types = [type(part.data) for part in self._parts]
+        return ", ".join(
+            f"{part.split}: {t.__module__}.{t.__qualname__}" for part, t in zip(self._parts, types, strict=True)
+        )
+
+    def stamp(self) -> str:
+        """A digest of the samples that were looked at when the source was opened. A dataset whose samples are random,
+        or whose order changes, has another one in each process."""
+        return self._stamp
+
+    @cached_property
+    def _stamp(self) -> str:
+        digest = xxhash.xxh3_128()
+        for part in self._parts:
+            for index, raw in part.probes.items():
+                found = self._reading.named(index, raw)
+                try:
+                    plain = self.schema.plain(found).values if isinstance(found, Taken) else found.reason
+                    _update(digest, (index, getattr(found, "key", None), plain))
+                except (ValueError, OSError) as error:  # a bad sample, which is named when its turn comes
+                    _update(digest, (index, str(error)))
+        return digest.hexdigest()
+
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:
+        """Bytes of a sample on average: of the main image, and of the rest."""
+        return self.sizes(entry.ref for entry in self.some(None, 0, PROBED))
+
+    def _chosen(self, split: str | None) -> list[_Part]:
+        chosen = [part for part in self._parts if split is None or part.split == split]
+        if not chosen:
+            raise self.no_split(split or "", [part.split for part in self._parts])
+        return chosen
+
+    def _entries(self, part: _Part) -> Iterator[Entry]:
+        number, split = self._parts.index(part), part.split
+        if part.length is not None:
+            size = self._sizes[0]
+            return (Entry(key_of(split, i), split, (), size, (number, i)) for i in range(part.length))
+        samples, part.rest = chain(part.probes.values(), part.rest), _used_up(self.path)
+        return (self.entry(split, index, self._reading.named(index, raw)) for index, raw in zip(count(), samples))
+
+    def _number_of(self, entry: Entry) -> int:
+        if isinstance(entry.ref, (Taken, Failed)):
+            return next(number for number, part in enumerate(self._parts) if part.split == entry.split)
+        return int(entry.ref[0])
+
+    def _worker_count(self, part: _Part) -> int:
+        if part.length is None or part.in_memory:
+            return 0
+        if self._workers is not None:
+            return self._workers
+        return default_workers() if part.length >= _BY_WORKERS else 0
+
+    def _read_here(self, entry: Entry) -> Entry:
+        return entry._replace(ref=self._reading[entry.ref])
+
+    def _probe(self) -> list[Any]:
+        """Looks at the first samples of each split. Returns those of the first split that has any."""
+        for part in self._parts:
+            if part.length is None:
+                part.probes = dict(enumerate(islice(part.rest, PROBED)))
+                continue
+            spread = {round(i * (part.length - 1) / PROBED) for i in range(PROBED + 1)} if part.length else set()
+            for index in sorted({*range(min(part.length, PROBED)), *spread}):
+                try:
+                    part.probes[index] = part.data[index]
+                except Exception as error:
+                    if not self.options.skip_bad:
+                        reason = f"sample {index}: {type(error).__name__}: {error}"
+                        raise SampleError(key_of(part.split, index), reason) from error
+        found = next(([*part.probes.values()] for part in self._parts if part.probes), [])
+        if not found:
+            raise SourceError(f"{printable(str(self.path))} has no samples, so there is nothing to pack")
+        return found
+
+
+class StreamSource(SampleSource):
+    """Samples that a program hands over one by one."""
+
+    def __init__(self, path: Path, options: SourceOptions, schema: Schema, entries: Iterator[Entry]) -> None:
+        """
+        Args:
+            path: Stands for the source in messages.
+            options: How to read.
+            schema: How samples become records.
+            entries: The samples as :class:`Taken` in ``Entry.ref``; splits follow each other.
+        """
+        super().__init__(path, options)
+        self.schema = schema
+        self._first = list(islice(entries, PROBED))
+        self._entries = chain(self._first, entries)
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """See :meth:`Source.survey`."""
+        sizes = self.sizes(entry.ref for entry in self._first)
+        return self.described({self._first[0].split: 0}, sizes, counted=False)
+
+    def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """See :meth:`Source.entries`. They can be had once."""
+        found, self._entries = self._entries, chain(_used_up(self.path))
+        return found
+
+    def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+        """The first samples."""
+        return islice(self._first, count)
+
+
+def _part(split: str, data: Any) -> _Part:
+    """A dataset and what can be done with it. Raises :class:`UsageError` for what is none."""
+    torch_data = sys.modules.get("torch.utils.data")
+    streams = torch_data is not None and isinstance(data, torch_data.IterableDataset)
+    if not streams and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        in_memory = isinstance(data, Sequence)
+        return _Part(split, data, len(data), in_memory, iter(()), {})
+    if isinstance(data, Iterable):
+        return _Part(split, data, None, in_memory=False, rest=iter(data), probes={})
+    raise UsageError(
+        f"{type(data).__name__} is no dataset; give a path, a Dataset, a list of samples, an iterable of them, or a "
+        "dict of these by split"
+    )
+
+
+def _classes(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The names of the classes that the datasets have, which must be the same."""
+    found: dict[str, tuple[str, ...]] = {}
+    for split, data in splits.items():
+        classes = getattr(_inner(data), "classes", None)
+        if isinstance(classes, (list, tuple)) and classes:
+            found[split] = tuple(", ".join(c) if isinstance(c, (list, tuple)) else str(c) for c in classes)
+    if len(set(found.values())) > 1:
+        (one, other), *_ = zip(found.items(), list(found.items())[1:], strict=False)
+        raise UsageError(
+            f"the classes of {printable(one[0])!r} ({', '.join(one[1][:5])}, …) are not those of "
+            f"{printable(other[0])!r} ({', '.join(other[1][:5])}, …); give fields= with packstore.Label(classes)"
+        )
+    return next(iter(found.values()), None)
+
+
+def _inner(data: Any) -> Any:
+    """What a ``Subset`` is of."""
+    while type(data).__name__ == "Subset" and hasattr(data, "dataset"):
+        data = data.dataset
+    return data
+
+
+def _refs(entries: Iterable[Entry], ahead: list[Entry]) -> Iterator[Ref]:
+    for entry in entries:
+        ahead.append(entry)
+        yield entry.ref
+
+
+def _used_up(path: Path) -> Iterator[Any]:
+    raise SourceError(f"{printable(str(path))} is an iterable, which can be read only once")
+    yield
+
+
+def _update(digest: Any, value: Any) -> None:
+    """Adds a plain value to a digest."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            _update(digest, (name, each))
+    elif isinstance(value, (list, tuple)):
+        digest.update(b"[%d" % len(value))
+        for each in value:
+            _update(digest, each)
+    elif isinstance(value, np.ndarray):
+        digest.update(f"{value.dtype}{value.shape}".encode())
+        digest.update(value.tobytes())
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        digest.update(value)
+    elif is_path(value):
+        found = Path(value).stat()
+        digest.update(f"{value} {found.st_size} {found.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+    else:
+        digest.update(repr(value).encode("utf-8", "surrogatepass"))

@@ -1,0 +1,389 @@
+"""How the samples of a dataset become records: names, types and order of their fields, declared or inferred."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packstore.core.column import Column
+from packstore.core.errors import SampleError, UsageError, printable
+from packstore.core.fields import RESERVED, Boxes, Field, Image, Json, Keypoints, Label, Labels, Mask, column_of
+from packstore.images.encode import EncodeOptions, Encoder
+from packstore.images.sniff import HeaderError, check_header, max_file_bytes
+from packstore.sources.base import Sample
+from packstore.sources.values import (
+    array_of,
+    infer,
+    is_file,
+    is_path,
+    is_pil,
+    mask_dtype,
+    names_an_image,
+    nbytes_of,
+    plain,
+)
+
+_MASK_COLOURS = (0, 3)  # of a PNG, byte 25: gray, palette
+_FURTHER = ("original", "uint8", "jpeg")
+
+
+class Taken(NamedTuple):
+    """A sample by the names of its fields.
+
+    Attributes:
+        key: Its key; None where it has none of its own.
+        values: As the user gave them, or plain.
+        nbytes: About how much memory they take.
+    """
+
+    key: str | None
+    values: dict[str, Any]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The fields of all samples. Plain data, so that worker processes can have it.
+
+    Attributes:
+        fields: By name, in order.
+        main: The name of the main image.
+        positions: Names of the parts of a sample that is a tuple.
+        files: Images and masks that come as files.
+        picks: Values whose names are not in ``fields`` are left out; else they are an error.
+        max_pixels: An image file too large for an image of so many pixels is not read.
+        dtypes: Of masks that are arrays.
+    """
+
+    fields: Mapping[str, Field]
+    main: str
+    positions: tuple[str, ...]
+    files: frozenset[str]
+    picks: bool
+    max_pixels: int
+    dtypes: Mapping[str, str]
+
+    @property
+    def encoding(self) -> str:
+        """What the main image is: ``original`` for files, ``uint8`` for pixels."""
+        return "original" if self.main in self.files else "uint8"
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """All columns but the main image's, each with its companions."""
+        found: list[Column] = []
+        for name, field in self.fields.items():
+            if name != self.main:
+                column = column_of(name, field, files=self._at_rest_file(name), dtype=self.dtypes.get(name, "uint8"))
+                found += [column, *column.companions]
+        names = [column.name for column in found]
+        twice = next((name for name in names if names.count(name) > 1 or name in (*RESERVED, "image")), None)
+        if twice is not None:
+            raise UsageError(f"the column {twice!r} is made by packstore itself; call your field otherwise")
+        for column in found:
+            parallel = column.parallel
+            if parallel is not None and not isinstance(self.fields.get(parallel), Boxes):
+                raise UsageError(f"{column.name!r} goes with {parallel!r}, which is no field of boxes")
+        return tuple(found)
+
+    def take(self, raw: Any) -> Taken:
+        """Names the values of a sample. Raises :class:`ValueError` where its names are not those of the fields."""
+        key, values = named(raw, self.positions, self.fields)
+        unknown = values.keys() - self.fields.keys()
+        if unknown and not self.picks:
+            names = ", ".join(map(printable, sorted(map(str, unknown))))
+            raise ValueError(f"{names}: no such field; fields: {', '.join(map(printable, self.fields))}")
+        found = {}
+        for name, field in self.fields.items():
+            value = values.get(name)
+            if value is None and not field.optional and not (isinstance(field, Json) and name in values):
+                raise ValueError(f"{name}: no value; declare the field optional if samples may lack it")
+            found[name] = value
+        return Taken(key, found, sum(map(nbytes_of, found.values())))
+
+    def plain(self, taken: Taken) -> Taken:
+        """The same sample without the libraries that made its values; files are not read yet.
+
+        Raises :class:`ValueError`."""
+        values: dict[str, Any] = {}
+        for name, field in self.fields.items():
+            value = taken.values[name]
+            try:
+                if (
+                    value is not None
+                    and isinstance(field, (Image, Mask))
+                    and is_file(value) is not (name in self.files)
+                ):
+                    found, expected = ("a file", "pixels") if is_file(value) else ("pixels", "a file")
+                    raise ValueError(f"found {found}, expected {expected} as in the first sample")
+                values[name] = plain(field, value)
+            except (ValueError, TypeError, OSError) as error:
+                raise ValueError(f"{name}: {error}") from error
+        return taken._replace(values=values)
+
+    def sample(self, key: str, taken: Taken) -> Sample:
+        """The sample as a source gives it, with its files read. Raises :class:`ValueError`."""
+        values = self.plain(taken).values
+        for name, field in self.fields.items():
+            value = values[name]
+            try:
+                if value is None:
+                    continue
+                if name in self.files:
+                    values[name] = value = _file(value, max_file_bytes(self.max_pixels))
+                    if isinstance(field, Mask):
+                        _check_mask(value)
+                if isinstance(field, (Label, Labels)):
+                    values[name] = self._numbers(name, value)
+                elif name in self._encoders:
+                    values[name] = self._encoded(name, key, value)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{name}: {error}") from error
+        image = values.pop(self.main)
+        return Sample(image, values, taken.key)
+
+    def _at_rest_file(self, name: str) -> bool:
+        encoding = getattr(self.fields[name], "encoding", None)
+        return name in self.files if encoding in (None, "original") else encoding == "jpeg"
+
+    @cached_property
+    def _encoders(self) -> dict[str, Encoder]:
+        """Of all images but the main one."""
+        found = {}
+        for name, field in self.fields.items():
+            if isinstance(field, Image) and name != self.main:
+                source = "original" if name in self.files else "uint8"
+                options = EncodeOptions(field.encoding or "original", max_pixels=self.max_pixels)
+                found[name] = Encoder(options, source)
+        return found
+
+    def _encoded(self, name: str, key: str, value: Any) -> Any:
+        try:
+            record, shape, *_ = self._encoders[name](key, value)
+        except SampleError as error:
+            raise ValueError(error.reason) from error
+        return bytes(record) if self._at_rest_file(name) else np.frombuffer(record, np.uint8).reshape(shape or ())
+
+    @cached_property
+    def _classes(self) -> dict[str, dict[str, int]]:
+        given = {name: getattr(field, "classes", None) for name, field in self.fields.items()}
+        return {name: {label: n for n, label in enumerate(classes or ())} for name, classes in given.items()}
+
+    def _numbers(self, name: str, value: Any) -> Any:
+        """Class numbers, of numbers or of names."""
+        if isinstance(self.fields[name], Label):
+            return self._number(name, value)
+        if isinstance(value, (list, tuple)):
+            return [self._number(name, each) for each in value]
+        return value
+
+    def _number(self, name: str, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        numbers = self._classes[name]
+        if value not in numbers:
+            known = f"one of {len(numbers)} classes" if numbers else "a number, since no classes are declared"
+            raise ValueError(f"found {printable(value)!r}; expected {known}")
+        return numbers[value]
+
+
+def named(
+    raw: Any, positions: Sequence[str], fields: Mapping[str, Field] | None = None
+) -> tuple[str | None, dict[str, Any]]:
+    """Key and values of a sample by name: of a dict, of a tuple by position (a dict in it gives its own values), or of
+    an image alone. Raises :class:`ValueError` for anything else."""
+    values: dict[str, Any] = {}
+    if isinstance(raw, Mapping):
+        values.update(raw)
+    elif isinstance(raw, (tuple, list)):
+        if len(raw) != len(positions):
+            raise ValueError(f"found {len(raw)} values, expected {len(positions)}: {', '.join(positions)}")
+        for name, value in zip(positions, raw, strict=True):
+            if isinstance(value, Mapping) and not isinstance((fields or {}).get(name), Json):
+                values.update(value)
+            else:
+                values[name] = value
+    else:
+        values[positions[0]] = raw
+    key = values.pop("key", None)
+    if key is None or isinstance(key, str):
+        return key, values
+    if isinstance(key, PurePath):
+        return key.as_posix(), values
+    if isinstance(key, (int, np.integer)):
+        return str(int(key)), values
+    raise ValueError(f"key: found {type(key).__name__}, expected a string")
+
+
+def make_schema(
+    samples: Sequence[Any],
+    declared: Mapping[str, Field] | None,
+    *,
+    classes: Sequence[str] | None = None,
+    picks: bool = True,
+    encoding: str | None = None,
+    max_pixels: int,
+) -> Schema:
+    """The schema of a dataset, from its declaration or else from the first samples.
+
+    Args:
+        samples: The first samples, as they came; at least one.
+        declared: The fields by name, or None to infer them.
+        classes: Names of the classes that the dataset has, for a label that is inferred.
+        picks: See :class:`Schema`.
+        encoding: How the main image is to be encoded, or None.
+        max_pixels: See :class:`Schema`.
+
+    Raises:
+        UsageError: Something has to be declared, or the fields do not go together.
+    """
+    positions = _positions(samples[0], declared)
+    found = []
+    for number, raw in enumerate(samples):
+        try:
+            found.append(named(raw, positions, declared)[1])
+        except ValueError as error:
+            raise UsageError(f"sample {number}: {error}") from error
+    fields = dict(declared) if declared is not None else _inferred(found, classes)
+    given = {name: [values[name] for values in found if values.get(name) is not None] for name in fields}
+    main = _main(fields)
+    files = frozenset(
+        name for name, field in fields.items() if isinstance(field, (Image, Mask)) and all(map(is_file, given[name]))
+    )
+    dtypes = {}
+    for name, field in fields.items():
+        if isinstance(field, Mask) and name not in files:
+            dtypes[name] = field.dtype or mask_dtype(array_of(given[name][0]))
+            fields[name] = replace(field, dtype=dtypes[name])
+        elif isinstance(field, (Labels, Keypoints)) and field.of is None:
+            fields[name] = replace(field, of=_boxes_of(name, fields, found))
+        if isinstance(field, Image) and given[name]:
+            _check_choice(name, field, name in files, given[name][0], encoding if name == main else None, name == main)
+    schema = Schema(fields, main, positions, files, picks, max_pixels, dtypes)
+    schema.columns  # noqa: B018 - raises for columns that cannot be
+    return schema
+
+
+def _positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str, ...]:
+    """Names of the parts of a sample that is a tuple."""
+    names = tuple(declared or ())
+    if isinstance(raw, Mapping):
+        return names
+    if not isinstance(raw, (tuple, list)):
+        return (next((name for name, field in (declared or {}).items() if isinstance(field, Image)), "image"),)
+    parts = [part for part in raw if isinstance(part, Mapping)]
+    if declared is not None and len(names) == len(raw):
+        return names
+    if len(raw) == 1:
+        return ("image",)
+    if len(raw) != 2:
+        wanted = "fields= with a name for each of its values, in order" if not parts else "dicts as samples"
+        raise UsageError(f"a sample is a tuple of {len(raw)} values: give {wanted}")
+    if parts or (declared is not None and len(names) < 2):
+        return ("image", "target")
+    return (names[0] if names else "image", _second(raw[1]))
+
+
+def _second(value: Any) -> str:
+    """What the second value of a sample is called that is a tuple of an image and something."""
+    if is_pil(value):
+        return "mask"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, (list, tuple)):
+        return "target"
+    return "mask" if getattr(value, "ndim", 0) == 2 else "label"
+
+
+def _inferred(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] | None) -> dict[str, Field]:
+    fields: dict[str, Field] = {}
+    for name in dict.fromkeys(name for values in samples for name in values):
+        if not isinstance(name, str):
+            raise UsageError(f"a sample has the name {name!r}; names are strings")
+        given = [values[name] for values in samples if values.get(name) is not None]
+        if not given:
+            raise UsageError(
+                f"{printable(name)}: the first {len(samples)} samples have no value; declare it by fields="
+            )
+        if names_an_image(name) and isinstance(given[0], str):
+            field: Field = Image()
+        else:
+            try:
+                field = infer(name, given)
+            except ValueError as error:
+                raise UsageError(f"{printable(name)}: {error}; give fields=") from error
+        if isinstance(field, Label) and classes is not None:
+            field = replace(field, classes=tuple(classes))
+        fields[name] = replace(field, optional=True) if len(given) < len(samples) else field
+    return fields
+
+
+def _main(fields: Mapping[str, Field]) -> str:
+    images = [name for name, field in fields.items() if isinstance(field, Image)]
+    main = "image" if "image" in images else next(iter(images), None)
+    if main is None:
+        raise UsageError("no field is an image; declare one: fields={'image': 'image', …}")
+    if fields[main].optional:
+        raise UsageError(f"{printable(main)}: every record has the main image: leave samples without one out")
+    return main
+
+
+def _boxes_of(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[str, Any]]) -> str | bool:
+    """The boxes with which labels or points go: the only ones, where the first samples have one for each of them."""
+    boxes = [name for name, field in fields.items() if isinstance(field, Boxes)]
+    if len(boxes) != 1:
+        return False
+    pairs = [(values.get(name), values.get(boxes[0])) for values in samples]
+    together = all(
+        (one is None) == (other is None) and (one is None or other is None or len(one) == len(other))
+        for one, other in pairs
+    )
+    return boxes[0] if together else False
+
+
+def _check_choice(name: str, field: Image, is_file: bool, value: Any, encoding: str | None, main: bool) -> None:
+    """Raises :class:`UsageError` where an image is no file and nobody said how to keep it."""
+    asked = encoding or field.encoding
+    if not main and asked not in (None, *_FURTHER):
+        raise UsageError(f"{printable(name)}: of an image that is not the main one, the encoding is one of {_FURTHER}")
+    if not is_file and asked in (None, "original"):
+        what = "PIL images" if is_pil(value) else f"pixels ({type(value).__name__})"
+        how = "encoding='uint8'" if main else f"fields={{…, {name!r}: packstore.Image('uint8')}}"
+        raise UsageError(
+            f"{printable(name)}: the images come as {what}, not as files: choose {how} (the pixels, nothing lost) or "
+            "'jpeg' (smaller, and lossy); paths or bytes of image files are kept as they are"
+        )
+
+
+def _file(value: Any, limit: int) -> bytes:
+    """The bytes of a file that is given by its path or its bytes. Raises :class:`ValueError`."""
+    if not isinstance(value, str) and not is_path(value):
+        return bytes(value)
+    try:
+        with os.fdopen(os.open(value, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ValueError(f"{printable(str(value))} is not a file")
+            if found.st_size > limit:
+                raise ValueError(f"{printable(str(value))} has {found.st_size} bytes; an image may have {limit}")
+            return file.readall()
+    except OSError as error:
+        raise ValueError(f"{printable(str(value))} cannot be read: {error.strerror or error}") from None
+
+
+def _check_mask(data: bytes) -> None:
+    try:
+        kind = check_header(data).kind
+    except HeaderError as error:
+        raise ValueError(error.reason) from error
+    if kind != "png":
+        raise ValueError(f"found a {kind} file; expected PNG, or an array (height, width)")
+    if data[25] not in _MASK_COLOURS:
+        raise ValueError("found a PNG in colour; expected one with a palette or in gray, or an array (height, width)")

@@ -1,0 +1,250 @@
+"""A user's values as plain ones: bytes of files, numpy arrays, numbers, strings; whatever library they came from.
+
+PIL and torch are not loaded for this: an object of theirs is known by its type, and then they are loaded already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.column import ITEM_SIZE
+from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Keypoints, Label, Labels, Mask, Text
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def is_pil(value: Any) -> bool:
+    """Whether a value is an image of Pillow."""
+    return any(base.__module__ == "PIL.Image" and base.__name__ == "Image" for base in type(value).__mro__)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of torch."""
+    return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(value).__mro__)
+
+
+def is_path(value: Any) -> bool:
+    """Whether a value is a path; a plain string is one where an image or a mask is expected."""
+    return isinstance(value, PurePath)
+
+
+def is_file(value: Any) -> bool:
+    """Whether the value of an image or a mask is a file: its path or its bytes."""
+    return isinstance(value, (bytes, bytearray, memoryview, str, PurePath))
+
+
+def array_of(value: Any) -> NDArray[Any]:
+    """A tensor, or whatever numpy understands, as an array; bfloat16 as its bit patterns (uint16)."""
+    if not is_tensor(value):
+        return np.asarray(value)
+    tensor = value.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        from torch import int16
+
+        found: NDArray[Any] = np.asarray(tensor.contiguous().view(int16)).view(np.uint16)
+        return found
+    return np.asarray(tensor)
+
+
+def dtype_name(value: Any) -> str:
+    """Name of the dtype of a tensor or array. Raises :class:`ValueError` for one that no column has."""
+    name = str(value.dtype).removeprefix("torch.") if is_tensor(value) else np.asarray(value).dtype.name
+    if name not in ITEM_SIZE:
+        raise ValueError(f"found {name} values; a column holds one of {', '.join(ITEM_SIZE)}")
+    return name
+
+
+def nbytes_of(value: Any) -> int:
+    """About how much memory a value takes, or how large its file is."""
+    if isinstance(value, (bytes, bytearray, memoryview, str)):
+        return len(value)
+    if is_path(value):
+        return _file_size(value)
+    if is_pil(value):
+        width, height = value.size
+        return 3 * int(width) * int(height)
+    if isinstance(value, Mapping):
+        return sum(map(nbytes_of, value.values()))
+    if isinstance(value, (list, tuple)):
+        return 8 + sum(map(nbytes_of, value[:1])) * len(value)
+    return int(getattr(value, "nbytes", 8))
+
+
+def _file_size(path: Any) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0  # whoever reads it says so
+
+
+def plain(field: Field, value: Any) -> Any:
+    """A value without the libraries that made it: files stay paths or bytes; images become uint8 ``(H, W, 3)``, masks
+    arrays ``(H, W)``, tensors arrays. Doing it twice changes nothing.
+
+    Raises :class:`ValueError` with what was found and what is expected.
+    """
+    if value is None:
+        return None
+    if isinstance(field, Image):
+        return value if is_file(value) else _pixels(value)
+    if isinstance(field, Mask):
+        return value if is_file(value) else _mask(value, field)
+    if isinstance(field, Boxes) and getattr(value, "format", None) is not None:
+        name = getattr(value.format, "name", value.format)
+        if str(name).upper() != "XYXY":
+            raise ValueError(f"found boxes as {name}; expected XYXY: convert them, as convert_bounding_box_format does")
+    if is_tensor(value):
+        return array_of(value)
+    if isinstance(field, (Boxes, Keypoints, Labels, Array)) and isinstance(value, (list, tuple)) and value:
+        return np.stack([array_of(row) for row in value]) if is_tensor(value[0]) else value
+    return value
+
+
+def _pixels(value: Any) -> NDArray[np.uint8]:
+    if is_pil(value):
+        return np.asarray(value.convert("RGB"))
+    array = array_of(value)
+    if array.dtype != np.uint8:
+        hint = "; leave out the transform that makes floats (ToTensor)" if array.dtype.kind == "f" else ""
+        raise ValueError(f"found an image of {array.dtype}; expected uint8{hint}")
+    if is_tensor(value):
+        if array.ndim == 2:
+            array = array[None]
+        if array.ndim != 3 or array.shape[0] not in (1, 3):
+            raise ValueError(f"found a tensor of shape {array.shape}; expected (3, height, width)")
+        array = array.transpose(1, 2, 0)
+    elif array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3 or array.shape[2] not in (1, 3):
+        raise ValueError(f"found an array of shape {array.shape}; expected (height, width, 3)")
+    return np.ascontiguousarray(np.broadcast_to(array, (*array.shape[:2], 3)))
+
+
+def _mask(value: Any, field: Mask) -> NDArray[Any]:
+    if is_pil(value) and value.mode not in ("1", "L", "P", "I", "I;16"):
+        raise ValueError(f"found a PIL image of mode {value.mode}; expected one number a pixel (L, P, I;16, I)")
+    array = array_of(value)
+    if array.ndim == 3 and array.shape[0] == 1:
+        array = array[0]
+    if array.dtype == np.bool_:
+        array = array.astype(np.uint8)
+    if array.ndim != 2 or array.dtype.kind not in "iu":
+        raise ValueError(f"found {array.dtype} of shape {array.shape}; expected integers (height, width)")
+    wanted = field.dtype or mask_dtype(array)
+    fitting = array.astype(wanted)
+    if not np.array_equal(fitting, array):
+        raise ValueError(f"found values from {array.min()} to {array.max()}, which are not all {wanted}")
+    return np.ascontiguousarray(fitting)
+
+
+def mask_dtype(array: NDArray[Any]) -> str:
+    """The dtype in which a mask is kept that comes as this array."""
+    kept = {"uint8": "uint8", "uint16": "uint16", "int32": "int32", "bool": "uint8"}
+    return kept.get(array.dtype.name, "int32")
+
+
+def infer(name: str, values: Sequence[Any]) -> Field:
+    """The field of a name, from its values in the first samples, none of which is None.
+
+    Raises :class:`ValueError` where it has to be declared.
+    """
+    value = values[0]
+    known = _by_library(name, value)
+    if known is not None:
+        return known
+    if isinstance(value, (bytes, bytearray, memoryview)) or is_path(value):
+        return _of_file(name, value)
+    if isinstance(value, str):
+        if name in _LABEL_NAMES:
+            raise ValueError("found names of classes: declare it, with packstore.Label(classes), or as 'text'")
+        return Text()
+    if isinstance(value, Mapping):
+        return Json()
+    if isinstance(value, (list, tuple)):
+        try:
+            arrays = [array_of(plain(Array("float32"), each)) for each in values]
+        except ValueError:
+            return Json()
+        if any(array.dtype.kind not in "biuf" and array.size for array in arrays):
+            return Json()
+        return _of_arrays(name, arrays, values, as_lists=True)
+    try:
+        arrays = [array_of(each) for each in values]
+    except (ValueError, TypeError):
+        arrays = []
+    if not arrays or arrays[0].dtype.kind not in "biuf":
+        raise ValueError(f"found {type(value).__name__}, which has to be declared")
+    return _of_arrays(name, arrays, values, as_lists=False)
+
+
+_LABEL_NAMES = ("label", "target", "class", "y", "cls")
+_IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
+
+
+def names_an_image(name: str) -> bool:
+    """Whether images are usually called so."""
+    return name.lower() in _IMAGE_NAMES
+
+
+def _looks_like_mask(name: str) -> bool:
+    return "mask" in name or "segmentation" in name
+
+
+def _by_library(name: str, value: Any) -> Field | None:
+    if is_pil(value):
+        numbers = value.mode in ("P", "1", "I", "I;16") and not names_an_image(name)
+        return Mask() if numbers or _looks_like_mask(name) else Image()
+    if not type(value).__module__.startswith("torchvision.tv_tensors"):
+        return None
+    match type(value).__name__:
+        case "Image":
+            return Image()
+        case "Mask" if value.ndim == 2:
+            return Mask()
+        case "BoundingBoxes":
+            return Boxes()
+        case "KeyPoints" if value.ndim in (2, 3):
+            return Keypoints(points=value.shape[1] if value.ndim == 3 else None)
+    return None
+
+
+def _of_file(name: str, value: Any) -> Field:
+    if is_path(value):
+        return Mask() if _looks_like_mask(name) else Image()
+    start = bytes(memoryview(value)[:16])
+    if names_an_image(name):
+        return Image()
+    if _looks_like_mask(name) and start.startswith(_PNG):
+        return Mask()
+    return Image() if start.startswith((_PNG, b"\xff\xd8\xff")) else Bytes()
+
+
+def _of_arrays(name: str, arrays: list[NDArray[Any]], values: Sequence[Any], *, as_lists: bool) -> Field:
+    """The field of numbers. ``as_lists``: they came as lists, whose lengths say nothing of a fixed shape."""
+    first, dtype = arrays[0], dtype_name(values[0] if not as_lists else next((a for a in arrays if a.size), arrays[0]))
+    whole = first.dtype.kind in "iu" or not first.size
+    if first.ndim == 0:
+        return Label() if whole and name in _LABEL_NAMES else Array(dtype)
+    full = next((array for array in arrays if array.size), first)
+    if name in ("boxes", "bbox", "bboxes") and (full.ndim, full.shape[-1]) == (2, 4):
+        return Boxes()
+    if name == "labels" and full.ndim == 1 and full.dtype.kind in "iu":
+        return Labels()
+    if name == "keypoints" and full.ndim in (2, 3) and full.shape[-1] in (2, 3):
+        return Keypoints(full.shape[-1], points=full.shape[1] if full.ndim == 3 else None)
+    if _looks_like_mask(name) and full.ndim == 2 and full.dtype.kind in "iub":
+        return Mask()
+    if names_an_image(name) and not as_lists and first.ndim >= 2:
+        return Image()
+    if not as_lists and len({array.shape for array in arrays}) == 1:
+        return Array(dtype, first.shape)
+    rows = {array.shape[1:] for array in arrays if array.size}
+    if len(rows) > 1 or len({array.ndim for array in arrays if array.size}) > 1:
+        shapes = ", ".join(sorted({str(array.shape) for array in arrays})[:3])
+        raise ValueError(f"found arrays of shapes {shapes}, which differ beyond the first dimension: keep it as 'json'")
+    return Array(dtype, next(iter(rows), ()), ragged=True)

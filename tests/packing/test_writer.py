@@ -1,0 +1,459 @@
+"""``Writer``: samples of every type, one by one, come back as they were; a bad one is named, and nothing is left."""
+
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import packstore
+from packstore.core.errors import DestinationError, PackstoreError, SampleError, UsageError
+from tests.makers.datasets import make_folder, pixels
+from tests.makers.images import all_images
+from tests.makers.samples import COCO_CLASSES, VOC_CLASSES, Voc, coco, jpeg, palette_png, same
+
+FORMATS = [".lmdb", ".h5", ".pth"]
+COCO = {
+    "image": "image",
+    "boxes": "boxes",
+    "labels": packstore.Labels(COCO_CLASSES, of="boxes"),
+    "captions": "json",
+    "mask": "mask",
+    "image_id": "int64",
+    "note": packstore.Text(optional=True),
+}
+VOC = {
+    "image": "image",
+    "mask": "mask",
+    "boxes": "boxes",
+    "labels": packstore.Labels(VOC_CLASSES),
+}
+
+
+def write(path: Path, samples: Any, fields: Any = None, **options: Any) -> packstore.ConvertReport:
+    with packstore.Writer(path, fields, **options) as writer:
+        for sample in samples:
+            writer.add(**sample)
+    assert writer.report is not None
+    assert writer.added == writer.report.manifest.records + len(writer.report.skipped)
+    return writer.report
+
+
+def item(path: Path, name: str, record: int = 0) -> Any:
+    with packstore.open(path) as store:
+        return store.item(name, record)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("shard_size", [None, pytest.param(3000, marks=pytest.mark.slow)])
+def test_samples_like_those_of_coco_come_back(tmp_path: Path, suffix: str, shard_size: int | None) -> None:
+    path, samples = tmp_path / f"coco{suffix}", coco(30)
+    manifest = write(path, samples, COCO, split="train", shard_size=shard_size).manifest
+    assert [column.name for column in manifest.columns] == [
+        *("image", "boxes", "labels", "captions", "mask", "mask_shape", "image_id", "note", "note_valid"),
+        *("key", "checksum", "row_checksum"),
+    ]
+    assert manifest.column("labels").classes == COCO_CLASSES
+    assert manifest.column("labels").parallel == "boxes"
+    assert manifest.column("boxes").coordinates == "xyxy"
+    assert (manifest.encoding, [(s.name, len(s)) for s in manifest.splits]) == ("original", [("train", 30)])
+    with packstore.open(path) as store:
+        for record, sample in enumerate(samples):
+            for name, value in sample.items():
+                assert same(store.item(name, record), value), (record, name)
+    assert packstore.verify(path, decode=True).ok
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_samples_like_those_of_voc_come_back(tmp_path: Path, suffix: str) -> None:
+    """Masks are files and stay as they are; labels are given by name."""
+    path, samples = tmp_path / f"voc{suffix}", Voc(tmp_path / "voc")
+    manifest = write(path, samples, VOC).manifest
+    assert manifest.column("labels").parallel == "boxes"  # the first samples have one for each box
+    with packstore.open(path) as store:
+        for record, sample in enumerate(samples):
+            found = {name: store.item(name, record) for name in (*VOC, "key")}
+            assert found["image"] == sample["image"].read_bytes()
+            assert found["mask"] == sample["mask"].read_bytes()
+            assert same(found["boxes"], sample["boxes"])
+            assert found["labels"].tolist() == [VOC_CLASSES.index(name) for name in sample["labels"]]
+            assert found["key"] == f"{record:010}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [COCO, None])
+def test_the_store_is_the_same_in_every_format(tmp_path: Path, fields: Any) -> None:
+    manifests = [write(tmp_path / f"coco{suffix}", coco(20), fields).manifest for suffix in FORMATS]
+    assert len({manifest.dataset_digest for manifest in manifests}) == 1
+
+
+def test_types_are_inferred(tmp_path: Path) -> None:
+    samples = [
+        {
+            "photo": jpeg(i),
+            "label": i % 2,
+            "score": i / 7,
+            "good": i % 2 == 0,
+            "embedding": np.full(4, i, np.float16),
+            "tokens": list(range(i + 1)),
+            "keypoints": torch.ones(i, 3),
+            "segmentation": palette_png(np.full((3, 2), i)),
+            "thumbnail": jpeg(i, 8, 8),
+            "extra": b"\0" * i,
+            "text": "x" * i,
+            "meta": {"a": [1, None]},
+            "weights": torch.full((2, 2), float(i), dtype=torch.bfloat16),
+            "maybe": None if i == 3 else i,
+        }
+        for i in range(5)
+    ]
+    columns = {c.name: c for c in write(tmp_path / "a.h5", samples).manifest.columns}
+    found = {name: (c.type, c.kind, c.dtype, c.shape) for name, c in columns.items()}
+    assert found == {
+        "image": ("image", "ragged", "uint8", ()),
+        "label": ("label", "fixed", "int64", ()),
+        "score": ("array", "fixed", "float64", ()),
+        "good": ("array", "fixed", "bool", ()),
+        "embedding": ("array", "fixed", "float16", (4,)),
+        "tokens": ("array", "ragged", "int64", ()),
+        "keypoints": ("keypoints", "ragged", "float32", (3,)),
+        "segmentation": ("mask", "ragged", "uint8", ()),
+        "thumbnail": ("image", "ragged", "uint8", ()),
+        "extra": ("bytes", "ragged", "uint8", ()),
+        "text": ("text", "ragged", "uint8", ()),
+        "meta": ("json", "ragged", "uint8", ()),
+        "weights": ("array", "fixed", "bfloat16", (2, 2)),
+        "maybe": ("array", "fixed", "int64", ()),
+        "maybe_valid": ("array", "fixed", "bool", ()),
+        "key": ("text", "ragged", "uint8", ()),
+        "checksum": ("array", "fixed", "uint64", ()),
+        "row_checksum": ("array", "fixed", "uint64", ()),
+    }
+    with packstore.open(tmp_path / "a.h5") as store:
+        assert store.item("image", 2) == samples[2]["photo"]
+        assert store.item("maybe", 3) is None
+        assert store.item("weights", 3).tolist() == [[0x4040, 0x4040], [0x4040, 0x4040]]  # 3.0
+        assert [store.item("tokens", i).tolist() for i in range(5)] == [list(range(i + 1)) for i in range(5)]
+
+
+def test_files_pass_through_byte_for_byte(tmp_path: Path) -> None:
+    """Of any kind, as bytes of several types, and by their paths."""
+    files = list(all_images().values())
+    paths = [tmp_path / str(i) for i in range(len(files))]
+    for path, data in zip(paths, files, strict=True):
+        path.write_bytes(data)
+    given: list[Any] = [*files, *map(bytearray, files), *map(memoryview, files), *paths, *map(str, paths)]
+    write(tmp_path / "a.pth", ({"image": value} for value in given), {"image": "image"})
+    with packstore.open(tmp_path / "a.pth") as store:
+        assert [store.item("image", i) for i in range(len(given))] == files * 5
+
+
+PIXELS = pixels(12, 17, 1)
+DECODED = {
+    "array": PIXELS,
+    "PIL": Image.fromarray(PIXELS),
+    "tensor": torch.from_numpy(PIXELS).permute(2, 0, 1),
+}
+
+
+@pytest.mark.parametrize("form", DECODED)
+def test_decoded_images_are_encoded_as_asked(tmp_path: Path, form: str) -> None:
+    sample = {"image": DECODED[form], "label": 1}
+    write(tmp_path / "a.h5", [sample], encoding="uint8")
+    assert np.array_equal(item(tmp_path / "a.h5", "image"), PIXELS)
+    write(tmp_path / "b.h5", [sample], {"image": packstore.Image("uint8"), "label": "label"})
+    assert np.array_equal(item(tmp_path / "b.h5", "image"), PIXELS)
+    write(tmp_path / "c.h5", [sample], encoding="jpeg", quality=95)
+    decoded = np.asarray(Image.open(io.BytesIO(item(tmp_path / "c.h5", "image"))))
+    assert np.abs(decoded.astype(int) - PIXELS).mean() < 8
+    write(tmp_path / "d.pth", [sample], encoding="float32", size=8, normalize="none")
+    assert item(tmp_path / "d.pth", "image").shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize("form", DECODED)
+@pytest.mark.parametrize("encoding", [None, "original"])
+def test_how_decoded_images_are_kept_is_never_guessed(tmp_path: Path, form: str, encoding: str | None) -> None:
+    with pytest.raises(UsageError, match=r"not as files: choose encoding='uint8' .* or 'jpeg'"):
+        write(tmp_path / "a.lmdb", [{"image": DECODED[form]}], encoding=encoding)
+    fields = {"image": "image", "left": "image"}
+    with pytest.raises(UsageError, match=r"left: .* choose fields=\{…, 'left': packstore.Image\('uint8'\)\}"):
+        write(tmp_path / "a.lmdb", [{"image": jpeg(1), "left": DECODED[form]}], fields)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_images_in_gray_become_rgb(tmp_path: Path) -> None:
+    gray = PIXELS[..., 0]
+    for value in (gray, gray[..., None], torch.from_numpy(gray.copy())[None], Image.fromarray(gray)):
+        write(tmp_path / "a.h5", [{"image": value}], encoding="uint8", overwrite=True)
+        assert np.array_equal(item(tmp_path / "a.h5", "image"), np.stack([gray] * 3, -1))
+
+
+@pytest.mark.parametrize("encoding", [None, "jpeg", "uint8"])
+def test_further_images_have_an_encoding_of_their_own(tmp_path: Path, encoding: str | None) -> None:
+    fields = {"image": "image", "left": packstore.Image(encoding), "right": packstore.Image("uint8", optional=True)}
+    files = [jpeg(1), jpeg(2)]
+    samples = [{"image": files[0], "left": files[1], "right": PIXELS}, {"image": files[1], "left": files[0]}]
+    manifest = write(tmp_path / "a.lmdb", samples, fields).manifest
+    assert manifest.encoding == "original"
+    assert manifest.column("left").layout == ("HWC" if encoding == "uint8" else None)
+    left, decoded = item(tmp_path / "a.lmdb", "left"), np.asarray(Image.open(io.BytesIO(files[1])))
+    if encoding is None:
+        assert left == files[1]
+    elif encoding == "uint8":
+        assert np.abs(left.astype(int) - decoded).max() <= 1
+    else:
+        assert Image.open(io.BytesIO(left)).format == "JPEG"
+    assert np.array_equal(item(tmp_path / "a.lmdb", "right"), PIXELS)
+    assert item(tmp_path / "a.lmdb", "right", 1) is None
+
+
+INDICES = np.arange(12).reshape(3, 4)
+MASKS = {
+    "uint8": INDICES.astype(np.uint8),
+    "uint16": INDICES.astype(np.uint16) * 5000,
+    "int32": INDICES.astype(np.int32) - 6,
+    "int64": INDICES,
+    "bool": INDICES > 5,
+    "tensor": torch.from_numpy(INDICES),
+    "tensor of one": torch.from_numpy(INDICES)[None],
+    "P": Image.open(io.BytesIO(palette_png(INDICES))),
+    "L": Image.fromarray(INDICES.astype(np.uint8)),
+    "I;16": Image.fromarray(INDICES.astype(np.uint16) * 5000),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks(tmp_path: Path, kind: str) -> None:
+    fields = {"image": "image", "mask": "mask"} if kind == "tensor of one" else None
+    write(tmp_path / "a.h5", [{"image": jpeg(1), "mask": MASKS[kind]}], fields)
+    found = item(tmp_path / "a.h5", "mask")
+    wanted = np.asarray(MASKS[kind]).reshape(3, 4)
+    assert np.array_equal(found, wanted)
+    assert found.dtype in (np.uint8, np.uint16, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (jpeg(1), "mask: found a jpeg file; expected PNG, or an array"),
+        (all_images()["png-rgb"], "mask: found a PNG in colour; expected one with a palette or in gray"),
+        (b"\x89PNG\r\n\x1a\n", "mask: is truncated"),
+        (b"", "mask: is empty"),
+    ],
+)
+def test_files_that_are_no_masks(tmp_path: Path, value: bytes, message: str) -> None:
+    with pytest.raises(SampleError, match=f"^0000000000: sample 0: {message}"):
+        write(tmp_path / "a.h5", [{"image": jpeg(1), "mask": value}], {"image": "image", "mask": "mask"})
+    assert list(tmp_path.iterdir()) == []
+
+
+GOOD = {
+    "image": jpeg(1), "boxes": [[0, 0, 1, 1]], "labels": [1], "label": 1, "caption": "x", "mask": MASKS["uint8"],
+    "vector": np.zeros(3, np.float32), "count": 7,
+}  # fmt: skip
+DECLARED = {
+    "image": "image", "boxes": "boxes", "labels": packstore.Labels(["a", "b"]), "label": packstore.Label(["a", "b"]),
+    "caption": "text", "mask": "mask", "vector": packstore.Array("float32", (3,)), "count": "int8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image": PIXELS}, "image: found pixels, expected a file as in the first sample"),
+        ({"image": b"not an image"}, "is not an image"),
+        ({"image": Path("missing.jpg")}, r"image: missing\.jpg cannot be read: No such file"),
+        ({"image": Path("/dev")}, "image: /dev"),
+        ({"mask": palette_png(INDICES)}, "mask: found a file, expected pixels as in the first sample"),
+        ({"mask": INDICES.astype(float)}, "mask: found float64 of shape"),
+        ({"mask": INDICES + 250}, "mask: found values from 250 to 261, which are not all uint8"),
+        ({"boxes": [[0, 0, 1]]}, "'boxes'"),
+        ({"boxes": [[0, 0, 1, 1], [1, 1, 2, 2]]}, "'labels' has 1 rows and 'boxes' has 2; expected as many"),
+        ({"labels": [2]}, "has 2 classes, numbered from 0; got 2"),
+        ({"labels": ["c"]}, "labels: found 'c'; expected one of 2 classes"),
+        ({"label": "c"}, "label: found 'c'; expected one of 2 classes"),
+        ({"label": 0.5}, "'label'"),
+        ({"caption": 3}, "'caption' .* needs a str, got int"),
+        ({"vector": np.zeros(4, np.float32)}, r"'vector' .* needs shape \(3,\), got float32 \(4,\)"),
+        ({"count": 128}, "'count' has dtype int8: some values are out of its range"),
+        ({"count": None}, "count: no value; declare the field optional"),
+        ({"colour": 1}, "colour: no such field; fields: image, boxes"),
+    ],
+)
+def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    good = [{**GOOD, "key": f"k{i}"} for i in range(40)]
+    samples = [*good, {**GOOD, "key": "odd", **change}, *good]
+    with pytest.raises(SampleError, match=f"^odd: .*{message}") as caught:
+        write(tmp_path / "a.lmdb", samples, DECLARED)
+    assert caught.value.key == "odd"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_samples_can_be_skipped(tmp_path: Path) -> None:
+    samples = [{"image": b"bad" if i in (3, 30) else jpeg(i), "label": i} for i in range(40)]
+    report = write(tmp_path / "a.lmdb", samples, {"image": "image", "label": "label"}, on_error="skip")
+    assert [skipped.key for skipped in report.skipped] == ["0000000003", "0000000030"]
+    assert report.manifest.records == 38
+    with packstore.open(tmp_path / "a.lmdb") as store:
+        assert store.fixed("label").tolist() == [i for i in range(40) if i not in (3, 30)]
+
+
+def _add_and_raise(writer: packstore.Writer, image: bytes, count: int) -> None:
+    for _ in range(count):
+        writer.add(image=image)
+    raise KeyError("enough")
+
+
+@pytest.mark.parametrize("count", [0, 3, 40, 3000])
+def test_leaving_by_an_exception_leaves_nothing(tmp_path: Path, count: int) -> None:
+    threads = threading.active_count()
+    image = jpeg(1)
+    writer = packstore.Writer(tmp_path / "a.lmdb", {"image": "image"})
+    with pytest.raises(KeyError, match="enough"), writer:
+        _add_and_raise(writer, image, count)
+    assert list(tmp_path.iterdir()) == []
+    assert writer.report is None
+    assert threading.active_count() == threads
+    with pytest.raises(UsageError, match="inside the with block"):
+        writer.add(image=image)
+
+
+def test_a_writer_without_samples_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no sample was added"), packstore.Writer(tmp_path / "a.lmdb"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_packing_thread_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(PackstoreError, match="records 0 and 1 have the same key 'twice'"):
+        write(tmp_path / "a.lmdb", [{"key": "twice", "image": jpeg(1)}] * 2)
+    with pytest.raises(UsageError, match="normalize='auto' reads all images first"):
+        write(tmp_path / "a.pth", [{"image": jpeg(1)}], encoding="float16", size=8, normalize="auto")
+    with pytest.raises(UsageError, match="size, resize and max_side would change the images and not 'boxes'"):
+        write(tmp_path / "a.lmdb", coco(2), COCO, encoding="jpeg", resize=8)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_wrong_with_the_destination_is_said_at_once(tmp_path: Path) -> None:
+    write(tmp_path / "a.lmdb", [{"image": jpeg(1)}])
+    with pytest.raises(DestinationError, match="exists already"):
+        packstore.Writer(tmp_path / "a.lmdb")
+    with pytest.raises(UsageError, match="unknown suffix"):
+        packstore.Writer(tmp_path / "a.zip")
+    with pytest.raises(DestinationError, match="make it first"):
+        packstore.Writer(tmp_path / "no" / "a.lmdb")
+    write(tmp_path / "a.lmdb", [{"image": jpeg(2)}], overwrite=True)
+    assert item(tmp_path / "a.lmdb", "image") == jpeg(2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image": "picture"}, "field 'image': 'picture' declares nothing; use one of image, mask"),
+        ({"label": "label"}, "no field is an image"),
+        ({"image": packstore.Image(optional=True)}, "every record has the main image"),
+        ({"image": "image", "Label": "label"}, "cannot be kept: .*'Label'"),
+        ({"image": "image", "shape": "int64"}, "'shape' is made by packstore itself"),
+        ({"image": "image", "a": packstore.Text(optional=True), "a_valid": "bool"}, "'a_valid' is made by packstore"),
+        ({"image": "image", "labels": packstore.Labels(of="boxes")}, "goes with 'boxes', which is no field of boxes"),
+        ({"image": "image", "a": packstore.Array("complex64")}, "cannot be kept"),
+        ({"image": "image", "a": packstore.Boxes("xywh")}, "cannot be kept"),
+        ({"image": "image", "a": packstore.Keypoints(4)}, "cannot be kept"),
+        ({"image": "image", "a": packstore.Label("abc")}, "classes should be a list of names"),
+        (["image"], "fields should be a dict"),
+    ],
+)
+def test_fields_that_cannot_be(tmp_path: Path, fields: Any, message: str) -> None:
+    sample = {name: jpeg(1) if name == "image" else None for name in fields}
+    with pytest.raises(UsageError, match=message):
+        write(tmp_path / "a.lmdb", [sample], fields)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_splits_follow_each_other(tmp_path: Path) -> None:
+    with packstore.Writer(tmp_path / "a.lmdb", {"image": "image"}, split="train") as writer:
+        for i in range(20):
+            writer.add(image=jpeg(i))
+        for i in range(3):
+            writer.add(image=jpeg(30 + i), split="val")
+        with pytest.raises(UsageError, match="samples of split 'train' must follow each other"):
+            writer.add(image=jpeg(0))
+    assert writer.report is not None
+    assert [(split.name, len(split)) for split in writer.report.manifest.splits] == [("train", 20), ("val", 3)]
+    with packstore.open(tmp_path / "a.lmdb") as store:
+        assert (store.key(19), store.key(20)) == ("train/0000000019", "val/0000000000")
+
+
+def test_a_writer_makes_what_convert_makes(tmp_path: Path) -> None:
+    """The same files and labels: the same dataset, so the same bytes but for what says where they came from."""
+    folder = make_folder(tmp_path / "photos", splits=())
+    converted = packstore.convert(folder, tmp_path / "a.lmdb").manifest
+    with packstore.open(tmp_path / "a.lmdb") as store:
+        samples = [
+            {"key": store.key(i), "image": folder / store.key(i), "label": store.item("label", i)}
+            for i in range(len(store))
+        ]
+    fields = {"image": "image", "label": packstore.Label(converted.classes)}
+    assert write(tmp_path / "b.lmdb", samples, fields).manifest.dataset_digest == converted.dataset_digest
+
+
+@st.composite
+def datasets(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Fields and samples of every type."""
+    numbers = st.integers(-(2**31), 2**31 - 1)
+    texts = st.text(st.characters(codec="utf-8"), max_size=8)
+    kinds: dict[str, tuple[Any, Any]] = {
+        "text": (packstore.Text, texts),
+        "json": (packstore.Json, st.recursive(numbers | texts, lambda s: st.lists(s, max_size=2), max_leaves=4)),
+        "bytes": (packstore.Bytes, st.binary(max_size=9)),
+        "label": (packstore.Label, st.integers(0, 2**62)),
+        "labels": (packstore.Labels, st.lists(st.integers(0, 99), max_size=4)),
+        "boxes": (packstore.Boxes, st.lists(st.tuples(*[st.floats(0, 99, width=32)] * 4), max_size=3)),
+        "keypoints": (packstore.Keypoints, st.lists(st.tuples(*[st.floats(0, 99, width=32)] * 2), max_size=3)),
+        "mask": (
+            lambda optional: packstore.Mask("int32", optional=optional),
+            st.tuples(st.integers(1, 4), st.integers(1, 4), numbers).map(lambda t: np.full(t[:2], t[2], np.int32)),
+        ),
+        "vector": (
+            lambda optional: packstore.Array("float64", (2,), optional=optional),
+            st.tuples(*[st.floats(allow_nan=False)] * 2),
+        ),
+        "rows": (
+            lambda optional: packstore.Array("int16", (2,), ragged=True, optional=optional),
+            st.lists(st.tuples(*[st.integers(-(2**15), 2**15 - 1)] * 2), max_size=3),
+        ),
+    }  # fmt: skip
+    names = draw(st.lists(st.sampled_from(sorted(kinds)), unique=True))
+    fields, values = {}, {}
+    for name in names:
+        optional = draw(st.booleans())
+        fields[name] = kinds[name][0](optional=optional)
+        values[name] = st.none() | kinds[name][1] if optional else kinds[name][1]
+    samples = draw(st.lists(st.fixed_dictionaries(values), min_size=1, max_size=20))
+    return fields, samples
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(dataset=datasets(), suffix=st.sampled_from(FORMATS), shards=st.sampled_from([None, 1500]))
+def test_whatever_is_written_comes_back(tmp_path: Path, dataset: Any, suffix: str, shards: int | None) -> None:
+    fields, samples = dataset
+    path = tmp_path / f"a{suffix}"
+    given = [{"image": jpeg(1), **sample} for sample in samples]
+    write(path, given, {"image": "image", **fields}, overwrite=True, shard_size=shards)
+    with packstore.open(path) as store:
+        for record, sample in enumerate(samples):
+            for name, value in sample.items():
+                found = store.item(name, record)
+                if isinstance(found, np.ndarray):
+                    assert np.array_equal(found.reshape(-1), np.asarray(value, found.dtype).reshape(-1)), name
+                else:
+                    assert found == value, name
