@@ -27,6 +27,7 @@ checksums it stands on, it finds what happens by chance, and not what somebody c
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.column import ROW_CHECKSUM as ROW_CHECKSUM
 from packstore.core.column import Column
-from packstore.core.columns import Buffer, ColumnData, Ragged
+from packstore.core.columns import Buffer, ColumnData, OneByOne, Ragged
 
 _NOT_IN_ROWS = ("image", "checksum", ROW_CHECKSUM.name)
 _PRIME = (1 << 127) - 1
@@ -135,9 +136,17 @@ def column_digest(values: ColumnData) -> str:
         _hash(data, values)
         return data.hexdigest()
     offsets = hashlib.sha256(bytes(8))
-    # The first offset should be 0; adding it makes the digest differ where it is not.
-    _hash(offsets, values.offsets[1:], int(values.offsets[0]))
-    _hash(data, values.data)
+    if isinstance(values, OneByOne):
+        ends, end = array("q"), 0
+        for value in values:
+            data.update(value)
+            end += len(value)
+            ends.append(end)
+        _hash(offsets, np.frombuffer(ends, np.int64))
+    else:
+        # The first offset should be 0; adding it makes the digest differ where it is not.
+        _hash(offsets, values.offsets[1:], int(values.offsets[0]))
+        _hash(data, values.data)
     return ragged_digest(offsets.digest(), data.digest())
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,27 +38,72 @@ OFFSET = np.dtype("<i8")
 """The numpy dtype of a ragged column's offsets."""
 
 
-@dataclass(frozen=True, slots=True)
 class Ragged(Sequence[memoryview]):
-    """A ragged column: value ``i`` is ``data[offsets[i]:offsets[i + 1]]``.
+    """A ragged column: value ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
 
-    Attributes:
-        offsets: ``int64``, shape ``(N + 1,)``, from 0, not decreasing.
-        data: ``uint8``, shape ``(offsets[-1],)``.
-    """
+    def __init__(self, offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+        self._offsets = offsets
+        self._data = data
 
-    offsets: NDArray[np.int64]
-    data: NDArray[np.uint8]
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """``int64``, shape ``(N + 1,)``, in bytes, from 0, not decreasing."""
+        return self._offsets
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """``uint8``, shape ``(offsets[-1],)``."""
+        return self._data
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return len(self._data)
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self._offsets) - 1
 
     def __getitem__(self, index: Any) -> Any:
         """The bytes of value ``index`` (an integer, not negative) as a memoryview; no copy."""
-        start, stop = int(self.offsets[index]), int(self.offsets[index + 1])
-        if not 0 <= start <= stop <= len(self.data):
-            raise StoreError(f"offsets of value {index} are out of range: {start}, {stop} of {len(self.data)} bytes")
-        return self.data[start:stop].data
+        offsets, data = self._offsets, self._data
+        start, stop = int(offsets[index]), int(offsets[index + 1])
+        if not 0 <= start <= stop <= len(data):
+            raise StoreError(f"offsets of value {index} are out of range: {start}, {stop} of {len(data)} bytes")
+        return data[start:stop].data
+
+
+class OneByOne(Ragged):
+    """A ragged column whose values lie apart, each read when it is asked for.
+
+    A loop over the values holds one at a time; :attr:`data` loads all of them.
+    """
+
+    def __init__(self, count: int, read: Callable[[int], Buffer]) -> None:
+        """``read`` gives the bytes of a value by its number, 0 to ``count - 1``."""
+        self._count = count
+        self._read = read
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """As those of any ragged column; reads each value for its size."""
+        sizes = np.fromiter((memoryview(value).nbytes for value in self), OFFSET, self._count)
+        return np.concatenate([np.zeros(1, OFFSET), np.cumsum(sizes, dtype=OFFSET)])
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        return np.frombuffer(b"".join(self), np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self._count:
+            raise IndexError(f"value {index} of {self._count}")
+        return memoryview(self._read(index))
 
 
 ColumnData = NDArray[Any] | Ragged

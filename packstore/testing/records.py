@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
+from packstore.core.column import ITEM_SIZE, ROW_CHECKSUM
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.manifest import Column, Manifest, Origin, Skipped
 from packstore.stores import Ragged, Reader, StoreBuilder, create_store, format_of
 
 ORIGIN = Origin("flat", "somewhere")
 CLASSES = ("ant", "bee", "cat")
-KINDS = ("ragged", "uint8", "float16", "bfloat16", "ragged-uint8")
+KINDS = ("ragged", "uint8", "float16", "bfloat16", "ragged-uint8", "typed")
 ODD_KEYS = ["a/b.jpg", "ünï/コード.png", "caf\udce9.JPEG", "new\nline", "", "x" * 300, "train/\U0001f600"]
 
 
@@ -43,7 +46,7 @@ def make_records(kind: str = "ragged", count: int = 7, seed: int = 0, sizes: Seq
     """Records of a kind (see ``KINDS``) that are all different, in two splits."""
     rng = np.random.default_rng(seed)
     encoding, image, shapes = kind, Column("image", "ragged", "uint8", type="image"), None
-    if kind == "ragged":
+    if kind in ("ragged", "typed"):
         encoding = "original"
         sizes = sizes or [[5, 0, 3000, 100, 9000, 1, 0][i % 7] for i in range(count)]
     elif kind == "uint8":
@@ -67,9 +70,69 @@ def make_records(kind: str = "ragged", count: int = 7, seed: int = 0, sizes: Seq
     if shapes is not None:
         columns.append(Column("shape", "fixed", "int32", (3,)))
         values["shape"] = shapes
+    if kind == "typed":
+        typed = typed_values(count, rng)
+        columns[2:2] = typed
+        columns.append(ROW_CHECKSUM)
+        values |= {column.name: value for column, value in typed.items()}
     images = [rng.bytes(n) for n in (sizes or [image.record_nbytes] * count)]
     first = -(-2 * count // 3)
     return Records(encoding, tuple(columns), images, values, ["train"] * first + ["val"] * (count - first))
+
+
+def typed_values(count: int, rng: np.random.Generator) -> dict[Column, Any]:
+    """Columns of every type, kind and dtype, with values at rest; every third record misses what it may miss."""
+    there = np.array([i % 3 != 1 for i in range(count)])
+    boxes = rng.integers(0, 4, count)
+
+    def texts(column: Column, size: int) -> list[bytes]:
+        kept = there if column.nullable else np.ones(count, bool)
+        return [rng.bytes(size * i % 4000) if kept[i] else b"" for i in range(count)]
+
+    def arrays(column: Column, rows: NDArray[Any]) -> list[bytes]:
+        """Rows of numbers: classes where the column has them."""
+        if column.classes is not None:
+            return [rng.integers(0, len(column.classes), n).astype("<i8").tobytes() for n in rows]
+        return [rng.bytes(int(n) * column.record_nbytes) for n in rows]
+
+    found: dict[Column, Any] = {}
+
+    def add(column: Column, value: Any, shapes: Any = None) -> None:
+        found[column] = value
+        for companion in column.companions:
+            found[companion] = there if companion.name == column.valid_name else np.array(shapes, np.int32)
+
+    for type, nullable in (("image", True), ("mask", False), ("text", True), ("json", False), ("bytes", True)):
+        column = Column(f"a_{type}", "ragged", "uint8", type=type, nullable=nullable)
+        add(column, [b'{"a": %d}' % i for i in range(count)] if type == "json" else texts(column, 700))
+    for type, layout, dtype in (("image", "HWC", "uint8"), ("mask", "HW", "uint16")):
+        column = Column(f"raw_{type}", "ragged", dtype, layout=layout, type=type, nullable=True)
+        shapes = [((3 + i % 7, i % 5, 3)[: len(layout)] if there[i] else (0,) * len(layout)) for i in range(count)]
+        add(column, [rng.bytes(math.prod(s) * column.record_nbytes) for s in shapes], shapes)
+    parallel: dict[str, Any] = {"parallel": "boxes"}
+    for column in (
+        Column("boxes", "ragged", "float32", (4,), type="boxes", coordinates="xyxy"),
+        Column("names", "ragged", "int64", classes=CLASSES, type="labels", **parallel),
+        Column("joints", "ragged", "float32", (5, 3), type="keypoints", coordinates="xyv", **parallel),
+    ):
+        add(column, arrays(column, boxes))
+    for column in (
+        Column("tags", "ragged", "int64", classes=CLASSES, type="labels", nullable=True),
+        Column("corners", "ragged", "float32", (2,), type="keypoints", coordinates="xy", nullable=True),
+        Column("track", "ragged", "float16", (2, 3), nullable=True),
+        Column("steps", "ragged", "int16", nullable=True),
+    ):
+        add(column, arrays(column, np.where(there, rng.integers(0, 9, count), 0)))
+    for dtype, shape in {**dict.fromkeys(ITEM_SIZE, ()), "float32": (2, 3), "bfloat16": (4,), "int8": (0,)}.items():
+        column = Column(f"a_{dtype}", "fixed", dtype, shape, nullable=dtype in ("float64", "int32"))
+        raw = rng.integers(0, 2 if dtype == "bool" else 100, (count, *shape)).astype(NUMPY_DTYPE[dtype])
+        raw[~there] *= not column.nullable
+        add(column, raw)
+    fixed = Column("square", "fixed", "int32", (3, 2), "HW", type="mask")
+    add(fixed, rng.integers(-9, 9, (count, 3, 2)).astype(np.int32))
+    coarse = Column("coarse", "fixed", "int64", classes=CLASSES, type="label", nullable=True)
+    add(coarse, np.where(there, rng.integers(0, 3, count), 0))
+    return found
 
 
 def begin(path: Path, records: Records, **options: Any) -> StoreBuilder:
@@ -110,19 +173,35 @@ def finished(records: Records) -> tuple[tuple[Column, ...], dict[str, Any]]:
             columns.append(dataclasses.replace(column, nbytes=sum(map(len, records.images))))
             continue
         if column.kind == "ragged":
-            raw = [k.encode("utf-8", "surrogateescape") for k in records.values[column.name]]
+            given = records.values[column.name]
+            raw = [v.encode("utf-8", "surrogateescape") if isinstance(v, str) else v for v in given]
             offsets = np.array([0, *np.cumsum([len(r) for r in raw])], "<i8")
             data[column.name] = (b"".join(raw), offsets)
             shas = [hashlib.sha256(b).digest() for b in (offsets.tobytes(), b"".join(raw))]
             columns.append(dataclasses.replace(column, nbytes=len(b"".join(raw)), digest=sha256_hex(b"".join(shas))))
             continue
-        if column.name == "checksum":
+        if column.name == "row_checksum":
+            array = np.array([_row_checksum(records, data, i) for i in range(len(records))], "<u8")
+        elif column.name == "checksum":
             array = np.array([xxhash.xxh3_64_intdigest(i) for i in records.images], "<u8")
         else:
             array = np.array(records.values[column.name], NUMPY_DTYPE[column.dtype])
         data[column.name] = array
         columns.append(dataclasses.replace(column, nbytes=array.nbytes, digest=sha256_hex(array.tobytes())))
     return tuple(columns), data
+
+
+def _row_checksum(records: Records, data: dict[str, Any], i: int) -> int:
+    row = b""
+    for column in records.columns:
+        if column.name in ("image", "checksum", "row_checksum"):
+            continue
+        if column.kind == "fixed":
+            row += data[column.name][i].tobytes()
+        else:
+            raw, offsets = data[column.name]
+            row += xxhash.xxh3_64_intdigest(raw[offsets[i] : offsets[i + 1]]).to_bytes(8, "little")
+    return xxhash.xxh3_64_intdigest(row)
 
 
 def sha256_hex(data: bytes) -> str:
@@ -143,6 +222,8 @@ def assert_holds(reader: Reader, records: Records) -> None:
         column = reader.column(name)
         if isinstance(column, Ragged):
             assert (bytes(column.data), column.offsets.tolist()) == (expected[0], expected[1].tolist())
+            ends = expected[1].tolist()
+            assert [bytes(value) for value in column] == [expected[0][a:b] for a, b in itertools.pairwise(ends)]
         else:
             assert column.dtype == expected.dtype
             assert column.shape == expected.shape

@@ -22,7 +22,7 @@ from packstore.core.progress import no_progress
 from packstore.stores import Ragged, is_store, open_store
 from packstore.stores.base import Reader
 from packstore.stores.lmdb import store as lmdb_store
-from packstore.stores.lmdb.pages import Pages, Value, _first_record
+from packstore.stores.lmdb.pages import Pages, Value, _first_number
 from packstore.testing import StoreSuite
 from packstore.testing.records import ORIGIN, Records, assert_holds, finished, flip, listing, make_records, write
 
@@ -70,7 +70,10 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         with lmdb.open(str(path), lock=False, map_size=1 << 24) as env, env.begin(write=True) as txn:
             txn.put(b"manifest", manifest.to_json().encode())
             for name, values in data.items():
-                if isinstance(values, tuple):
+                if manifest.column(name).one_by_one:
+                    for i in range(len(records)):
+                        txn.put(b"%s/%010d" % (name.encode(), i), values[0][values[1][i] : values[1][i + 1]])
+                elif isinstance(values, tuple):
                     txn.put(f"{name}/bytes".encode(), npy(np.frombuffer(values[0], np.uint8)))
                     txn.put(f"{name}/offsets".encode(), npy(values[1]))
                 else:
@@ -270,7 +273,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
 
     @given(st.binary(max_size=12) | st.text("0123456789/:", max_size=12).map(str.encode))
     def test_the_first_record_behind_a_key(self, key: bytes) -> None:
-        first = _first_record(key)
+        first = _first_number(key, b"")
         assert 0 <= first <= 10**10
         if first < 10**10:
             assert b"%010d" % first >= key

@@ -26,6 +26,7 @@ from packstore.core.files import device_and_inode, writing
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped, Split
 from packstore.core.registry import FORMATS
 from packstore.core.shards import ShardTable
+from packstore.stores.builder.fitting import check_together
 from packstore.stores.builder.interrupted import InterruptedRun, find_interrupted_run
 from packstore.stores.builder.journal import Identity, Journal, SourcePosition
 from packstore.stores.builder.output_files import OutputFile, OutputFiles
@@ -354,13 +355,7 @@ class StoreBuilder:
         hashes = {c.name: value_hashes(values[c.name], count) for c in self._columns[1:] if c.kind == "ragged"}
         values[_HASHES.name] = hashes["key"]
         values[ROW_CHECKSUM.name] = row_checksums(self._columns, values | hashes, count)
-        if image.kind == "ragged" and image.layout is not None:
-            if "shape" not in values:
-                raise StoreError("raw pixels of varying size need a 'shape' column")
-            wrong_shape = np.flatnonzero(values["shape"].astype(np.int64).prod(axis=1) != np.array(sizes, np.int64))
-            if len(wrong_shape):
-                i = int(wrong_shape[0])
-                raise StoreError(f"record {self.records + i} has {sizes[i]} bytes, not shape {values['shape'][i]}")
+        check_together(self._columns, values, sizes, self.records)
         return values
 
     def _check_split(self, split: str) -> None:

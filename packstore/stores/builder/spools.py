@@ -18,6 +18,7 @@ from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragg
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, drop
 from packstore.core.manifest import Column
+from packstore.stores.builder.fitting import check_classes
 
 _KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes; a multiple of the number of buckets would only save passes
 
@@ -60,12 +61,8 @@ class ColumnSpool:
             raise StoreError(f"column {name!r} has dtype {self.column.dtype}: {error}") from None
         if array.shape != (count, *self.column.shape):
             raise StoreError(f"column {name!r} needs shape {(count, *self.column.shape)}, got {array.shape}")
-        classes = self.column.classes
-        if classes is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) < len(classes):
-            raise StoreError(
-                f"column {name!r} has {len(classes)} classes (0 to {len(classes) - 1}), "
-                f"got labels from {array.min()} to {array.max()}"
-            )
+        if self.column.classes is not None:
+            check_classes(self.column, array)
         return array
 
     def append(self, values: Any, count: int) -> None:
@@ -149,8 +146,7 @@ class OffsetSpool:
 
 def finished_column(column: Column, data: ColumnData) -> Column:
     """``column`` with the size and digest of ``data``."""
-    nbytes = len(data.data) if isinstance(data, Ragged) else data.nbytes
-    return dataclasses.replace(column, nbytes=nbytes, digest=column_digest(data))
+    return dataclasses.replace(column, nbytes=data.nbytes, digest=column_digest(data))
 
 
 def duplicate_keys(keys: Ragged, hashes: NDArray[np.uint64]) -> tuple[int, int] | None:

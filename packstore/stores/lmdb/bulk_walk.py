@@ -10,7 +10,8 @@ A second walk beside that one pays: reading back a store of a million records of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -31,20 +32,20 @@ class IrregularError(Exception):
     """Something is not as LMDB leaves it. Says nothing: the walk page by page finds out what."""
 
 
-class EntryBatch(NamedTuple):
-    """Consecutive entries.
+class Run(NamedTuple):
+    """Consecutive entries whose keys are one prefix and ten digits.
 
     Attributes:
-        records: ``int64``, numbers of the records; their keys are ten digits and come first.
+        prefix: Empty for records' images.
+        numbers: ``int64``, what the digits say.
         starts: ``int64``, where in the file their values begin.
         sizes: ``int64``, bytes of their values.
-        other_keys: The keys behind those of records.
     """
 
-    records: Numbers
+    prefix: bytes
+    numbers: Numbers
     starts: Numbers
     sizes: Numbers
-    other_keys: list[bytes]
 
 
 class _Words:
@@ -64,11 +65,12 @@ class _Words:
         return found
 
 
-def walk_in_bulk(pages: Pages, *, overflow: bool) -> Iterator[EntryBatch]:
-    """All entries, in order.
+def walk_in_bulk(pages: Pages, prefixes: Sequence[bytes], *, overflow: bool) -> Iterator[Run | bytes]:
+    """All entries, in order: runs of those whose keys are numbered, and the keys of others.
 
     Args:
         pages: Of the file.
+        prefixes: Of the keys that are numbered, besides those of images.
         overflow: Also look at the header of each value that has pages of its own.
 
     Raises:
@@ -89,11 +91,13 @@ def walk_in_bulk(pages: Pages, *, overflow: bool) -> Iterator[EntryBatch]:
     entries = other_keys = 0
     for first in range(0, len(level_pages), _CHUNK):
         some = slice(first, first + _CHUNK)
-        batch = _leaves(pages, words, level_pages[some], named[some], overflow)
-        entries += len(batch.records) + len(batch.other_keys)
-        other_keys += len(batch.other_keys)
-        _demand(np.array(entries <= pages.entries and other_keys <= _MOST_OTHER_KEYS))
-        yield batch
+        for found in _leaves(pages, words, level_pages[some], named[some], prefixes, overflow):
+            if isinstance(found, Run):
+                entries += len(found.numbers)
+            else:
+                entries, other_keys = entries + 1, other_keys + 1
+            _demand(np.array(entries <= pages.entries and other_keys <= _MOST_OTHER_KEYS))
+            yield found
     _demand(np.array(entries == pages.entries))
 
 
@@ -142,7 +146,9 @@ def _nodes(pages: Pages, words: _Words, numbers: Numbers, flags: int) -> _Nodes:
     return _Nodes(nodes, keys, ends, page, within)
 
 
-def _leaves(pages: Pages, words: _Words, numbers: Numbers, named: Numbers, overflow: bool) -> EntryBatch:
+def _leaves(
+    pages: Pages, words: _Words, numbers: Numbers, named: Numbers, prefixes: Sequence[bytes], overflow: bool
+) -> Iterator[Run | bytes]:
     nodes, keys, ends, _, within = _nodes(pages, words, numbers, LEAF)
     _same_keys(words, named[named >= 0], nodes[within == 0][named >= 0])
     sizes = words.two(nodes) | words.two(nodes + 2) << 16
@@ -152,18 +158,25 @@ def _leaves(pages: Pages, words: _Words, numbers: Numbers, named: Numbers, overf
     _demand(values + np.where(big, 8, sizes) <= ends)
     apart = np.flatnonzero(big)
     values[apart] = _values(pages, words, values[apart], sizes[apart], overflow)
-    ten = np.flatnonzero(keys == KEY_SIZE)
-    digits = words.bytes[(nodes[ten] + NODE.size)[:, None] + np.arange(KEY_SIZE)] - np.uint8(ord("0"))
-    numeric = (digits <= 9).all(1)
-    records = digits[numeric].astype(np.int64) @ 10 ** np.arange(KEY_SIZE - 1, -1, -1)
-    count = len(records)
-    _demand(ten[numeric] == np.arange(count))  # records first
-    _demand(np.array(len(nodes) - count <= _MOST_OTHER_KEYS))
-    other_keys = [
-        words.bytes[node + NODE.size : node + NODE.size + key].tobytes()
-        for node, key in zip(nodes[count:].tolist(), keys[count:].tolist(), strict=True)
-    ]
-    return EntryBatch(records, values[:count], sizes[:count], other_keys)
+    # Which prefix a key has, by its place in ``kinds``; -1 for none.
+    kinds, kind, digits = [b"", *prefixes], np.full(len(nodes), -1), np.zeros(len(nodes), np.int64)
+    for which, prefix in enumerate(kinds):
+        some = np.flatnonzero(keys == len(prefix) + KEY_SIZE)
+        begins = (nodes[some] + NODE.size)[:, None]
+        same = (words.bytes[begins + np.arange(len(prefix))] == np.frombuffer(prefix, np.uint8)).all(1)
+        figures = words.bytes[begins + len(prefix) + np.arange(KEY_SIZE)] - np.uint8(ord("0"))
+        good = same & (figures <= 9).all(1)
+        kind[some[good]] = which
+        digits[some[good]] = figures[good].astype(np.int64) @ 10 ** np.arange(KEY_SIZE - 1, -1, -1)
+    others = np.flatnonzero(kind < 0)
+    _demand(np.array(len(others) <= _MOST_OTHER_KEYS))
+    edges = np.unique(np.concatenate([[0, len(nodes)], others, others + 1, np.flatnonzero(np.diff(kind)) + 1]))
+    for first, stop in pairwise(edges.tolist()):
+        if kind[first] < 0:
+            node = int(nodes[first]) + NODE.size
+            yield words.bytes[node : node + int(keys[first])].tobytes()
+        else:
+            yield Run(kinds[kind[first]], digits[first:stop], values[first:stop], sizes[first:stop])
 
 
 def _same_keys(words: _Words, branches: Numbers, leaves: Numbers) -> None:

@@ -28,7 +28,6 @@ _OVERFLOW = struct.Struct("<QHHI")  # page number, pad, flags, number of pages
 _META = struct.Struct("<16xIIQQ")  # magic, version, address, map size
 _DB = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf and overflow pages, entries, root
 NODE = struct.Struct("<HHHH")  # low and high half of the size (or page number), flags, key size
-_RECORD = struct.Struct("<HHHH10s")  # a node whose key is that of a record
 DATA_FILE = "data.mdb"
 KEY_SIZE = 10
 MAX_KEY_SIZE = 511  # LMDB's own, as it is built nearly everywhere
@@ -81,6 +80,7 @@ class Pages:
         map: The whole file, ``uint8``; arrays over it hold the map by themselves.
         tree: What the header says of the tree.
         entries: Number of entries, from the header.
+        record: Returns the value of a record (its key is ten digits); see :meth:`Numbered.value`.
 
     Safe to use from several threads: kept branch pages are only ever added. A fork does no harm.
     """
@@ -94,72 +94,29 @@ class Pages:
         self.map: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8)
         self.entries = self.tree.entries
         self._random = _random_map(descriptor)
-        self._records = memoryview(self._random)
-        self._random_at = _address(self._records)
-        self._branches: dict[int, _Branch] = {}
+        self._random_at = _address(memoryview(self._random))
+        self._numbered: dict[bytes, Numbered] = {}
+        self.record = self.numbered(b"").value
 
-    def record(self, index: int) -> memoryview | None:
-        """The value of record ``index`` (its key is ten digits), or None. The view holds its map by itself.
-
-        Faster than :meth:`find`: branch pages are kept as numbers, and since records follow each other in a leaf page,
-        its first one tells the place of all. Raises :class:`PageError`.
-        """
-        data, tree = self._records, self.tree
-        page, first = tree.root, 0
-        for level in range(1, tree.depth):
-            branch = self._branches.get(page)
-            if branch is None:
-                branch = self._branches[page] = _branch(self._data, tree, page, level, first)
-            place = bisect.bisect_right(branch.firsts, index) - 1
-            page, first = branch.children[place], branch.firsts[place]
-        size = tree.page_size
-        start = page * size
-        if not 2 <= page <= tree.last_page:
-            raise PageError(f"the tree names page {page} of {tree.last_page + 1}")
-        number, _, flags, lower, _ = HEADER.unpack_from(data, start)
-        place = start + HEADER.size + 2 * (index - first)
-        if number == page and flags == LEAF and place + 2 <= start + lower <= start + size:
-            at = data[place] | data[place + 1] << 8
-            if at <= size - _RECORD.size:
-                low, high, kind, key_size, key = _RECORD.unpack_from(data, start + at)
-                if key_size == KEY_SIZE and key == b"%010d" % index:
-                    value = start + at + _RECORD.size
-                    nbytes = low | high << 16
-                    if not kind and value + nbytes <= start + size:
-                        return data[value : value + nbytes]
-                    if kind == BIG and value + 8 <= start + size:
-                        # The walk checks the header of the value's pages. Reading it here would wait for the disk
-                        # under the GIL, and nothing depends on it.
-                        value = int.from_bytes(data[value : value + 8], "little") * size + HEADER.size
-                        if 2 * size <= value <= value + nbytes <= (tree.last_page + 1) * size:
-                            return data[value : value + nbytes]
-        found = self.find(b"%010d" % index)  # records are missing in between, or it says what is damaged
-        return None if found is None else found.data
+    def numbered(self, prefix: bytes) -> Numbered:
+        """The values whose keys are ``prefix`` and ten digits."""
+        found = self._numbered.get(prefix)
+        if found is None:
+            found = self._numbered[prefix] = Numbered(self._data, self._random, self.tree, prefix)
+        return found
 
     def will_need(self, value: memoryview) -> None:
         """Asks the system to fetch what :meth:`record` returned: without readahead it would come page by page."""
         if hasattr(mmap, "MADV_WILLNEED") and len(value):
             start = (_address(value) - self._random_at) // mmap.PAGESIZE * mmap.PAGESIZE
             stop = _address(value) - self._random_at + len(value)
-            if 0 <= start < stop <= len(self._records):  # else it is of the other map, from find
+            if 0 <= start < stop <= len(self._random):  # else it is of the other map, from find
                 self._random.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def find(self, key: bytes) -> NDArray[np.uint8] | None:
         """The value of ``key`` over the map, or None. Reads one page a level. Raises :class:`PageError`."""
-        data, tree, page = self._data, self.tree, self.tree.root
-        for level in range(1, tree.depth + 1):
-            nodes = _nodes(data, tree, page, level)
-            # The first key of a branch page counts as smaller than all others.
-            place = bisect.bisect_right(nodes, key, level < tree.depth, key=lambda node: _key(data, node)) - 1
-            if place < 0:
-                return None
-            if level < tree.depth:
-                page = _child(data, nodes[place])
-        node = nodes[place]
-        if _key(data, node) != key:
-            return None
-        start, size = _value(data, tree, page, node)
-        return self.map[start : start + size]
+        place = _find(self._data, self.tree, key)
+        return None if place is None else self.map[place[0] : place[0] + place[1]]
 
     def header_faults(self) -> Iterator[str]:
         """Faults of the header pages that matter to LMDB but not here, one line each."""
@@ -197,11 +154,62 @@ class Pages:
             yield f"the tree has {found} entries, its header says {self.entries}"
 
 
+class Numbered:
+    """The values of one column, or of the images: their keys are a prefix and ten digits.
+
+    Faster than :meth:`Pages.find`: branch pages are kept as numbers, and since such keys follow each other in a leaf
+    page, its first one tells the place of all.
+    """
+
+    def __init__(self, data: mmap.mmap, random: mmap.mmap, tree: Tree, prefix: bytes) -> None:
+        self._data = data
+        self._views = memoryview(random)
+        self._tree = tree
+        self._prefix = prefix
+        self._key = prefix + b"%010d"
+        self._node = struct.Struct(f"<HHHH{len(prefix) + KEY_SIZE}s")
+        self._branches: dict[int, _Branch] = {}
+
+    def value(self, index: int) -> memoryview | None:
+        """The value number ``index``, or None. The view holds its map by itself. Raises :class:`PageError`."""
+        data, tree, node = self._views, self._tree, self._node
+        page, first = tree.root, 0
+        for level in range(1, tree.depth):
+            branch = self._branches.get(page)
+            if branch is None:
+                branch = self._branches[page] = _branch(self._data, tree, page, level, first, self._prefix)
+            place = bisect.bisect_right(branch.firsts, index) - 1
+            page, first = branch.children[place], branch.firsts[place]
+        size = tree.page_size
+        start = page * size
+        if not 2 <= page <= tree.last_page:
+            raise PageError(f"the tree names page {page} of {tree.last_page + 1}")
+        number, _, flags, lower, _ = HEADER.unpack_from(data, start)
+        place = start + HEADER.size + 2 * (index - first)
+        if number == page and flags == LEAF and place + 2 <= start + lower <= start + size:
+            at = data[place] | data[place + 1] << 8
+            if at <= size - node.size:
+                low, high, kind, key_size, key = node.unpack_from(data, start + at)
+                if key == self._key % index and key_size == len(key):
+                    value = start + at + node.size
+                    nbytes = low | high << 16
+                    if not kind and value + nbytes <= start + size:
+                        return data[value : value + nbytes]
+                    if kind == BIG and value + 8 <= start + size:
+                        # The walk checks the header of the value's pages. Reading it here would wait for the disk
+                        # under the GIL, and nothing depends on it.
+                        value = int.from_bytes(data[value : value + 8], "little") * size + HEADER.size
+                        if 2 * size <= value <= value + nbytes <= (tree.last_page + 1) * size:
+                            return data[value : value + nbytes]
+        found = _find(self._data, tree, self._key % index)  # values are missing in between, or it says what is damaged
+        return None if found is None else memoryview(self._data)[found[0] : found[0] + found[1]]
+
+
 class _Branch(NamedTuple):
     """A branch page as numbers.
 
     Attributes:
-        firsts: For each page below it, the first record that can lie there; not decreasing.
+        firsts: For each page below it, the first value that can lie there; not decreasing.
         children: The page's number.
     """
 
@@ -209,21 +217,39 @@ class _Branch(NamedTuple):
     children: array[int]
 
 
-def _branch(data: mmap.mmap, tree: Tree, page: int, level: int, first: int) -> _Branch:
-    """The branch page ``page``, whose records begin with ``first``. Raises :class:`PageError`."""
+def _branch(data: mmap.mmap, tree: Tree, page: int, level: int, first: int, prefix: bytes) -> _Branch:
+    """The branch page ``page``, whose values begin with number ``first``. Raises :class:`PageError`."""
     nodes = _nodes(data, tree, page, level)
     # The key of a page's first node is empty or does not matter.
-    firsts = array("q", [first, *(_first_record(_key(data, node)) for node in nodes[1:])])
+    firsts = array("q", [first, *(_first_number(_key(data, node), prefix) for node in nodes[1:])])
     return _Branch(firsts, array("q", [_child(data, node) for node in nodes]))
 
 
-def _first_record(key: bytes) -> int:
-    """The first record whose key (ten digits) is not before ``key``, which may be anything."""
+def _first_number(key: bytes, prefix: bytes) -> int:
+    """The first number whose key (``prefix`` and ten digits) is not before ``key``, which may be anything."""
+    if not key.startswith(prefix):
+        return 0 if key < prefix else 10**KEY_SIZE
+    key = key[len(prefix) :]
     digits = len(key) - len(key.lstrip(b"0123456789"))
     if digits >= KEY_SIZE:
         return int(key[:KEY_SIZE]) + (len(key) > KEY_SIZE)
     low = int(key[:digits].ljust(KEY_SIZE, b"0"))
     return low + (10 ** (KEY_SIZE - digits) if key[digits:] > b"9" else 0)
+
+
+def _find(data: mmap.mmap, tree: Tree, key: bytes) -> tuple[int, int] | None:
+    """Position and size of the value of ``key``, or None. Reads one page a level. Raises :class:`PageError`."""
+    page = tree.root
+    for level in range(1, tree.depth + 1):
+        nodes = _nodes(data, tree, page, level)
+        # The first key of a branch page counts as smaller than all others.
+        place = bisect.bisect_right(nodes, key, level < tree.depth, key=lambda node: _key(data, node)) - 1
+        if place < 0:
+            return None
+        if level < tree.depth:
+            page = _child(data, nodes[place])
+    node = nodes[place]
+    return _value(data, tree, page, node) if _key(data, node) == key else None
 
 
 def _address(view: memoryview) -> int:

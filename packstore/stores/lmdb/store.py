@@ -1,8 +1,9 @@
 """LMDB: the image of record ``i`` alone under ten decimal digits, then whole columns and the manifest by name.
 
 Layout: ``b"%010d" % i`` → image bytes; ``b"label"`` and other fixed columns → ``.npy``; a ragged column as
-``b"key/bytes"`` (``.npy`` uint8) and ``b"key/offsets"`` (``.npy`` int64, N + 1); ``b"manifest"`` → JSON. Letters sort
-after digits, so the whole file is written by sorted appends.
+``b"key/bytes"`` (``.npy`` uint8) and ``b"key/offsets"`` (``.npy`` int64, N + 1), or where its values may be large
+(:attr:`packstore.core.column.Column.one_by_one`) each value as ``b"mask/%010d" % i``; ``b"manifest"`` → JSON. Letters
+sort after digits, so the whole file is written by sorted appends.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import errno
 import io
 import math
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,24 +22,23 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragged
+from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, OneByOne, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, file_size_limit, reading, sync_file
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader, Spans, Writer, parse_manifest, unreadable
-from packstore.stores.lmdb.bulk_walk import IrregularError, walk_in_bulk
+from packstore.stores.lmdb.bulk_walk import IrregularError, Run, walk_in_bulk
+from packstore.stores.lmdb.entries import MANIFEST, check_entries, named_keys, prefixes
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
 from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages
 from packstore.stores.mapped import check_offsets
 
 KEY = b"%010d"
-_MANIFEST = "manifest"
 _MAX_VALUE = 0xFFFFFFFF  # LMDB keeps the size of a value in 32 bits
 _TXN_BYTES = 4 << 20
 _TXN_RECORDS = 1 << 16
 _FIRST_MAP = 64 << 20
-_REPORT_EVERY = 1 << 14
 _ENTRY_BYTES = 20
 """The least that an entry takes: its place, its header, its key."""
 _NPY = np.lib.format
@@ -63,29 +63,36 @@ class LmdbWriter(Writer):
         self._records = 0
         self._syncer = ThreadPoolExecutor(1, thread_name_prefix="packstore-sync")
         self._syncing: Future[None] | None = None
+        self._suspended = False
         path.mkdir()
         self._open()
 
     def append(self, images: Sequence[Buffer]) -> None:
-        pending, record, nbytes = self._pending, self._records, self._pending_bytes
-        for image in images:
+        self._records = self._put(images, KEY, self._records)
+
+    def _put(self, values: Iterable[Buffer], key: bytes, record: int) -> int:
+        """Appends the values of records from ``record`` on, each under ``key % record``. Returns the next record."""
+        pending, nbytes = self._pending, self._pending_bytes
+        for image in values:
             size = len(image)
             if size > _MAX_VALUE:
                 raise StoreError(f"record {record} has {size} bytes; LMDB holds up to {_MAX_VALUE} a value")
             # bytes are kept as they are; a view may be of a buffer that its owner uses again
-            pending.append((KEY % record, image if type(image) is bytes else bytes(image)))
+            pending.append((key % record, image if type(image) is bytes else bytes(image)))
             record += 1
             nbytes += size
             # By record, never by batch: the file does not depend on how records were handed over.
             if nbytes >= _TXN_BYTES or len(pending) >= _TXN_RECORDS:
                 self._flush()
                 pending, nbytes = self._pending, 0
-                if self._syncing is None or self._syncing.done():
+                if not self._suspended and (self._syncing is None or self._syncing.done()):
                     self.synced()
                     self._syncing = self._syncer.submit(sync_file, self.path / DATA_FILE)
-        self._records, self._pending_bytes = record, nbytes
+        self._pending_bytes = nbytes
+        return record
 
     def suspend(self) -> None:
+        self._suspended = True
         self._syncer.shutdown(wait=True, cancel_futures=True)
         self._close()
 
@@ -94,14 +101,20 @@ class LmdbWriter(Writer):
         # and the file must not depend on whether it was suspended.
         self._close()
         self._open()
-        parts: dict[str, NDArray[Any] | bytes] = {_MANIFEST: manifest.to_json().encode("ascii")}
+        parts: dict[str, NDArray[Any] | Ragged | bytes] = {MANIFEST: manifest.to_json().encode("ascii")}
         for name, data in columns.items():
-            if isinstance(data, Ragged):
-                parts |= {f"{name}/bytes": data.data, f"{name}/offsets": data.offsets}
-            else:
+            if not isinstance(data, Ragged):
                 parts[name] = data
+            elif manifest.column(name).one_by_one:
+                parts[f"{name}/"] = data
+            else:
+                parts |= {f"{name}/bytes": data.data, f"{name}/offsets": data.offsets}
         for name in sorted(parts):
             part = parts[name]
+            if isinstance(part, Ragged):
+                self._put(part, name.encode("ascii") + KEY, 0)
+                self._flush()
+                continue
             value = part if isinstance(part, bytes) else _npy(part)
             if len(value) > _MAX_VALUE:
                 raise StoreError(
@@ -220,7 +233,8 @@ class LmdbReader(Reader):
         image = self.manifest.image
         self._width = image.record_nbytes if image.kind == "fixed" else None
         self._columns: dict[str, ColumnData] = {}
-        expected = self._records + len(_named_keys(self.manifest))
+        self._prefixes = prefixes(self.manifest)
+        expected = self._records * (1 + len(self._prefixes)) + len(named_keys(self.manifest))
         found = pages.entries
         if found > len(pages.map) // _ENTRY_BYTES:
             raise StoreError(
@@ -255,6 +269,8 @@ class LmdbReader(Reader):
                 raise StoreError("an LMDB has no array of all images; read them one by one")
             if column.kind == "fixed":
                 columns[name] = self._array(name, NUMPY_DTYPE[column.dtype], (self._records, *column.shape))
+            elif column.one_by_one:
+                columns[name] = _values(self._open(), name, self._records, printable(str(self.path)))
             else:
                 data = self._array(f"{name}/bytes", np.dtype("u1"), (column.nbytes,))
                 columns[name] = Ragged(self._array(f"{name}/offsets", OFFSET, (self._records + 1,)), data)
@@ -268,78 +284,30 @@ class LmdbReader(Reader):
         """Checks every page and entry: bounds, order, missing and surplus keys, sizes in a fixed column."""
         for fault in self._open().header_faults():
             yield Problem(f"{fault}: LMDB itself may not read it")
-        if self._entries_in_order(overflow=not quick):
-            nbytes = self.manifest.image.nbytes
-        else:
-            nbytes = yield from self._check_entries(quick, progress)
-        if nbytes != self.manifest.image.nbytes:
-            yield Problem(f"all images have {nbytes} bytes, the manifest says {self.manifest.image.nbytes}")
+        yield from check_entries(self._open(), self.manifest, quick=quick, progress=progress)
         for column in self.manifest.columns[1:]:
             if column.kind == "ragged":
                 try:
-                    yield from check_offsets(column.name, self.column(column.name))
+                    if not column.one_by_one:
+                        yield from check_offsets(column.name, self.column(column.name))
                 except StoreError as error:
                     yield Problem(str(error))
-        progress(Progress("structure", self._records, self._records, nbytes))
+        progress(Progress("structure", self._records, self._records, self.manifest.image.nbytes))
 
     def spans(self) -> Iterator[Spans]:
         pages, first = self._open(), 0
         try:
-            for batch in walk_in_bulk(pages, overflow=False):
-                if (batch.records != np.arange(first, first + len(batch.records))).any():
+            for run in walk_in_bulk(pages, self._prefixes, overflow=False):
+                if (
+                    not isinstance(run, Run)
+                    or run.prefix
+                    or (run.numbers != np.arange(first, first + len(run.numbers))).any()
+                ):
                     return
-                first += len(batch.records)
-                yield Spans(pages.map.data, batch.starts, batch.sizes)
+                first += len(run.numbers)
+                yield Spans(pages.map.data, run.starts, run.sizes)
         except IrregularError:
             return
-
-    def _entries_in_order(self, *, overflow: bool) -> bool:
-        """Whether every page and entry is in order; if not, :meth:`_check_entries` says what is wrong."""
-        records = nbytes = 0
-        others: list[bytes] = []
-        try:
-            for batch in walk_in_bulk(self._open(), overflow=overflow):
-                expected = np.arange(records, records + len(batch.records))
-                wrong_size = self._width is not None and (batch.sizes != self._width).any()
-                if (others and len(expected)) or (batch.records != expected).any() or wrong_size:
-                    return False
-                records += len(expected)
-                nbytes += int(batch.sizes.sum())
-                others += batch.other_keys
-        except IrregularError:
-            return False
-        return (records, nbytes, others) == (
-            self._records,
-            self.manifest.image.nbytes,
-            sorted(_named_keys(self.manifest)),
-        )
-
-    def _check_entries(self, quick: bool, progress: ProgressCallback) -> Generator[Problem, None, int]:
-        """Yields what is wrong with pages and entries; returns the bytes of all images."""
-        named = _named_keys(self.manifest)
-        width = self._width
-        record = nbytes = 0
-        for item in self._open().walk(overflow=not quick):
-            if isinstance(item, str):
-                yield Problem(item)
-            elif item.key in named:
-                named.remove(item.key)
-            elif len(item.key) == 10 and item.key.isdigit() and record <= int(item.key) < self._records:
-                for missing in range(record, int(item.key)):
-                    yield Problem("its entry is missing", record=missing)
-                record = int(item.key) + 1
-                nbytes += item.size
-                if width is not None and item.size != width:
-                    yield Problem(f"its entry has {item.size} bytes, expected {width}", record=record - 1)
-                if record % _REPORT_EVERY == 0:
-                    progress(Progress("structure", record, self._records, nbytes))
-            else:
-                yield Problem(f"entry {item.key!r} is not the store's")
-        for missing in range(record, self._records):
-            yield Problem("its entry is missing", record=missing)
-        for name in sorted(named):
-            yield Problem(f"entry {name!r} is missing")
-        return nbytes
 
     def _open(self) -> Pages:
         pages = self._pages  # once: another thread may close meanwhile
@@ -372,7 +340,7 @@ class LmdbReader(Reader):
 
 def _manifest_of(pages: Pages, path: Path) -> Manifest:
     try:
-        text = pages.find(_MANIFEST.encode("ascii"))
+        text = pages.find(MANIFEST.encode("ascii"))
     except PageError as error:
         raise unreadable(path, "an LMDB", error) from None
     if text is None:
@@ -383,11 +351,20 @@ def _manifest_of(pages: Pages, path: Path) -> Manifest:
     return manifest
 
 
-def _named_keys(manifest: Manifest) -> set[bytes]:
-    names = {_MANIFEST}
-    for column in manifest.columns[1:]:
-        names |= {column.name} if column.kind == "fixed" else {f"{column.name}/bytes", f"{column.name}/offsets"}
-    return {name.encode("ascii") for name in names}
+def _values(pages: Pages, name: str, records: int, path: str) -> OneByOne:
+    """A column whose values lie one by one. It stays valid when the reader is closed."""
+    find = pages.numbered(f"{name}/".encode("ascii")).value
+
+    def read(record: int) -> memoryview:
+        try:
+            value = find(record)
+        except PageError as error:
+            raise StoreError(f"{path} is damaged: {error}") from None
+        if value is None:
+            raise StoreError(f"the {name} of record {record} of {path} is missing")
+        return value
+
+    return OneByOne(records, read)
 
 
 def _npy(array: NDArray[Any]) -> bytes:

@@ -1,0 +1,83 @@
+"""Whether the values of a batch's columns fit each other and their types, before anything of it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.errors import StoreError
+from packstore.core.manifest import Column
+
+
+def check_together(
+    columns: Sequence[Column], values: Mapping[str, Any], image_sizes: Sequence[int], first: int
+) -> None:
+    """Raises :class:`StoreError` that names the first record whose values do not fit.
+
+    Args:
+        columns: Of the store, ``image`` first.
+        values: By column, as :meth:`packstore.stores.builder.spools.ColumnSpool.check` returns them.
+        image_sizes: Bytes of each image.
+        first: Number of the first record, for messages.
+    """
+    by_name = {column.name: column for column in columns}
+    sizes: dict[str, NDArray[np.int64]] = {}
+    for column in columns:
+        if column.kind == "ragged":
+            given = image_sizes if column.name == "image" else list(map(len, values[column.name]))
+            sizes[column.name] = np.array(given, np.int64)
+    for column in columns:
+        if column.kind == "ragged":
+            _check_ragged(column, values, sizes[column.name], first)
+        if column.nullable:
+            filled = sizes[column.name] > 0 if column.kind == "ragged" else _nonzero(values[column.name])
+            what = f"has a value of {column.name!r}, which {column.valid_name!r} says is missing"
+            _refuse(filled & ~values[column.valid_name], first, what)
+        if column.parallel is not None:
+            boxes = by_name[column.parallel]
+            rows, wanted = (sizes[c.name] // c.record_nbytes for c in (column, boxes))
+            what = f"has {{}} rows of {column.name!r}, and {{}} of {boxes.name!r}"
+            _refuse(rows != wanted, first, what, rows, wanted)
+
+
+def _check_ragged(column: Column, values: Mapping[str, Any], sizes: NDArray[np.int64], first: int) -> None:
+    where = "" if column.name == "image" else f" of {column.name!r}"
+    width = column.record_nbytes
+    if column.layout is not None:
+        shapes = values[column.shape_name]
+        wrong = (shapes.astype(np.int64).prod(axis=1) * width != sizes) | (shapes < 0).any(axis=1)
+        wrong |= shapes.astype(np.float64).prod(axis=1) > 2**62  # the other product may have lost its top
+        _refuse(wrong, first, f"has {{}} bytes{where}, not shape {{}}", sizes, shapes)
+    elif width > 1:
+        _refuse(sizes % width != 0, first, f"has {{}} bytes{where}, not a multiple of {width}", sizes)
+    if column.classes is not None:
+        numbers: NDArray[np.int64] = np.frombuffer(b"".join(values[column.name]), NUMPY_DTYPE[column.dtype])
+        check_classes(column, numbers)
+
+
+def check_classes(column: Column, numbers: NDArray[Any]) -> None:
+    """Raises :class:`StoreError` where a number is none of the column's classes."""
+    count = len(column.classes or ())
+    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
+        raise StoreError(
+            f"column {column.name!r} has {count} classes (0 to {count - 1}), "
+            f"got labels from {numbers.min()} to {numbers.max()}"
+        )
+
+
+def _nonzero(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which values of a fixed column have a byte that is not zero."""
+    flat = values.reshape(len(values), -1)
+    return np.any(flat.view(np.uint8), axis=1) if flat.size else np.zeros(len(values), np.bool_)
+
+
+def _refuse(wrong: NDArray[np.bool_], first: int, what: str, *found: NDArray[Any]) -> None:
+    """Raises :class:`StoreError` for the first record that is ``wrong``; ``what`` is filled in with what was found."""
+    places = np.flatnonzero(wrong)
+    if len(places):
+        i = int(places[0])
+        raise StoreError(f"record {first + i} {what.format(*(each[i] for each in found))}")

@@ -1,0 +1,118 @@
+"""What entries an LMDB has for a manifest, and the check that they are there, in order and whole."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import numpy as np
+
+from packstore.core.manifest import Manifest
+from packstore.core.progress import Progress, ProgressCallback
+from packstore.stores.base import Problem
+from packstore.stores.lmdb.bulk_walk import IrregularError, walk_in_bulk
+from packstore.stores.lmdb.pages import KEY_SIZE, Pages
+from packstore.stores.scavenge import array_names
+
+MANIFEST = "manifest"
+_REPORT_EVERY = 1 << 14
+
+
+def prefixes(manifest: Manifest) -> list[bytes]:
+    """What the keys of the columns that lie one by one begin with, before the ten digits of a record."""
+    return [f"{column.name}/".encode("ascii") for column in manifest.columns[1:] if column.one_by_one]
+
+
+def named_keys(manifest: Manifest) -> set[bytes]:
+    """The keys of a store, without those that are numbered."""
+    names = {MANIFEST}
+    for column in manifest.columns[1:]:
+        if not column.one_by_one:
+            names.update(array_names(column))
+    return {name.encode("ascii") for name in names}
+
+
+def check_entries(pages: Pages, manifest: Manifest, *, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
+    """Yields what is wrong with pages and entries; ``quick`` leaves out the pages of long values."""
+    if _in_order(pages, manifest, overflow=not quick):
+        return
+    found = yield from _faults(pages, manifest, quick, progress)
+    for column in manifest.columns:
+        nbytes = found.get(column.name, column.nbytes)
+        if nbytes != column.nbytes:
+            what = "images" if column.name == "image" else f"values of {column.name!r}"
+            yield Problem(f"all {what} have {nbytes} bytes, the manifest says {column.nbytes}")
+
+
+def _in_order(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
+    """Whether every page and entry is in order; if not, :func:`_faults` says what is wrong."""
+    width = _width(manifest)
+    sizes = {f"{c.name}/".encode("ascii"): c.nbytes for c in manifest.columns[1:] if c.one_by_one}
+    sizes[b""] = manifest.image.nbytes
+    counts = dict.fromkeys(sizes, 0)
+    names: list[bytes] = []
+    try:
+        for item in walk_in_bulk(pages, prefixes(manifest), overflow=overflow):
+            if isinstance(item, bytes):
+                names.append(item)
+                continue
+            done, count = counts[item.prefix], len(item.numbers)
+            if not done:
+                names.append(item.prefix)
+            wrong_size = width is not None and not item.prefix and (item.sizes != width).any()
+            in_order = names[-1] == item.prefix and (item.numbers == np.arange(done, done + count)).all()
+            if wrong_size or not in_order:
+                return False
+            counts[item.prefix] += count
+            sizes[item.prefix] -= int(item.sizes.sum())
+    except IrregularError:
+        return False
+    whole = set(counts.values()) == {manifest.records} and not any(sizes.values())
+    return whole and names == sorted([*named_keys(manifest), *counts])
+
+
+def _faults(
+    pages: Pages, manifest: Manifest, quick: bool, progress: ProgressCallback
+) -> Generator[Problem, None, dict[str, int]]:
+    """Yields what is wrong with pages and entries; returns the bytes of all values, by column, of images and those
+    that lie one by one."""
+    named = named_keys(manifest)
+    width = _width(manifest)
+    numbered = {b"": "image"} | {prefix: prefix[:-1].decode("ascii") for prefix in prefixes(manifest)}
+    next_record, nbytes = dict.fromkeys(numbered, 0), dict.fromkeys(numbered.values(), 0)
+    for item in pages.walk(overflow=not quick):
+        if isinstance(item, str):
+            yield Problem(item)
+            continue
+        prefix, digits = item.key[:-KEY_SIZE], item.key[-KEY_SIZE:]
+        record = next_record.get(prefix, 0)
+        if item.key in named:
+            named.remove(item.key)
+        elif (
+            prefix in numbered and len(digits) == KEY_SIZE and digits.isdigit()
+            and record <= int(digits) < manifest.records
+        ):  # fmt: skip
+            for missing in range(record, int(digits)):
+                yield _missing(numbered[prefix], missing)
+            record = next_record[prefix] = int(digits) + 1
+            nbytes[numbered[prefix]] += item.size
+            if width is not None and not prefix and item.size != width:
+                yield Problem(f"its entry has {item.size} bytes, expected {width}", record=record - 1)
+            if record % _REPORT_EVERY == 0:
+                progress(Progress("structure", record, manifest.records, nbytes["image"]))
+        else:
+            yield Problem(f"entry {item.key!r} is not the store's")
+    for prefix, record in next_record.items():
+        for missing in range(record, manifest.records):
+            yield _missing(numbered[prefix], missing)
+    for name in sorted(named):
+        yield Problem(f"entry {name!r} is missing")
+    return nbytes
+
+
+def _missing(column: str, record: int) -> Problem:
+    what = "its entry is missing" if column == "image" else f"its entry of {column!r} is missing"
+    return Problem(what, record=record)
+
+
+def _width(manifest: Manifest) -> int | None:
+    return manifest.image.record_nbytes if manifest.image.kind == "fixed" else None
