@@ -37,7 +37,9 @@ def as_tensors(manifest: Manifest, records: Records, data: dict[str, Any]) -> di
             raw = torch.frombuffer(bytearray(values[0]), dtype=torch.uint8)
             content[name] = {"bytes": raw, "offsets": torch.tensor(values[1])}
         else:
-            content[name] = torch.from_numpy(values.view(np.int64) if values.dtype == np.uint64 else values)
+            signed = f"<i{values.itemsize}" if values.dtype.kind == "u" and values.itemsize > 1 else values.dtype
+            tensor = torch.from_numpy(values.view(signed))
+            content[name] = tensor.view(torch.bfloat16) if manifest.column(name).dtype == "bfloat16" else tensor
     joined = bytearray(b"".join(records.images))
     raw = torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.zeros(0, dtype=torch.uint8)
     if image.kind == "fixed":

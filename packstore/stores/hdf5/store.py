@@ -225,7 +225,7 @@ def _array(
         raise StoreError(f"{shown}: dataset {name!r} is {found.dtype} {found.shape}, not {dtype.str} {shape}")
     size = math.prod(shape) * dtype.itemsize
     if not size:
-        return np.frombuffer(b"", dtype).reshape(shape)
+        return np.empty(shape, dtype)
     if found.address is None or found.nbytes != size or found.address + size > len(mapped):
         end = (found.address or 0) + found.nbytes
         raise StoreError(f"{shown} is truncated: dataset {name!r} of {size} bytes ends at {end} of {len(mapped)} bytes")
