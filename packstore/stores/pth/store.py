@@ -3,8 +3,8 @@
 ``torch.load(path, mmap=True, weights_only=True)`` opens it.
 
 The dict: ``image`` is a tensor ``(N, *shape)``, or ``{"bytes": uint8, "offsets": int64}`` when ragged; so is every
-other column; ``manifest`` is the JSON. uint64, uint32 and uint16 columns (``checksum``) are int64, int32 and int16 tensors with
-the same bits, because torch's own of these types are not complete; bfloat16 is ``torch.bfloat16``.
+other column; ``manifest`` is the JSON. uint64 (``checksum``), uint32 and uint16 columns are int64, int32 and int16
+tensors with the same bits, because torch's own of these types are not complete; bfloat16 is ``torch.bfloat16``.
 
 torch.save would need all images in memory. The layout is small and stable (``torch/serialization.py``): stored zip
 entries ``archive/data.pkl`` (the dict, with tensors as ``_rebuild_tensor_v2`` calls on persistent ids),
