@@ -127,20 +127,31 @@ def test_a_notebook_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     assert made == ["pack"]
 
 
-def test_a_notebook_without_widgets_has_a_bar_of_text_and_no_warning() -> None:
-    program = """
+NOTEBOOK = """
 import sys, types
 notebook = types.ModuleType("IPython")
+notebook.get_ipython = lambda: None
 sys.modules["IPython"] = sys.modules["ipykernel.zmqshell"] = notebook
 sys.modules["ipywidgets"] = None
+"""
+"""What tqdm takes for a notebook without ipywidgets."""
+
+
+def test_a_notebook_without_widgets_has_a_bar_of_text_and_no_warning() -> None:
+    ours = """
 from packstore.core.progress import Progress, progress_callback
 with progress_callback(True) as report:
     report(Progress("pack", 1, 2, 0))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "pack: " in done.stderr
-    assert "Warning" not in done.stderr
+
+    def run(program: str) -> str:
+        command = [sys.executable, "-c", NOTEBOOK + program]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+    assert "TqdmWarning" in run("import tqdm.auto")
+    said = run(ours)
+    assert "pack: " in said
+    assert "Warning" not in said
 
 
 def test_progress_is_true_false_or_a_function(tmp_path: Path) -> None:
