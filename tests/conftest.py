@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.makers.tiers import SEED, assign_tiers
+from tests.makers.tiers import FAST_SECONDS, SEED, assign_tiers, processor_time
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -66,6 +66,27 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup() -> None:
     if 0 < UNTIL < time.time():
         pytest.skip("the time of this run is over")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    before = processor_time()
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("processor time", processor_time() - before))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Lists what has come into the fast tier and is slow: the tier keeps its promise only if somebody marks it."""
+    if "not slow" in config.option.markexpr:
+        calls = [report for report in terminalreporter.stats.get("passed", []) if report.when == "call"]
+        spent = [(dict(report.user_properties).get("processor time", 0), report.nodeid) for report in calls]
+        slow = sorted((pair for pair in spent if pair[0] > FAST_SECONDS), reverse=True)
+        if slow:
+            terminalreporter.section(f"more than {FAST_SECONDS} s of processor time: mark them `slow`?")
+            for seconds, test in slow:
+                terminalreporter.write_line(f"{seconds:.2f} s {test}")
 
 
 Need = Callable[[str, bool], None]

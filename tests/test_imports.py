@@ -7,6 +7,7 @@ moment needs it all the same.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -108,12 +109,17 @@ def file_of(name: str, files: frozenset[str]) -> str:
     return "__init__.py"
 
 
+@functools.cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def violations(file: str, text: str, files: frozenset[str]) -> list[str]:
     """What is wrong with a file of the package: ``file`` relative to it, among ``files``, with the content ``text``."""
     room = room_of(file)
     if room is None:
         return [f"{file}: is in no room; put it into ROOMS, and into DESIGN's table"]
-    tree = ast.parse(text)
+    tree = parsed(text)
     found = []
     for line, name in imports(file, tree):
         top = name.partition(".")[0]
@@ -151,9 +157,11 @@ def package_files() -> frozenset[str]:
     return frozenset(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
 
-@pytest.mark.parametrize("file", sorted(package_files()))
-def test_a_file_imports_what_its_room_may(file: str) -> None:
-    assert violations(file, (PACKAGE / file).read_text("utf-8"), package_files()) == []
+def test_a_file_imports_what_its_room_may() -> None:
+    files = package_files()
+    assert [
+        found for file in sorted(files) for found in violations(file, (PACKAGE / file).read_text("utf-8"), files)
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -215,7 +223,7 @@ def test_no_modules_import_each_other() -> None:
     files = {file for file in everything if "/" in file}
     graph: dict[str, set[str]] = {}
     for file in files:
-        names = imports(file, ast.parse((PACKAGE / file).read_text("utf-8")))
+        names = imports(file, parsed((PACKAGE / file).read_text("utf-8")))
         targets = {file_of(name, everything) for _, name in names if name.startswith("packstore.")}
         graph[file] = (targets & files) - {file}
     assert circles(graph) == []
@@ -285,6 +293,7 @@ def test_no_module_takes_the_place_of_a_public_name() -> None:
     assert not {path.stem for path in PACKAGE.iterdir()} & set(packstore.__all__)
 
 
+@pytest.mark.slow
 def test_a_clone_in_the_working_directory_is_not_taken_for_the_package(tmp_path: Path) -> None:
     """Its folder is called packstore, too, and holds no ``__init__.py``."""
     (tmp_path / "packstore").mkdir()

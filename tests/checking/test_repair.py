@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -21,6 +21,7 @@ from tests.makers.command import run
 from tests.makers.datasets import write_image
 from tests.makers.images import encode, picture
 from tests.makers.stores import content, damage
+from tests.makers.tiers import examples
 
 SUFFIXES = ("lmdb", "h5", "pth")
 ENCODINGS: dict[str, dict[str, Any]] = {
@@ -46,7 +47,6 @@ def digest(path: Path) -> str:
     return hashlib.sha256(repr(sorted(content(path).items())).encode()).hexdigest()
 
 
-@pytest.mark.sampled(fast=6)
 @pytest.mark.parametrize("shard_size", [None, 700])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -84,7 +84,7 @@ def test_each_column(source: Path, tmp_path: Path, suffix: str, column: str) -> 
     assert content(tmp_path / "fixed") == content(good)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(data=st.data())
 def test_any_damage_that_opens_is_repaired_or_refused(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     """Round trip: what is written is the original or nothing, whatever bytes are changed."""

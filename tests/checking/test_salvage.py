@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import packstore
@@ -26,6 +26,7 @@ from packstore.testing.records import append, make_records
 from tests.makers.command import run
 from tests.makers.datasets import write_image
 from tests.makers.stores import content, damage
+from tests.makers.tiers import examples
 
 SUFFIXES = ("lmdb", "h5", "pth")
 Content = dict[str, tuple[bytes, int]]
@@ -82,7 +83,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@examples(25)
 @given(manifest=manifests(), data=st.data())
 def test_a_manifest_with_one_changed_byte_is_corrected(manifest: Manifest, data: Any) -> None:
     text = bytearray(manifest.to_json().encode("ascii"))
@@ -172,7 +173,7 @@ def test_damaged_records_are_left_out_and_listed(source: Path, tmp_path: Path, s
 
 
 @pytest.mark.slow
-@settings(max_examples=20)
+@examples(20)
 @given(data=st.data())
 def test_nothing_wrong_gets_in(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     """Whatever is destroyed, what is saved is what was there, and every record is saved or missed."""
@@ -228,6 +229,7 @@ def leaf_pages(data: bytes) -> list[int]:
     return [p for p in range(2, len(data) // 4096) if data[p * 4096 + 10 : p * 4096 + 12] == b"\2\0"]
 
 
+@pytest.mark.slow
 def test_lmdb_values_without_an_entry_are_found_by_their_checksum(tmp_path: Path) -> None:
     for number in range(150):  # more than a leaf page has entries
         write_image(tmp_path / "photos" / f"{number:03}.png", 33, 40, number)

@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +53,17 @@ def test_help_loads_nothing_heavy(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Examples:" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--version"], ["info", "no\\nwhere"], ["convert"], ["demo", "{folder}/a"]])
+def test_the_fork_that_tests_use_does_what_the_command_does(arguments: list[str], tmp_path: Path) -> None:
+    words = [word.format(folder=tmp_path) for word in arguments]
+    forked = run(*words)
+    shutil.rmtree(tmp_path / "a", ignore_errors=True)
+    process = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
+    found, expected = ((done.returncode, done.stdout, done.stderr) for done in (forked, process))
+    assert found == expected
 
 
 @pytest.mark.slow

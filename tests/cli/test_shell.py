@@ -53,7 +53,7 @@ def completed(programs: Path, *words: str) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.sampled(fast=3)
+@pytest.mark.sampled(fast=1)
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(
     ("words", "expected"),
@@ -109,6 +109,7 @@ def in_terminal(*arguments: object, **environment: str) -> str:
     return shown.decode()
 
 
+@pytest.mark.slow
 def test_colours_in_a_terminal(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos", splits=())
     (tmp_path / "photos" / "bee" / "bad.jpg").write_bytes(b"")
@@ -120,6 +121,7 @@ def test_colours_in_a_terminal(tmp_path: Path) -> None:
     assert re.search(r"\x1b\[31m.*Error:\x1b\[0m No such command", in_terminal("nothing"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_no_colours_where_they_are_not_wanted(tmp_path: Path, environment: dict[str, str]) -> None:
     make_folder(tmp_path / "photos", splits=())

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore.core.parallel import ordered_map, ordered_pieces
 from packstore.packing import batches as packing
 from packstore.packing import conversion
+from tests.makers.tiers import examples
 
 
 def threads() -> list[str]:
@@ -75,7 +76,7 @@ def test_an_error_of_the_items_ends_it() -> None:
     assert not threads()
 
 
-@pytest.mark.sampled(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"encoding": "uint8"}])
 def test_a_store_does_not_depend_on_how_its_batches_come(
     options: dict[str, Any], demo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,7 +110,7 @@ class Piece:
             self.live.bytes -= self.nbytes
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     sizes=st.lists(st.lists(st.integers(1, 100), max_size=8), max_size=30),
     workers=st.integers(1, 4),

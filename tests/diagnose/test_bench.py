@@ -211,7 +211,6 @@ STORES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("augment", AUGMENTS)
 @pytest.mark.parametrize("kind", STORES)
 def test_every_encoding(kind: str, augment: str, folder: Path, tmp_path: Path) -> None:
@@ -266,6 +265,7 @@ def test_a_store_of_one_record(tmp_path: Path) -> None:
     assert "1 record," in describe(report)
 
 
+@pytest.mark.slow
 def test_samples_are_packed_in_other_ways_and_nothing_stays_behind(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ def images(root: Path) -> list[Path]:
     return sorted(p for p in root.rglob("*") if p.is_file() and p.name not in ODDITIES)
 
 
+@pytest.mark.slow
 def test_it_is_an_image_folder_with_splits(demo_folder: Path) -> None:
     assert sorted(p.name for p in demo_folder.iterdir()) == ["train", "val"]
     for split, count in (("train", 18), ("val", 6)):
@@ -27,6 +28,7 @@ def test_it_is_an_image_folder_with_splits(demo_folder: Path) -> None:
     assert all((demo_folder / "train" / "discs" / name).is_file() for name in ODDITIES)
 
 
+@pytest.mark.slow
 def test_it_has_every_kind_of_file(demo_folder: Path) -> None:
     kinds: Counter[str] = Counter()
     sizes = set()
@@ -50,6 +52,7 @@ def test_it_has_every_kind_of_file(demo_folder: Path) -> None:
     assert len(sizes) > 10
 
 
+@pytest.mark.slow
 def test_every_class_has_every_format_by_default(demo_folder: Path) -> None:
     suffixes = {".jpg", ".jpeg", ".JPEG", ".png", ".webp", ".bmp", ".gif", ".tif"}
     for folder in (demo_folder / "train").iterdir():
@@ -66,6 +69,7 @@ def test_the_same_arguments_give_the_same_files(tmp_path: Path) -> None:
     assert all((tmp_path / "a" / n).read_bytes() == (tmp_path / "b" / n).read_bytes() for n in names)
 
 
+@pytest.mark.slow
 def test_the_pictures_differ(demo_folder: Path) -> None:
     seen = set()
     for path in images(demo_folder):

@@ -142,7 +142,6 @@ def all_decoders() -> list[Decoder]:
     return [get_decoder(name) for name, what in available_decoders().items() if not what.startswith(UNAVAILABLE)]
 
 
-@pytest.mark.sampled(fast=100)
 @pytest.mark.parametrize("name", [*ORDINARY, *OTHERS])
 def test_pixels_are_those_of_pillow(decoder: Decoder, name: str) -> None:
     data = {**ORDINARY, **OTHERS}[name]
@@ -427,7 +426,6 @@ def test_pillows_own_limit_does_not_warn(name: str, decoder: Decoder, monkeypatc
 # EXIF orientation.
 
 
-@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation(decoder: Decoder, orientation: int) -> None:
     for data in (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -44,6 +44,7 @@ from tests.makers.engine_checks import (
     run,
     save,
 )
+from tests.makers.tiers import examples
 
 Need = Callable[[str, bool], None]
 SOURCE = ROOT / "packstore" / "images" / "engine"
@@ -63,7 +64,16 @@ def engines() -> list[Engine]:
     return [Engine(library, True), Engine(library, False)]
 
 
-@pytest.mark.parametrize("check", [check_pixels, check_resizing, check_index, check_guard_pages, check_refusals])
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check_pixels, marks=pytest.mark.slow),
+        check_resizing,
+        check_index,
+        pytest.param(check_guard_pages, marks=pytest.mark.slow),
+        check_refusals,
+    ],
+)
 @pytest.mark.parametrize("vectors", [True, False], ids=["vectors", "plain"])
 def test_what_every_engine_has_to_do(check: Callable[[Engine], None], vectors: bool) -> None:
     check(engines()[not vectors])
@@ -166,6 +176,7 @@ def test_rows_of_another_shape_are_not_normalised() -> None:
         engine.normalize(pixels, three[:2], three, np.empty(pixels.shape, np.float16))
 
 
+@pytest.mark.slow
 def test_every_colour() -> None:
     """All differences of colour at some lightness, as blocks of one colour each."""
     blue, red = np.mgrid[0:256:2, 0:256:2].astype(np.uint8)
@@ -177,6 +188,7 @@ def test_every_colour() -> None:
             np.testing.assert_array_equal(engine.decode(out.getvalue(), MAX_PIXELS), reference(out.getvalue()))
 
 
+@pytest.mark.slow
 def test_real_images(shared_data: SharedData) -> None:
     paths = sorted((shared_data / "imagenet-600").rglob("*.JPEG"))[::12]
     assert paths
@@ -210,6 +222,7 @@ def test_rows_are_in_their_order_and_nothing_else_is_written() -> None:
         requests.want(wanted, wanted[:, 2:], np.tile([0, 0, 9, 11], (4, 1)), None, out[:, :, ::-1])
 
 
+@pytest.mark.slow
 def test_threads_have_an_engine_each() -> None:
     wrong: list[str] = []
     seen: list[Engine | None] = []
@@ -269,7 +282,7 @@ def test_only_the_segments_of_a_box_are_decoded(sampling: str) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150)
+@examples(150)
 def test_what_is_accepted_turbojpeg_accepts_with_the_same_pixels(choice: st.DataObject) -> None:
     """Files with some bytes changed. What the engine refuses and TurboJPEG does not goes to TurboJPEG; the other way
     round would hide damage."""
@@ -316,6 +329,7 @@ def fuzz(fuzzer: tuple[Path, list[Path]], count: int, seed: int) -> tuple[int, i
     return tried, accepted
 
 
+@pytest.mark.slow
 def test_sanitizers_find_nothing(fuzzer: tuple[Path, list[Path]]) -> None:
     tried, accepted = fuzz(fuzzer, 30_000, 1)
     assert tried >= 30_000

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore.images.engine import engine_problem, get_engine
@@ -18,6 +18,7 @@ from packstore.images.seekable.by_engine import rewrite_by_engine
 from packstore.images.seekable.transform import _by_program
 from tests.conftest import SharedData
 from tests.makers.engine_checks import good, noisy, refused_files, save, without
+from tests.makers.tiers import examples
 
 Need = Callable[[str, bool], None]
 
@@ -45,12 +46,14 @@ def test_the_bytes_are_those_of_jpegtran(choice: st.DataObject) -> None:
     assert rewrite_by_engine(data, interval) == _by_program(data, interval)
 
 
+@pytest.mark.slow
 def test_all_kinds() -> None:
     for name, (data, _) in good().items():
         for interval in (1, 7):
             assert rewrite_by_engine(data, interval) == _by_program(data, interval), name
 
 
+@pytest.mark.slow
 def test_real_images(shared_data: SharedData) -> None:
     paths = sorted((shared_data / "imagenet-600").rglob("*.JPEG"))[::25]
     assert paths
@@ -85,20 +88,19 @@ def variants() -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("name", variants())
-def test_metadata_stays_as_jpegtran_leaves_it(name: str) -> None:
-    data = variants()[name]
-    found = rewrite_by_engine(data, 2)
-    if name in ("EXIF before JFIF", "JFIF twice"):
-        assert found is None  # what libjpeg does then depends on more
-    else:
-        assert found == _by_program(data, 2)
+def test_metadata_stays_as_jpegtran_leaves_it() -> None:
+    for name, data in variants().items():
+        found = rewrite_by_engine(data, 2)
+        if name in ("EXIF before JFIF", "JFIF twice"):
+            assert found is None, name  # what libjpeg does then depends on more
+        else:
+            assert found == _by_program(data, 2), name
 
 
-@pytest.mark.parametrize("name", refused_files())
-def test_what_is_refused(name: str) -> None:
-    if name != "large coefficients":  # which are as good as others here
-        assert rewrite_by_engine(refused_files()[name], 3) is None
+def test_what_is_refused() -> None:
+    for name, data in refused_files().items():
+        if name != "large coefficients":  # which are as good as others here
+            assert rewrite_by_engine(data, 3) is None, name
 
 
 def test_intervals_that_there_are_not() -> None:
@@ -109,7 +111,7 @@ def test_intervals_that_there_are_not() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_damage_is_refused_or_jpegtran_makes_the_same_of_it(choice: st.DataObject) -> None:
     name = choice.draw(st.sampled_from([name for name in good() if name not in ("parts", "large index", "long codes")]))
     data = bytearray(good()[name][0])

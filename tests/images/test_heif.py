@@ -30,7 +30,6 @@ def test_the_header_has_the_size_of_the_pixels(make: object, width: int, height:
     assert get_decoder().decode(data).shape == (height, width, 3)
 
 
-@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("make", [heic, avif])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation(make: object, orientation: int) -> None:

@@ -208,6 +208,7 @@ def test_none_is_used_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> N
     assert load_region() is None
 
 
+@pytest.mark.slow
 def test_the_loader_uses_it_and_gives_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = tmp_path / "images"
     for number, (kind, sampling) in enumerate((k, s) for k in KINDS for s in USUAL):

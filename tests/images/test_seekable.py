@@ -76,7 +76,8 @@ def test_a_crop_has_the_pixels_of_the_whole(case: tuple[bytes, list[tuple[int, i
             np.testing.assert_array_equal(decoder.decode_crop(data, box), cut(whole, box))
 
 
-@pytest.mark.sampled(4, fast=1)
+@pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("sampling", SAMPLING_FACTORS)
 def test_every_small_box_is_spliced(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it lies; otherwise the tests above would compare whole images with themselves."""
@@ -176,7 +177,6 @@ def test_lengths_of_every_width(bits: int) -> None:
 # Rewriting.
 
 
-@pytest.mark.sampled(fast=20)
 @pytest.mark.parametrize("sampling", SAMPLING_FACTORS)
 @pytest.mark.parametrize("options", [(), ("-progressive",), ("-restart", "3B"), ("-optimize", "-quality", "97")])
 @pytest.mark.parametrize("size", [(1, 1), (7, 5), (61, 83), (120, 376)])
@@ -319,6 +319,7 @@ def test_the_library_refuses_what_the_program_refuses(library: str) -> None:
                 by(name, lambda d=damaged: transform(d, 1))  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_intervals_divide_rows_and_follow_the_price() -> None:
     for sampling in SAMPLING_FACTORS:
         whole = cjpeg(noisy(375, 500), sampling)

@@ -92,7 +92,6 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
             assert torch.equal(a, b)
 
 
-@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
 def test_batches_are_those_of_the_original_files(stores: Stores, name: str, suffix: str) -> None:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+from tests.makers import command
 
 SEED = int(os.environ.setdefault("PACKSTORE_TEST_SEED", str(random.SystemRandom().randrange(1 << 30))))
 """What a run draws its cases with. Workers of pytest-xdist inherit it, and so all draw the same."""
@@ -22,18 +26,34 @@ ORDERS = {"cuda": ("late", "ahead"), "device": ("late", "backwards", "ahead", 3)
 """Fixtures with an order of work of the simulated device as parameter: a run takes one of these."""
 
 SUITES = {
-    "test_shards_missing_extra_swapped_truncated": pytest.mark.sampled(fast=1),
+    "test_shards_missing_extra_swapped_truncated": pytest.mark.slow,
     "test_spawn": pytest.mark.slow,
     "test_open_reads_no_records_into_memory": pytest.mark.slow,
     "test_entries_are_listed_lazily_in_bounded_memory": pytest.mark.slow,
-    "test_any_flipped_byte_is_found_or_harmless": pytest.mark.sampled(fast=1),
+    "test_any_flipped_byte_is_found_or_harmless": pytest.mark.slow,
+    "test_bytes_follow_from_the_image_and_the_options_alone": pytest.mark.slow,
     "test_memory_while_writing": pytest.mark.slow,
     "test_manifest_of_a_megabyte": pytest.mark.slow,
-    "test_closed_while_others_read": pytest.mark.sampled(3, fast=1),
+    "test_closed_while_others_read": pytest.mark.sampled(3, fast=0),
     "test_plain_library_reads_it": pytest.mark.sampled(2, fast=0),
 }
 """Tests of the suites in ``packstore.testing``, which know nothing of our tiers; of others with ``records`` of several
 kinds two are in the fast tier."""
+
+
+def examples(count: int) -> settings:
+    """``count`` examples of Hypothesis in the default tier, and in the others as many more or fewer as they take."""
+    return settings(max_examples=max(1, count * settings().max_examples // 40))
+
+
+FAST_CASES, FAST_SECONDS = 4, 0.15
+"""Cases of one test that ``fast`` takes at most, and processor time of a test that should be marked ``slow``."""
+
+
+def processor_time() -> float:
+    """Seconds that this process, its children that have ended and the commands that it ran have used so far."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used) + command.seconds
 
 
 def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
@@ -41,11 +61,12 @@ def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
 
     A test marked ``sampled(n)`` runs ``n`` of its cases, drawn with ``seed``; the others become ``soak``. With
     ``per="suffix"`` it runs ``n`` for each value of that parameter (or parameters, separated by blanks), with
-    ``fast=m`` all but ``m`` of them become ``slow``.
+    ``fast=m`` ``m`` of those in the fast tier; the others become ``slow``, as do those beyond ``FAST_CASES`` of a test.
     """
     order = {name: random.Random(seed).choice(orders) for name, orders in ORDERS.items()}
     grids: defaultdict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
-    for item in items:
+    fast: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in sorted(items, key=lambda item: zlib.crc32(f"{seed} {item.nodeid}".encode())):
         params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
         if any(params.get(name) in orders and params[name] != order[name] for name, orders in ORDERS.items()):
             item.add_marker("soak")
@@ -53,16 +74,17 @@ def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
         suite = SUITES.get(item.name.partition("[")[0])
         if suite or "records" in params:
             item.add_marker(suite or pytest.mark.sampled(fast=2))
+        test = item.nodeid.partition("[")[0]
         if mark := item.get_closest_marker("sampled"):
-            values = (str(params[name]) for name in mark.kwargs.get("per", "").split())
-            grids[item.nodeid.partition("[")[0], *values].append(item)
-    for cases in grids.values():
-        cases.sort(key=lambda item: zlib.crc32(f"{seed} {item.nodeid}".encode()))
-        mark = cases[0].get_closest_marker("sampled")
-        assert mark is not None
-        count = mark.args[0] if mark.args else len(cases)
-        for place, item in enumerate(cases):
-            if place >= count:
+            group = grids[test, *(str(params[name]) for name in mark.kwargs.get("per", "").split())]
+            group.append(item)
+            if mark.args and len(group) > mark.args[0]:
                 item.add_marker("soak")
-            elif place >= mark.kwargs.get("fast", count):
+                continue
+            if len(group) > mark.kwargs.get("fast", FAST_CASES):
+                item.add_marker("slow")
+                continue
+        if item.get_closest_marker("soak") is item.get_closest_marker("slow") is None:
+            fast[test].append(item)
+            if len(fast[test]) > FAST_CASES:
                 item.add_marker("slow")

@@ -38,7 +38,6 @@ def left_in(directory: Path) -> list[str]:
     return sorted(p.name for p in directory.iterdir())
 
 
-@pytest.mark.sampled(fast=6)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_encoding_in_every_format_verifies_against_its_source(
@@ -81,7 +80,6 @@ def test_one_split_alone_keeps_the_class_numbers_of_all(folder: Path, tmp_path: 
         assert set(store.fixed("label").tolist()) == {1, 2}
 
 
-@pytest.mark.sampled(fast=9)
 @pytest.mark.parametrize("first", SUFFIXES)
 @pytest.mark.parametrize("second", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["original", "uint8", "bfloat16"])

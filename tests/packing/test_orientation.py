@@ -102,7 +102,6 @@ def test_skipped_images_do_not_count(photos: Path, tmp_path: Path) -> None:
     assert f"{ORIENTED - 1} with an EXIF orientation that is not applied" in repr(report)
 
 
-@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("encoding", ["original", "seekable", "jpeg", "uint8"])
 @pytest.mark.parametrize("size", [None, 32])
 def test_it_is_proven_against_its_source(encoding: str, size: int | None, photos: Path, tmp_path: Path) -> None:
@@ -123,6 +122,7 @@ def test_it_is_proven_against_its_source(encoding: str, size: int | None, photos
     assert sum(same) == kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["original", "seekable"])
 def test_from_store_to_store(encoding: str, photos: Path, tmp_path: Path) -> None:
     """Files that stay files keep the wish, and pixels made of them stand upright; all are proven right."""

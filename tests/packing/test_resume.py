@@ -6,8 +6,6 @@ import logging
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from packstore.stores.builder import publish
 from packstore.stores.builder import work_directory as work
 from packstore.stores.builder.journal import read_receipt
 from packstore.stores.builder.work_directory import RECEIPT, STORE, find_leftovers, runs_of, work_path
+from tests.makers.command import run as run_command
 from tests.makers.datasets import make_folder, write_image
 from tests.makers.stores import content
 
@@ -71,7 +70,8 @@ def reference(folder: Path, tmp_path: Path) -> Any:
     return convert
 
 
-@pytest.mark.sampled(5, per="suffix", fast=1)
+@pytest.mark.slow
+@pytest.mark.sampled(5, per="suffix")
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(
     "options",
@@ -260,7 +260,7 @@ def test_a_damaged_record_ends_what_is_taken_over(
     assert content(out) == expected
 
 
-@pytest.mark.sampled(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_damaged_shard_ends_what_is_taken_over(folder: Path, tmp_path: Path, suffix: str, reference: Any) -> None:
     out, options = tmp_path / f"out{suffix}", {"encoding": "original", "shard_size": 2000}
@@ -431,7 +431,6 @@ def test_leftovers_are_found_and_nothing_else(folder: Path, tmp_path: Path) -> N
     assert (tmp_path / ".other.lmdb.packstore" / "owner").exists()
 
 
-@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize(
     ("field", "value"),
     [("destination", r'"\ud800"'), ("pid", "1e999"), ("started", "1e999"), ("started", "NaN"), ("started", "1e300")],
@@ -444,8 +443,7 @@ def test_an_owner_that_packstore_cannot_have_written(folder: Path, tmp_path: Pat
     (tmp_path / ".a.h5.packstore" / "owner").write_text(f"{{{text}}}")
     cut_short(folder, tmp_path / "out.h5", 6)
     assert [found.path.name for found in find_leftovers(tmp_path)] == [".out.h5.packstore"]
-    command = [sys.executable, "-m", "packstore", "clean", "--yes", str(tmp_path)]
-    assert subprocess.run(command, check=False).returncode == 0
+    assert run_command("clean", "--yes", tmp_path).returncode == 0
     assert not (tmp_path / ".out.h5.packstore").exists()
     with pytest.raises(packstore.DestinationError, match="is in the way and holds what packstore did not write"):
         packstore.convert(folder, tmp_path / "a.h5")

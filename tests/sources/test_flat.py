@@ -315,6 +315,7 @@ def test_progress(folder: Path) -> None:
 WORD = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @given(rows=st.lists(st.tuples(WORD, WORD, st.sampled_from(["train", "test", "x"])), min_size=1, max_size=12))
 def test_what_the_csv_module_writes_is_read(
     rows: list[tuple[str, str, str]], tmp_path_factory: pytest.TempPathFactory

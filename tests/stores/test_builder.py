@@ -57,12 +57,13 @@ def renames(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 # Telling what is there
 
 
+@pytest.mark.slow
 def test_importing_loads_no_library() -> None:
     program = "import sys, packstore.stores; print([m for m in ('torch', 'h5py', 'lmdb', 'PIL') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
 
 
-@pytest.mark.sampled(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "loaded"), [(".lmdb", "['lmdb']"), (".h5", "[]"), (".pth", "[]")])
 def test_opening_loads_no_library_but_lmdbs_own(tmp_path: Path, suffix: str, loaded: str) -> None:
     write(tmp_path / f"x{suffix}", make_records())
@@ -258,7 +259,6 @@ def test_overwrite_by_all_ways(tmp_path: Path, suffix: str, renames: str) -> Non
         assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.sampled(fast=12)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("what", ["file", "directory", "link"])
@@ -404,7 +404,7 @@ def test_staging_is_hidden_and_recognisable(tmp_path: Path, suffix: str) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.sampled(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_killed(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"out{suffix}"
@@ -600,7 +600,6 @@ def test_one_dataset_digest_in_all_formats(tmp_path: Path) -> None:
 DISTURBED = "does not hold what was written"
 
 
-@pytest.mark.sampled(fast=6)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("shard_size", [None, 3000])
 @pytest.mark.parametrize("name", ["label", "key", "checksum", "keyhash"])
@@ -632,7 +631,7 @@ def test_disturbed_offsets_of_the_images(tmp_path: Path, suffix: str) -> None:
     assert listing(tmp_path) == set()
 
 
-@pytest.mark.sampled(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_no_file_takes_the_place_of_a_closed_standard_stream(tmp_path: Path, suffix: str) -> None:
     program = (
@@ -681,7 +680,7 @@ print(failed)
 """
 
 
-@pytest.mark.sampled(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("shard_size", [0, 20_000])
 @pytest.mark.parametrize(("suffix", "format"), [(".lmdb", "lmdb"), (".h5", "hdf5"), (".pth", "pth")])
 def test_writes_that_fail_anywhere_leave_nothing(tmp_path: Path, suffix: str, format: str, shard_size: int) -> None:
@@ -714,7 +713,8 @@ def test_discarding_what_was_never_made_says_nothing(
     assert caplog.text == ""
 
 
-@pytest.mark.sampled(4, fast=1)
+@pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shard_size", [None, 3000])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("environment", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])

@@ -62,7 +62,7 @@ def test_a_reader_keeps_what_it_has_opened_while_the_store_is_replaced(
         assert digests(new) != before
 
 
-@pytest.mark.sampled(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_shards_not_read_yet_are_kept_too(folder: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"out{suffix}"
@@ -80,6 +80,7 @@ def test_shards_not_read_yet_are_kept_too(folder: Path, tmp_path: Path, suffix: 
         assert digests(new) != before
 
 
+@pytest.mark.slow
 def test_a_shard_that_could_not_be_opened_is_never_taken_from_another_store(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.h5"
     packstore.convert(folder, out, encoding="original", shard_size=3000)
@@ -185,7 +186,7 @@ def test_many_processes_and_threads_read_the_same(folder: Path, tmp_path: Path) 
     assert [process.communicate()[0].splitlines() for process in running] == [expected] * 6
 
 
-@pytest.mark.sampled(fast=3)
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("shard_size", [None, 3000])
 @pytest.mark.parametrize("opened", [False, True])
@@ -264,6 +265,7 @@ def holding(folder: Path, tmp_path: Path) -> Any:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_the_second_converter_is_refused_and_the_first_ends_well(holding: Any, folder: Path, tmp_path: Path) -> None:
     who = f"is being written by process {holding.pid} on {socket.gethostname()}"
     for path in (tmp_path / "out.h5", Path(os.path.relpath(tmp_path / "out.h5"))):
@@ -280,6 +282,7 @@ def test_the_second_converter_is_refused_and_the_first_ends_well(holding: Any, f
     assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
 
 
+@pytest.mark.slow
 def test_what_a_dead_process_has_left_is_taken_over(holding: Any, folder: Path, tmp_path: Path) -> None:
     holding.send_signal(signal.SIGKILL)
     holding.wait()
@@ -394,7 +397,7 @@ def test_what_is_foreign_is_not_touched(folder: Path, tmp_path: Path, kind: str)
     assert tree(tmp_path) == before
 
 
-@pytest.mark.sampled(fast=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["n" * 252 + ".h5", "\u00e9" * 126 + ".h5", os.fsdecode(b"caf\xe9.h5"), "a\nb.h5", " .h5", "..h5"]
 )

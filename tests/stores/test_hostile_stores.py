@@ -222,7 +222,7 @@ LIES: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
-@pytest.mark.sampled(60, fast=20)
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("lie", LIES)
 def test_manifests_that_lie(lie: str, suffix: str, store: Callable[[str], Path]) -> None:
@@ -233,7 +233,6 @@ def test_manifests_that_lie(lie: str, suffix: str, store: Callable[[str], Path])
     survives(path)
 
 
-@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("lie", LIES)
 def test_manifests_of_shards_that_lie(lie: str, store: Callable[[str], Path]) -> None:
     path = store("sharded.h5")
@@ -332,7 +331,6 @@ except StoreError as error:
 # --- what lies in a directory -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(fast=6)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("what", ["pipe", "device", "directory", "another shard", "link to itself", "store of shards"])
 def test_shards_that_are_something_else(what: str, suffix: str, store: Callable[[str], Path]) -> None:
@@ -507,7 +505,6 @@ for path in sys.argv[1:]:
     assert in_child(code, store("original.h5"), store("sharded.h5")).split() == ["True"] * 2
 
 
-@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("count", [1, 100, 3_000])
 @pytest.mark.parametrize("columns", [0, 3, 60, 400])
 def test_manifests_and_columns_of_any_number(count: int, columns: int, tmp_path: Path) -> None:
@@ -721,7 +718,6 @@ def test_an_lmdb_with_duplicates_and_databases_in_it(tmp_path: Path) -> None:
             open_store(path)
 
 
-@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("field", [(0, 4), (4, 2), (6, 2), (8, 8), (16, 8), (24, 8), (32, 8), (40, 8)])
 @pytest.mark.parametrize("value", [0, 1, 2, 3, 33, 65_535, 2**31, 2**48, 2**63, 2**64 - 1])
 def test_lmdb_headers_that_lie(field: tuple[int, int], value: int, store: Callable[[str], Path]) -> None:
@@ -750,7 +746,6 @@ def test_an_lmdb_that_claims_more_entries_than_it_has_bytes(store: Callable[[str
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("name", ["uint8.h5", "sharded.h5"])
 @pytest.mark.parametrize(
     "shape", [(-1, -1, 3), (0, 0, 0), (2**31 - 1, 2**31 - 1, 3), (-4, -48, 3), (1, 1, 1), (40, 48, -3)]
@@ -784,7 +779,6 @@ OFFSETS = {
 }
 
 
-@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("column", ["image", "key"])
 @pytest.mark.parametrize("what", OFFSETS)

@@ -209,6 +209,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         with pytest.raises(StoreError, match="column 'label'"):
             open_store(path).column("label")
 
+    @pytest.mark.slow
     def test_damaged_sizes_of_named_values_never_reach_lmdb(self, path: Path) -> None:
         """LMDB believes a size, and touches all of it: a flip in one ended the process."""
         records = make_records()
@@ -229,7 +230,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
                     flip(file, position, mask)
             assert caught == 48
 
-    @pytest.mark.sampled(fast=1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("sizes", [[40], [5000], [0, 3000, 9000]])
     def test_records_of_a_damaged_tree_never_end_the_process(self, path: Path, sizes: list[int]) -> None:
         """A flip anywhere: a StoreError, the right bytes or (in a value) wrong ones, which its checksum finds."""
@@ -258,6 +259,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         assert refused > len(inner)
         assert_holds(open_store(path), records)
 
+    @pytest.mark.slow
     def test_records_missing_in_between(self, path: Path) -> None:
         records = make_records("ragged", 3000, sizes=[100] * 3000)
         write(path, records)

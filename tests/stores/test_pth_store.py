@@ -181,7 +181,6 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
         with pytest.raises(StoreError, match=name):
             open_store(path)
 
-    @pytest.mark.sampled(fast=10)
     @pytest.mark.parametrize(
         ("data", "message"),
         [

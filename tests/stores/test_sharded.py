@@ -130,6 +130,7 @@ def test_an_epoch_with_few_open_files(tmp_path: Path, suffix: str) -> None:
     assert done.stdout == "67 True\n"
 
 
+@pytest.mark.slow
 def test_every_changed_byte_in_the_table_is_found_and_nothing_is_lost(table: Path) -> None:
     path, total = table.parent, table.stat().st_size
     assert total == 7 * TABLE_ROW.itemsize

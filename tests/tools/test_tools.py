@@ -220,6 +220,7 @@ def test_a_failed_first_use_is_done_again(clone: Clone) -> None:
     assert clone.steps() == ["venv", PIP]
 
 
+@pytest.mark.slow
 def test_a_failed_update_keeps_the_environment(installed: Clone) -> None:
     (installed.venv / "mark").touch()
     (installed.root / "pyproject.toml").write_text("changed")
@@ -295,6 +296,7 @@ def test_an_environment_whose_python_is_gone_is_made_anew(installed: Clone) -> N
     assert installed.steps() == ["venv", PIP]
 
 
+@pytest.mark.slow
 def test_somebody_elses_environment_is_used_and_never_deleted(clone: Clone) -> None:
     clone.venv.mkdir()
     (clone.venv / "theirs").touch()
@@ -375,6 +377,7 @@ INSTALL = "install -y --no-install-recommends"
 BOTH = f"{INSTALL} libturbojpeg0 libjpeg-turbo-progs noninteractive"
 
 
+@pytest.mark.slow
 def test_root_installs_what_is_missing_once(clone: Clone, debian: Debian) -> None:
     (debian.installed / "libjpeg-turbo-progs").touch()
     err = clone.ok()

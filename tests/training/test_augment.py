@@ -181,6 +181,7 @@ def test_a_random_crop_reads_its_draws() -> None:
         assert torch.equal(found[i], padded[i, :, top[i] : top[i] + 8, left[i] : left[i] + 9])
 
 
+@pytest.mark.slow
 def test_crop_places_are_uniform() -> None:
     count = 20_000
     images = torch.arange(32, dtype=torch.uint8).expand(count, 3, 32, 32)  # each pixel says its column
@@ -685,7 +686,6 @@ CUDA_LISTS: list[list[Any]] = [
 ] + [[RandomHorizontalFlip(alternating=True), CenterCrop(20)], [RandomResizedCrop(24)], [Resize(20), CenterCrop(24)]]
 
 
-@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("ops", CUDA_LISTS, ids=repr)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_cuda_gives_what_the_cpu_gives(ops: list[Any], layout: Any, cuda: torch.device) -> None:

@@ -31,7 +31,6 @@ def loaders(path: Path, device: torch.device, **options: Any) -> tuple[PackedLoa
     return here, there
 
 
-@pytest.mark.sampled(fast=6)
 @pytest.mark.parametrize(
     ("name", "augment", "resident"),
     [

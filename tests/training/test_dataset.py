@@ -380,6 +380,7 @@ def test_cuda_that_is_not_there(pack: Pack) -> None:
         PackedDataset(pack("h5", "uint8"), "val", device="cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_closing_while_others_read_harms_nobody(pack: Pack, suffix: str) -> None:
     ds = PackedDataset(pack(suffix, "original"), "train")

@@ -60,7 +60,6 @@ def same(a: list[Any], b: list[Any]) -> bool:
     )
 
 
-@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("name", ["cifar.lmdb", "cifar.h5", "cifar.pth", "shards.h5", "floats.pth", "bfloats.h5"])
 @pytest.mark.parametrize("resident", [True, False])
 def test_in_order_it_gives_the_datasets_items(stores: Stores, name: str, resident: bool) -> None:
@@ -103,7 +102,6 @@ def test_threads_prefetch_and_batches_change_nothing(stores: Stores, name: str, 
     assert not same(all_batches(other), wanted)
 
 
-@pytest.mark.sampled(fast=8)
 @pytest.mark.parametrize(
     "augment", [FIXED, RAGGED, [CenterCrop(20), RandomHorizontalFlip(alternating=True)], [], FIXED[1:2]]
 )
@@ -290,6 +288,7 @@ def test_per_image_draws_for_each_image_reproducibly(stores: Stores) -> None:
         next(iter(PackedLoader(ds, 4, augment=[PerImage(lambda image: 1)])))  # type: ignore[arg-type,return-value]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cifar.lmdb", "files.lmdb"])
 def test_each_repetition_of_a_record_has_draws_of_its_own(stores: Stores, name: str) -> None:
     ds = PackedDataset(stores(name), "train", columns=("image", "key"))
@@ -387,7 +386,6 @@ def test_two_processes_of_torch_distributed(stores: Stores, tmp_path: Path) -> N
 # Resume -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("name", ["files.lmdb", "cifar.pth"])
 @pytest.mark.parametrize("resident", [False, "auto"])
 @pytest.mark.parametrize("stop", [0, 1, 3])
@@ -547,6 +545,7 @@ def test_nothing_holds_the_first_batch_back(stores: Stores, monkeypatch: pytest.
     assert len(begun) > 3
 
 
+@pytest.mark.slow
 def test_an_early_break_leaves_no_thread(stores: Stores) -> None:
     loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, augment=RAGGED, workers=3)
     for _ in range(5):

@@ -126,7 +126,6 @@ def test_jpeg_stores_are_upright_within_what_jpeg_loses(stores: Stores) -> None:
         assert np.abs(found.astype(int) - wanted).mean() < 8, dataset.keys[i]
 
 
-@pytest.mark.sampled(fast=8)
 @pytest.mark.parametrize("name", [*FILES, "uint8.h5"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_batches_equal_those_of_the_upright_images(name: str, recipe: str, stores: Stores, engine: None) -> None:
@@ -202,6 +201,7 @@ def test_the_dataset_overrides_what_the_store_wishes(photos: tuple[Path, Path], 
         assert torch.equal(one[0], two[0])
 
 
+@pytest.mark.slow
 def test_pixels_cannot_be_turned_any_more(photos: tuple[Path, Path], stores: Stores, tmp_path: Path) -> None:
     for name, wanted, words in (
         ("uint8.h5", False, "were turned when they were packed; pack it again without --exif-transpose"),

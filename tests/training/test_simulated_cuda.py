@@ -222,7 +222,7 @@ def test_what_enlarges_is_done_for_fewer_at_once(
     assert max(peaks) < 6 * a_chunk  # of 1,500 images of 96 x 96, resized in float32, it would be 150
 
 
-@pytest.mark.sampled(fast=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("each", ["batch", "chunk", "epoch"])
 @pytest.mark.parametrize("normalize", [None, "cifar10"])
@@ -471,7 +471,7 @@ def test_the_copy_stream_follows_the_consumer_only_where_it_must(root: Path, dev
     assert transport_to(torch.device("cuda")).device == HERE
 
 
-@pytest.mark.sampled(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x.lmdb", "x.pth"])
 def test_bench_on_the_device(root: Path, device: Simulation, name: str) -> None:
     report = bench(root / name, BenchOptions(seconds=0.01, batch_size=8, device="cuda:0", split="train", tries=False))

@@ -1,0 +1,63 @@
+"""How the cases of a test are shared out among the tiers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.makers.tiers import FAST_CASES, assign_tiers
+
+
+class Case:
+    """A collected test, as far as tiers look at it."""
+
+    def __init__(self, name: str, params: dict[str, Any], *marks: pytest.MarkDecorator) -> None:
+        self.name = self.nodeid = name
+        self.callspec = SimpleNamespace(params=params)
+        self.marks = list(marks)
+
+    def add_marker(self, mark: str | pytest.MarkDecorator) -> None:
+        self.marks.append(getattr(pytest.mark, mark) if isinstance(mark, str) else mark)
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next((mark.mark for mark in self.marks if mark.name == name), None)
+
+
+def tiers(*marks: pytest.MarkDecorator, seed: int = 1) -> dict[str, list[tuple[int, str]]]:
+    """The cases of a test of thirty, by tier."""
+    cases = [Case(f"t[{n}-{kind}]", {"n": n, "kind": kind}, *marks) for n in range(10) for kind in "abc"]
+    assign_tiers(cases, seed)  # type: ignore[arg-type]
+    found: dict[str, list[tuple[int, str]]] = {"fast": [], "slow": [], "soak": []}
+    for case in cases:
+        tier = next((tier for tier in ("soak", "slow") if case.get_closest_marker(tier)), "fast")
+        found[tier].append((case.callspec.params["n"], case.callspec.params["kind"]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("marks", "fast", "slow"),
+    [
+        ([], FAST_CASES, 30 - FAST_CASES),
+        ([pytest.mark.sampled(fast=2)], 2, 28),
+        ([pytest.mark.sampled(6)], FAST_CASES, 6 - FAST_CASES),
+        ([pytest.mark.sampled(2, per="kind")], FAST_CASES, 6 - FAST_CASES),
+        ([pytest.mark.sampled(2, per="kind", fast=1)], 3, 3),
+        ([pytest.mark.sampled(6, fast=0)], 0, 6),
+        ([pytest.mark.slow], 0, 30),
+        ([pytest.mark.slow, pytest.mark.sampled(7)], 0, 7),
+        ([pytest.mark.soak], 0, 0),
+    ],
+)
+def test_cases_are_in_one_tier_each(marks: list[pytest.MarkDecorator], fast: int, slow: int) -> None:
+    found = tiers(*marks)
+    assert {tier: len(cases) for tier, cases in found.items()} == {"fast": fast, "slow": slow, "soak": 30 - fast - slow}
+    assert tiers(*marks) == found
+
+
+def test_each_value_has_its_share_and_another_seed_takes_other_cases() -> None:
+    default = [tiers(pytest.mark.sampled(2, per="kind"), seed=seed) for seed in (1, 2)]
+    for found in default:
+        assert sorted(kind for _, kind in found["fast"] + found["slow"]) == ["a", "a", "b", "b", "c", "c"]
+    assert default[0] != default[1]
