@@ -6,24 +6,19 @@ import os
 import pty
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import packstore
 from packstore.cli.guide import fitted
+from tests.makers.command import COMMAND, run
 
-COMMAND = [sys.executable, "-m", "packstore", "guide"]
 PAGES = {path.stem: path for path in (Path(packstore.__file__).parent / "guide").glob("*.md")}
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
-
-
 def test_without_a_topic_it_lists_all_pages_with_their_summaries() -> None:
-    done = run()
+    done = run("guide")
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines() if line[0] != " "] == sorted(PAGES)
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -36,7 +31,7 @@ def test_without_a_topic_it_lists_all_pages_with_their_summaries() -> None:
 @pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("topic", PAGES)
 def test_a_page_is_printed_as_it_is(topic: str) -> None:
-    done = run(topic)
+    done = run("guide", topic)
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip("\n") == PAGES[topic].read_text("utf-8").rstrip("\n")
 
@@ -46,7 +41,7 @@ def test_a_terminal_gets_a_pager(tmp_path: Path) -> None:
     (tmp_path / "pager").chmod(0o755)
     master, slave = pty.openpty()
     done = subprocess.run(
-        [*COMMAND, "packing"],
+        [*COMMAND, "guide", "packing"],
         stdin=slave,
         stdout=slave,
         stderr=subprocess.PIPE,
@@ -86,8 +81,8 @@ def test_how_a_page_fits() -> None:
 
 
 def test_an_unknown_topic_is_wrong_usage_and_lists_the_pages() -> None:
-    done = run("cooking")
+    done = run("guide", "cooking")
     assert done.returncode == 2
     assert "Usage:" in done.stderr
     assert f"no page about 'cooking'; pages: {', '.join(sorted(PAGES))}" in done.stderr
-    assert run("../../README").returncode == 2
+    assert run("guide", "../../README").returncode == 2

@@ -128,6 +128,7 @@ def test_what_is_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert url_in("C:/images", "a:b", "/s3://x", "images", None, b"\xff:/", "s3://a folder of this name") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "expected"), [("2kB", 2000), (" 1 KiB", 1024), ("1.5k", 1500), (2000, 2000)])
 def test_shard_sizes_as_the_command_line_takes_them(
     folder: Path, tmp_path: Path, text: int | str, expected: int
@@ -152,6 +153,7 @@ def test_the_versions_are_one_line() -> None:
     assert version("packstore") == packstore.__version__
 
 
+@pytest.mark.slow
 def test_floating_point_says_what_uint8_would_save(tmp_path: Path) -> None:
     make_cifar10(tmp_path)
     said = {}
@@ -173,6 +175,7 @@ def palette_png(path: Path, seed: int) -> None:
     Image.fromarray(pixels(20, 20, seed)).quantize(8).save(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["original", "uint8"])
 def test_a_class_of_palette_png_may_be_masks(tmp_path: Path, encoding: str) -> None:
     for i in range(3):

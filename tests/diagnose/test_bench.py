@@ -239,6 +239,7 @@ def check_json(report: BenchReport) -> None:
     assert all(set(stage) == {"name", "one", "all", "note"} for stage in found["stages"])
 
 
+@pytest.mark.slow
 def test_other_operations_of_a_trial_are_told(tmp_path: Path) -> None:
     """Small files are cropped to 224 by the question, and their pixels of one size to that."""
     for number in range(6):

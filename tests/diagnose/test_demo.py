@@ -80,6 +80,7 @@ def test_the_pictures_differ(demo_folder: Path) -> None:
     assert len(seen) == len(images(demo_folder))
 
 
+@pytest.mark.slow
 def test_an_empty_directory_is_filled_and_stays_itself(tmp_path: Path) -> None:
     before = tmp_path.stat().st_ino
     make_demo(tmp_path, images_per_class=1)
@@ -87,6 +88,7 @@ def test_an_empty_directory_is_filled_and_stays_itself(tmp_path: Path) -> None:
     assert tmp_path.stat().st_ino == before
 
 
+@pytest.mark.slow
 def test_missing_parents_are_made(tmp_path: Path) -> None:
     make_demo(tmp_path / "a" / "b", images_per_class=1)
     assert len(images(tmp_path / "a" / "b")) == 9

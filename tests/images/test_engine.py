@@ -39,6 +39,7 @@ from tests.makers.engine_checks import (
     check_resizing,
     cut,
     good,
+    large,
     noisy,
     reference,
     run,
@@ -231,7 +232,7 @@ def test_threads_have_an_engine_each() -> None:
         engine = get_engine()
         assert engine is not None
         seen.append(engine)
-        for name, (data, image) in good().items():
+        for name, (data, image) in (good() | large()).items():
             if not np.array_equal(engine.decode(data, MAX_PIXELS), image):
                 wrong.append(name)
 
@@ -286,7 +287,7 @@ def test_only_the_segments_of_a_box_are_decoded(sampling: str) -> None:
 def test_what_is_accepted_turbojpeg_accepts_with_the_same_pixels(choice: st.DataObject) -> None:
     """Files with some bytes changed. What the engine refuses and TurboJPEG does not goes to TurboJPEG; the other way
     round would hide damage."""
-    name = choice.draw(st.sampled_from([name for name in good() if name not in ("parts", "large index", "long codes")]))
+    name = choice.draw(st.sampled_from(list(good())))
     data = bytearray(good()[name][0])
     for _ in range(choice.draw(st.integers(1, 3))):
         at = choice.draw(st.integers(2, len(data) - 1) | st.integers(2, min(700, len(data) - 1)))

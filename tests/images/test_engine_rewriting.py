@@ -17,7 +17,7 @@ from packstore.images.seekable import transform as transform_module
 from packstore.images.seekable.by_engine import rewrite_by_engine
 from packstore.images.seekable.transform import _by_program
 from tests.conftest import SharedData
-from tests.makers.engine_checks import good, noisy, refused_files, save, without
+from tests.makers.engine_checks import good, large, noisy, refused_files, save, without
 from tests.makers.tiers import examples
 
 Need = Callable[[str, bool], None]
@@ -48,7 +48,7 @@ def test_the_bytes_are_those_of_jpegtran(choice: st.DataObject) -> None:
 
 @pytest.mark.slow
 def test_all_kinds() -> None:
-    for name, (data, _) in good().items():
+    for name, (data, _) in (good() | large()).items():
         for interval in (1, 7):
             assert rewrite_by_engine(data, interval) == _by_program(data, interval), name
 
@@ -113,7 +113,7 @@ def test_intervals_that_there_are_not() -> None:
 @given(st.data())
 @examples(60)
 def test_damage_is_refused_or_jpegtran_makes_the_same_of_it(choice: st.DataObject) -> None:
-    name = choice.draw(st.sampled_from([name for name in good() if name not in ("parts", "large index", "long codes")]))
+    name = choice.draw(st.sampled_from(list(good())))
     data = bytearray(good()[name][0])
     for _ in range(choice.draw(st.integers(1, 3))):
         at = choice.draw(st.integers(2, len(data) - 1) | st.integers(2, min(700, len(data) - 1)))
@@ -123,8 +123,9 @@ def test_damage_is_refused_or_jpegtran_makes_the_same_of_it(choice: st.DataObjec
         assert found == _by_program(bytes(data), 3)
 
 
+@pytest.mark.slow
 def test_files_are_made_seekable_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [data for name, (data, _) in good().items() if "seekable" not in name and "rows" not in name]
+    files = [data for name, (data, _) in (good() | large()).items() if "seekable" not in name and "rows" not in name]
     by_engine = [made(data) for data in files]
     with monkeypatch.context() as patch:
         patch.setattr(transform_module, "rewrite_by_engine", lambda data, interval: None)

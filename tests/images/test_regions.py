@@ -76,6 +76,7 @@ def files(draw: st.DrawFn, samplings: tuple[str, ...], least: int) -> tuple[byte
     return file, height, width, sampling
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_pixels_are_those_of_the_whole_image(data: st.DataObject) -> None:
     file, height, width, sampling = data.draw(files(SAMPLINGS, 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import pickle
 from pathlib import Path
 
@@ -24,8 +26,15 @@ def pixels(height: int, width: int, seed: int) -> NDArray[np.uint8]:
 
 def write_image(path: Path, height: int, width: int, seed: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    options = {"quality": 92} if path.suffix.lower() in (".jpg", ".jpeg") else {}
-    Image.fromarray(pixels(height, width, seed)).save(path, **options)
+    path.write_bytes(_encoded(path.suffix.lower(), height, width, seed))
+
+
+@functools.cache
+def _encoded(suffix: str, height: int, width: int, seed: int) -> bytes:
+    options = {"quality": 92} if suffix in (".jpg", ".jpeg") else {}
+    out = io.BytesIO()
+    Image.fromarray(pixels(height, width, seed)).save(out, Image.registered_extensions()[suffix], **options)
+    return out.getvalue()
 
 
 def make_folder(

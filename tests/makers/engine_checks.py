@@ -112,7 +112,7 @@ def guarded(data: bytes) -> tuple[int, mmap.mmap]:
 
 @functools.cache
 def good() -> dict[str, tuple[bytes, NDArray[np.uint8]]]:
-    """Files of every kind that the engine takes, with their pixels."""
+    """Small files of every kind that the engine takes, with their pixels."""
     made: dict[str, bytes] = {}
     for number, sampling in enumerate(("gray", "444", "422", "420", "440")):
         made[sampling] = save(noisy(61, 83, number), sampling, quality=60 + 9 * number)
@@ -125,9 +125,17 @@ def good() -> dict[str, tuple[bytes, NDArray[np.uint8]]]:
         made[f"{sampling} narrow"] = save(noisy(20, 3, number), sampling)
         made[f"{sampling} low"] = save(noisy(3, 20, number), sampling)
     made["extremes"] = save(np.random.default_rng(1).choice([0, 255], (40, 40, 3)).astype(np.uint8), "444", quality=100)
-    made["long codes"] = save(noisy(300, 400, 9), "420", quality=100, optimize=True)
-    made["large index"] = add_index(save(noisy(520, 700, 4) // 9 * 9, "444", quality=99, restart_marker_blocks=1))
-    made["parts"] = add_index(save(pixels(1500, 3300, 3), "444", quality=30, restart_marker_blocks=1))
+    return {name: (data, reference(data)) for name, data in made.items()}
+
+
+@functools.cache
+def large() -> dict[str, tuple[bytes, NDArray[np.uint8]]]:
+    """The same of large files, which take seconds to make."""
+    made = {
+        "long codes": save(noisy(300, 400, 9), "420", quality=100, optimize=True),
+        "large index": add_index(save(noisy(520, 700, 4) // 9 * 9, "444", quality=99, restart_marker_blocks=1)),
+        "parts": add_index(save(pixels(1500, 3300, 3), "444", quality=30, restart_marker_blocks=1)),
+    }
     return {name: (data, reference(data)) for name, data in made.items()}
 
 
@@ -140,7 +148,7 @@ def some_boxes(height: int, width: int, seed: int, count: int) -> Iterator[Box]:
 
 
 def check_pixels(engine: Engine) -> None:
-    for name, (data, image) in good().items():
+    for name, (data, image) in (good() | large()).items():
         height, width = image.shape[:2]
         found = engine.decode(data, MAX_PIXELS)
         assert found is not None, name
@@ -180,7 +188,7 @@ def check_resizing(engine: Engine) -> None:
 def check_guard_pages(engine: Engine) -> None:
     """Neither behind the source nor behind the rows is anything read or written."""
     cases: list[tuple[bytes, tuple[int, int], Box, tuple[int, int]]] = []
-    for data, image in good().values():
+    for data, image in (good() | large()).values():
         height, width = image.shape[:2]
         cases.append((data, (0, 0), (0, 0, height, width), (height, width)))
         cases.append((data, (0, 0), (height // 2, width // 3, (height + 1) // 2, width // 2 + 1), (23, 29)))

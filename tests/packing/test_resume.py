@@ -123,6 +123,7 @@ def test_cut_short_again_and_again(folder: Path, tmp_path: Path, reference: Any)
     assert content(out) == expected
 
 
+@pytest.mark.slow
 def test_shards_are_taken_over_as_they_are(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.pth"
     run = cut_short(folder, out, 20, encoding="original", shard_size=2000)

@@ -567,6 +567,7 @@ def test_a_range_of_a_spool_is_a_column_of_its_own(
     assert listing(directory) == set()
 
 
+@pytest.mark.slow
 def test_columns_of_ones_own(tmp_path: Path) -> None:
     records = make_records("bfloat16")
     own = (Column("box", "fixed", "float32", (2, 2)), Column("note", "ragged", "uint8"), Column("n", "fixed", "int32"))
@@ -585,6 +586,7 @@ def test_columns_of_ones_own(tmp_path: Path) -> None:
         assert [bytes(n) for n in reader.ragged("note")] == notes
 
 
+@pytest.mark.slow
 def test_one_dataset_digest_in_all_formats(tmp_path: Path) -> None:
     records = make_records()
     digests = {write(tmp_path / f"x{suffix}", records).dataset_digest for suffix in SUFFIXES}

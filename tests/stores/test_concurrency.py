@@ -95,6 +95,7 @@ def test_a_shard_that_could_not_be_opened_is_never_taken_from_another_store(fold
             digests(old)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_replaced_while_it_is_opened(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

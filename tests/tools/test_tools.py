@@ -210,6 +210,7 @@ def test_a_change_of_what_it_depends_on_installs_again(installed: Clone, change:
     assert installed.steps() == []
 
 
+@pytest.mark.slow
 def test_a_failed_first_use_is_done_again(clone: Clone) -> None:
     (clone.fake / "fail").touch()
     _, err = clone.run(code=1)
@@ -429,6 +430,7 @@ def test_a_failure_is_told_and_goes_on(clone: Clone, debian: Debian) -> None:
     assert message in clone.ok()
 
 
+@pytest.mark.slow
 def test_a_missing_venv_module_is_installed(clone: Clone, debian: Debian) -> None:
     (clone.fake / "no-venv").touch()
     debian.apt('case "$*" in *-venv*) rm -f "$FAKE_DIR/no-venv";; esac')

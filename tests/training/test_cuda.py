@@ -156,6 +156,7 @@ def test_memory_on_the_device_is_flat(stores: Stores, cuda: torch.device, reside
     assert len(set(taken[1:])) == 1
 
 
+@pytest.mark.slow
 def test_resident_is_one_copy_on_the_device(stores: Stores, cuda: torch.device) -> None:
     ds = PackedDataset(stores("cifar.pth"), "train", device=cuda)
     before = torch.cuda.memory_allocated()
@@ -192,6 +193,7 @@ def test_prefetch(cuda: torch.device, ahead: int) -> None:
             assert torch.equal(numbers.cpu(), y)
 
 
+@pytest.mark.slow
 def test_manners(stores: Stores, cuda: torch.device) -> None:
     """Early ends, two at once, errors: no thread is left, and the device goes on working."""
     threads = threading.active_count()

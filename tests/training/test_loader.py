@@ -555,6 +555,7 @@ def test_an_early_break_leaves_no_thread(stores: Stores) -> None:
     assert loader_threads() == []
 
 
+@pytest.mark.slow
 def test_a_forgotten_iterator_leaves_no_thread(stores: Stores) -> None:
     loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, augment=RAGGED)
     iterator = iter(loader)
@@ -843,6 +844,7 @@ def test_a_process_ends_while_an_iterator_lives(stores: Stores) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "ending\n", "")
 
 
+@pytest.mark.slow
 def test_an_exception_in_the_consumer_ends_the_threads(stores: Stores) -> None:
     loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, augment=RAGGED)
 

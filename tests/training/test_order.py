@@ -50,6 +50,7 @@ def test_positions_stand_alone_and_torch_agrees(length: int, seed: int, epoch: i
     assert len(set(found.tolist())) == len(set(positions.tolist()))
 
 
+@pytest.mark.slow
 def test_the_longest() -> None:
     positions = np.linspace(0, MAX_LENGTH - 1, 100_000).astype(np.int64)
     for length in (MAX_LENGTH, MAX_LENGTH - 1, 2**30 + 1, 2**31 - 2**16 + 1):
@@ -103,6 +104,7 @@ def test_permutations_are_uniform(length: int) -> None:
         assert abs(np.corrcoef(first, second)[0, 1]) < 5.5 / np.sqrt(length)
 
 
+@pytest.mark.slow
 def test_small_permutations_all_come() -> None:
     seen = [tuple(whole(4, 3, e).tolist()) for e in range(4800)]
     counts = np.unique(seen, axis=0, return_counts=True)[1]

@@ -155,7 +155,7 @@ def test_the_host_never_waits(root: Path, device: Simulation, name: str, augment
     assert device.staged == []
 
 
-@pytest.mark.sampled(fast=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"shuffle": True, "indices": range(3, 1100)}, {}])
 @pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}])
 def test_the_order_of_a_resident_epoch_is_worked_out_there(
