@@ -24,13 +24,16 @@ class Registry:
         group: Its group of entry points: ``packstore.formats``.
     """
 
-    def __init__(self, what: str, group: str, built_in: dict[str, str]) -> None:
-        """``built_in`` maps each name to where its object lives: ``package.module:attribute``."""
+    def __init__(self, what: str, group: str, base: str, built_in: dict[str, str], *, classes: bool = False) -> None:
+        """``built_in`` maps each name to where its object lives, ``package.module:attribute``. Those of plug-ins are
+        objects of what lives at ``base``, or with ``classes`` subclasses of it."""
         self.what = what
         self.group = group
+        self._base, self._classes = base, classes
         self._places = built_in
         self._objects: dict[str, Any] = {}
         self._found: dict[str, EntryPoint] | None = None
+        self._broken: set[str] = set()
 
     def register(self, name: str, value: Any) -> None:
         """Adds ``value``, or replaces what had its name."""
@@ -46,8 +49,7 @@ class Registry:
         self.check(name)
         if name not in self._objects:
             if name in self._places:
-                module, _, attribute = self._places[name].partition(":")
-                self._objects[name] = getattr(import_module(module), attribute)
+                self._objects[name] = _object_at(self._places[name])
             else:
                 self._objects[name] = self._load(self._entry_points()[name])
         return self._objects[name]
@@ -66,8 +68,17 @@ class Registry:
         yield from (n for n in dict.fromkeys([*self._entry_points(), *self._objects]) if n not in self._places)
 
     def values(self) -> Iterator[Any]:
-        """All objects in the order of their names, each loaded when it is reached."""
-        return (self[name] for name in self)
+        """All objects in the order of their names, each loaded when it is reached. Leaves out plug-ins that cannot be
+        used, with a warning for each."""
+        for name in self:
+            if name not in self._broken:
+                try:
+                    value = self[name]
+                except UsageError as error:
+                    self._broken.add(name)
+                    _warn(f"{error}; going on without it")
+                else:
+                    yield value
 
     @property
     def built_in(self) -> tuple[str, ...]:
@@ -78,23 +89,63 @@ class Registry:
         if self._found is None:
             from importlib.metadata import entry_points  # 30 ms, which no help text needs
 
-            self._found = {point.name: point for point in entry_points(group=self.group)}
+            points = entry_points(group=self.group)
+            self._found = {point.name: point for point in points if point.name not in self._places}
+            for point in points:
+                if point.name in self._places:
+                    _warn(self._taken(point))
         return self._found
+
+    def examine(self) -> Iterator[tuple[str, str, str | None]]:
+        """Loads all plug-ins of entry points: the name of each, its distribution, and why it cannot be used."""
+        from importlib.metadata import entry_points
+
+        for point in entry_points(group=self.group):
+            problem = self._taken(point) if point.name in self._places else None
+            try:
+                self._load(point)
+            except UsageError as error:
+                problem = problem or str(error)
+            yield point.name, point.dist.name if point.dist is not None else "", problem
 
     def _load(self, point: EntryPoint) -> Any:
         try:
-            return point.load()
+            value = point.load()
         except Exception as error:
-            where = f" of {point.dist.name}" if point.dist is not None else ""
             raise UsageError(
-                f"the plug-in {point.name!r}{where} ({self.what}) does not load: {printable(str(error))}; mend or "
-                "uninstall it"
+                f"{self._shown(point)} does not load: {printable(str(error))}; mend or uninstall it"
             ) from error
+        base = _object_at(self._base)
+        if not (isinstance(value, type) and issubclass(value, base) if self._classes else isinstance(value, base)):
+            expected = f"{'a subclass' if self._classes else 'an object'} of {self._base.replace(':', '.')}"
+            raise UsageError(
+                f"{self._shown(point)} is {printable(repr(value))} and should be {expected}; mend or uninstall it"
+            )
+        return value
+
+    def _taken(self, point: EntryPoint) -> str:
+        return f"{self._shown(point)} is not used: packstore has its own of that name; rename or uninstall it"
+
+    def _shown(self, point: EntryPoint) -> str:
+        of = f" of {point.dist.name}" if point.dist is not None else ""
+        return f"the plug-in {printable(point.name)!r}{of} ({self.what})"
+
+
+def _object_at(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _warn(message: str) -> None:
+    import logging  # which no help text needs
+
+    logging.getLogger(__name__).warning("%s", message)
 
 
 FORMATS = Registry(
     "format",
     "packstore.formats",
+    "packstore.stores.format:Format",
     {
         "lmdb": "packstore.stores.lmdb:FORMAT",
         "hdf5": "packstore.stores.hdf5:FORMAT",
@@ -106,6 +157,7 @@ FORMATS = Registry(
 SOURCES = Registry(
     "kind of source",
     "packstore.sources",
+    "packstore.sources.base:Kind",
     {
         "store": "packstore.sources.store:KIND",
         "cifar10": "packstore.sources.cifar:CIFAR10",
@@ -119,6 +171,7 @@ SOURCES = Registry(
 ENCODINGS = Registry(
     "encoding",
     "packstore.encodings",
+    "packstore.images.encode.base:Encoding",
     {
         "original": "packstore.images.encode.original:Original",
         "seekable": "packstore.images.encode.seekable:Seekable",
@@ -128,5 +181,6 @@ ENCODINGS = Registry(
         "bfloat16": "packstore.images.encode.floats:BFloat16",
         "float32": "packstore.images.encode.floats:Float32",
     },
+    classes=True,
 )
 """What an image column holds: classes of :class:`packstore.images.encode.base.Encoding`."""

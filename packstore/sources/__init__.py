@@ -71,10 +71,10 @@ def open_source(
 
 def kind_of(path: Path) -> Kind | None:
     """The kind that is certain of ``path``, annotated or not, without a store; None where it is no source."""
-    for name in SOURCES:
-        kind: Kind = SOURCES[name]
+    kind: Kind
+    for kind in SOURCES.values():
         try:
-            if name != "store" and kind.recognise(path, SourceOptions()) >= Certainty.PARTIAL:
+            if kind.name != "store" and kind.recognise(path, SourceOptions()) >= Certainty.PARTIAL:
                 return kind
         except SourceError:
             return kind  # it is sure that the path is meant for it
@@ -84,8 +84,8 @@ def kind_of(path: Path) -> Kind | None:
 def _recognise(path: Path, options: SourceOptions) -> Kind:
     """The first kind that is most certain of ``path``. Raises :class:`AmbiguousSourceError` for a partial one."""
     best, so_far = None, Certainty.NO
-    for name in SOURCES:  # plug-ins come last, and are not even looked for where a built-in kind is certain
-        kind: Kind = SOURCES[name]
+    kind: Kind
+    for kind in SOURCES.values():  # plug-ins come last, and are not even looked for where a built-in kind is certain
         if options.labels is not None and not kind.takes_labels:
             continue
         certainty = kind.recognise(path, options)
@@ -94,7 +94,7 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         if certainty > so_far:
             best, so_far = kind, certainty
     if best is None:
-        raise unrecognised(path, [SOURCES[name] for name in SOURCES])
+        raise unrecognised(path, list(SOURCES.values()))
     if so_far is Certainty.PARTIAL:
         raise annotated(path, best.name)
     return best

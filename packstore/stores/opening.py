@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from packstore.core.errors import MissingStoreError, StoreError, printable
@@ -61,11 +62,9 @@ def _file_format(path: Path, start: bytes) -> Format | None:
 def directory_format(path: Path) -> Format | None:
     """The format of the unsharded store that the directory ``path`` is, or None."""
     # Not the plug-ins where it is sharded: looking for those takes 30 ms.
-    for name in FORMATS.built_in if (path / MANIFEST_FILE).is_file() else FORMATS:
-        format: Format = FORMATS[name]
-        if format.recognises(path, b""):
-            return format
-    return None
+    sharded = (path / MANIFEST_FILE).is_file()
+    formats: Iterable[Format] = (FORMATS[name] for name in FORMATS.built_in) if sharded else FORMATS.values()
+    return next((format for format in formats if format.recognises(path, b"")), None)
 
 
 def _recognise_directory(path: Path) -> Format | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore import __version__
+from packstore.core.errors import printable
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.diagnose.doctor import machine
 from packstore.diagnose.doctor.facts import Fact
@@ -87,9 +88,11 @@ def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCa
         Fact("versions", "system", platform.platform()),
     ]
     names = [library.module for library in LIBRARIES]
-    found = dict(zip([*names, "cuda"], _probe_all([*names, "cuda"]), strict=True))
+    names += ["cuda", "plug-ins"]
+    found = dict(zip(names, _probe_all(names), strict=True))
     found["decoders"] = _probe("decoders")  # by itself, since it is timed
     facts += [_library(library, found[library.module]) for library in LIBRARIES]
+    facts += _plug_ins(found["plug-ins"])
     progress(Progress("machine", 1, 3, 0))
     facts += decoder_facts(found["decoders"])
     facts += _gpu(found["cuda"], found["torch"])
@@ -115,6 +118,16 @@ def _library(library: Library, found: dict[str, Any]) -> Fact:
         return Fact("versions", library.name, None, text, problem)
     problem = f"it is installed and does not work: {found['error']}; {library.install}"
     return Fact("versions", library.name, None, "broken", problem)
+
+
+def _plug_ins(found: dict[str, Any]) -> list[Fact]:
+    """One fact for each plug-in; none where there are none."""
+    if "error" in found:
+        return [Fact("plug-ins", "all", None, "unknown: they do not load", found["error"])]
+    return [
+        Fact("plug-ins", f"{plug['what']} {printable(plug['name'])}", plug["distribution"], problem=plug["problem"])
+        for plug in found["found"]
+    ]
 
 
 def _gpu(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import PackstoreError, printable
+from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 
 Answer = dict[str, Any]
 
@@ -26,7 +27,7 @@ _DISTRIBUTIONS = {"PIL": "pillow", "turbojpeg": "PyTurboJPEG", "cv2": "opencv-py
 
 
 def probe(name: str) -> Answer:
-    """The answer for a module, or for ``"decoders"`` or ``"cuda"``. Never raises."""
+    """The answer for a module, or for ``"decoders"``, ``"cuda"`` or ``"plug-ins"``. Never raises."""
     try:
         special = _SPECIAL.get(name)
         return special() if special is not None else _library(name)
@@ -209,4 +210,14 @@ def _driver() -> str | None:
     return done.stdout.strip().partition("\n")[0] or None
 
 
-_SPECIAL: dict[str, Callable[[], Answer]] = {"decoders": _decoders, "cuda": _cuda}
+def _plug_ins() -> Answer:
+    return {
+        "found": [
+            {"what": registry.what, "name": name, "distribution": distribution, "problem": problem}
+            for registry in (FORMATS, SOURCES, ENCODINGS)
+            for name, distribution, problem in registry.examine()
+        ]
+    }
+
+
+_SPECIAL: dict[str, Callable[[], Answer]] = {"decoders": _decoders, "cuda": _cuda, "plug-ins": _plug_ins}
