@@ -96,8 +96,8 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     """Pack SOURCE into a new store at DEST.
 
     SOURCE is a folder of class folders (root/class/…, or root/{train,val,test}/class/…), a folder of
-    images with or without --labels, CIFAR-10 or CIFAR-100 as downloaded (python, binary, .tar.gz), or a
-    store. The suffix of DEST chooses the format: .lmdb, .h5, .hdf5, .pth or .pt. DEST appears when it is
+    images with or without --labels, an archive of either (.zip, .tar, .tar.gz …), CIFAR-10 or CIFAR-100 as
+    downloaded, or a store. The suffix of DEST chooses the format: .lmdb, .h5, .hdf5, .pth or .pt. DEST appears when it is
     complete. To go on after an interrupted run, give the same command again.
 
     \b
@@ -106,6 +106,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
       packstore convert imagenet/ s.lmdb --encoding seekable    faster to crop
       packstore convert imagenet/ small.lmdb --encoding jpeg --resize 256
       packstore convert imagenet/ i224.h5 --encoding uint8 --size 224
+      packstore convert ILSVRC2012_img_train.tar train.lmdb     read without unpacking
       packstore convert cifar-10-python.tar.gz cifar.pth        float16
       packstore convert photos/ photos.lmdb --labels labels.csv --on-error skip
       packstore convert imagenet.lmdb imagenet.h5               another format

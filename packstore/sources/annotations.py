@@ -14,9 +14,10 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, printable
+from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
-from packstore.sources.tree import Tree, open_tree
+from packstore.sources.tree import Tree
 
 _TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst")
 _OPAQUE = (".mat", ".parquet", ".arrow", ".feather")

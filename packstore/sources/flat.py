@@ -10,6 +10,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.annotations import find_annotations
+from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, rounded_size, stamp_of
 from packstore.sources.folder import FolderSource
 from packstore.sources.labels import LabelsFile, LabelsSummary, Row, number_of, split_name
@@ -21,7 +22,6 @@ from packstore.sources.listing import (
     no_images,
     reason_for,
 )
-from packstore.sources.tree import open_tree
 
 _REPORT_EVERY = 5000
 _IN_SUBFOLDERS = "images in subfolders"

@@ -7,10 +7,10 @@ from pathlib import Path
 from packstore.core.errors import SampleError, printable
 from packstore.images.sniff import max_file_bytes
 from packstore.images.unread import UNREAD_SUFFIXES, unread_reason
+from packstore.sources.archives import open_tree
 from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.sources.listing import CYCLE, IMAGE_SUFFIXES, IS_CYCLE
 from packstore.sources.refusals import not_a_folder
-from packstore.sources.tree import open_tree
 
 _IMAGE_SUFFIXES = frozenset(IMAGE_SUFFIXES)
 

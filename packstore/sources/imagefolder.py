@@ -17,6 +17,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.annotations import find_annotations
+from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Entry, Kind, SourceOptions, Survey, rounded_size
 from packstore.sources.folder import FolderSource
 from packstore.sources.listing import (
@@ -28,7 +29,6 @@ from packstore.sources.listing import (
     no_images,
 )
 from packstore.sources.splits import find_splits
-from packstore.sources.tree import open_tree
 
 _KEPT_FILES = 250_000  # about 25 MB of names; listing as many again takes 0.6 s
 

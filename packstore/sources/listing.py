@@ -91,14 +91,11 @@ def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
             with os.scandir(descriptor) as entries:
                 for entry in entries:
                     name = entry.name
-                    folder = _is_directory(entry)
-                    if name[0] == ".":
-                        passed.append(name)
-                    elif not folder and name.lower().endswith(_SAMPLES):
-                        images.append(name)
-                    elif folder and name.lower() not in SYSTEM_NAMES:
-                        directories.append(name)
-                    elif not folder and _is_image(name, descriptor):
+                    if _is_directory(entry):
+                        (passed if is_passed_over(name) else directories).append(name)
+                        continue
+                    image = is_image_name(name)
+                    if image or (image is None and _is_image(name, descriptor)):
                         images.append(name)
                     else:
                         passed.append(name)
@@ -108,9 +105,7 @@ def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
             os.close(descriptor)
     except OSError as error:
         raise _unlistable(path, error) from None
-    if ignored is not None:
-        for name in passed:
-            _count(ignored, name)
+    count_passed_over(passed, ignored)
     return Listing((found.st_dev, found.st_ino), images, sizes, modified, changed, directories)
 
 
@@ -121,11 +116,21 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+def is_passed_over(name: str) -> bool:
+    """Whether a file or directory is hidden, or one that an operating system leaves."""
+    return name[0] == "." or name.lower() in SYSTEM_NAMES
+
+
+def is_image_name(name: str) -> bool | None:
+    """Whether a file is an image by its name; None where its first bytes have to tell."""
+    lower = name.lower()
+    if lower.endswith(_SAMPLES):
+        return name[0] != "."
+    return False if is_passed_over(name) or lower.endswith(_OTHERS) else None
+
+
 def _is_image(name: str, descriptor: int) -> bool:
     """Whether a file in an open directory is an image by its first bytes: none is lost because of its name."""
-    lower = name.lower()
-    if lower.endswith(_OTHERS) or lower in SYSTEM_NAMES:
-        return False
     try:
         file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
         try:
@@ -172,11 +177,15 @@ def reason_for(name: str) -> str:
     return f"not images (.{printable(suffix.lower())})" if named else "not images (no extension)"
 
 
-def _count(ignored: Counter[str], name: str) -> None:
-    reason = reason_for(name)
-    if reason not in ignored and len(ignored) >= _MAX_REASONS:  # numbered suffixes must not fill memory
-        reason = "not images (other)"
-    ignored[reason] += 1
+def count_passed_over(names: list[str], ignored: Counter[str] | None) -> None:
+    """Counts ``names`` in ``ignored``, by reason."""
+    if ignored is None:
+        return
+    for name in names:
+        reason = reason_for(name)
+        if reason not in ignored and len(ignored) >= _MAX_REASONS:  # numbered suffixes must not fill memory
+            reason = "not images (other)"
+        ignored[reason] += 1
 
 
 NO_SOURCE = "give a folder of images (.jpg, .png …), CIFAR, or a packstore store"

@@ -246,8 +246,3 @@ def _identity(path: Path) -> Identity:
     except OSError as error:
         raise SourceError(f"{printable(str(path))} cannot be reached: {error.strerror or error}") from None
     return found.st_dev, found.st_ino
-
-
-def open_tree(path: Path) -> Tree | None:
-    """The tree at ``path``: a folder's, or an archive's; None for any other file."""
-    return FolderTree(path) if path.is_dir() else None

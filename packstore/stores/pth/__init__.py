@@ -35,6 +35,12 @@ class Pth(Format):
 
         return PthWriter(path, image)
 
+    def recognises(self, path: Path, start: bytes) -> bool:
+        """A zip is one by its suffix, or by its first entry: torch writes ``NAME/data.pkl`` or ``NAME/data/0``."""
+        name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
+        torchs = name.partition(b"/")[2].startswith((b"data.pkl", b"data/"))
+        return start.startswith(self.magic) and (torchs or path.suffix.lower() in self.suffixes)
+
     def read_manifest(self, path: Path) -> Manifest:
         from packstore.stores.pth.store import read_manifest
 

@@ -1,0 +1,46 @@
+"""Archives of folders, read without unpacking: zip, and tar with or without compression, see :mod:`.tree`.
+
+A file is an archive by its first bytes, whatever its name. Only a compressed tar has to be decompressed as a whole,
+once, into a temporary file without a name: it has no index, and its files lie in any order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from packstore.core.errors import SourceError, printable
+from packstore.sources.archives.index import Index
+from packstore.sources.archives.tar import is_tar, read_tar
+from packstore.sources.archives.tree import ArchiveTree
+from packstore.sources.archives.zip import is_zip, read_zip
+from packstore.sources.tree import FolderTree, Tree
+
+_START = 512
+
+
+def open_tree(path: Path) -> Tree | None:
+    """The tree at ``path``: a folder's, or an archive's; None for any other file.
+
+    Raises :class:`SourceError` for an archive that is damaged, encrypted, or needs a library that is not installed."""
+    if path.is_dir():
+        return FolderTree(path)
+    if not path.is_file():
+        return None
+    try:
+        found = path.stat()
+        with path.open("rb") as file:
+            start = file.read(_START)
+    except OSError as error:
+        raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
+    if not is_zip(start) and not is_tar(start):
+        return None
+    key = (str(path.absolute()), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    index = _INDEXES.get(key)
+    if index is None:
+        index = _INDEXES[key] = read_zip(path) if is_zip(start) else read_tar(path)
+    return ArchiveTree(path.absolute(), index)
+
+
+_INDEXES: WeakValueDictionary[tuple[str, int, int, int], Index] = WeakValueDictionary()
+"""Those of trees that are in use: each kind of source asks for the tree of a path."""

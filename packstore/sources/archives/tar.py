@@ -1,0 +1,162 @@
+"""Tar archives (POSIX.1-2017, pax; GNU), by :mod:`tarfile`; tars in a tar are the folders of their names.
+
+ImageNet's ``ILSVRC2012_img_train.tar`` is one tar of a thousand, one a class.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import importlib
+import lzma
+import os
+import posixpath
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.files import beyond_standard_streams
+from packstore.sources.archives.index import NOWHERE, Index, IndexBuilder, Member, OpenFile
+
+_MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+"""First bytes of compressed files (RFC 1952; bzip2; xz 1.2; RFC 8878)."""
+_STEP = 1 << 20
+_ROOM = 1 << 28
+"""Bytes that stay free in the folder for temporary files."""
+_BOMB_BYTES, _BOMB_RATIO = 1 << 30, 200
+"""A tar that becomes larger than this, and so many times as large as it is compressed, holds no images."""
+_FAULTS = (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, RecursionError, lzma.LZMAError, zlib.error)
+
+
+def is_tar(start: bytes) -> bool:
+    """Whether a file that begins like this may be a tar: by the magic of its first header, or by its compression."""
+    return start[257:262] == b"ustar" or _compression(start) is not None
+
+
+def read_tar(path: Path) -> Index:
+    """The index of a tar. Raises :class:`SourceError`."""
+    name = printable(str(path))
+    with path.open("rb") as file:
+        kind = _compression(file.read(8))
+        if kind is None:
+            return _index(file, name)
+    with _decompressed(path, kind, name) as spooled:
+        return _index(spooled, name, OpenFile(os.dup(spooled.fileno())))
+
+
+def _compression(start: bytes) -> str | None:
+    return next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
+
+
+def _index(file: IO[bytes], name: str, data: OpenFile | None = None) -> Index:
+    builder = IndexBuilder()
+    try:
+        for member in _members(file):
+            _add(builder, file, member)
+    except _FAULTS as error:
+        raise SourceError(f"{name} is no tar that can be read, or it is damaged: {printable(str(error))}") from None
+    except SourceError as error:
+        raise SourceError(f"{name}: {error}") from None
+    return builder.index(data)
+
+
+def _members(file: IO[bytes], start: int = 0) -> Iterator[tarfile.TarInfo]:
+    file.seek(start)
+    with tarfile.open(fileobj=file, mode="r:", errorlevel=2, encoding="utf-8", errors="surrogateescape") as archive:
+        while (member := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined] # it would keep them all
+            yield member
+        _refuse_cut(file, archive.offset)
+
+
+def _refuse_cut(file: IO[bytes], end: int) -> None:
+    """Raises :class:`tarfile.ReadError` where the archive ends without the block of zeros that ends one."""
+    file.seek(end - tarfile.BLOCKSIZE if end >= tarfile.BLOCKSIZE else 0)
+    if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        file.seek(end)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("it is cut off")
+
+
+def _add(builder: IndexBuilder, file: IO[bytes], member: tarfile.TarInfo, folder: str = "") -> None:
+    name = folder + member.name
+    modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
+    if member.issparse():
+        builder.add(name, Member(0, NOWHERE, 0))
+    elif member.isreg():
+        if not folder and name.endswith(".tar"):
+            position = file.tell()
+            for inner in _members(file, member.offset_data):
+                if inner.offset_data + inner.size > member.offset_data + member.size:
+                    raise tarfile.ReadError(f"{name} ends within {inner.name}")
+                _add(builder, file, inner, name[:-4] + "/")
+            file.seek(position)
+            return
+        builder.add(name, Member(member.size, member.offset_data, member.size, modified_ns=modified))
+    elif member.islnk():
+        builder.link(name, folder + member.linkname)
+    elif member.issym():
+        builder.link(name, posixpath.normpath(posixpath.join(posixpath.dirname(name), member.linkname)))
+    elif not member.isdir():
+        builder.add(name, Member(0, NOWHERE, 0))  # a pipe, a device
+
+
+def _decompressed(path: Path, kind: str, name: str) -> IO[bytes]:
+    """The decompressed archive, in a temporary file without a name."""
+    folder = tempfile.gettempdir()
+    with beyond_standard_streams():
+        spooled = cast("IO[bytes]", tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the index keeps it open
+    total, compressed = 0, path.stat().st_size
+    try:
+        with path.open("rb") as file, _decompressor(file, kind, name) as stream:
+            while data := stream.read(_STEP):
+                total += len(data)
+                if total > _BOMB_BYTES and total > _BOMB_RATIO * compressed:
+                    raise SourceError(f"{name} is {_BOMB_RATIO} times as large when it is decompressed: it is refused")
+                if not total & (_ROOM - 1) and shutil.disk_usage(folder).free < _ROOM:
+                    raise OSError(28, os.strerror(28))
+                spooled.write(data)
+        spooled.flush()
+    except OSError as error:
+        spooled.close()
+        if error.errno is None:  # what gzip raises for damage
+            raise SourceError(f"{name} is damaged: {printable(str(error))}") from None
+        raise SourceError(
+            f"{name} is decompressed into {printable(folder)}, and after {total / 1e6:,.0f} MB: "
+            f"{error.strerror}; name a folder with more room in the environment variable TMPDIR, or unpack the archive"
+        ) from None
+    except BaseException as error:
+        spooled.close()
+        if isinstance(error, (*_FAULTS, _zstd_error())):
+            raise SourceError(f"{name} is damaged: {printable(str(error))}") from None
+        raise
+    return spooled
+
+
+def _decompressor(file: IO[bytes], kind: str, name: str) -> Any:
+    if kind == "gz":
+        return gzip.GzipFile(fileobj=file)
+    if kind == "bz2":
+        return bz2.BZ2File(file)
+    if kind == "xz":
+        return lzma.LZMAFile(file)
+    try:
+        zstandard = importlib.import_module("zstandard")
+    except ImportError:
+        raise SourceError(
+            f"{name} is compressed by Zstandard: pip install 'packstore[zstd]', or unpack it with tar --zstd -xf"
+        ) from None
+    return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+
+
+def _zstd_error() -> type[BaseException]:
+    try:
+        error: type[BaseException] = importlib.import_module("zstandard").ZstdError
+    except ImportError:
+        return EOFError
+    return error

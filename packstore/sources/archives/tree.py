@@ -1,0 +1,165 @@
+"""An archive as a tree of files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from packstore.core.errors import SampleError
+from packstore.core.files import beyond_standard_streams
+from packstore.images.sniff import begins_like_image
+from packstore.sources.archives.index import NOWHERE, Index, OpenFile
+from packstore.sources.archives.zip import DEFLATED, LOCAL, STORED, inflate
+from packstore.sources.base import stamp_of
+from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_image_name, is_passed_over
+from packstore.sources.tree import Found, Tree
+
+_START = 16
+_READ_STEP = 1 << 30
+
+
+class ArchiveTree(Tree):
+    """The files of an archive. A folder that is alone at the top, as most archives have one, is its root.
+
+    What is no plain file (a link that leads nowhere or out of the archive, a device) is a sample that cannot be read.
+    """
+
+    def __init__(self, path: Path, index: Index) -> None:
+        self.root = str(path)
+        self._path = path
+        self._index = index
+        self._top = self._find_top()
+        self._lock = threading.Lock()
+        self._file: OpenFile | None = index.file
+
+    def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
+        table = self._index.table
+        passed: list[str] = []
+        images: list[str] = []
+        numbers: list[int] = []
+        directories: list[str] = []
+        place = self._inside(directory)
+        for raw, number in self._index.children(place):
+            name = raw.decode("utf-8", "surrogateescape")
+            if number is None:
+                (passed if is_passed_over(name) else directories).append(name)
+                continue
+            sample = is_image_name(name)
+            if sample or (sample is None and begins_like_image(self._start(number, _START))):
+                images.append(name)
+                numbers.append(number)
+            else:
+                passed.append(name)
+        count_passed_over(passed, ignored)
+        order = sorted(range(len(images)), key=images.__getitem__)  # not the order of their bytes where one is no UTF-8
+        rows = table[[numbers[i] for i in order]] if numbers else table[:0]
+        sizes = [NO_FILE if where == NOWHERE else size for size, where in rows[:, :2].tolist()]
+        modified = rows[:, 5].tolist()
+        first = hash(place)  # a directory of an archive has no identity but its path
+        return Listing((-1, first), [images[i] for i in order], sizes, modified, [0] * len(order), directories)
+
+    def names(self, directory: str) -> Iterator[tuple[str, bool]]:
+        for raw, number in self._index.children(self._inside(directory)):
+            yield raw.decode("utf-8", "surrogateescape"), number is None
+
+    def stat(self, file: str) -> Found:
+        place = self._inside(file)
+        number = self._index.find(place)
+        if number is None:
+            if next(self._index.children(place), None) is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            return Found(NO_FILE, is_directory=True)
+        member = self._index.member(number)
+        return Found(NO_FILE if member.place == NOWHERE else member.size, member.modified_ns)
+
+    def start(self, file: str, size: int) -> bytes:
+        number = self._index.find(self._inside(file))
+        return b"" if number is None else self._start(number, size)
+
+    def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
+        number = self._index.find(self._inside(key))
+        if number is None:
+            raise SampleError(key, "is not in the archive: it has changed")
+        if size_bytes > max_bytes:
+            raise SampleError(
+                key, f"has {size_bytes} bytes, more than the {max_bytes} that an image within max_pixels can have"
+            )
+        try:
+            data = self._content(number, size_bytes)
+        except (OSError, ValueError, zlib.error) as error:
+            raise SampleError(key, f"cannot be read out of the archive: {error}") from None
+        member = self._index.member(number)
+        if len(data) != size_bytes:
+            raise SampleError(key, f"has {len(data)} bytes in the archive, whose directory says {size_bytes}")
+        if member.check and zlib.crc32(data) != member.check:
+            raise SampleError(key, f"is damaged: CRC-32 {zlib.crc32(data):08x}, expected {member.check:08x}")
+        return data
+
+    def stamp(self) -> str:
+        return stamp_of([self._path])
+
+    def close(self) -> None:
+        self._file = self._index.file
+
+    def _find_top(self) -> bytes:
+        top = b""
+        while True:
+            inside = [*islice((child for child in self._index.children(top) if not _hidden(child[0])), 2)]
+            if len(inside) != 1 or inside[0][1] is not None:
+                return top
+            top = top + b"/" + inside[0][0] if top else inside[0][0]
+
+    def _inside(self, path: str) -> bytes:
+        raw = path.encode("utf-8", "surrogateescape")
+        return self._top + b"/" + raw if self._top and raw else self._top or raw
+
+    def _start(self, number: int, size: int) -> bytes:
+        try:
+            return self._content(number, size)
+        except (OSError, ValueError, zlib.error):
+            return b""
+
+    def _content(self, number: int, size: int) -> bytes:
+        """The first ``size`` bytes of a file, and one more where it has more than it should."""
+        member = self._index.member(number)
+        if member.place == NOWHERE:
+            raise ValueError("it is no plain file there")
+        if not self._index.zipped:
+            return self._pread(min(size, member.size), member.place)
+        header = self._pread(LOCAL.size, member.place)
+        magic, *_, name_size, extra_size = LOCAL.unpack(header.ljust(LOCAL.size, b"\0"))
+        if magic != b"PK\x03\x04":
+            raise ValueError(f"there is no file at byte {member.place}")
+        place = member.place + LOCAL.size + name_size + extra_size
+        if member.method == STORED:
+            return self._pread(min(size, member.stored), place)
+        if member.method != DEFLATED:
+            raise ValueError(f"it is compressed by method {member.method}: unpack the archive, and give the folder")
+        return inflate(self._pread(member.stored, place), size)
+
+    def _pread(self, size: int, place: int) -> bytes:
+        parts, file = [], self._open()
+        while size > 0:
+            part = os.pread(file.descriptor, min(size, _READ_STEP), place)
+            if not part:
+                break
+            parts.append(part)
+            size, place = size - len(part), place + len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _open(self) -> OpenFile:
+        file = self._file
+        if file is None:
+            with self._lock, beyond_standard_streams():
+                file = self._file = self._file or OpenFile(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
+        return file
+
+
+def _hidden(raw: bytes) -> bool:
+    return is_passed_over(raw.decode("utf-8", "surrogateescape"))

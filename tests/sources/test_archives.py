@@ -1,0 +1,334 @@
+"""Archives: what they hold is what the folder held, whatever kind they are; and archives of strangers."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import importlib
+import io
+import lzma
+import random
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packstore import PackstoreError, convert, verify
+from packstore.core.errors import SampleError, SourceError
+from packstore.sources import Entry, open_source
+from packstore.sources.archives import open_tree
+from packstore.sources.archives.index import plain_name
+from packstore.testing import SourceSuite
+from tests.conftest import SharedData
+from tests.makers.images import tiny
+
+FILES = {
+    **{f"train/{label}/{n}.png": tiny(10 * n + len(label)) for label in ("cat", "dog bär") for n in range(3)},
+    **{f"val/{label}/{n}.png": tiny(100 + 10 * n + len(label)) for label in ("cat", "dog bär") for n in range(2)},
+    "README.md": b"text",
+    "__MACOSX/._x.png": b"no image",
+    ".DS_Store": b"nothing",
+}
+
+
+def tar(files: dict[str, bytes], prefix: str = "", **options: Any) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", **options) as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(prefix + name)
+            member.size, member.mtime = len(data), 1_700_000_000
+            archive.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
+def zipped(files: dict[str, bytes], prefix: str = "", method: int = zipfile.ZIP_STORED) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(prefix + name, (2020, 1, 1, 0, 0, 0)), data, method)
+    return out.getvalue()
+
+
+def zstd(data: bytes) -> bytes:
+    compressed: bytes = importlib.import_module("zstandard").ZstdCompressor().compress(data)
+    return compressed
+
+
+def tar_of_tars(files: dict[str, bytes]) -> bytes:
+    """Each class of the training images a tar in a tar, as ILSVRC2012_img_train.tar."""
+    classes: dict[str, dict[str, bytes]] = {}
+    for name, data in files.items():
+        label, _, file = name.rpartition("/")
+        classes.setdefault(label, {})[file] = data
+    return tar({f"{label}.tar": tar(inside) for label, inside in classes.items()})
+
+
+KINDS: dict[str, Callable[[dict[str, bytes]], bytes]] = {
+    "tar": tar,
+    "tar with ./": lambda files: tar(files, "./"),
+    "tar, GNU": lambda files: tar(files, format=tarfile.GNU_FORMAT),
+    "tar, ustar": lambda files: tar(files, format=tarfile.USTAR_FORMAT),
+    "tar with a folder": lambda files: tar(files, "imagenet/set/"),
+    "tar, last first": lambda files: tar(dict(reversed(files.items()))),
+    "tar.gz": lambda files: gzip.compress(tar(files)),
+    "tar.gz of two parts": lambda files: gzip.compress(tar(files)[:5000]) + gzip.compress(tar(files)[5000:]),
+    "tar.bz2": lambda files: bz2.compress(tar(files)),
+    "tar.xz": lambda files: lzma.compress(tar(files)),
+    "tar.zst": lambda files: zstd(tar(files)),
+    "zip": zipped,
+    "zip, deflated": lambda files: zipped(files, method=zipfile.ZIP_DEFLATED),
+    "zip with a folder": lambda files: zipped(files, "set/"),
+    "zip behind other bytes": lambda files: b"PK\x03\x04" + zipped(files)[4:],
+}
+
+
+def unpacked(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+class _Archive(SourceSuite):
+    """An image folder in an archive."""
+
+    kind = "imagefolder"
+    write: ClassVar[Callable[[dict[str, bytes]], bytes]]
+    bytes_per_sample = 200
+
+    def make(self, folder: Path, samples: int) -> Path:
+        names = [
+            f"{('train', 'val', 'train')[n % 3]}/{n // 3 % 4 + n // 400 * 4}/{n}\udcff.png" for n in range(samples)
+        ]
+        path = folder / "set.archive"
+        path.write_bytes(type(self).write({name: tiny(n) for n, name in enumerate(names)}))
+        return path
+
+    def change(self, path: Path) -> None:
+        path.write_bytes(path.read_bytes())
+
+
+class TestTar(_Archive):
+    write = staticmethod(tar)
+
+
+class TestCompressedTar(_Archive):
+    write = staticmethod(lambda files: gzip.compress(tar(files), 1))
+
+
+class TestZip(_Archive):
+    write = staticmethod(lambda files: zipped({n.replace("\udcff", "ä"): data for n, data in files.items()}))
+    undecodable_keys = False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_archive_is_its_folder(kind: str, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    archive.write_bytes(KINDS[kind](FILES))
+    folder = unpacked(tmp_path / "folder", FILES)
+    expected = convert(folder, tmp_path / "folder.h5").manifest
+    manifest = convert(archive, tmp_path / "archive.h5").manifest
+    assert manifest.dataset_digest == expected.dataset_digest
+    assert manifest.origin.kind == "imagefolder"
+    assert manifest.origin.ignored == expected.origin.ignored
+    assert verify(tmp_path / "folder.h5", against=archive).problems == ()
+    assert verify(tmp_path / "archive.h5", against=folder).problems == ()
+
+
+def test_tars_in_a_tar_are_folders(tmp_path: Path) -> None:
+    files = {name.removeprefix("train/"): data for name, data in FILES.items() if name.startswith("train/")}
+    (tmp_path / "train.tar").write_bytes(tar_of_tars(files))
+    expected = convert(unpacked(tmp_path / "train", files), tmp_path / "folder.h5").manifest
+    manifest = convert(tmp_path / "train.tar", tmp_path / "archive.h5").manifest
+    assert manifest.classes == ("cat", "dog bär")
+    assert manifest.dataset_digest == expected.dataset_digest
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_images_alone_and_a_labels_file(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "photos"
+    path.write_bytes(KINDS[kind]({f"photos/{n}.png": tiny(n) for n in range(4)}))
+    with closing(open_source(path)) as source:
+        assert source.kind == "flat"
+        assert [entry.key for entry in source.entries()] == [f"{n}.png" for n in range(4)]
+    (tmp_path / "labels.csv").write_text("file,label\n2.png,a\n0.png,b\n")
+    with closing(open_source(path, labels=tmp_path / "labels.csv")) as source:
+        assert [(entry.key, entry.labels) for entry in source.entries()] == [("2.png", (0,)), ("0.png", (1,))]
+    (tmp_path / "labels.csv").write_text("file,label\n9.png,a\n")
+    with (
+        closing(open_source(path, labels=tmp_path / "labels.csv")) as source,
+        pytest.raises(SourceError, match=r"9\.png"),
+    ):
+        source.survey()
+
+
+def test_annotations_in_an_archive_are_a_question(tmp_path: Path) -> None:
+    files = {f"images/{n}.png": tiny(n) for n in range(4)} | {f"masks/{n}.png": tiny(9 + n) for n in range(4)}
+    (tmp_path / "a.zip").write_bytes(zipped(files))
+    with pytest.raises(PackstoreError, match="masks has files of the same names as images"):
+        open_source(tmp_path / "a.zip")
+
+
+def test_an_image_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    for kind, make in KINDS.items():
+        (tmp_path / "a").write_bytes(make({"a/x.png": tiny(1), "b/y.dat": tiny(2), "b/z.png": tiny(3)}))
+        with closing(open_source(tmp_path / "a")) as source:
+            bad = [entry for entry in source.entries() if entry.key.endswith(".dat")]
+            assert len(bad) == 1, kind
+            with pytest.raises(SampleError, match="by its first bytes"):
+                source.read(bad[0])
+
+
+def test_links_in_a_tar(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        member = tarfile.TarInfo("a/x.png")
+        member.size = len(tiny(1))
+        archive.addfile(member, io.BytesIO(tiny(1)))
+        targets = {
+            "a/hard.png": (tarfile.LNKTYPE, "a/x.png"),
+            "b/soft.png": (tarfile.SYMTYPE, "../a/x.png"),
+            "b/chain.png": (tarfile.SYMTYPE, "soft.png"),
+            "b/out.png": (tarfile.SYMTYPE, "../../etc/passwd"),
+            "b/absolute.png": (tarfile.SYMTYPE, "/etc/passwd"),
+            "b/loop.png": (tarfile.SYMTYPE, "loop.png"),
+            "b/fifo.png": (tarfile.FIFOTYPE, ""),
+        }
+        for name, (kind, target) in targets.items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, target
+            archive.addfile(member)
+    (tmp_path / "a.tar").write_bytes(out.getvalue())
+    read, bad = [], []
+    with closing(open_source(tmp_path / "a.tar", kind="imagefolder")) as source:
+        for entry in source.entries():
+            try:
+                data = source.read(entry)
+            except SampleError:
+                bad.append(entry.key)
+                continue
+            assert data == tiny(1)
+            read.append(entry.key)
+    assert read == ["a/hard.png", "a/x.png", "b/chain.png", "b/soft.png"]
+    assert bad == ["b/absolute.png", "b/fifo.png", "b/loop.png", "b/out.png"]
+
+
+@pytest.mark.parametrize("name", ["../x.png", "a/../../x.png", "a/.."])
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_names_that_lead_out_are_refused(kind: str, name: str, tmp_path: Path) -> None:
+    assert plain_name(name) is None
+    (tmp_path / "a").write_bytes(KINDS[kind]({"a/x.png": tiny(0), name: tiny(1)}))
+    with pytest.raises(SourceError, match="leads out of the archive"):
+        open_source(tmp_path / "a")
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "tar.xz", "tar.bz2", "tar.zst", "zip"])
+@pytest.mark.parametrize("keep", [0.3, 0.7, 0.97])
+def test_an_archive_that_is_cut_off(kind: str, keep: float, tmp_path: Path) -> None:
+    data = KINDS[kind](FILES)
+    (tmp_path / "a").write_bytes(data[: int(keep * len(data.rstrip(b"\0") if kind == "tar" else data))])
+    with pytest.raises(SourceError) as caught:
+        open_source(tmp_path / "a")
+    assert str(tmp_path / "a") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_zip_that_is_encrypted_or_holds_a_name_twice(tmp_path: Path) -> None:
+    data = bytearray(zipped({"a/x.png": tiny(1), "b/y.png": tiny(2)}))
+    at = data.rfind(b"PK\x01\x02")
+    data[at + 8] |= 1
+    (tmp_path / "a.zip").write_bytes(data)
+    with pytest.raises(SourceError, match=r"y\.png is encrypted"):
+        open_source(tmp_path / "a.zip")
+    twice = zipped({"a/x.png": tiny(1), "a/y.png": tiny(2)}).replace(b"a/y.png", b"a/x.png")
+    (tmp_path / "b.zip").write_bytes(twice)
+    with pytest.raises(SourceError, match="twice"):
+        open_source(tmp_path / "b.zip")
+
+
+def test_every_changed_byte_of_an_image_in_a_zip_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    data = zipped({"a/x.png": tiny(1), "b/y.png": tiny(2)})
+    start = data.index(tiny(2))
+    for offset in range(len(tiny(2))):
+        changed = bytearray(data)
+        changed[start + offset] ^= 4
+        path.write_bytes(changed)
+        with closing(open_source(path)) as source:
+            entry = list(source.entries())[1]
+            with pytest.raises(SampleError, match="CRC-32"):
+                source.read(entry)
+
+
+def test_a_bomb_in_a_zip_is_not_inflated(tmp_path: Path) -> None:
+    data = zipped({"a/x.png": tiny(1), "b/y.png": bytes(50_000_000)}, method=zipfile.ZIP_DEFLATED)
+    sizes = struct.pack("<L", 50_000_000)
+    (tmp_path / "a.zip").write_bytes(data.replace(sizes, struct.pack("<L", 1000)))
+    with closing(open_source(tmp_path / "a.zip")) as source, pytest.raises(SampleError, match="1001 bytes"):
+        source.read(list(source.entries())[1])
+
+
+def test_a_compressed_tar_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar(FILES)))
+    if not Path("/dev/full").exists():
+        pytest.skip("/dev/full stands for a full disk")
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: open("/dev/full", "w+b", 0))  # noqa: PTH123, SIM115
+    with pytest.raises(SourceError, match="TMPDIR"):
+        open_source(tmp_path / "a.tar.gz")
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip, deflated", "tar.gz"])
+@given(seed=st.integers(0, 2**32), changes=st.integers(1, 4))
+def test_damaged_archives_are_errors_or_bad_samples(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, seed: int, changes: int
+) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "a"
+    data, draw = bytearray(KINDS[kind](FILES)), random.Random(seed)
+    for _ in range(changes):
+        data[draw.randrange(len(data))] = draw.choice([0, 255, draw.randrange(256)])
+    path.write_bytes(data)
+    said = ""
+    try:
+        tree = open_tree(path)
+        if tree is None:
+            return
+        with closing(tree):
+            for directory, listing in tree.walk("", ()):
+                for name, size in zip(listing.images, listing.sizes, strict=True):
+                    key = f"{directory}/{name}" if directory else name
+                    with suppress(SampleError):
+                        assert len(tree.read(key, max(size, 0), 0, 10**6)) == size
+    except SourceError as error:
+        said = str(error)
+    assert said.isprintable()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
+def test_real_images(kind: str, shared_data: SharedData, tmp_path: Path) -> None:
+    folder = shared_data / "imagenet-600"
+    files = {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+    (tmp_path / "a").write_bytes(KINDS[kind](files))
+    expected = convert(folder, tmp_path / "folder.lmdb").manifest
+    assert convert(tmp_path / "a", tmp_path / "archive.lmdb").manifest.dataset_digest == expected.dataset_digest
+    assert (tmp_path / "a").stat().st_size > 60_000_000
+
+
+def test_an_entry_of_a_changed_archive(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    path.write_bytes(zipped({"a/x.png": tiny(1), "b/y.png": tiny(2)}))
+    with closing(open_source(path)) as source:
+        entry: Entry = list(source.entries())[1]
+        stamp = source.stamp()
+    path.write_bytes(zipped({"a/x.png": tiny(1), "b/z.png": tiny(2)}))
+    with closing(open_source(path)) as source:
+        assert source.stamp() != stamp
+        with pytest.raises(SampleError, match="it has changed"):
+            source.read(entry)
