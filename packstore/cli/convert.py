@@ -97,8 +97,8 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
 
     SOURCE is a folder of class folders (root/class/…, or root/{train,val,test}/class/…), a folder of
     images with or without --labels, an archive of either (.zip, .tar, .tar.gz …), CIFAR-10 or CIFAR-100 as
-    downloaded, or a store. The suffix of DEST chooses the format: .lmdb, .h5, .hdf5, .pth or .pt. DEST appears when it is
-    complete. To go on after an interrupted run, give the same command again.
+    downloaded, or a store. The suffix of DEST chooses the format: .lmdb, .h5, .hdf5, .pth or .pt. DEST
+    appears when it is complete. To go on after an interrupted run, give the same command again.
 
     \b
     Examples:

@@ -14,7 +14,7 @@ from packstore.core.files import refuse_urls
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import annotated
-from packstore.sources.archives import open_tree
+from packstore.sources.archives import kept_indexes
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.refusals import unrecognised
 
@@ -60,17 +60,15 @@ def open_source(
         place.stat()
     except (OSError, ValueError) as error:
         raise SourceError(_unreachable(place, error)) from None
-    tree = open_tree(place)  # while it is there, every kind gets the same index of an archive
-    if named is None:
-        try:
-            named = _recognise(place, options)
-        except AmbiguousSourceError:
-            if packed_as is None or packed_as not in SOURCES:
-                raise
-            named, options = SOURCES[packed_as], replace(options, named=True)
-    source = named.open(place, options)
-    del tree
-    return source
+    with kept_indexes():
+        if named is None:
+            try:
+                named = _recognise(place, options)
+            except AmbiguousSourceError:
+                if packed_as is None or packed_as not in SOURCES:
+                    raise
+                named, options = SOURCES[packed_as], replace(options, named=True)
+        return named.open(place, options)
 
 
 def kind_of(path: Path) -> Kind | None:

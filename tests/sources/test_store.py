@@ -220,8 +220,8 @@ def test_many_records_come_in_order(tmp_path: Path) -> None:
 def test_what_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"not LMDB")
     (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n and nothing more")
-    (tmp_path / "x.zip").write_bytes(b"PK\x03\x04 and nothing more")
-    for path in (tmp_path, tmp_path / "x.h5", tmp_path / "x.zip"):
+    (tmp_path / "x.pth").write_bytes(b"PK\x03\x04 and nothing more")
+    for path in (tmp_path, tmp_path / "x.h5", tmp_path / "x.pth"):
         with pytest.raises(StoreError):
             open_source(path)
     (tmp_path / "text").write_text("text")

@@ -6,6 +6,9 @@ once, into a temporary file without a name: it has no index, and its files lie i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -39,8 +42,22 @@ def open_tree(path: Path) -> Tree | None:
     index = _INDEXES.get(key)
     if index is None:
         index = _INDEXES[key] = read_zip(path) if is_zip(start) else read_tar(path)
+    kept = _kept.get()
+    if kept is not None:
+        kept.append(index)
     return ArchiveTree(path.absolute(), index)
 
 
+@contextmanager
+def kept_indexes() -> Iterator[None]:
+    """Keeps what is indexed meanwhile: each kind of source asks for the tree of a path, one after the other."""
+    token = _kept.set([])
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
 _INDEXES: WeakValueDictionary[tuple[str, int, int, int], Index] = WeakValueDictionary()
-"""Those of trees that are in use: each kind of source asks for the tree of a path."""
+"""Those of trees that are in use."""
+_kept: ContextVar[list[Index] | None] = ContextVar("kept indexes", default=None)

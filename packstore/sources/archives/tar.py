@@ -30,7 +30,17 @@ _ROOM = 1 << 28
 """Bytes that stay free in the folder for temporary files."""
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 200
 """A tar that becomes larger than this, and so many times as large as it is compressed, holds no images."""
-_FAULTS = (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, RecursionError, lzma.LZMAError, zlib.error)
+_FAULTS = (
+    tarfile.TarError,
+    EOFError,
+    OSError,
+    ValueError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    lzma.LZMAError,
+    zlib.error,
+)
 
 
 def is_tar(start: bytes) -> bool:
