@@ -31,15 +31,8 @@ _ROOM = 1 << 28
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 200
 """A tar that becomes larger than this, and so many times as large as it is compressed, holds no images."""
 _FAULTS = (
-    tarfile.TarError,
-    EOFError,
-    OSError,
-    ValueError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    lzma.LZMAError,
-    zlib.error,
+    *(tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError),
+    *(OverflowError, MemoryError, RecursionError),  # numbers in headers that nothing can have
 )
 
 
