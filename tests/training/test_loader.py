@@ -255,7 +255,7 @@ def test_torchvisions_random_operations_need_per_image(stores: Stores, name: str
         with pytest.raises(UsageError, match=f"torchvision's {name} would treat the whole batch alike; use .*PerImage"):
             PackedLoader(ds, 4, augment=augment)
     two = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity())
-    assert len(PackedLoader(ds, 4, augment=two).options.augment) == 2  # type: ignore[arg-type]
+    assert len(PackedLoader(ds, 4, augment=two).options.augment) == 2
     plain = _torchvisions(
         "Compose", transforms=[_torchvisions("CenterCrop"), _torchvisions("GaussianBlur", sigma=(1, 1))]
     )

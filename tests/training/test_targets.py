@@ -25,7 +25,7 @@ from packstore.training.augment import (
     Resize,
 )
 from packstore.training.augment.base import Crops
-from packstore.training.augment.operations import apply_operations, plan_operations, split_operations
+from packstore.training.augment.operations import apply_operations
 from packstore.training.augment.targets import (
     Move,
     Placement,
@@ -261,23 +261,6 @@ def test_any_coordinates_beside_padding(tv: Any, height: int, width: int, seed: 
     boxes, _ = place_boxes(placement, one.boxes, rows)
     assert np.abs(boxes - expected["boxes"].numpy()).max() <= 2.0**-17
     assert np.abs(place_points(placement, one.points, rows) - expected["points"].numpy()).max() <= 2.0**-17
-
-
-@pytest.mark.parametrize("ops", LISTS, ids=lambda ops: " ".join(type(op).__name__ for op in ops))
-def test_what_is_planned_while_decoding_need_not_be_planned_again(ops: list[Any]) -> None:
-    records = [record(64 - n, 40 + n, n, step=1 / 16) for n in range(9)]
-    sizes, draws = np.array([one.size for one in records]), Draws(1, 2, np.arange(50, 59))
-    planned, _ = split_operations(ops, flip=True)
-    crops = plan_operations(planned, sizes, draws) if planned else None
-    whole = plan_targets(sizes, ops, draws)
-    parts = plan_targets(sizes, ops, draws, crops, len(planned))
-    assert np.array_equal(whole.sizes, parts.sizes)
-    boxes, points = (np.concatenate([getattr(one, name) for one in records]) for name in ("boxes", "points"))
-    rows = np.repeat(np.arange(9), 7)
-    assert np.array_equal(place_boxes(whole, boxes, rows)[0], place_boxes(parts, boxes, rows)[0])
-    assert np.array_equal(place_points(whole, points, rows), place_points(parts, points, rows))
-    for row, one in enumerate(records):
-        assert np.array_equal(place_mask(whole, row, one.mask, 255), place_mask(parts, row, one.mask, 255))
 
 
 @pytest.mark.parametrize("ops", LISTS, ids=lambda ops: " ".join(type(op).__name__ for op in ops))

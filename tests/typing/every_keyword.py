@@ -180,6 +180,12 @@ def load() -> float:
         min_area=4.0,
         min_visible=0.25,
     )
+    singles = (
+        PackedLoader(dataset, augment=RandomCrop(32)),
+        PackedLoader(dataset, augment=torch.nn.Sequential(torch.nn.Identity())),
+        PackedLoader(dataset, augment=doubled),
+    )
+    print(*singles)
     try:
         ahead = packstore.prefetch(
             iterable=loader, device="cpu", normalize=([0.5] * 3, [0.2] * 3), dtype=torch.float16, ahead=2

@@ -62,7 +62,7 @@ class Resize(GeometricOperation):
         return self.size, max(1, int(self.size * width / height))
 
     def composes(self, before: Sequence[GeometricOperation]) -> bool:
-        return not before
+        return all(op.mirrors for op in before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
         box = whole_pixels(crops, "Resize")
@@ -76,7 +76,7 @@ class Resize(GeometricOperation):
             size = join([where(upright, tall, shorter), where(upright, shorter, wide)]).clip(1)
         else:
             size = join([height * 0 + self.size[0], height * 0 + self.size[1]])
-        return Crops(box, size, join([size * 0, size]))
+        return Crops(box, size, join([size * 0, size]), crops.flip)
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,9 @@ class CenterCrop(GeometricOperation):
         return crop_composes(self._pair, before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
-        window = crops.window
         rows, columns = self._pair
-        top = window[:, 0] + centre(window[:, 2], rows)
-        left = window[:, 1] + centre(window[:, 3], columns)
-        return with_window(crops, top, left, self._pair, draws)
+        top, left = centre(crops.window[:, 2], rows), centre(crops.window[:, 3], columns)
+        return with_window(crops, top, left, self._pair)
 
     @property
     def _pair(self) -> Size:
@@ -229,9 +227,9 @@ class RandomCrop(GeometricOperation):
                 "of "
                 f"{rows}x{columns}; put a Resize before it"
             )
-        top = window[:, 0] + draws.integers(window[:, 2] + 2 * padding - rows + 1, 0) - padding
-        left = window[:, 1] + draws.integers(window[:, 3] + 2 * padding - columns + 1, 1) - padding
-        return with_window(crops, top, left, self._pair, draws)
+        top = draws.integers(window[:, 2] + 2 * padding - rows + 1, 0) - padding
+        left = draws.integers(window[:, 3] + 2 * padding - columns + 1, 1) - padding
+        return with_window(crops, top, left, self._pair)
 
     @property
     def _pair(self) -> Size:
@@ -274,7 +272,7 @@ class RandomResizedCrop(GeometricOperation):
         return self._pair
 
     def composes(self, before: Sequence[GeometricOperation]) -> bool:
-        return not before
+        return all(op.mirrors for op in before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
         """As :meth:`GeometricOperation.plan`; the arithmetic is that of torchvision's ``get_params``, in float64.
@@ -299,8 +297,8 @@ class RandomResizedCrop(GeometricOperation):
         top = where(fit, draws.integers(height - rows + 1, 2 * _ATTEMPTS), top)
         left = where(fit, draws.integers(width - columns + 1, 2 * _ATTEMPTS + 1), left)
         size = join([height * 0 + self._pair[0], width * 0 + self._pair[1]])
-        found = join([box[:, 0] + top, box[:, 1] + left, rows, columns])
-        return Crops(found, size, join([size * 0, size]))
+        found = join([box[:, 0] + top, box[:, 1] + unmirrored(left, columns, width, crops.flip), rows, columns])
+        return Crops(found, size, join([size * 0, size]), crops.flip)
 
     def _centre(self, height: Array, width: Array) -> tuple[Array, Array]:
         low, high = self.ratio
@@ -359,30 +357,32 @@ def centre(length: Any, cut_length: int) -> Any:
     return half + ((spare & 1) & (half & 1 | (spare < 0) * 1))
 
 
-def with_window(crops: Crops, top: Array, left: Array, size: Size, draws: Draws) -> Crops:
-    """``crops`` with the window of ``size`` at ``top`` and ``left`` of the resized box."""
-    if crops.flip is not None:
-        raise UsageError("a crop after a flip runs on batches, not while decoding")
-    return crops.replace(window=join([top, left, top * 0 + size[0], top * 0 + size[1]]))
+def unmirrored(left: Array, cut_width: Any, width: Array, flip: Array | None) -> Array:
+    """First column of a cut of ``cut_width`` that lies at ``left`` after ``width`` columns are mirrored, or are not."""
+    return left if flip is None else where(flip, width - cut_width - left, left)
+
+
+def with_window(crops: Crops, top: Array, left: Array, size: Size) -> Crops:
+    """``crops`` with the window of ``size`` at ``top`` and ``left`` of what they show."""
+    window = crops.window
+    left = window[:, 1] + unmirrored(left, size[1], window[:, 3], crops.flip)
+    return crops.replace(window=join([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))
 
 
 def crop_composes(size: Size, before: Sequence[GeometricOperation]) -> bool:
     """Whether a window of ``size`` can follow ``before``.
 
-    Not after a mirroring; and not beyond a crop before it, whose outside is zeros while the image has pixels there.
+    Not beyond a crop before it, whose outside is zeros while the image has pixels there.
     """
     crops = [op.output_size for op in before if isinstance(op, CenterCrop | RandomCrop)]
-    inside = all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)
-    return inside and not any(op.mirrors for op in before)
+    return all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)
 
 
 def whole_pixels(crops: Crops, name: str) -> Array:
-    """The box of source pixels that ``crops`` show, for an operation that resizes them.
+    """The box of source pixels that ``crops`` show, mirrored or not, for an operation that resizes them.
 
     Raises :class:`UsageError` where they are resized already or reach outside: resizing twice is not one resizing.
     """
-    if crops.flip is not None:
-        raise UsageError(f"{name} after a flip runs on batches, not while decoding")
     box, window = crops.box, crops.window
     outside = (window[:, :2] < 0) | (window[:, :2] + window[:, 2:] > crops.size)
     if isinstance(box, np.ndarray) and (crops.resized or outside.any()):

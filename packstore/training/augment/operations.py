@@ -77,11 +77,12 @@ def split_operations(
     """A user's list, split into what runs while images are decoded and what runs on batches.
 
     The first part is the longest start of the list that is exactly one resize, then one window, then one mirroring: a
-    resize only as the first operation, then crops without padding that do not grow beyond a crop before them.
+    resize only before all crops, then crops without padding that do not grow beyond a crop before them. Mirrorings may
+    stand anywhere: to cut or resize a mirrored image is to mirror what is cut on its other side.
 
     Args:
         ops: The user's list.
-        flip: Whether random flips that follow run while decoding too. The result is the same either way.
+        flip: Whether random flips run while decoding too. The result is the same either way.
 
     Raises:
         UsageError: Something in the list is neither an operation nor callable.

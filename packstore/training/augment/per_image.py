@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ _RANDOM = {
     "TrivialAugmentWide",
 }
 _RANDOM_IN_A_RANGE = {"GaussianBlur": "sigma", "JPEG": "quality"}  # and the attribute that has the range
+_RANDOM_EACH = {"GaussianNoise"}  # for each pixel of a batch, from torch's own generator
 _OURS = {"RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop"}
 
 
@@ -87,7 +88,7 @@ def as_operations(augment: Any) -> tuple[Any, ...]:
     """A user's ``augment=`` as a flat tuple: torchvision's ``Compose`` and ``nn.Sequential`` taken apart.
 
     Raises:
-        UsageError: An operation of torchvision's draws once for a whole batch; or this is no list of operations.
+        UsageError: An operation of torchvision's draws random numbers; or this is no list of operations.
     """
     if _is_list(augment) or callable(augment):
         augment = [augment]
@@ -99,7 +100,8 @@ def as_operations(augment: Any) -> tuple[Any, ...]:
             parts = operation if isinstance(operation, torch.nn.Sequential) else operation.transforms
             flat += as_operations(list(parts))
         else:
-            _refuse_random(operation)
+            for part in parts_of(operation):
+                _refuse_random(part)
             flat.append(operation)
     return tuple(flat)
 
@@ -114,15 +116,25 @@ def is_of_torchvision(kind: type) -> bool:
     return kind.__module__.startswith("torchvision.transforms")
 
 
+def parts_of(operation: Any) -> Iterator[Any]:
+    """``operation`` and, where it is one of torchvision's that holds others (or a subclass), all that it holds."""
+    yield operation
+    if any(map(is_of_torchvision, type(operation).__mro__)):
+        for part in getattr(operation, "transforms", ()):
+            yield from parts_of(part)
+
+
 def _refuse_random(operation: Any) -> None:
     """torchvision itself is not imported: its classes are known by name."""
-    for kind in type(operation).__mro__:
+    for kind in filter(is_of_torchvision, type(operation).__mro__):
         name = kind.__name__
         bounds = getattr(operation, _RANDOM_IN_A_RANGE.get(name, ""), None)
         ranged = isinstance(bounds, tuple | list) and len(set(bounds)) > 1
-        if is_of_torchvision(kind) and (name.startswith("Random") or name in _RANDOM or ranged):
-            ours = f"packstore.augment.{name}, " if name in _OURS else ""
-            raise UsageError(
-                f"torchvision's {name} would treat the whole batch alike; use {ours}augment.PerImage({name}(...)), or "
-                "a DataLoader"
-            )
+        if name.startswith("Random") or name in _RANDOM or ranged:
+            fault = "would treat the whole batch alike"
+        elif name in _RANDOM_EACH:
+            fault = "would draw other numbers in each run, whatever the seed"
+        else:
+            continue
+        ours = f"packstore.augment.{name}, " if name in _OURS else ""
+        raise UsageError(f"torchvision's {name} {fault}; use {ours}augment.PerImage({name}(...)), or a DataLoader")

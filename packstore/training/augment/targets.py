@@ -7,7 +7,7 @@ images are decoded or on batches. The arithmetic is that of torchvision's ``tran
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Step
 from packstore.training.augment.crop import source_index
-from packstore.training.augment.per_image import PerImage, is_of_torchvision
+from packstore.training.augment.per_image import PerImage, is_of_torchvision, parts_of
 from packstore.training.random_draws import Draws
 
 Floats = NDArray[np.float32]
@@ -27,7 +27,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """What one operation, or several that were planned as one, makes of the images of a batch.
+    """What one operation makes of the images of a batch.
 
     Attributes:
         crops: numpy crops of what it is given.
@@ -77,25 +77,23 @@ class Placement:
         return found
 
 
-def plan_targets(
-    sizes: Numbers, ops: Sequence[Step], draws: Draws, crops: Crops | None = None, first: int = 0
-) -> Placement:
+def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws) -> Placement:
     """Where ``ops`` put the pixels of images of ``sizes``.
+
+    Each operation is planned by itself, also where several are one while images are decoded: rounding to float32, and
+    to the nearest pixel of a mask, is then that of torchvision, and the same wherever an operation runs.
 
     Args:
         sizes: int64 ``(B, 2)``: heights and widths of the images.
         ops: The user's list, whole. What is no geometric operation leaves every pixel in its place.
         draws: Of the records, numpy; the streams are set here.
-        crops: What the first operations make of the images, where that is planned already.
-        first: How many operations that are.
 
     Raises:
         UsageError: As :meth:`GeometricOperation.plan`.
     """
-    moves = [] if crops is None else [Move(crops)]
-    sizes = sizes if crops is None else crops.window[:, 2:]
+    moves = []
     for stream, op in enumerate(ops):
-        if stream >= first and isinstance(op, GeometricOperation):
+        if isinstance(op, GeometricOperation):
             moves.append(Move(op.crops_of_whole(sizes, draws.replace(stream=stream)), op.pads))
             sizes = moves[-1].crops.window[:, 2:]
     return Placement(tuple(moves), sizes)
@@ -279,9 +277,8 @@ def check_targets(ops: Sequence[Step], types: Sequence[str]) -> None:
     if not moved:
         return
     for op in ops:
-        for part in _parts(op):
-            kind = type(part)
-            if is_of_torchvision(kind) and (kind.__module__.endswith(("_geometry", "_auto_augment")) or _moves(kind)):
+        for part in parts_of(op.fn if isinstance(op, PerImage) else op):
+            if kind := next(filter(_moves, type(part).__mro__), None):
                 raise UsageError(
                     f"torchvision's {kind.__name__} would move the images, and leave {' and '.join(moved)} where they "
                     "are; use packstore.augment's operations, or a DataLoader with output='tv_tensors'"
@@ -293,19 +290,11 @@ def check_targets(ops: Sequence[Step], types: Sequence[str]) -> None:
             )
 
 
-def _parts(op: Any) -> Iterator[Any]:
-    """``op`` and what it consists of: the function of a PerImage, the members of torchvision's containers."""
-    yield op
-    if isinstance(op, PerImage):
-        yield from _parts(op.fn)
-    elif is_of_torchvision(type(op)):
-        for member in getattr(op, "transforms", ()):
-            yield from _parts(member)
-
-
 def _moves(kind: type) -> bool:
-    """Whether a class of torchvision's first transforms moves pixels."""
-    return kind.__name__ in _V1_GEOMETRY
+    """Whether a class is one of torchvision's that move pixels."""
+    if not is_of_torchvision(kind):
+        return False
+    return kind.__module__.endswith(("_geometry", "_auto_augment")) or kind.__name__ in _V1_GEOMETRY
 
 
 _V1_GEOMETRY = {

@@ -22,6 +22,8 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd
 from packstore.training.augment import Operation
+from packstore.training.augment.base import Step
+from packstore.training.augment.per_image import as_operations
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.columns import why_not_resident
 from packstore.training.loader.epochs import Epochs
@@ -78,8 +80,8 @@ class PackedLoader:
         block: Shuffle for disks that cannot seek: blocks of this many consecutive records.
         sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``.
         indices: Use only these items of the dataset.
-        augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order.
-            A random callable draws once a batch: put it in ``PerImage``. ``Compose`` is taken apart.
+        augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order; or a single
+            one. A random callable draws once a batch: put it in ``PerImage``. ``Compose`` is taken apart.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
             Gives floating point images, ``(x / 255 - mean) / std``.
         dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.
@@ -129,7 +131,7 @@ class PackedLoader:
         block: int | None = None,
         sampler: Iterable[int] | None = None,
         indices: Sequence[int] | NDArray[np.int64] | torch.Tensor | None = None,
-        augment: Sequence[Any] = (),
+        augment: Sequence[Any] | Step = (),
         normalize: str | Normalization | MeanAndStd | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool | None = None,
@@ -162,7 +164,7 @@ class PackedLoader:
             block=block,
             sampler=sampler,
             indices=indices,
-            augment=augment,
+            augment=as_operations(augment),
             normalize=normalize,
             dtype=dtype,
             channels_last=channels_last,

@@ -152,9 +152,10 @@ class Assembler:
         height_width = output_size(self._operations, (size[0], size[1]) if size else None)
         self._own_sizes = height_width is None
         if height_width is None and any(not operation.mirrors for operation in self._operations):
+            names = ", ".join(type(operation).__name__ for operation in self._operations)
             raise UsageError(
-                "the first operations do not bring the images to one size: end them with RandomResizedCrop, CenterCrop "
-                "or RandomCrop"
+                f"the images differ in size after {names}, and other operations work on whole batches: begin with "
+                "RandomResizedCrop, or with Resize and then CenterCrop or RandomCrop (without padding)"
             )
         if height_width is None:
             # Nothing brings them to one size; they may have one all the same, which every image is held to.

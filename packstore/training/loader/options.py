@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -14,7 +14,6 @@ from packstore.core.arguments import function_or_none, true_or_false, whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd
-from packstore.training.augment.per_image import as_operations
 from packstore.training.augment.targets import check_target_options
 from packstore.training.dataset import PackedDataset
 
@@ -34,7 +33,7 @@ class LoaderOptions:
     block: int | None = None
     sampler: Iterable[int] | None = None
     indices: Any = None
-    augment: Sequence[Any] = ()
+    augment: tuple[Any, ...] = ()
     normalize: str | Normalization | MeanAndStd | None = None
     dtype: torch.dtype | None = None
     channels_last: bool | None = None
@@ -65,7 +64,6 @@ class LoaderOptions:
             value = getattr(self, name)
             if value is not None or name in ("prefetch", "seed"):
                 object.__setattr__(self, name, whole(name, value, least))
-        object.__setattr__(self, "augment", as_operations(self.augment))
         true_or_false(shuffle=self.shuffle, drop_last=self.drop_last, dct_scaling=self.dct_scaling)
         if self.channels_last is not None:
             true_or_false(channels_last=self.channels_last)

@@ -31,7 +31,7 @@ class SizeError(UsageError):
         """The error for two shapes that begin with height and width."""
         return cls(
             f"images differ in size ({found[0]}x{found[1]}, {expected[0]}x{expected[1]}), so they make no batch: "
-            "add an operation that gives them one, for example augment=[RandomResizedCrop(224)]"
+            "add an operation that gives them one before all others, for example augment=[RandomResizedCrop(224)]"
         )
 
 

@@ -1,0 +1,225 @@
+"""torchvision's transforms in ``augment=``: random ones are refused, and work in PerImage; Compose is taken apart."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from packstore import PackedDataset, PackedLoader
+from packstore.augment import CenterCrop, Cutout, PerImage, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.core.errors import UsageError
+from packstore.training.augment.operations import apply_operations
+from packstore.training.augment.per_image import as_operations
+from packstore.training.random_draws import Draws
+from tests.makers.torchvision import import_torchvision
+
+Stores = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def tv() -> Any:
+    return import_torchvision()
+
+
+# Those that draw random numbers -----------------------------------------------------------------------------------
+
+DRAWS = re.compile(r"torch\.(rand\w*|multinomial|distributions)\b|uniform_\(|exponential_\(|\brandom\.\w+\(|\._dist\b")
+RANGES = {"GaussianBlur": {"sigma": [0.1, 2.0]}, "JPEG": {"quality": [5, 50]}}  # drawn from, where low is not high
+FOR_BATCHES = {"MixUp", "CutMix"}  # made for whole batches, and call for labels
+
+
+@functools.cache
+def code_of(module: str) -> dict[str, str]:
+    """The classes of a module as text without docstrings and comments, by name."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return {node.name: ast.unparse(node) for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def draws_random_numbers(kind: type) -> bool:
+    """Whether the code of a class, or of one of torchvision's that it inherits from, draws from a generator."""
+    own = [each for each in kind.__mro__ if each.__module__.startswith("torchvision.transforms")]
+    found = any(DRAWS.search(code_of(each.__module__)[each.__name__]) for each in own)
+    return found or kind.__name__ == "GaussianNoise"  # which calls a function that does
+
+
+def transforms_of(tv: Any) -> dict[str, type]:
+    """All transforms of both versions, by module and name."""
+    return {
+        f"{kind.__module__}.{kind.__name__}": kind
+        for module in (tv.transforms, tv.transforms.v2)
+        for kind in vars(module).values()
+        if inspect.isclass(kind) and (issubclass(kind, torch.nn.Module) or "__call__" in vars(kind))
+    }
+
+
+def made(kind: type, **attributes: Any) -> Any:
+    """An object of the class, whatever its constructor asks for."""
+    op: Any = object.__new__(kind)
+    if isinstance(op, torch.nn.Module):
+        torch.nn.Module.__init__(op)
+    vars(op).update(attributes)
+    return op
+
+
+def test_each_random_transform_is_refused_by_name(tv: Any) -> None:
+    found = {name: kind for name, kind in transforms_of(tv).items() if draws_random_numbers(kind)}
+    assert {"torchvision.transforms.transforms.RandomHorizontalFlip", "torchvision.transforms.v2._augment.JPEG"} <= {
+        *found
+    }
+    assert len(found) > 50
+    for kind in found.values():
+        name = kind.__name__
+        if name in FOR_BATCHES:
+            continue
+        op = made(kind, **RANGES.get(name, {}))
+        own = type("Own", (kind,), {})
+        for augment in (
+            op,
+            [Cutout(2), op],
+            made(tv.transforms.Compose, transforms=[op]),
+            [tv.transforms.v2.Compose([tv.transforms.v2.Identity(), op])],
+            torch.nn.Sequential(torch.nn.Identity(), op) if isinstance(op, torch.nn.Module) else op,
+            made(own, **RANGES.get(name, {})),
+            made(type("OwnCompose", (tv.transforms.v2.Compose,), {}), transforms=[op]),
+        ):
+            with pytest.raises(UsageError, match=rf"torchvision's {name} would .*augment\.PerImage\({name}\(...\)\)"):
+                as_operations(augment)
+        as_operations([PerImage(op)])
+
+
+def test_transforms_that_draw_nothing_pass(tv: Any) -> None:
+    found = {name: kind for name, kind in transforms_of(tv).items() if not draws_random_numbers(kind)}
+    assert {"torchvision.transforms.v2._misc.Normalize", "torchvision.transforms.v2._misc.ToDtype"} <= {*found}
+    ops = [made(kind) for kind in found.values() if kind.__name__ != "Compose"]
+    assert as_operations(ops) == tuple(ops)
+    v2 = tv.transforms.v2
+    plain = [v2.GaussianBlur(3, 1.0), v2.Grayscale(3), tv.transforms.GaussianBlur(3, 1.0), v2.JPEG((50, 50))]
+    assert as_operations(plain) == tuple(plain)
+
+
+def test_the_message_names_what_to_write(tv: Any, stores: Stores) -> None:
+    ds, v2 = PackedDataset(stores("cifar.lmdb"), "train"), tv.transforms.v2
+    for op, words in (
+        (
+            v2.RandomHorizontalFlip(),
+            r"would treat the whole batch alike; use packstore\.augment\.RandomHorizontalFlip, augment\.PerImage"
+            r"\(RandomHorizontalFlip\(\.\.\.\)\), or a DataLoader",
+        ),
+        (v2.ColorJitter(0.5), r"would treat the whole batch alike; use augment\.PerImage\(ColorJitter\(\.\.\.\)\), or"),
+        (v2.GaussianNoise(), r"would draw other numbers in each run, whatever the seed; use augment\.PerImage"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            PackedLoader(ds, 4, augment=[op])
+
+
+# Compose, and single operations -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_compose_is_taken_apart(tv: Any, stores: Stores, resident: bool) -> None:
+    ds, v1, v2 = PackedDataset(stores("cifar.lmdb"), "train"), tv.transforms, tv.transforms.v2
+    plain: list[Any] = [
+        RandomCrop(28, 2),
+        RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True),
+        CenterCrop(24),
+    ]
+    expected = torch.cat([images for images, _ in PackedLoader(ds, 8, augment=plain, seed=4, resident=resident)])
+    for augment in (
+        v1.Compose(plain),
+        v2.Compose([plain[0], v2.Compose(plain[1:])]),
+        [v1.Compose(plain[:2]), *plain[2:]],
+        [plain[0], v2.Compose(plain[1:3]), torch.nn.Sequential(v2.CenterCrop(24))],
+    ):
+        loader = PackedLoader(ds, 8, augment=augment, seed=4, resident=resident)
+        found = torch.cat([images for images, _ in loader])
+        assert torch.equal(found, expected)
+
+
+def test_a_single_operation_needs_no_list(stores: Stores) -> None:
+    ds = PackedDataset(stores("files.lmdb"), "train")
+    alone, listed = (PackedLoader(ds, 4, augment=augment) for augment in (RandomResizedCrop(9), [RandomResizedCrop(9)]))
+    assert alone.options.augment == listed.options.augment
+    assert torch.equal(next(iter(alone))[0], next(iter(listed))[0])
+    negative = PackedLoader(PackedDataset(stores("cifar.lmdb"), "train"), 4, augment=lambda images: 255 - images)
+    assert len(next(iter(negative))) == 2
+
+
+# In PerImage ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_random_transform_image_by_image(tv: Any, stores: Stores, resident: bool) -> None:
+    ds, v1, v2 = PackedDataset(stores("cifar.lmdb"), "train"), tv.transforms, tv.transforms.v2
+    whole = torch.stack([image for image, _ in ds])
+
+    def loaded(fn: Any, epoch: int = 0, **options: Any) -> torch.Tensor:
+        loader = PackedLoader(
+            ds, **({"batch_size": 16, "resident": resident, "seed": 1} | options), augment=PerImage(fn)
+        )
+        loader.epoch = epoch
+        return torch.cat([images for images, _ in loader])
+
+    for flip in (v2.RandomHorizontalFlip(), v1.RandomHorizontalFlip(), v2.Compose([v2.RandomHorizontalFlip()])):
+        found = loaded(flip)
+        flipped = (found != whole).flatten(1).any(1)
+        assert torch.equal(torch.where(flipped[:, None, None, None], whole.flip(-1), whole), found)
+        assert 0.2 < flipped.float().mean() < 0.8
+        for batch in flipped.split(16):  # not a batch alike
+            assert 0 < batch.sum() < len(batch)
+        assert torch.equal(loaded(flip, batch_size=7), found)
+        assert torch.equal(loaded(flip, workers=3), found)
+        assert not torch.equal(loaded(flip, seed=2), found)
+        assert not torch.equal(loaded(flip, epoch=1), found)
+    several = v2.Compose([v2.ColorJitter(0.5, 0.5), v2.RandomResizedCrop(20)])
+    found = loaded(several)
+    assert found.shape == (len(whole), 3, 20, 20)
+    assert torch.equal(loaded(several, batch_size=7, workers=3), found)
+
+
+# Images of differing sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["files", "pixels"])
+@pytest.mark.parametrize(
+    "augment",
+    [
+        [RandomHorizontalFlip(), RandomResizedCrop(30)],
+        [RandomHorizontalFlip(), Resize(32), RandomHorizontalFlip(0.3), RandomCrop((30, 20)), Cutout(4)],
+    ],
+)
+def test_a_flip_may_come_before_the_crop(stores: Stores, kind: str, augment: list[Any]) -> None:
+    ds = PackedDataset(stores(f"{kind}.lmdb"), "train")
+    found = torch.cat([images for images, _ in PackedLoader(ds, 8, augment=augment, seed=2)])
+    alone = torch.cat([images for images, _ in PackedLoader(ds, 1, augment=augment, seed=2)])
+    assert torch.equal(found, alone)
+    # The same as the operations one by one on each whole image.
+    for number, (image, _) in enumerate(ds):
+        expected = apply_operations(augment, image[None], Draws(2, 0, torch.tensor([number])))[0]
+        assert torch.equal(found[number], expected)
+
+
+@pytest.mark.parametrize("augment", [[Resize(40)], [Resize(40), RandomCrop(30, 4)], [Resize(40), RandomResizedCrop(9)]])
+def test_what_to_write_where_sizes_differ_after_the_first_operations(stores: Stores, augment: list[Any]) -> None:
+    words = "differ in size after Resize, and other operations work on whole batches: begin with RandomResizedCrop, or"
+    with pytest.raises(UsageError, match=words):
+        next(iter(PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4, augment=augment)))
+
+
+@pytest.mark.parametrize("first", [Cutout(3), torch.abs, PerImage(torch.abs)])
+def test_what_to_write_where_an_operation_on_batches_comes_first(stores: Stores, first: Any) -> None:
+    loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 64, augment=[first, RandomResizedCrop(9)])
+    with pytest.raises(UsageError, match="add an operation that gives them one before all others, for example"):
+        next(iter(loader))
