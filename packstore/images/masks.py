@@ -81,12 +81,12 @@ def decode_mask(data: Buffer, header: MaskHeader, rows: int | None = None) -> ND
     Args:
         data: The file.
         header: What :func:`read_mask_header` gives for it.
-        rows: How many rows are needed, from the top; None for all. What is returned has at least so many.
+        rows: How many rows are needed, from the top; None for all. What is returned has at least so many, and one.
 
     Raises:
         DecodeError: The file is damaged.
     """
-    needed = header.height if rows is None else min(rows, header.height)
+    needed = header.height if rows is None else max(1, min(rows, header.height))
     if header.bits == 8 and not header.interlaced:
         found = _unfiltered(data, header.width, needed)
         if found is not None:

@@ -245,7 +245,7 @@ def test_missing_labels_are_no_targets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "1", "I;16"])
-@pytest.mark.parametrize("rows", [None, 1, 20])
+@pytest.mark.parametrize("rows", [None, 0, 1, 20])
 def test_masks_are_what_pillow_gives(mode: str, rows: int | None) -> None:
     values = np.random.default_rng(3).integers(0, 256, (33, 21)).astype(np.uint8)
     values = values > 9 if mode == "1" else values.astype(np.uint16) * 257 if mode == "I;16" else values

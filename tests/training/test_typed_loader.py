@@ -54,7 +54,7 @@ def rows(batches: list[dict[str, Any]], name: str) -> list[Any]:
     return [value for batch in batches for value in batch[name]]
 
 
-OF_ONE_SIZE = ("flip and crop", "padding", "alternating", "crop after flip")
+OF_ONE_SIZE = ("flip and crop", "padding", "alternating")
 """Lists of operations for images of one size."""
 
 
@@ -111,7 +111,8 @@ def test_what_is_cropped_and_mirrored_goes_with_the_pixels(stores: dict[str, Typ
 RESIZED = {
     "crop": [RandomResizedCrop(24), RandomHorizontalFlip()],
     "resize": [Resize((30, 20)), RandomCrop(18)],
-    "crop after flip": [RandomHorizontalFlip(), Resize(26), RandomResizedCrop((20, 16))],
+    "flip first": [RandomHorizontalFlip(), RandomResizedCrop((20, 16))],
+    "twice": [Resize((40, 36)), RandomResizedCrop((20, 16)), RandomHorizontalFlip()],
 }
 
 

@@ -69,7 +69,6 @@ class Prepared:
         turned: Rows whose images are to be turned, and their EXIF orientations. The engine does not take them.
         headers: What else it says, of image files that the engine does not take.
         rows: Where pixels go, and how.
-        crops: Where the first operations cut the images, if there are any.
         failed: Rows whose records cannot be read.
         requests: All of it for the engine, where that is there and knows how.
         plans: Of crop-seekable images that it does not take, what their boxes need.
@@ -86,7 +85,6 @@ class Prepared:
     headers: Sequence[Header] = field(init=False)
     rows: Rows = field(init=False)
     turned: Mapping[int, int] = field(default_factory=dict)
-    crops: Crops | None = None
     failed: list[int] = field(default_factory=list)
     requests: Requests | None = None
     plans: CropPlans | None = None
@@ -167,7 +165,7 @@ class Assembler:
                 reason = too_many_pixels(first[1], first[0], self._decoder.max_pixels)
                 if reason is not None:
                     raise at_record(DecodeError(reason), self._reader, 0, image.name)
-                height_width = first[0], first[1]
+                height_width = max(1, first[0]), max(1, first[1])
         return (*height_width, 3), torch.uint8
 
     def shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
@@ -183,8 +181,8 @@ class Assembler:
             height, width = self._sizes([number], views, self._turned(views))[0][0].tolist()
         except PackstoreError:
             return self.shape
-        too_large = too_many_pixels(width, height, self._decoder.max_pixels) is not None
-        return self.shape if too_large else (height, width, 3)
+        unfit = not height or too_many_pixels(width, height, self._decoder.max_pixels) is not None
+        return self.shape if unfit else (height, width, 3)
 
     def as_images(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows of a buffer as ``(B, 3, H, W)``: a view with channels last where pixels are stored like that."""
@@ -196,19 +194,6 @@ class Assembler:
             return prepared.sizes
         height_width = prepared.out.shape[2:] if self._column.layout == "CHW" else prepared.out.shape[1:3]
         return np.tile(np.array(height_width, np.int64), (len(prepared.ids), 1))
-
-    def sound_crops(self, prepared: Prepared) -> Crops | None:
-        """The crops of the first operations. Images that do not come out with the size of the rows, which is an error
-        unless they cannot be read, count as having it: later operations are planned by one size."""
-        crops = prepared.crops
-        if crops is None or not (odd := (crops.window[:, 2:] != prepared.out.shape[1:3]).any(1)).any():
-            return crops
-        whole = Crops.full(np.tile(np.array(prepared.out.shape[1:3], np.int64), (len(odd), 1)))
-        box, size, window = (
-            np.where(odd[:, None], instead, own)
-            for instead, own in ((whole.box, crops.box), (whole.size, crops.size), (whole.window, crops.window))
-        )
-        return crops.replace(box=box, size=size, window=window)
 
     def prepare(
         self,
@@ -256,8 +241,10 @@ class Assembler:
         if self._engine_decodes:
             requests = Requests([b"" if row in turned else view for row, view in enumerate(prepared.views)])
         prepared.sizes, prepared.headers = self._sizes(prepared.numbers, prepared.views, turned, requests)
+        unread = prepared.sizes[:, 0] == 0
+        if unread.any():  # planned like others, so that no operation finds them too small; decoding tells
+            prepared.sizes[unread] = np.maximum(prepared.sizes.max(0), self.shape[:2])
         crops = self._plan(prepared.sizes, ids, seed, epoch) if self._operations else None
-        prepared.crops = crops
         prepared.rows = Rows(out, crops)
         if crops is not None:
             self._plan_crops(prepared, crops)
@@ -381,7 +368,7 @@ class Assembler:
         requests: Requests | None = None,
     ) -> tuple[NDArray[np.int64], Sequence[Header]]:
         """Height and width of each image, and of image files that are not for the engine the seek index or else the
-        header. Where a header cannot be read, 1 x 1 and None: decoding will tell."""
+        header. Where a header cannot be read, 0 x 0 and None: decoding will tell."""
         headers: list[Header] = [None] * len(records)
         if self._has_shapes:
             # A store may say anything: decoding tells, as with headers.
@@ -393,7 +380,7 @@ class Assembler:
         sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.sizes()
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
             header = headers[row] = self._header(views[row])
-            sizes[row] = (1, 1) if header is None else (header.height, header.width)
+            sizes[row] = (0, 0) if header is None else (header.height, header.width)
         if swapped := [row for row, orientation in turned.items() if swaps_sides(orientation)]:
             sizes[swapped] = sizes[swapped, ::-1]
         return sizes, headers

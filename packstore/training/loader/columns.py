@@ -79,7 +79,6 @@ class Fields:
         self,
         dataset: PackedDataset,
         options: LoaderOptions,
-        at_decoding: int,
         new_assembler: Callable[[Column], Assembler],
         finish: Callable[..., torch.Tensor],
     ) -> None:
@@ -87,7 +86,6 @@ class Fields:
         Args:
             dataset: Where the columns come from.
             options: The loader's.
-            at_decoding: How many operations run while the main image is decoded.
             new_assembler: Makes the assembler of a further column of images.
             finish: See :class:`ImageField`.
 
@@ -95,7 +93,6 @@ class Fields:
             UsageError: Columns that cannot go through the operations, or not be given as ``collate`` says."""
         self._dataset = dataset
         self._options = options
-        self._at_decoding = at_decoding
         column = dataset.manifest.column
         self._asked = [name for name in dataset.columns if name != "image"]
         columns = [column(name) for name in self._asked]
@@ -142,8 +139,7 @@ class Fields:
         if self._places:
             sizes = assembler.sizes(prepared)
             draws = Draws(prepared.seed, prepared.epoch, ids)
-            crops = assembler.sound_crops(prepared)
-            placement = plan_targets(sizes, self._options.augment, draws, crops, self._at_decoding)
+            placement = plan_targets(sizes, self._options.augment, draws)
         context = Context(
             self._dataset.reader, ids, prepared.seed, prepared.epoch, sizes, placement, set(prepared.failed), errors
         )

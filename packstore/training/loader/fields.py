@@ -361,7 +361,7 @@ class MaskRows(TensorRows):
         if header is None:
             mask, size = stored, stored.shape
         else:
-            mask = decode_mask(stored, header, _rows_needed(placement, row))
+            mask = decode_mask(stored, header, None if placement is None else int(placement.rows[row].max()) + 1)
             size = header.height, header.width
         if placement is not None:
             assert context.sizes is not None
@@ -373,14 +373,6 @@ class MaskRows(TensorRows):
             np.copyto(out, mask)
         else:
             raise SizeError.between(mask.shape, out.shape)
-
-
-def _rows_needed(placement: Placement | None, row: int) -> int | None:
-    """How many rows of a mask are shown, from the top."""
-    if placement is None or not placement.moves:
-        return None
-    top, _, height, _ = placement.moves[0].crops.box[row].tolist()
-    return int(top + height)
 
 
 class MaskField(Field):
@@ -408,6 +400,8 @@ class MaskField(Field):
                     stored[row] = stored_array(reader, column, record)
             except PackstoreError as error:
                 context.note(row, error, column.name)
+        if context.placement is not None:
+            _ = context.placement.rows, context.placement.columns  # worked out here once, and not by every thread
         host = new_buffer((len(stored), *self._size(context, stored, headers)), self._dtype(headers))
         return MaskRows(host, missing, column, stored, headers, self._fill_value)
 

@@ -54,9 +54,7 @@ class Pipeline:
             len(self.operations_at_decoding),
             in_threads=not resident and dataset.device.type == "cpu",
         )
-        self.fields = Fields(
-            dataset, options, len(self.operations_at_decoding), self._further_assembler, self._further_images
-        )
+        self.fields = Fields(dataset, options, self._further_assembler, self._further_images)
         self._assembler: Assembler | None = None
 
     def __getstate__(self) -> dict[str, Any]:
