@@ -23,7 +23,7 @@ from packstore.checking.store_check import StoreCheck, batches, key_of, open_fil
 from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.errors import DestinationError, StoreError, printable
-from packstore.core.files import refuse_urls
+from packstore.core.files import check_paths
 from packstore.core.manifest import Column, Skipped
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
@@ -108,7 +108,7 @@ def repair(
     true_or_false(partial=partial)
     whole("max_pixels", max_pixels)
     workers = default_workers() if workers is None else whole("workers", workers)
-    refuse_urls(damaged, source, destination)
+    check_paths(damaged, source, destination, labels)
     damaged, source, destination = Path(damaged), Path(source), Path(destination)
     refuse_inside(destination, damaged)
     refuse_inside(destination, source)

@@ -24,7 +24,7 @@ from packstore.core.arguments import true_or_false
 from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_columns
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import refuse_urls
+from packstore.core.files import check_paths
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.stores import create_store
@@ -98,7 +98,7 @@ def salvage(
         StoreError: Nothing of a store can be found there.
         DestinationError: The destination may not be written.
     """
-    refuse_urls(damaged, destination)
+    check_paths(damaged, destination)
     true_or_false(unproven=unproven)
     damaged, destination = Path(damaged), Path(destination)
     if not damaged.exists():

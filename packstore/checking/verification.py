@@ -11,7 +11,7 @@ from packstore.checking.against import Comparison
 from packstore.checking.store_check import StoreCheck, key_of
 from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
-from packstore.core.files import refuse_urls
+from packstore.core.files import check_paths
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
@@ -136,7 +136,7 @@ def verify(
         decoder=decoder,
         max_pixels=max_pixels,
     )
-    refuse_urls(options.against)
+    check_paths(options.against, options.labels)
     if options.against is not None and not os.path.lexists(options.against):  # said now, not after all has been read
         raise UsageError(f"{printable(os.fsdecode(options.against))}: no such file or directory")
     with open_store(path) as reader, progress_callback(progress) as report:

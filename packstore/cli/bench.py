@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import expecting_store, human_bytes, pasted, progress_bar, quantity, wrapped
+from packstore.cli.common import LocalPath, expecting_store, human_bytes, pasted, progress_bar, quantity, wrapped
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Measure what limits training with a store.")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=LocalPath())
 @click.option("--split", metavar="NAME", help="Split to load, if there are several.  [default: train]")
 @click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="Batch size.")
 @click.option(
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--cold", is_flag=True, help="First drop the store's files from memory, to measure the disk.")
 @click.option("--no-tries", is_flag=True, help="Do not try other ways of packing.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the rates: .png, .svg or .pdf.")
+@click.option("--plot", type=LocalPath(), metavar="FILE", help="Draw the rates: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_json: bool, **options: Any) -> None:
     """Measure what limits training with the store at PATH on this machine, and say what would help.

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import human_bytes
+from packstore.cli.common import LocalPath, human_bytes
 from packstore.core.errors import UsageError, printable
 
 
 @click.command(short_help="Remove the work directories of interrupted runs.")
-@click.argument("places", nargs=-1, type=click.Path(path_type=Path), metavar="[PLACE]...")
+@click.argument("places", nargs=-1, type=LocalPath(), metavar="[PLACE]...")
 @click.option("-y", "--yes", is_flag=True, help="Remove without asking.")
 @click.option("-n", "--dry-run", is_flag=True, help="List and remove nothing.")
 def clean(places: tuple[Path, ...], yes: bool, dry_run: bool) -> None:

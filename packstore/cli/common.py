@@ -23,6 +23,18 @@ if TYPE_CHECKING:
     from packstore.core.registry import Registry
 
 
+class LocalPath(click.Path):
+    """A path. An empty one, which would be the working directory, is a variable of the shell that is not set."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty; use . for the working directory", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
     """A number of bytes such as 500MB or 1GiB.
 

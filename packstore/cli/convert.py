@@ -15,6 +15,7 @@ from packstore.cli.colour import bold, yellow
 from packstore.cli.common import (
     ByteSize,
     ImageSize,
+    LocalPath,
     PixelCount,
     PluginChoice,
     describe_normalization,
@@ -36,8 +37,8 @@ _LISTED = 10
 
 
 @click.command(short_help="Pack a dataset into a store.")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("dest", type=click.Path(path_type=Path))
+@click.argument("source", type=LocalPath())
+@click.argument("dest", type=LocalPath())
 @click.option(
     "--encoding", type=PluginChoice(ENCODINGS), help="What a record holds.  [default: original; .pth: float16]"
 )
@@ -65,7 +66,7 @@ _LISTED = 10
     help="Turn images as their EXIF orientation says; files that are kept, when loading.",
 )
 @click.option("--split", metavar="NAME", help="Pack only this split.")
-@click.option("--labels", type=click.Path(path_type=Path), metavar="CSV", help="Labels: columns file,label[,split].")
+@click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels: columns file,label[,split].")
 @click.option("--source", "source_kind", type=PluginChoice(SOURCES), help="Kind of SOURCE, instead of recognising it.")
 @click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of DEST.")
 @click.option(

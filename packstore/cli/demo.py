@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import pasted, quantity
+from packstore.cli.common import LocalPath, pasted, quantity
 from packstore.core.errors import printable
 
 
 @click.command(short_help="Make a small image folder to try things on.")
-@click.argument("directory", type=click.Path(path_type=Path), default=Path("packstore-demo"))
+@click.argument("directory", type=LocalPath(), default=Path("packstore-demo"))
 def demo(directory: Path) -> None:
     """Make DIRECTORY (packstore-demo by default), a small image folder with the splits train and val.
 

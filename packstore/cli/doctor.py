@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.colour import yellow
-from packstore.cli.common import quantity, wrapped
+from packstore.cli.common import LocalPath, quantity, wrapped
 
 if TYPE_CHECKING:
     from packstore.core.progress import Progress
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Examine the installation and the machine.")
-@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.argument("path", type=LocalPath(), required=False)
 @click.option("--no-disk", is_flag=True, help="Do not measure the disk, which writes and removes a file of 64 MB.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import describe_normalization, expecting_store, human_bytes, quantity
+from packstore.cli.common import LocalPath, describe_normalization, expecting_store, human_bytes, quantity
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
@@ -20,7 +20,7 @@ _LISTED = 10
 
 
 @click.command(short_help="Show what a store holds.")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=LocalPath())
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def info(path: Path, as_json: bool) -> None:
     """Show what the store at PATH holds: format, encoding, splits, classes, shapes, sizes, origin.

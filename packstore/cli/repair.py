@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import PixelCount, PluginChoice, expecting_store, progress_bar, quantity
+from packstore.cli.common import LocalPath, PixelCount, PluginChoice, expecting_store, progress_bar, quantity
 from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
 from packstore.core.registry import SOURCES
@@ -23,16 +23,14 @@ _LISTED = 50
 
 
 @click.command(short_help="Replace the damaged records of a store from its source.")
-@click.argument("damaged", type=click.Path(path_type=Path))
+@click.argument("damaged", type=LocalPath())
 @click.option(
-    "--from", "source", type=click.Path(path_type=Path), required=True, metavar="SOURCE",
+    "--from", "source", type=LocalPath(), required=True, metavar="SOURCE",
     help="What the store was packed from, or another store of the same images.",
 )  # fmt: skip
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, metavar="FIXED", help="Where the new store goes."
-)
+@click.option("--out", type=LocalPath(), required=True, metavar="FIXED", help="Where the new store goes.")
 @click.option("--partial", is_flag=True, help="If records are lost, write FIXED without them, and exit with 3.")
-@click.option("--labels", type=click.Path(path_type=Path), metavar="CSV", help="Labels file, as for convert.")
+@click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels file, as for convert.")
 @click.option(
     "--source", "source_kind", type=PluginChoice(SOURCES), metavar="KIND", help="Kind of SOURCE, as for convert."
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import expecting_store, pasted, progress_bar, quantity
+from packstore.cli.common import LocalPath, expecting_store, pasted, progress_bar, quantity
 from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
 
@@ -21,10 +21,8 @@ _LISTED = 50
 
 
 @click.command(short_help="Recover the undamaged records of a broken store.")
-@click.argument("damaged", type=click.Path(path_type=Path))
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, metavar="FIXED", help="Where the new store goes."
-)
+@click.argument("damaged", type=LocalPath())
+@click.option("--out", type=LocalPath(), required=True, metavar="FIXED", help="Where the new store goes.")
 @click.option("--unproven", is_flag=True, help="Also take records that no checksum proves, and list them.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only what is missing.")

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.colour import bold, red
-from packstore.cli.common import PixelCount, PluginChoice, expecting_store, human_bytes, pasted, progress_bar, quantity
+from packstore.cli.common import (
+    LocalPath,
+    PixelCount,
+    PluginChoice,
+    expecting_store,
+    human_bytes,
+    pasted,
+    progress_bar,
+    quantity,
+)
 from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
@@ -24,19 +33,17 @@ _LISTED_OF_ANOTHER = 5
 
 
 @click.command(short_help="Prove that a store is whole.")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=LocalPath())
 @click.option(
     "--quick", is_flag=True,
     help="Structure, sizes, labels and keys only. Reads no image, so it misses a changed byte in one.",
 )  # fmt: skip
 @click.option("--decode", is_flag=True, help="Also decode every image in full.")
 @click.option(
-    "--against", type=click.Path(path_type=Path), metavar="SOURCE",
+    "--against", type=LocalPath(), metavar="SOURCE",
     help="Also compare images, labels, keys and splits with the source, or with another store.",
 )  # fmt: skip
-@click.option(
-    "--labels", type=click.Path(path_type=Path), metavar="CSV", help="Labels file of --against, as for convert."
-)
+@click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels file of --against, as for convert.")
 @click.option(
     "--source", "source_kind", type=PluginChoice(SOURCES), metavar="KIND", help="Kind of --against, as for convert."
 )

@@ -42,8 +42,16 @@ def url_in(*paths: str | bytes | os.PathLike[str] | None) -> str | None:
     return None
 
 
-def refuse_urls(*paths: str | os.PathLike[str] | None) -> None:
-    """Raises :class:`UsageError` where one of ``paths`` is a URL."""
+def refuse_empty(*paths: str | os.PathLike[str] | None) -> None:
+    """Raises :class:`UsageError` where one of ``paths`` is an empty string, which :class:`Path` takes for the working
+    directory."""
+    if any(path is not None and not os.fspath(path) for path in paths):
+        raise UsageError("a path is empty; use . for the working directory")
+
+
+def check_paths(*paths: str | os.PathLike[str] | None) -> None:
+    """Raises :class:`UsageError` where one of ``paths`` is empty or a URL."""
+    refuse_empty(*paths)
     said = url_in(*paths)
     if said is not None:
         raise UsageError(said)

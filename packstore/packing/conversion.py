@@ -18,6 +18,7 @@ from packstore.core.checksums import ROW_CHECKSUM
 from packstore.core.column import CHECKSUM, KEY
 from packstore.core.errors import SampleError, SourceError, UsageError, printable
 from packstore.core.fields import Field, as_fields
+from packstore.core.files import check_paths
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped
 from packstore.core.parallel import default_workers, ordered_map, ordered_pieces
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
@@ -212,8 +213,10 @@ def convert(
         if isinstance(source, (str, os.PathLike)):
             if fields is not None:
                 raise UsageError("fields declare the values of a dataset; a path has fields of its own")
+            check_paths(source, destination, labels)
             plan = make_plan(Path(source), Path(destination), options, report)
         else:
+            check_paths(destination)
             plan = _plan_of_dataset(source, Path(destination), options, fields, report)
         with closing(plan.source):
             return run_plan(plan, report, started)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.errors import DestinationError, SampleError, UsageError, printable
-from packstore.core.files import refuse_urls
+from packstore.core.files import check_paths
 from packstore.core.manifest import Manifest, Normalization
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
@@ -129,7 +129,7 @@ def make_plan(
         SourceError: The source cannot be read or has nothing to pack.
         DestinationError: The destination exists, lies inside the source or has too little space.
     """
-    refuse_urls(source, destination)
+    check_paths(source, destination)
     resolve_format(destination, options.format)
     _check_places(source, destination)
     check_destination(destination, options.overwrite)

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.fields import Field, as_fields
+from packstore.core.files import check_paths
 from packstore.core.manifest import Normalization
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.images.normalization import MeanAndStd
@@ -102,6 +103,7 @@ class Writer:
         """
         self.report: ConvertReport | None = None
         self.added = 0
+        check_paths(path)
         self._path = Path(path)
         self._options = ConvertOptions(
             split=split, format=format, encoding=encoding, size=size, fit=fit, resize=resize, max_side=max_side,

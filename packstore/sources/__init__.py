@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, UsageError, printable
-from packstore.core.files import refuse_urls
+from packstore.core.files import check_paths
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import annotated
@@ -48,7 +48,7 @@ def open_source(
         UsageError: A URL, an unknown kind, or labels for a kind that has its own.
         SourceError: There is nothing at ``path``, or nothing of a known kind.
     """
-    refuse_urls(path, labels)
+    check_paths(path, labels)
     place = Path(path)
     options = SourceOptions(
         None if labels is None else Path(labels), max_pixels, named=kind is not None, skip_bad=skip_bad

@@ -9,7 +9,7 @@ from typing import Literal
 
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, UsageError
-from packstore.core.files import refuse_urls
+from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Column
 from packstore.core.registry import FORMATS
 from packstore.stores import opening
@@ -48,10 +48,11 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
 
     Raises:
         StoreError: There is no valid packstore store; says what was found.
-        UsageError: Another value of ``checksums``.
+        UsageError: Another value of ``checksums``, or an empty path.
     """
     if checksums not in ("never", "always"):
         raise UsageError(f"checksums should be 'never' or 'always', got {checksums!r}")
+    refuse_empty(path)
     reader = opening.open_reader(Path(path))
     if checksums == "never":
         return reader
@@ -62,6 +63,8 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
     """Whether a packstore store of any format lies at ``path``: it has a valid manifest. Never raises for a path."""
+    if not os.fspath(path):
+        return False
     try:
         opening.read_manifest(Path(path))
     except StoreError:
@@ -103,11 +106,11 @@ def create_store(
         restart: Do not go on from an interrupted run.
 
     Raises:
-        UsageError: An unknown format, or a URL.
+        UsageError: An unknown format; an empty path, or a URL.
         DestinationError: The destination exists, is foreign, or cannot be written.
         StoreError: Columns or a shard size that cannot be.
     """
-    refuse_urls(path)
+    check_paths(path)
     FORMATS[format]  # raises where it is unknown
     return StoreBuilder(
         Path(path),

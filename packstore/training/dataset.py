@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from packstore.core.arguments import function_or_none, whole
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import refuse_urls
+from packstore.core.files import check_paths
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
@@ -124,7 +124,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         # Absolute: a worker process may have another working directory.
-        refuse_urls(path)
+        check_paths(path)
         self.path = Path(path).absolute()
         try:
             self.device = torch.device(device)

@@ -10,14 +10,18 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from PIL import Image
 
 import packstore
+from packstore.cli import cli
+from packstore.cli.common import LocalPath
 from packstore.core.errors import UsageError
 from packstore.core.files import url_in
 from packstore.packing.plan import ConvertOptions
+from packstore.stores import is_store
 from packstore.stores.base import disk_bytes
 from tests.makers.command import run
 from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
@@ -120,6 +124,60 @@ def test_urls_in_commands(folder: Path, tmp_path: Path, command: str) -> None:
 def test_urls_in_python(folder: Path, call: Callable[[Path], object]) -> None:
     with pytest.raises(UsageError, match=r"s3://bucket/a\.lmdb is a URL; packstore reads local files"):
         call(folder)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["convert", "", "a.lmdb"],
+        ["convert", "{folder}", ""],
+        ["convert", "{folder}", "a.lmdb", "--labels", ""],
+        ["verify", ""],
+        ["repair", "a.lmdb", "--from", "", "--out", "b.lmdb"],
+        ["salvage", "a.lmdb", "--out", ""],
+        ["clean", ""],
+        ["demo", ""],
+    ],
+)
+def test_an_empty_path_is_not_the_working_directory(folder: Path, tmp_path: Path, command: list[str]) -> None:
+    """It is a variable of a shell that is not set."""
+    done = run(*(word.format(folder=folder) for word in command), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "it is empty; use . for the working directory" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_path_of_a_command_may_not_be_empty() -> None:
+    paths = [p.type for command in cli.commands.values() for p in command.params if isinstance(p.type, click.Path)]
+    assert len(paths) > 15
+    assert all(isinstance(type, LocalPath) for type in paths)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda folder: packstore.open(""),
+        lambda folder: packstore.PackedDataset(""),
+        lambda folder: packstore.convert("", "b.lmdb"),
+        lambda folder: packstore.convert(folder, ""),
+        lambda folder: packstore.convert(folder, "b.lmdb", labels=""),
+        lambda folder: packstore.convert([(b"", 1)], ""),
+        lambda folder: packstore.verify(""),
+        lambda folder: packstore.verify("a.lmdb", against=""),
+        lambda folder: packstore.verify("a.lmdb", against=folder, labels=""),
+        lambda folder: packstore.repair("", source=folder, destination="b.lmdb"),
+        lambda folder: packstore.repair("a.lmdb", source=folder, destination="b.lmdb", labels=""),
+        lambda folder: packstore.salvage("a.lmdb", ""),
+    ],
+)
+def test_empty_paths_in_python(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path], object]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"a path is empty; use \. for the working directory"):
+        call(folder)
+    assert not is_store("")
 
 
 def test_what_is_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from packstore.core.arguments import whole
 from packstore.core.errors import UsageError
+from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, progress_callback
@@ -161,6 +162,7 @@ def bench(
         DecodeError, CorruptRecordError: A record is damaged; it is named.
     """
     options = options or BenchOptions()
+    refuse_empty(path)
     if options.cold:
         forget(Path(path))
     with (
