@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -20,6 +20,7 @@ from packstore.core.manifest import Column, Skipped
 from packstore.images.encode import Encoder
 from packstore.packing.batches import PASS_BYTES, PASS_RECORDS, Packed
 from packstore.packing.plan import Plan, recorded_options
+from packstore.packing.values import nbytes_at_rest
 from packstore.sources.base import Entry
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.journal import Identity, SourcePosition
@@ -107,6 +108,7 @@ class ResumedRecords:
         self._run = builder.interrupted
         self.position = self._run.position if self._run is not None else None
         self._varies = any(column.name == "shape" for column in builder.columns)
+        self._sampled = bool(plan.survey.sampled)
 
     def __iter__(self) -> Iterator[Packed]:
         """Yields the records up to the first one that is not proven."""
@@ -114,13 +116,16 @@ class ResumedRecords:
             return
         run, entries = self._run, self.rest
         skipped = {s.key: s for s in run.position.skipped}
-        packed = _empty()
+        values: list[Mapping[str, Any]] = []
+        packed = _empty(values)
         for entry in islice(entries, run.position.consumed):
+            nbytes = 0
             if entry.key in skipped:
                 packed.skipped.append(skipped[entry.key])
             else:
                 try:
-                    data, checksum, shape = run.image(self.records)
+                    data, checksum = run.image(self.records)
+                    fields = run.fields(self.records) if self._varies or self._sampled else {}
                 except StoreError as doubt:
                     # Usually one of the last seconds: the killed run had noted it and not yet written it.
                     _log.info("going on from record %d: %s", self.records, printable(str(doubt)))
@@ -129,22 +134,26 @@ class ResumedRecords:
                 packed.entries.append(entry)
                 packed.records.append(data)
                 packed.checksums.append(checksum)
-                packed.shapes.append(shape if self._varies else None)
+                packed.shapes.append(tuple(fields["shape"].tolist()) if self._varies else None)
+                nbytes = len(data)
+                if self._sampled:
+                    values.append(fields)
+                    nbytes += nbytes_at_rest(fields)
                 self.records += 1
             packed.seen.append(entry)
-            size = sum(map(len, packed.records[-1:]))
             packed = packed._replace(
-                source_bytes=packed.source_bytes + entry.size_bytes, record_bytes=packed.record_bytes + size
+                source_bytes=packed.source_bytes + entry.size_bytes, record_bytes=packed.record_bytes + nbytes
             )
             if packed.record_bytes >= PASS_BYTES or len(packed.seen) >= PASS_RECORDS:
                 yield packed
-                packed = _empty()
+                values = []
+                packed = _empty(values)
         if packed.seen:
             yield packed
 
 
-def _empty() -> Packed:
-    return Packed([], [], [], [], [], [], 0, 0)
+def _empty(values: list[Mapping[str, Any]]) -> Packed:
+    return Packed([], [], [], [], [], [], 0, 0, values=values)
 
 
 def _source_change(plan: Plan, before: SourcePosition) -> str | None:

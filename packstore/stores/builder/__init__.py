@@ -33,7 +33,7 @@ from packstore.stores.builder.output_files import OutputFile, OutputFiles
 from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.read_back import write_head
 from packstore.stores.builder.spools import ColumnSpool, plain_buffers, refuse_duplicates
-from packstore.stores.builder.work_directory import remove_run
+from packstore.stores.builder.work_directory import COLUMNS, remove_run
 from packstore.stores.format import Format
 from packstore.stores.ownership import owned_files
 
@@ -98,9 +98,12 @@ class StoreBuilder:
             with writing(self._staging.destination):
                 if self._files.sharded:
                     self._staging.path.mkdir()
+                if identity is not None:
+                    (self._staging.run / COLUMNS).mkdir()
                 for column in (*blank[1:], ROW_CHECKSUM, _HASHES):  # the digest of the records needs these anyway
                     if column.name not in self._spools:
-                        self._spools[column.name] = ColumnSpool(column, self._staging.run)
+                        keep = self._staging.run / COLUMNS if identity is not None and column in blank else None
+                        self._spools[column.name] = ColumnSpool(column, self._staging.run, keep)
         except BaseException:
             self.abort()
             raise
@@ -148,6 +151,8 @@ class StoreBuilder:
             return
         try:
             with writing(self._staging.destination):
+                for spool in self._spools.values():
+                    spool.flush()
                 self._journal.receipt(position(), self._files.sealed)
         except BaseException:
             self.abort()
@@ -196,7 +201,7 @@ class StoreBuilder:
                 self.records += len(buffers)
                 self._extend_split(split, len(buffers))
                 if self._journal is not None:
-                    self._journal.append(sizes, values["checksum"], values.get("shape"))
+                    self._journal.append(sizes, values["checksum"], values[ROW_CHECKSUM.name])
                 if self._base is not None:
                     self._files.seal_full(self._describe)
         except BaseException:
@@ -293,7 +298,7 @@ class StoreBuilder:
         with writing(self._staging.destination):
             runs = [run for run in self._staging.work.runs() if run != self._staging.run]
         if identity is not None:
-            found = find_interrupted_run(runs, identity, self._format, self._columns[0], restart=restart)
+            found = find_interrupted_run(runs, identity, self._format, self._columns, restart=restart)
             self._files.interrupted = found
         with writing(self._staging.destination):
             for run in runs:

@@ -12,14 +12,23 @@ from typing import Any
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.checksums import file_digest
+from packstore.core.checksums import file_digest, row_checksum, row_columns
 from packstore.core.errors import DestinationError, StoreError, printable
 from packstore.core.files import device_and_inode
 from packstore.core.manifest import Column, Manifest
 from packstore.core.shards import Shard
 from packstore.stores.base import Reader
 from packstore.stores.builder.journal import Identity, Receipt, read_journal, read_receipt
-from packstore.stores.builder.work_directory import STORE, WorkDirectory, read_owner, remove_run, runs_of, work_path
+from packstore.stores.builder.spools import spooled
+from packstore.stores.builder.work_directory import (
+    COLUMNS,
+    STORE,
+    WorkDirectory,
+    read_owner,
+    remove_run,
+    runs_of,
+    work_path,
+)
 from packstore.stores.format import Format
 from packstore.stores.opening import open_reader, read_manifest
 
@@ -35,11 +44,12 @@ class InterruptedRun:
         position: How far it had read the source for them.
     """
 
-    def __init__(self, run: Path, receipt: Receipt, format: Format, image: Column) -> None:
+    def __init__(self, run: Path, receipt: Receipt, format: Format, columns: Sequence[Column]) -> None:
         """Raises :class:`StoreError` when what is there is not what the receipt says."""
         self.path = run
         self._format = format
-        self._image = image
+        self._columns = row_columns(columns)
+        self._values: dict[str, Callable[[int], Any]] = {}
         self._rows: NDArray[Any] = read_journal(run, receipt)
         self._shards = receipt.shards or ()
         self._starts = [0, *itertools.accumulate(shard.records for shard in self._shards)]
@@ -51,21 +61,32 @@ class InterruptedRun:
         if self._starts[-1] > self.records:
             raise StoreError("its shards have more records than its journal")
 
-    def image(self, record: int) -> tuple[memoryview, int, tuple[int, ...]]:
-        """The image of a record, its checksum, and its shape where that varies.
+    def image(self, record: int) -> tuple[memoryview, int]:
+        """The image of a record and its checksum.
 
         Records are asked for in order. Raises :class:`StoreError` for the first one that cannot be proven.
         """
         row = self._rows[record]
-        checksum, shape = int(row["checksum"]), tuple(row["shape"].tolist())
+        checksum = int(row["checksum"])
         if record < self._starts[-1]:  # its shard is proven as a whole
-            return memoryview(self._shard(record)), checksum, shape
+            return memoryview(self._shard(record)), checksum
         if self._partial is None:
             self._partial = self._open_partial()
         data = self._partial(record - self._starts[-1])
         if data.nbytes != int(row["size"]) or xxh3_64_intdigest(data) != checksum:
             raise StoreError(f"record {record} of the interrupted run is not what its journal says")
-        return data, checksum, shape
+        return data, checksum
+
+    def fields(self, record: int) -> dict[str, Any]:
+        """The values of a record at rest, by column: of all but the image and the checksums.
+
+        Raises :class:`StoreError` where they cannot be proven."""
+        if not self._values:
+            self._values = {column.name: spooled(column, self.path / COLUMNS) for column in self._columns}
+        found = {name: value(record) for name, value in self._values.items()}
+        if row_checksum(self._columns, found) != int(self._rows["row"][record]):
+            raise StoreError(f"the values of record {record} of the interrupted run are not what its journal says")
+        return found
 
     def sealed(self, number: int, start: int) -> Shard | None:
         """The sealed shard ``number`` if it begins with record ``start`` and is proven: a record of it was read."""
@@ -121,7 +142,7 @@ class InterruptedRun:
 
 
 def find_interrupted_run(
-    runs: Sequence[Path], identity: Identity, format: Format, image: Column, *, restart: bool
+    runs: Sequence[Path], identity: Identity, format: Format, columns: Sequence[Column], *, restart: bool
 ) -> InterruptedRun | None:
     """The run that got furthest among ``runs``, the oldest first, of those with this identity; None with ``restart``.
 
@@ -137,7 +158,7 @@ def find_interrupted_run(
         differs = "--restart was given" if restart else identity.difference(receipt)
         if differs is None:
             try:
-                run = InterruptedRun(path, receipt, format, image)
+                run = InterruptedRun(path, receipt, format, columns)
                 best = run if best is None or run.records > best.records else best
             except StoreError as error:
                 differs = str(error)

@@ -3,7 +3,8 @@
 **While it writes**, a run keeps in its directory (see :mod:`packstore.stores.builder.work_directory`), beside the store
 that it writes:
 
-- a *journal*, 32 bytes a record: size, checksum, shape;
+- a *journal*, 24 bytes a record: size and checksum of the image, checksum of the row;
+- the values of all other columns, one behind the other in a file each, with the offsets of ragged ones in another;
 - the rows of the shards that are sealed, as in a :class:`packstore.core.shards.ShardTable`;
 - every few seconds a *receipt*: a JSON file that says how many records there are, what the journal's digest is up to
   there, which shards are sealed, the :class:`Identity` of the conversion, and the :class:`SourcePosition` reached.
@@ -14,7 +15,8 @@ The receipt is replaced in one step and never synced: a power cut may lose the l
 furthest, if its identity is equal and the source is unchanged up to that position; else it starts afresh and logs why.
 It believes nothing because it is there: it compares the journal with the receipt, each record with its checksum and
 each sealed shard with its SHA-256, and uses what is proven, from the first record to the first doubt. Sealed shards are
-linked, other images copied; labels and keys come from the source again (:mod:`packstore.packing.resume`). The old
+linked, other images and values copied; labels and keys that the source lists come from there again
+(:mod:`packstore.packing.resume`). The old
 run's directory goes once the new run's receipt has more records, so being killed again and again loses nothing.
 
 **A kill at the end**: a last receipt, before the store gets its name, has the digest of its manifest and its inode. So
@@ -49,9 +51,9 @@ _log = logging.getLogger(__name__)
 Fingerprint = Mapping[str, Any]
 """Plain JSON values that make the records what they are. Conversions with equal ones give equal stores."""
 
-ROW = np.dtype([("size", "<u8"), ("checksum", "<u8"), ("shape", "<i4", (3,)), ("unused", "<u4")])
+ROW = np.dtype([("size", "<u8"), ("checksum", "<u8"), ("row", "<u8")])
 EVERY_SECONDS = 2.0
-_WHAT = "packstore receipt 1"
+_WHAT = "packstore receipt 2"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -171,12 +173,10 @@ class Journal:
         self.written = 0
         self.due = time.monotonic() + EVERY_SECONDS
 
-    def append(self, sizes: Sequence[int], checksums: NDArray[np.uint64], shapes: NDArray[np.int32] | None) -> None:
-        """Adds records: sizes in bytes, ``uint64`` checksums, and ``int32`` shapes ``(n, 3)`` where these vary."""
+    def append(self, sizes: Sequence[int], checksums: NDArray[np.uint64], row_checksums: NDArray[np.uint64]) -> None:
+        """Adds records: sizes of their images in bytes, ``uint64`` checksums of these and of their rows."""
         rows = np.zeros(len(sizes), ROW)
-        rows["size"], rows["checksum"] = sizes, checksums
-        if shapes is not None:
-            rows["shape"] = shapes
+        rows["size"], rows["checksum"], rows["row"] = sizes, checksums, row_checksums
         data = rows.tobytes()
         self._file.write(data)
         self._digest.update(data)

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import mmap
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from packstore.core.checksums import column_digest, ragged_digest
 from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
-from packstore.core.files import beyond_standard_streams, drop
+from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Column
 from packstore.stores.builder.fitting import check_classes
 
@@ -26,18 +26,19 @@ _KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes; a multiple of the number of buckets
 class ColumnSpool:
     """Collects the values of one column batch by batch, and returns them as one mapped array.
 
-    Values go to unlinked temporary files, so memory does not grow with their number and a killed process leaves
-    nothing behind. Arrays handed out stay valid after :meth:`close`.
+    Values go to files, so memory does not grow with their number: unlinked ones, so that a killed process leaves
+    nothing behind, or ones by the column's name, from which another run can go on. Arrays handed out stay valid after
+    :meth:`close`.
     """
 
-    def __init__(self, column: Column, directory: Path) -> None:
-        """``directory`` is where the temporary files lie (the destination's own disk)."""
+    def __init__(self, column: Column, directory: Path, keep: Path | None = None) -> None:
+        """``directory`` is where unlinked files lie (the destination's own disk), ``keep`` where named ones do."""
         self.column = column
         self.records = 0
-        self._data = _Spool(directory)
+        self._data = _Spool(directory, keep and keep / f"{column.name}.values")
         self._offsets: _Spool | None = None
         if column.kind == "ragged":
-            self._offsets = _Spool(directory)
+            self._offsets = _Spool(directory, keep and keep / f"{column.name}.offsets")
             self._offsets.write(np.zeros(1, OFFSET).data)
 
     def check(self, values: Any, count: int) -> Any:
@@ -110,6 +111,12 @@ class ColumnSpool:
         for spool in (self._data, self._offsets):
             if spool is not None:
                 spool.check(self.column.name)
+
+    def flush(self) -> None:
+        """Hands what was appended to the system."""
+        self._data.file.flush()
+        if self._offsets is not None:
+            self._offsets.file.flush()
 
     def close(self) -> None:
         """Closes the temporary files. Idempotent."""
@@ -199,12 +206,50 @@ def _flat(value: Buffer) -> bytes | memoryview:
     return view.cast("B") if view.nbytes else b""  # a view with a zero in its shape cannot be cast
 
 
-class _Spool:
-    """An unlinked file that knows its size and SHA-256."""
+def spooled(column: Column, directory: Path) -> Callable[[int], Any]:
+    """The values of a column whose files a killed run has kept, as a function of the record's number.
 
-    def __init__(self, directory: Path) -> None:
-        with beyond_standard_streams():
-            self.file = cast("IO[bytes]", tempfile.TemporaryFile(dir=directory))  # noqa: SIM115 - closed by the owner
+    The function raises :class:`StoreError` for a value that is not there; the caller proves what it returns."""
+    mapped = _mapped(directory / f"{column.name}.values")
+    width = column.record_nbytes
+    if column.kind == "fixed":
+        dtype = NUMPY_DTYPE[column.dtype]
+
+        def fixed(record: int) -> Any:
+            raw = mapped[record * width : (record + 1) * width]
+            if len(raw) != width:
+                raise StoreError(f"the interrupted run has no {column.name} of record {record}")
+            return raw.copy().view(dtype).reshape(column.shape)
+
+        return fixed
+    ends = _mapped(directory / f"{column.name}.offsets")
+    ends = ends[: len(ends) // OFFSET.itemsize * OFFSET.itemsize].view(OFFSET)
+
+    def ragged(record: int) -> Any:
+        start, stop = ends[record : record + 2].tolist() if record + 2 <= len(ends) else (0, -1)
+        if not 0 <= start <= stop <= len(mapped):
+            raise StoreError(f"the interrupted run has no {column.name} of record {record}")
+        return mapped[start:stop].tobytes()
+
+    return ragged
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    try:
+        return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{printable(str(path))} of the interrupted run cannot be read: {error}") from None
+
+
+class _Spool:
+    """A file that knows its size and SHA-256: an unlinked one in ``directory``, or ``path``."""
+
+    def __init__(self, directory: Path, path: Path | None = None) -> None:
+        if path is not None:
+            self.file = open_file(path, "x+b")
+        else:
+            with beyond_standard_streams():
+                self.file = cast("IO[bytes]", tempfile.TemporaryFile(dir=directory))  # noqa: SIM115 - the owner closes
         self.nbytes = 0
         self.sha = hashlib.sha256()
 

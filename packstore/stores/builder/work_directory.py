@@ -3,7 +3,7 @@
 The store ``out.lmdb`` is written in ``.out.lmdb.packstore/``::
 
     owner         who writes it, as JSON; locked (flock) as long as that process lives
-    run-00001/    what one run has made: the staged store, a journal of its records, its receipt
+    run-00001/    what one run has made: the staged store, its columns, a journal of its records, its receipt
 
 A run that is killed leaves the directory behind, unlocked. The next one with the same destination goes on from it (see
 :mod:`packstore.stores.builder.journal`), and ``packstore clean`` removes it. A directory is packstore's own only if its
@@ -39,6 +39,9 @@ _log = logging.getLogger(__name__)
 
 OWNER = "owner"
 STORE, JOURNAL, SHARDS, RECEIPT = "store", "journal", "shards", "receipt"
+COLUMNS = "columns"
+"""In a run's directory, where another can go on from it: the values of each column, and where a ragged one's end."""
+_COLUMN_FILE = re.compile(r"[a-z][a-z0-9_]*\.(values|offsets)")
 ASIDE = f"{STORE}-old"
 """In a run's directory: the store that is being replaced, where the system cannot exchange two names in one step."""
 _MAGIC = "packstore work directory"
@@ -319,6 +322,11 @@ def remove_run(path: Path) -> None:
     (path / f"{RECEIPT}.new").unlink(missing_ok=True)
     for name in (JOURNAL, SHARDS):
         (path / name).unlink(missing_ok=True)
+    if (path / COLUMNS).is_dir():
+        for file in (path / COLUMNS).iterdir():
+            if _COLUMN_FILE.fullmatch(file.name):
+                file.unlink()
+        remove_empty(path / COLUMNS)
     remove_unfinished(path / STORE)
     # Last: it says that the conversion is complete, where it is, should this be killed half-way.
     (path / RECEIPT).unlink(missing_ok=True)
