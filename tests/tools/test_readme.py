@@ -179,6 +179,7 @@ OTHERS = {
     "--index-url",
     "--force-reinstall",
     "--no-deps",
+    "--no-cache-dir",
     "--images",
     "--cifar",
     "--only",
