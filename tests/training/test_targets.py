@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from packstore import PackedDataset, PackedLoader
 from packstore.core.errors import UsageError
 from packstore.training.augment import (
     CenterCrop,
@@ -38,6 +40,7 @@ from packstore.training.augment.targets import (
 )
 from packstore.training.random_draws import Draws
 from tests.makers.torchvision import import_torchvision
+from tests.makers.typed import make_typed
 
 DTYPES = (np.uint8, np.uint16, np.int32)
 
@@ -315,6 +318,36 @@ def test_a_center_crop_beyond_the_image_keeps_boxes_on_their_objects() -> None:
     boxes, _ = place_boxes(placement, one.boxes, np.zeros(1, int))
     assert boxes.tolist() == [[1, 1, 6, 6]]
     assert np.array_equal(np.argwhere(mask)[[0, -1]], [(1, 1), (5, 5)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ops",
+    [
+        [RandomResizedCrop(32), RandomHorizontalFlip()],
+        [RandomHorizontalFlip(), Resize(40), RandomCrop(36)],
+        [Resize((48, 44)), RandomCrop(32, 4), RandomHorizontalFlip(0.7), Resize((40, 20))],
+        [CenterCrop(36), RandomHorizontalFlip(), RandomCrop((30, 20)), CenterCrop(10)],
+    ],
+    ids=lambda ops: " ".join(type(op).__name__ for op in ops),
+)
+def test_a_loader_gives_what_torchvision_makes_of_its_dataset(tv: Any, tmp_path: Path, ops: list[Any]) -> None:
+    columns = ("image", "mask", "boxes", "corners")
+    made = make_typed(tmp_path / "typed.lmdb", columns[1:], 9)
+    dataset = PackedDataset(made.path, columns=columns, output="tv_tensors")
+    loader = PackedLoader(
+        PackedDataset(made.path, columns=columns, output="dict"), 4, augment=ops, seed=6, min_area=0, workers=2
+    )
+    batches = list(loader)
+    found = {name: [value for batch in batches for value in batch[name]] for name in columns}
+    for number, (image, target) in enumerate(dataset):
+        draws, size = Draws(6, 0, np.array([number])), tuple(image.shape[-2:])
+        expected = replayed(tv, ops, {"image": image, **target}, size, draws)
+        assert np.array_equal(found["mask"][number], expected["mask"])
+        boxes = tv.transforms.v2.functional.clamp_bounding_boxes(expected["boxes"])
+        assert np.array_equal(found["boxes"][number], boxes)
+        assert np.array_equal(found["corners"][number], expected["corners"])
+        assert (found["image"][number].int() - expected["image"].int()).abs().max() <= 1
 
 
 # What is kept -----------------------------------------------------------------------------------------------------
