@@ -25,13 +25,15 @@ _PNG, _PALETTE = b"\x89PNG\r\n\x1a\n", 3  # its colour type is byte 25
 
 
 class Packed(NamedTuple):
-    """A finished batch, or a part of one; the first four lists are parallel, and ``values`` where there are such.
+    """A finished batch, or a part of one; the first five lists are parallel.
 
     Attributes:
         entries: The entries that became records.
         records: Their bytes.
         checksums: The XXH3-64 of each.
         shapes: The shape of each, None where it does not vary.
+        values: What each has at rest in the columns whose values come with samples, and its ``key``; empty where the
+            source gives no such samples.
         seen: All entries that were read, in order, including the skipped ones.
         skipped: The skipped ones, and why.
         source_bytes: Bytes of all of them in the source.
@@ -40,13 +42,13 @@ class Packed(NamedTuple):
         lossy: For ``seekable``: how many were no JPEG and became one.
         palette: The entries that are PNG files with a palette.
         oriented: Positions in ``seen`` of those that have an EXIF orientation by which they are to be turned.
-        values: What each has at rest in the columns whose values come with samples, and its ``key``.
     """
 
     entries: list[Entry]
     records: list[Buffer]
     checksums: list[int]
     shapes: list[tuple[int, ...] | None]
+    values: list[Mapping[str, Any]]
     seen: list[Entry]
     skipped: list[Skipped]
     source_bytes: int
@@ -55,7 +57,6 @@ class Packed(NamedTuple):
     lossy: int = 0
     palette: Sequence[Entry] = ()
     oriented: Sequence[int] = ()
-    values: Sequence[Mapping[str, Any]] = ()
 
 
 def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, skip: bool) -> Iterator[Packed]:
@@ -114,8 +115,8 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, 
         if not seen:
             return
         yield Packed(
-            *(entries, records, checksums, shapes, seen, skipped, source_bytes, record_bytes, kept, lossy),
-            *(palette, oriented, values),
+            *(entries, records, checksums, shapes, values, seen, skipped, source_bytes, record_bytes, kept, lossy),
+            *(palette, oriented),
         )
 
 

@@ -325,6 +325,10 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 f"what is packed so far is kept in {printable(str(builder.kept))}: the same command goes on from "
                 "there, and packstore clean removes it"
             )
+        elif identity is None:
+            error.add_note(
+                "an iterable cannot be read from the middle: nothing is kept, and the same call starts afresh"
+            )
         raise
     report = _report(plan, manifest, source_bytes, started, tuple(reached.skipped), resumed.records)
     return replace(report, kept=dict(kept), lossy=lossy, palette=_all_palette(plan, manifest, palette))
@@ -445,7 +449,8 @@ def _append(builder: StoreBuilder, packed: Packed, survey: Survey, cuts: ShardCu
             last += 1
         run = slice(first, last)
         sampled = packed.values[run]
-        keys = [each["key"] for each in sampled] if sampled else [entry.key for entry in entries[run]]
+        gives_keys = survey.gives_keys and bool(sampled)
+        keys = [each["key"] for each in sampled] if gives_keys else [entry.key for entry in entries[run]]
         values: dict[str, Any] = {"key": keys}
         if survey.labels:
             labels = zip(*(entry.labels for entry in entries[run]), strict=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -39,8 +39,8 @@ def _fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dic
     return {
         "source": plan.source.identity(),
         "kind of source": plan.source.kind,
-        "files of the source": plan.source.stamp(),
         "samples of the source": dict(survey.splits),
+        "content of the source": plan.source.stamp(),
         "bytes of the source": survey.size_bytes,
         "format": plan.format,
         "encoding": plan.encode.encoding,
@@ -108,7 +108,7 @@ class ResumedRecords:
         self._run = builder.interrupted
         self.position = self._run.position if self._run is not None else None
         self._varies = any(column.name == "shape" for column in builder.columns)
-        self._sampled = bool(plan.survey.sampled)
+        self._sampled = bool(plan.survey.sampled) or plan.survey.gives_keys
 
     def __iter__(self) -> Iterator[Packed]:
         """Yields the records up to the first one that is not proven."""
@@ -116,8 +116,7 @@ class ResumedRecords:
             return
         run, entries = self._run, self.rest
         skipped = {s.key: s for s in run.position.skipped}
-        values: list[Mapping[str, Any]] = []
-        packed = _empty(values)
+        packed = _empty()
         for entry in islice(entries, run.position.consumed):
             nbytes = 0
             if entry.key in skipped:
@@ -137,7 +136,7 @@ class ResumedRecords:
                 packed.shapes.append(tuple(fields["shape"].tolist()) if self._varies else None)
                 nbytes = len(data)
                 if self._sampled:
-                    values.append(fields)
+                    packed.values.append(fields)
                     nbytes += nbytes_at_rest(fields)
                 self.records += 1
             packed.seen.append(entry)
@@ -146,14 +145,13 @@ class ResumedRecords:
             )
             if packed.record_bytes >= PASS_BYTES or len(packed.seen) >= PASS_RECORDS:
                 yield packed
-                values = []
-                packed = _empty(values)
+                packed = _empty()
         if packed.seen:
             yield packed
 
 
-def _empty(values: list[Mapping[str, Any]]) -> Packed:
-    return Packed([], [], [], [], [], [], 0, 0, values=values)
+def _empty() -> Packed:
+    return Packed([], [], [], [], [], [], [], 0, 0)
 
 
 def _source_change(plan: Plan, before: SourcePosition) -> str | None:

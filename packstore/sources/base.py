@@ -139,6 +139,7 @@ class Survey:
         store: The manifest when the source is a packstore store.
         sampled: Names of the columns whose values come with each :class:`Sample`; the others are ``Entry.labels``.
         value_bytes: About how many bytes these values have.
+        gives_keys: Samples may have keys that the listing does not know.
         counted: The numbers of samples are known. If not, ``splits`` has 0 for each, and the source is read once.
         resumable: Its entries can be listed again, so that an interrupted conversion can go on.
     """
@@ -154,6 +155,7 @@ class Survey:
     store: Manifest | None = None
     sampled: frozenset[str] = frozenset()
     value_bytes: int = 0
+    gives_keys: bool = False
     counted: bool = True
     resumable: bool = True
 

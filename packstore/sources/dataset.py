@@ -129,6 +129,7 @@ class SampleSource(Source):
             key_bytes=sum(len(key_of(split, 0)) * number for split, number in splits.items()),
             sampled=frozenset(column.name for column in self.schema.columns),
             value_bytes=values * records,
+            gives_keys=True,
             counted=counted,
             resumable=counted,
         )
@@ -226,7 +227,7 @@ class DatasetSource(SampleSource):
                     _update(digest, (index, getattr(found, "key", None), plain))
                 except (ValueError, OSError) as error:  # a bad sample, which is named when its turn comes
                     _update(digest, (index, str(error)))
-        return digest.hexdigest()
+        return f"samples {digest.hexdigest()}"
 
     @cached_property
     def _sizes(self) -> tuple[int, int]:

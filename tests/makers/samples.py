@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def coco(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return samples
 
 
-class Voc(Sequence[dict[str, Any]]):
+class Voc:
     """A map-style dataset of files like VOC's: paths of JPEG images and palette PNG masks, boxes and labels."""
 
     def __init__(self, root: Path, count: int = 10) -> None:
@@ -77,9 +77,10 @@ class Voc(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return self._count
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.__getitem__, range(self._count))
+
     def __getitem__(self, index: Any) -> Any:
-        if index >= self._count:
-            raise IndexError(index)
         boxes = [[1.0, 2.0, 10.5, 12.0 + n] for n in range(index % 3 + 1)]
         return {
             "image": self.image(index),

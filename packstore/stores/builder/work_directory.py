@@ -20,6 +20,7 @@ import re
 import socket
 import stat
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,6 +171,7 @@ class WorkDirectory:
                 return False  # another process removed it while we waited
             self._write_owner(descriptor)
             self._descriptor, descriptor = descriptor, -1
+            _held.add(self)
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -231,6 +233,19 @@ def _is_blank(path: Path) -> bool:
         if entry.name != OWNER or not stat.S_ISREG(entry.lstat().st_mode) or entry.read_bytes().strip(b"\0"):
             return False
     return True
+
+
+_held: weakref.WeakSet[WorkDirectory] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    """A forked process shares the locks of its parent: a worker that outlives it for a moment would hold them."""
+    for directory in list(_held):
+        directory.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def read_owner(path: Path) -> Owner | None:
