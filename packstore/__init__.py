@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from packstore.checking.verification import VerifyReport, verify
     from packstore.core.fields import Array, Boxes, Bytes, Image, Json, Keypoints, Label, Labels, Mask, Text
     from packstore.core.manifest import Manifest
+    from packstore.packing.append import AppendReport, append
     from packstore.packing.conversion import ConvertReport, convert
     from packstore.packing.writer import Writer
     from packstore.stores import open_store
@@ -60,6 +61,8 @@ _LAZY = {
             "Text",
         )
     },
+    "AppendReport": ("packstore.packing.append", "AppendReport"),
+    "append": ("packstore.packing.append", "append"),
     "ConvertReport": ("packstore.packing.conversion", "ConvertReport"),
     "Manifest": ("packstore.core.manifest", "Manifest"),
     "PackedDataset": ("packstore.training.dataset", "PackedDataset"),
@@ -81,6 +84,7 @@ _LAZY = {
 
 __all__ = [
     "AmbiguousSourceError",
+    "AppendReport",
     "Array",
     "Boxes",
     "Bytes",
@@ -113,6 +117,7 @@ __all__ = [
     "UsageError",
     "VerifyReport",
     "Writer",
+    "append",
     "convert",
     "prefetch",
     "repair",

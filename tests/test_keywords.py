@@ -21,12 +21,13 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.progress import Progress, progress_callback
 from packstore.diagnose.bench import BenchOptions, bench
+from packstore.packing.append import AppendOptions
 from packstore.packing.plan import ConvertOptions
 from packstore.training.loader.options import LoaderOptions
 from tests.makers.datasets import make_folder
 from tests.makers.stores import damage
 
-FUNCTIONS = (packstore.convert, packstore.verify, packstore.repair, packstore.salvage)
+FUNCTIONS = (packstore.convert, packstore.append, packstore.verify, packstore.repair, packstore.salvage)
 
 
 def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -42,6 +43,7 @@ def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     ("function", "options", "others"),
     [
         (packstore.convert, ConvertOptions, {"progress", "fields"}),
+        (packstore.append, AppendOptions, {"progress"}),
         (packstore.verify, VerifyOptions, {"progress"}),
         (packstore.PackedLoader, LoaderOptions, {"batch_size"}),
     ],

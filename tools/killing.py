@@ -1,4 +1,4 @@
-"""Killing conversions and looking at what is left: shared by tools/kill and tests/packing/test_kill.py."""
+"""Killing conversions and appends, and looking at what is left: shared by tools/kill and tests/packing/test_kill.py."""
 
 from __future__ import annotations
 
@@ -34,6 +34,48 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pth shards": (".pth", {"encoding": "uint8", "size": 32, "shard_size": 20_000}),
 }
 """Conversions by name: suffix of the destination, and options."""
+
+APPENDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "append to lmdb": (".lmdb", {"encoding": "original"}),
+    "append to lmdb shards": (".lmdb", {"encoding": "original", "shard_size": 20_000}),
+    "append to hdf5 shards": (".h5", {"encoding": "uint8", "size": 32, "shard_size": 20_000}),
+    "append to pth": (".pth", {"encoding": "jpeg", "resize": 32}),
+}
+"""Stores of one split, to which the other one is appended: suffix, and options of the conversion."""
+CASES |= APPENDS
+
+
+def prepare(case: str, images: Path, out: Path, *, overwrite: bool) -> dict[str, bytes]:
+    """What lies at the destination before a case runs: its files."""
+    import packstore
+
+    if case in APPENDS:
+        packstore.convert(images, out, split="train", **APPENDS[case][1])
+    elif overwrite:
+        packstore.convert(images, out, encoding="uint8", size=8, split="val")
+    return content(out) if out.exists() else {}
+
+
+def run_case(case: str, images: Path, out: Path, *, overwrite: bool = False) -> int:
+    """Runs a case. Returns how many records were taken over from a run that was killed."""
+    import packstore
+
+    if case in APPENDS:
+        packstore.append(out, images, split="val")
+        return 0
+    return packstore.convert(images, out, overwrite=overwrite, **CASES[case][1]).resumed
+
+
+def named_content(path: Path) -> dict[str, bytes]:
+    """The files of a store that its manifest names. A killed append may leave others."""
+    from packstore.stores.opening import read_manifest
+
+    found = content(path)
+    shards = read_manifest(path).shards if path.exists() else None
+    if shards is None:
+        return found
+    names = {"manifest.json", shards.file, *shards.names()}
+    return {name: data for name, data in found.items() if name.partition("/")[0] in names}
 
 
 class LossError(Exception):
@@ -105,13 +147,11 @@ class Killer:
 
     def reference(self, case: str) -> dict[str, bytes]:
         """What an uninterrupted conversion gives."""
-        import packstore
-
         if case not in self._references:
-            suffix, options = CASES[case]
-            path = self._scratch / f"reference{suffix}"
+            path = self._scratch / f"reference{CASES[case][0]}"
+            prepare(case, self._images, path, overwrite=False)
             started = time.monotonic()
-            packstore.convert(self._images, path, **options)
+            run_case(case, self._images, path)
             self._seconds[case] = time.monotonic() - started
             self._references[case] = content(path)
             _remove(path)
@@ -119,16 +159,10 @@ class Killer:
 
     def at_random(self, case: str, *, overwrite: bool) -> None:
         """Kills one conversion one to three times in a row, each at a random moment, and then lets it end."""
-        import packstore
-
-        suffix, options = CASES[case]
-        expected, out = self.reference(case), self._scratch / f"out{suffix}"
-        before: dict[str, bytes] = {}
-        if overwrite:
-            packstore.convert(self._images, out, encoding="uint8", size=8, split="val")
-            before = content(out)
+        expected, out = self.reference(case), self._scratch / f"out{CASES[case][0]}"
+        before = prepare(case, self._images, out, overwrite=overwrite)
         for _ in range(self._random.randint(1, 3)):
-            child = in_child(lambda: packstore.convert(self._images, out, overwrite=overwrite, **options))
+            child = in_child(lambda: run_case(case, self._images, out, overwrite=overwrite))
             # Started from a process that has loaded everything, a run takes about as long as the reference did.
             time.sleep(self._random.random() * 1.3 * self._seconds[case])
             os.kill(child, signal.SIGKILL)
@@ -136,7 +170,7 @@ class Killer:
                 break  # it was quicker
             self.tally.kills += 1
             self.look(case, out, before)
-            if out.exists() and content(out) == expected:
+            if out.exists() and named_content(out) == expected:
                 break
         self.finish(case, out, overwrite)
 
@@ -148,18 +182,19 @@ class Killer:
         for number, (call, count) in enumerate(self._calls(case, out)):
             if number % every != first:
                 continue
+            before = prepare(case, self._images, out, overwrite=False)
             inject = ["-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={count}"]
             done = self._traced(case, out, inject)
             if done.returncode != -signal.SIGKILL:
                 raise LossError(f"{case}: {call} number {count}: exit code {done.returncode}: {done.stderr}")
             self.tally.kills += 1
             self.tally.calls[call] += 1
-            self.look(f"{case} at {call} number {count}", out, {})
+            self.look(f"{case} at {call} number {count}", out, before)
             self.finish(case, out, overwrite=False)
 
     def look(self, case: str, out: Path, before: dict[str, bytes]) -> None:
         """The destination is what it was, or complete."""
-        there = content(out) if out.exists() else {}
+        there = named_content(out) if out.exists() else {}
         if there == self._references[case.partition(" at ")[0]]:
             self.tally.complete += 1
         elif there != before:
@@ -172,17 +207,18 @@ class Killer:
         from packstore.core.files import remove_empty
         from packstore.stores.builder.work_directory import OWNER, find_leftovers, remove_leftover, work_path
 
-        options = CASES[case][1]
         try:
-            report = packstore.convert(self._images, out, overwrite=overwrite, **options)
-            self.tally.resumed += report.resumed > 0
-            self.tally.taken_over += report.resumed
+            resumed = run_case(case, self._images, out, overwrite=overwrite)
+            self.tally.resumed += resumed > 0
+            self.tally.taken_over += resumed
         except DestinationError as error:
             # Complete already, and the work directory gone as far as this could be told from its receipt.
             if not out.exists() or "exists already" not in str(error):
                 self.tally.losses.append(f"{case}: {error}")
         except Exception as error:
-            self.tally.losses.append(f"{case}: {type(error).__name__}: {error}")
+            # An append, likewise.
+            if case not in APPENDS or "of the keys of" not in str(error):
+                self.tally.losses.append(f"{case}: {type(error).__name__}: {error}")
         found = content(out) if out.exists() else {}
         if found != self.reference(case):
             self.tally.losses.append(f"{case}: the store that was completed differs from one made without a kill")
@@ -209,6 +245,7 @@ class Killer:
         only those of the first, which does all but the syncing, are listed."""
         log = self._scratch.with_name(f"{self._scratch.name}.trace")
         # The first call of all is that by which the program began: it tells which thread is the first.
+        prepare(case, self._images, out, overwrite=False)
         done = self._traced(case, out, ["-e", f"trace=execve,{SYSCALLS}"], log)
         if done.returncode:
             raise LossError(f"{case}: the traced run failed: {done.stderr}")
@@ -229,7 +266,7 @@ class Killer:
     ) -> subprocess.CompletedProcess[str]:
         program = (
             "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]; import killing; killing.small_steps(); "
-            "import packstore; packstore.convert(sys.argv[3], sys.argv[4], **killing.CASES[sys.argv[5]][1])"
+            "from pathlib import Path; killing.run_case(sys.argv[5], Path(sys.argv[3]), Path(sys.argv[4]))"
         )
         here = Path(__file__).resolve().parent
         strace = ["strace", "-f", "-qq", "-o", str(log or os.devnull), *arguments]

@@ -251,7 +251,14 @@ def _merged(manifests: list[Manifest], files: list[DamagedFile]) -> Manifest:
             else:
                 splits.append(Split(split.name, splits[-1].stop if splits else 0, end))
             splits[-1] = replace(splits[-1], start=min(splits[-1].start, begin))
-    return replace(first, records=total, columns=_blank(first, total), splits=tuple(splits), shards=None)
+    columns = tuple(replace(c, classes=_classes(c.name, manifests)) for c in _blank(first, total))
+    return replace(first, records=total, columns=columns, splits=tuple(splits), shards=None)
+
+
+def _classes(name: str, manifests: list[Manifest]) -> tuple[str, ...] | None:
+    """The classes of a column: those of the shard that knows most, since others may have been packed before."""
+    known = [m.column(name).classes for m in manifests if m.has_column(name)]
+    return max((classes for classes in known if classes is not None), key=len, default=None)
 
 
 def _blank(manifest: Manifest, records: int) -> tuple[Column, ...]:

@@ -19,6 +19,7 @@ from typing import NoReturn
 import click
 
 from packstore import __version__
+from packstore.cli.append import append
 from packstore.cli.bench import bench
 from packstore.cli.clean import clean
 from packstore.cli.colour import red
@@ -79,7 +80,7 @@ def cli(context: click.Context, debug: bool) -> None:
     context.obj = debug
 
 
-for command in (demo, convert, verify, info, repair, salvage, clean, bench, doctor, guide, completion):
+for command in (demo, convert, append, verify, info, repair, salvage, clean, bench, doctor, guide, completion):
     cli.add_command(command)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -194,6 +196,23 @@ def sync_tree(path: Path) -> None:
         for name in files:
             sync_file(Path(directory, name))
         sync_directory(Path(directory))
+
+
+def sync_file_system(path: Path) -> None:
+    """Makes all of the file system of ``path`` durable, in one call where the system can; else what is in ``path``.
+
+    For thousands of links: an fsync of each takes milliseconds, though nothing but names is new."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if sys.platform.startswith("linux") else None
+    if call is None:
+        sync_tree(path)
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        if call(ctypes.c_int(fd)):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), os.fspath(path))
+    finally:
+        os.close(fd)
 
 
 def remove_empty(path: Path) -> None:

@@ -417,6 +417,12 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
     return options
 
 
+def counted_options(manifest: Manifest) -> dict[str, int]:
+    """Counts of records that a manifest has among its options."""
+    known = (*_GEOMETRY, "quality", "split")
+    return {k: v for k, v in manifest.options.items() if k not in known and type(v) is int}
+
+
 def made_alike(manifest: Manifest, other: Manifest) -> bool:
     """Whether two stores were made by the same options, so that equal images give equal records."""
     names = (*_GEOMETRY, "quality") if manifest.encoding == other.encoding else _GEOMETRY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from packstore.core.errors import DestinationError, StoreError, printable
@@ -74,10 +75,22 @@ def remove_unfinished(path: Path) -> None:
     for entry in sorted(path.iterdir()):
         whole = entry.name in (MANIFEST_FILE, *names) or TABLE.fullmatch(entry.name) is not None
         if whole or any(is_shard(entry.name, format) for format in formats):
-            if entry.is_dir() and not entry.is_symlink():
-                for name in names:
-                    (entry / name).unlink(missing_ok=True)
-                remove_empty(entry)
-            else:
-                entry.unlink(missing_ok=True)
+            _remove_part(entry, names)
     remove_empty(path)
+
+
+def remove_parts(path: Path, names: Iterable[str]) -> None:
+    """Removes shards and tables of these names from the directory of a store, those that are there."""
+    inner = {name for format in FORMATS.values() for name in format.files}
+    for name in names:
+        if SHARD.fullmatch(name) is not None or TABLE.fullmatch(name) is not None:
+            _remove_part(path / name, inner)
+
+
+def _remove_part(path: Path, names: Iterable[str]) -> None:
+    if path.is_dir() and not path.is_symlink():
+        for name in names:
+            (path / name).unlink(missing_ok=True)
+        remove_empty(path)
+    else:
+        path.unlink(missing_ok=True)

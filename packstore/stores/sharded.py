@@ -285,7 +285,7 @@ class ShardedReader(Reader):
             os.close(file)
         found, whole = reader.manifest, self.manifest
         same = found.format == whole.format and found.encoding == whole.encoding and found.records == shard.records
-        if not same or found.shards or not _same_columns(found.columns, whole.columns):
+        if not same or found.shards or not same_columns(found.columns, whole.columns):
             reader.close()
             raise StoreError(
                 f"{where} is of another store: it holds {found.records} records of {found.encoding} "
@@ -395,7 +395,7 @@ def _copied(values: ColumnData) -> ColumnData:
     return values.copy()
 
 
-def _same_columns(shard: Sequence[Column], whole: Sequence[Column]) -> bool:
+def same_columns(shard: Sequence[Column], whole: Sequence[Column]) -> bool:
     """Whether a shard has the columns of its store. It may lack the last classes: what was appended has them."""
     if len(shard) != len(whole):
         return False

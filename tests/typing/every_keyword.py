@@ -93,6 +93,26 @@ def write(dataset: torch.utils.data.Dataset[tuple[bytes, int]], files: list[byte
     return 0 if writer.report is None else writer.report.manifest.records
 
 
+def grow() -> int:
+    report = packstore.append(
+        store="photos.lmdb",
+        source=Path("more"),
+        split="train",
+        source_kind="imagefolder",
+        labels="labels.csv",
+        on_duplicate="skip",
+        on_error="skip",
+        check="decode",
+        shard_size="500MB",
+        restart=True,
+        workers=4,
+        decoder="pillow",
+        max_pixels=100_000_000,
+        progress=True,
+    )
+    return report.manifest.records + sum(report.added.values()) + report.duplicates + report.linked + report.rewritten
+
+
 def check() -> bool:
     report = packstore.verify(
         path="photos.lmdb",

@@ -145,6 +145,11 @@ class Staging:
         self._published = True
 
 
+def exchange(staged: Path, destination: Path) -> None:
+    """Gives what is staged in the directory of a run the destination's name, and the store there the staged one's."""
+    _swap(staged, destination)
+
+
 def _swap(a: Path, b: Path) -> None:
     """Exchanges two existing paths: atomically where the system can, else by renames that are rolled back."""
     if _renameat2(a, b, _EXCHANGE):

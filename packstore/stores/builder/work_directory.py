@@ -4,6 +4,7 @@ The store ``out.lmdb`` is written in ``.out.lmdb.packstore/``::
 
     owner         who writes it, as JSON; locked (flock) as long as that process lives
     run-00001/    what one run has made: the staged store, its columns, a journal of its records, its receipt
+    added/        what is to be appended to a store, packed as a store of its own, with a work directory of its own
 
 A run that is killed leaves the directory behind, unlocked. The next one with the same destination goes on from it (see
 :mod:`packstore.stores.builder.journal`), and ``packstore clean`` removes it. A directory is packstore's own only if its
@@ -24,12 +25,14 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
-from packstore.core.errors import DestinationError, printable
+from packstore.core.errors import DestinationError, StoreError, printable
 from packstore.core.files import beyond_standard_streams, remove_empty, writing
-from packstore.stores.ownership import remove_unfinished
+from packstore.stores.opening import read_manifest
+from packstore.stores.ownership import remove_parts, remove_unfinished
 
 try:
     import fcntl
@@ -43,6 +46,11 @@ STORE, JOURNAL, SHARDS, RECEIPT = "store", "journal", "shards", "receipt"
 COLUMNS = "columns"
 """In a run's directory, where another can go on from it: the values of each column, and where a ragged one's end."""
 _COLUMN_FILE = re.compile(r"[a-z][a-z0-9_]*\.(values|offsets)")
+ADDED, KEPT = "added", "kept"
+"""Stores in a work directory: what is to be appended, and what of the old store must be written again for that."""
+GROWTH = "growth"
+"""In a run's directory, while shards are put into a store that is there already: which, and how to tell whether the
+store has them."""
 ASIDE = f"{STORE}-old"
 """In a run's directory: the store that is being replaced, where the system cannot exchange two names in one step."""
 _MAGIC = "packstore work directory"
@@ -124,7 +132,37 @@ class WorkDirectory:
                 else:
                     aside.rename(self._destination)
                     undone = True
+            self._undo_growth(run / GROWTH)
         return undone
+
+    def finished_growth(self) -> object:
+        """What a killed run was asked for that had appended to the store already, as it told :func:`growth.grow`; None
+        where there is no such run."""
+        for run in self.runs():
+            told = self._growth(run / GROWTH)
+            if told is not None and told["done"]:
+                return told["request"]
+        return None
+
+    def _growth(self, marker: Path) -> dict[str, Any] | None:
+        """What a run has noted that puts shards into the store, and whether it got as far as replacing the manifest."""
+        try:
+            told: dict[str, Any] = json.loads(marker.read_text("ascii"))
+            return {**told, "done": read_manifest(self._destination).digest == told["sealed"]}
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
+            _log.warning("what a killed run has put into %s stays: %s", printable(str(self._destination)), error)
+            return None
+
+    def _undo_growth(self, marker: Path) -> None:
+        """Removes from the store what a run has put there in vain; or, where it got as far as replacing the manifest,
+        what the store needs no more."""
+        told = self._growth(marker)
+        if told is not None:
+            remove_parts(self._destination, told["replaced"] if told["done"] else told["added"])
+            if not told["done"]:  # else it goes with the run: until then it tells that nothing is left to be done
+                marker.unlink()
 
     def remove(self) -> None:
         """Removes it with all runs, and releases it. Idempotent."""
@@ -343,12 +381,17 @@ def remove_run(path: Path) -> None:
                 file.unlink()
         remove_empty(path / COLUMNS)
     remove_unfinished(path / STORE)
+    (path / GROWTH).unlink(missing_ok=True)
     # Last: it says that the conversion is complete, where it is, should this be killed half-way.
     (path / RECEIPT).unlink(missing_ok=True)
     remove_empty(path)
 
 
 def _remove(path: Path) -> None:
+    for name in (ADDED, KEPT):
+        if work_path(path / name).is_dir():
+            WorkDirectory(path / name).remove()
+        remove_unfinished(path / name)
     for run in runs_of(path):
         remove_run(run)
     if {entry.name for entry in path.iterdir()} <= {OWNER}:

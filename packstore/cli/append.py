@@ -1,0 +1,134 @@
+"""``packstore append``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packstore.cli.colour import bold, yellow
+from packstore.cli.common import ByteSize, PixelCount, PluginChoice, human_bytes, pasted, progress_bar, quantity
+from packstore.cli.convert import EXIT_SKIPPED
+from packstore.core.errors import SampleError, SourceError, printable
+from packstore.core.registry import SOURCES
+from packstore.images.sniff import MAX_PIXELS
+
+if TYPE_CHECKING:
+    from packstore.packing.append import AppendPlan, AppendReport
+
+
+@click.command(short_help="Put more records into a store.")
+@click.argument("store", type=click.Path(path_type=Path))
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option(
+    "--split", metavar="NAME", help="Take this split of SOURCE; if it has none, put its records into this one of STORE."
+)
+@click.option("--labels", type=click.Path(path_type=Path), metavar="CSV", help="Labels: columns file,label[,split].")
+@click.option("--source", "source_kind", type=PluginChoice(SOURCES), help="Kind of SOURCE, instead of recognising it.")
+@click.option(
+    "--on-duplicate", type=click.Choice(["raise", "skip", "unchecked"]), default="raise", show_default=True,
+    help="At a key that STORE has: stop, or leave the sample out. unchecked: compare no keys.",
+)  # fmt: skip
+@click.option(
+    "--on-error", type=click.Choice(["raise", "skip"]), default="raise", show_default=True,
+    help="At a bad file: stop; or leave it out, list it and exit with 3.",
+)  # fmt: skip
+@click.option(
+    "--check", type=click.Choice(["header", "decode", "none"]), default="header", show_default=True,
+    help="Check each file. header: its kind, header and end; decode: every pixel.",
+)  # fmt: skip
+@click.option("--shard-size", type=ByteSize(), help="About the size of new shards.  [default: as those of STORE]")
+@click.option("--restart", is_flag=True, help="Start anew instead of going on from an interrupted run.")
+@click.option(
+    "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
+    help="Refuse images that claim more pixels, e.g. 50M.",
+)  # fmt: skip
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
+@click.option("--decoder", default="auto", show_default=True, metavar="NAME",
+              help="turbojpeg, simplejpeg, jpeg4py, opencv or pillow.")  # fmt: skip
+@click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
+    """Put the records of SOURCE into STORE, encoded as those that STORE has.
+
+    SOURCE is what packstore convert takes. The records go into new shards beside the old ones; a store of one file
+    becomes a directory of shards. Whoever reads STORE sees the old store until the new one is complete. Classes that
+    STORE lacks get the next numbers. To go on after an interrupted run, give the same command again.
+
+    \b
+    Examples:
+      packstore append imagenet.lmdb new-photos/                   splits and classes by name
+      packstore append imagenet.lmdb last-week/ --split train      a folder without splits
+      packstore append imagenet.lmdb more.lmdb --on-duplicate skip
+      packstore append imagenet.lmdb new-photos/ --dry-run
+    """
+    from packstore.packing.append import AppendOptions, append_source, plan_append
+
+    chosen = AppendOptions(**options)
+    try:
+        with progress_bar(quiet) as progress:
+            if dry_run:
+                plan = plan_append(store, source, chosen, progress)
+                plan.source.close()
+                click.echo(describe_plan(plan))
+                return
+            report = append_source(store, source, chosen, progress)
+    except SampleError as error:
+        raise SourceError(
+            f"{printable(str(source))}/{error}; repair or remove it, or leave bad files out with --on-error skip"
+        ) from error
+    if not quiet:
+        click.echo(describe_report(report))
+        click.echo(f"prove it with: packstore verify {pasted(store)}")
+    if report.skipped:
+        if quiet:
+            click.echo(f"{store}: {quantity(len(report.skipped), 'file')} skipped; see packstore info {pasted(store)}",
+                       err=True)  # fmt: skip
+        raise click.exceptions.Exit(EXIT_SKIPPED)
+
+
+def describe_plan(plan: AppendPlan) -> str:
+    """The plan of ``--dry-run``."""
+    lines = [
+        f"store        {printable(str(plan.store))}, {quantity(plan.manifest.records, 'record')} now",
+        f"source       {printable(str(plan.source.path))} ({plan.source.kind})",
+        f"adds         {quantity(sum(plan.added.values()), 'record')}",
+    ]
+    lines += [f"  {name:<10} {count:,}" for name, count in plan.added.items() if name]
+    for column in plan.columns:
+        before = plan.manifest.column(column.name).classes or ()
+        new = (column.classes or ())[len(before) :]
+        if new:
+            shown = ", ".join(printable(name) for name in new[:10]) + (", …" if len(new) > 10 else "")
+            lines.append(f"new classes  {column.name}: {len(new):,} ({shown})")
+    if plan.duplicates:
+        lines.append(f"duplicates   {quantity(plan.duplicates, 'sample')} left out")
+    if plan.conversion is None and plan.added:
+        lines.append("estimate     nothing but links: the shards are taken as they are")
+    else:
+        lines.append(f"estimate     {human_bytes(plan.estimate_bytes)}")
+    lines.append("nothing was written (--dry-run)")
+    return "\n".join(lines)
+
+
+def describe_report(report: AppendReport) -> str:
+    """The summary."""
+    added = sum(report.added.values())
+    total = quantity(report.manifest.records, "record")
+    lines = [f"{printable(str(report.store))}: {bold(quantity(added, 'record') + ' more')}, {total} now"]
+    if any(report.added):
+        lines.append("  added    " + ", ".join(f"{printable(name)} {count:,}" for name, count in report.added.items()))
+    lines.append(f"  shards   {len(report.manifest.shards or ()) or 1}")
+    if report.linked:
+        lines.append(f"           {quantity(report.linked, 'shard')} taken as they are")
+    if report.rewritten:
+        lines.append(
+            f"  copied   {quantity(report.rewritten, 'record')} of a shard that held several splits, to one shard each"
+        )
+    if report.duplicates:
+        lines.append(f"  {yellow('left out')} {quantity(report.duplicates, 'sample')} whose keys the store has")
+    if report.skipped:
+        lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'file')}:")
+        lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
+    return "\n".join(lines)

@@ -1,0 +1,127 @@
+"""A source as it is to be appended to a store: with the store's class numbers and splits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.columns import ImageData
+from packstore.core.manifest import Column
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.sources.base import Entry, Sample, Source, Survey, rounded_size
+from packstore.sources.store import StoreSource
+from packstore.stores.base import Reader
+
+
+class AddedSource(Source):
+    """Wraps a source.
+
+    Attributes:
+        left_out: Keys of samples that are not listed.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        columns: tuple[Column, ...],
+        split_of: Callable[[str], str],
+        survey: Survey,
+        store: str,
+    ) -> None:
+        """
+        Args:
+            source: The source, opened.
+            columns: Those of the store, with the classes of both.
+            split_of: Gives the split of the store for that of the source.
+            survey: What is to be taken of the source.
+            store: What tells the state of the store: the digest of its manifest.
+        """
+        super().__init__(source.path, source.options)
+        self.kind = source.kind
+        self.normalization = source.normalization
+        self.left_out: set[str] = set()
+        self._source = source
+        self._split_of = split_of
+        self._survey = survey
+        self._taken = next(iter(survey.splits)) if len(survey.splits) == 1 and "" not in survey.splits else None
+        self._stamp = store
+        merged = {column.name: column for column in columns}
+        self._numbers = [_numbers(column, merged.get(column.name, column)) for column in survey.labels]
+        sampled = ((c.name, _numbers(c, merged.get(c.name, c))) for c in survey.columns if c.name in survey.sampled)
+        self._sampled = {name: numbers for name, numbers in sampled if numbers is not None}
+        self._columns = tuple(
+            replace(c, classes=merged[c.name].classes) if c.name in merged and c.classes is not None else c
+            for c in survey.columns
+        )
+
+    @property
+    def store(self) -> Reader | None:
+        """The store that the source is, where all of it is taken."""
+        return self._source.reader if isinstance(self._source, StoreSource) and self._taken is None else None
+
+    def leave_out(self, keys: set[str]) -> None:
+        """Lists these samples no more."""
+        self.left_out = keys
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        survey = replace(self._survey, columns=self._columns)
+        if not self.left_out:
+            return replace(survey, splits={self._split_of(name): count for name, count in survey.splits.items()})
+        splits, sizes = Counter[str](), Counter[int]()
+        size_bytes = key_bytes = 0
+        for entry in self.entries():
+            splits[entry.split] += 1
+            sizes[rounded_size(entry.size_bytes)] += 1
+            size_bytes += entry.size_bytes
+            key_bytes += len(entry.key.encode("utf-8", "surrogateescape"))
+        return replace(
+            survey, splits=dict(splits), size_bytes=size_bytes, size_counts=dict(sizes), key_bytes=key_bytes
+        )  # fmt: skip
+
+    def entries(self, split: str | None = None) -> Iterator[Entry]:
+        same = all(numbers is None for numbers in self._numbers)
+        for entry in self._source.entries(self._taken):
+            if entry.key in self.left_out:
+                continue
+            labels = entry.labels
+            if not same:
+                pairs = zip(self._numbers, labels, strict=True)
+                labels = tuple(label if numbers is None else int(numbers[label]) for numbers, label in pairs)
+            yield entry._replace(split=self._split_of(entry.split), labels=labels)
+
+    def read(self, entry: Entry) -> ImageData | Sample:
+        found = self._source.read(entry)
+        if not self._sampled or not isinstance(found, Sample):
+            return found
+        values = dict(found.values)
+        for name, numbers in self._sampled.items():
+            if values.get(f"{name}_valid", True) and values[name] is not None:
+                values[name] = _renumbered(values[name], numbers)
+        return found._replace(values=values)
+
+    def stamp(self) -> str:
+        return f"{self._source.stamp()} {self._stamp}"
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def _renumbered(value: Any, numbers: NDArray[np.int64]) -> Any:
+    """Class numbers, one or several, at rest or as users give them, by other ones; names stay."""
+    if isinstance(value, bytes | memoryview):
+        return numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes()
+    given = np.asarray(value)
+    return numbers[given] if given.dtype.kind in "iu" else value
+
+
+def _numbers(column: Column, merged: Column) -> NDArray[np.int64] | None:
+    """The new number of each class of a column; None where all stay."""
+    if column.classes is None or merged.classes is None or merged.classes[: len(column.classes)] == column.classes:
+        return None
+    places = {name: i for i, name in enumerate(merged.classes)}
+    return np.array([places[name] for name in column.classes], np.int64)

@@ -1,0 +1,87 @@
+"""Records of one store into another, as they are at rest: nothing is decoded or encoded, everything is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.checksums import ROW_CHECKSUM, row_checksums, row_columns, value_hashes
+from packstore.core.errors import CorruptRecordError
+from packstore.core.manifest import Column
+from packstore.stores import StoreBuilder
+from packstore.stores.base import Reader
+
+_RECORDS, _BYTES = 1024, 8 << 20
+
+
+def copy_records(
+    reader: Reader,
+    records: NDArray[np.int64],
+    builder: StoreBuilder,
+    split: str,
+    labels: Mapping[str, NDArray[np.int64]] | None = None,
+    copied: Callable[[int, int], None] = lambda records, nbytes: None,
+) -> None:
+    """Appends records of an open store to another.
+
+    Args:
+        reader: The store.
+        records: ``int64``, which records, in the order in which they are to be.
+        builder: Gets them; of their columns it gets those that it has.
+        split: Their split; ``""`` for none.
+        labels: New class numbers by column: the old one is the index.
+        copied: Called after each batch with how many records and bytes of images it had.
+
+    Raises:
+        CorruptRecordError: The image, label, key or the like of a record does not match its checksum.
+    """
+    wanted = {column.name for column in row_columns(builder.columns)}
+    for some in _batches(reader, records):
+        images = [reader.view(i) for i in some.tolist()]
+        checksums = value_hashes(images, len(images))
+        _refuse(reader, some, checksums, reader.values("checksum", some))
+        columns = row_columns(reader.manifest.columns)
+        values = dict(_values(reader, columns, some))
+        if reader.manifest.has_column(ROW_CHECKSUM.name):
+            hashes = {c.name: value_hashes(values[c.name], len(some)) for c in columns if c.kind == "ragged"}
+            found = row_checksums(reader.manifest.columns, values | hashes, len(some))
+            _refuse(reader, some, found, reader.values(ROW_CHECKSUM.name, some))
+        for name, numbers in (labels or {}).items():
+            values[name] = renumbered(values[name], numbers)
+            if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
+                values[name][~values[f"{name}_valid"]] = 0  # what is missing has no class
+        kept = {name: value for name, value in values.items() if name in wanted}
+        builder.append(images, kept, split, checksums=checksums)
+        copied(len(some), sum(map(len, images)))
+
+
+def renumbered(labels: Any, numbers: NDArray[np.int64]) -> Any:
+    """Class numbers by other ones: of a fixed column an array, of a ragged one the bytes of each record."""
+    if isinstance(labels, np.ndarray):
+        return numbers[labels]
+    return [numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes() for value in labels]
+
+
+def _batches(reader: Reader, records: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    mean = max(1, reader.manifest.image.nbytes // max(1, len(reader)))
+    step = max(1, min(_RECORDS, _BYTES // mean))
+    return (records[start : start + step] for start in range(0, len(records), step))
+
+
+def _values(reader: Reader, columns: Iterable[Column], some: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:
+    for column in columns:
+        if column.kind == "fixed":
+            yield column.name, reader.values(column.name, some)
+        else:
+            yield column.name, [bytes(reader.value(column.name, i)) for i in some.tolist()]
+
+
+def _refuse(reader: Reader, some: Sequence[int] | NDArray[np.int64], found: Any, expected: Any) -> None:
+    wrong = np.flatnonzero(found != expected)
+    if len(wrong):
+        i = int(wrong[0])
+        record = int(some[i])
+        raise CorruptRecordError(record, reader.key(record), f"{int(expected[i]):016x}", f"{int(found[i]):016x}")

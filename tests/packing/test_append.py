@@ -1,0 +1,449 @@
+"""``append``: the same dataset as one conversion of all; at every moment the old or the new store; shards linked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packstore
+from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError
+from packstore.core.progress import Progress
+from packstore.packing import conversion
+from packstore.packing.append import AppendOptions, plan_append
+from packstore.stores import open_store
+from packstore.stores.builder import growth, journal
+from packstore.stores.builder.work_directory import WorkDirectory, work_path
+from packstore.stores.sharded import ShardedReader
+from tests.makers.datasets import make_folder
+from tests.makers.stores import content
+
+SUFFIXES = (".lmdb", ".h5", ".pth")
+ENCODINGS: list[dict[str, Any]] = [
+    {"encoding": "original"},
+    {"encoding": "uint8", "size": 16},
+    {"encoding": "jpeg", "resize": 24, "quality": 80},
+    {"encoding": "float16", "size": 16},
+    {"encoding": "uint8"},
+]
+Part = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("photos") / "all", per_class=4)
+
+
+@pytest.fixture
+def part(photos: Path, tmp_path: Path) -> Part:
+    """A folder with some of the photos: ``part(name, wanted)``."""
+
+    def make(name: str, wanted: Callable[[str], bool]) -> Path:
+        for path in photos.rglob("*.*"):
+            key = str(path.relative_to(photos))
+            if wanted(key):
+                (tmp_path / name / key).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, tmp_path / name / key)
+        return tmp_path / name
+
+    return make
+
+
+def keys(path: Path) -> list[str]:
+    with open_store(path) as reader:
+        return [reader.key(i) for i in range(len(reader))]
+
+
+def assert_same(path: Path, other: Path) -> None:
+    """Two stores hold the same, and both are whole; nothing lies beside the first."""
+    assert packstore.verify(path).problems == ()
+    with open_store(path) as a, open_store(other) as b:
+        assert keys(path) == keys(other)
+        assert a.manifest.splits == b.manifest.splits
+        assert [c.declared for c in a.manifest.columns] == [c.declared for c in b.manifest.columns]
+        assert [c.nbytes for c in a.manifest.columns] == [c.nbytes for c in b.manifest.columns]
+        assert a.manifest.dataset_digest == b.manifest.dataset_digest
+        assert [bytes(a.read(i)) for i in range(len(a))] == [bytes(b.read(i)) for i in range(len(b))]
+        assert a.fixed("label").tolist() == b.fixed("label").tolist()
+    assert not work_path(path).exists()
+
+
+@pytest.mark.sampled(4, per="suffix", fast=2)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("options", ENCODINGS, ids=lambda o: " ".join(map(str, o.values())))
+@pytest.mark.parametrize("shard_size", [None, 4000])
+def test_the_same_as_all_at_once(
+    photos: Path, part: Part, tmp_path: Path, suffix: str, options: dict[str, Any], shard_size: int | None
+) -> None:
+    """Also with a class that is new: its name comes last by chance of the alphabet, as it does by appending."""
+    store, whole = tmp_path / f"x{suffix}", tmp_path / f"whole{suffix}"
+    packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=shard_size, **options)
+    report = packstore.append(store, part("second", lambda key: "/cat/" in key))
+    packstore.convert(photos, whole, **options)
+    assert_same(store, whole)
+    assert report.added == {"train": 4, "val": 4}
+    assert (report.rewritten, report.linked, report.skipped) == (0 if shard_size else 16, 0, ())
+    assert report.manifest.classes == ("ant", "bee", "cat")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_store_of_one_file_becomes_the_first_shard(part: Part, tmp_path: Path, suffix: str) -> None:
+    store = tmp_path / f"x{suffix}"
+    packstore.convert(part("first", lambda key: key.startswith("train/")), store, encoding="original")
+    data = store / "data.mdb" if suffix == ".lmdb" else store
+    before = data.stat().st_ino
+    packstore.append(store, part("second", lambda key: key.startswith("val/")))
+    first = store / f"shard-00000{suffix}"
+    assert (first / "data.mdb" if suffix == ".lmdb" else first).stat().st_ino == before
+    assert [split.name for split in packstore.open(store).manifest.splits] == ["train", "val"]
+    assert packstore.verify(store).ok
+
+
+def test_the_order_of_classes_stays(part: Part, tmp_path: Path) -> None:
+    packstore.convert(part("first", lambda key: "/bee/" in key), tmp_path / "x.h5", shard_size=4000)
+    report = packstore.append(tmp_path / "x.h5", part("second", lambda key: "/bee/" not in key))
+    assert report.manifest.classes == ("bee", "ant", "cat")
+    with open_store(tmp_path / "x.h5") as reader:
+        labels = reader.fixed("label").tolist()
+        names = [("bee", "ant", "cat")[label] for label in labels]
+        assert names == [reader.key(i).split("/")[1] for i in range(len(reader))]
+        assert isinstance(reader, ShardedReader)
+        assert next(p.manifest.classes for p in reader.parts()) == ("bee",)
+    dataset = packstore.PackedDataset(tmp_path / "x.h5", "train")
+    assert dataset[0][1] == 0
+    assert packstore.verify(tmp_path / "x.h5", decode=True).ok
+
+
+def test_several_times(photos: Path, part: Part, tmp_path: Path) -> None:
+    store = tmp_path / "x.lmdb"
+    packstore.convert(part("a", lambda key: "/ant/" in key), store, shard_size=3000)
+    for name in ("bee", "cat"):
+        packstore.append(store, part(name, lambda key, name=name: f"/{name}/" in key))  # type: ignore[misc]
+    packstore.convert(photos, tmp_path / "whole.lmdb")
+    assert_same(store, tmp_path / "whole.lmdb")
+    manifest = packstore.open(store).manifest
+    assert manifest.shards is not None
+    numbers = manifest.shards.table["number"].tolist()
+    assert numbers != sorted(numbers)
+    saved = packstore.salvage(store, tmp_path / "saved.lmdb")
+    assert saved.complete
+    assert keys(tmp_path / "saved.lmdb") == keys(store)
+    next(store.glob("table-*")).unlink()
+    (store / "manifest.json").unlink()
+    assert packstore.salvage(store, tmp_path / "again.lmdb").recovered == 24
+    assert keys(tmp_path / "again.lmdb") == keys(tmp_path / "whole.lmdb")
+
+
+def test_who_reads_meanwhile_reads_the_old_store(part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from packstore.stores import sharded
+
+    monkeypatch.setattr(sharded, "_MOST_OPEN", 2)
+    monkeypatch.setattr(sharded, "_FEWEST_OPEN", 2)
+    store = tmp_path / "x.h5"
+    packstore.convert(part("a", lambda key: "/ant/" in key), store, shard_size=1)
+    with open_store(store) as old:
+        images = [bytes(old.read(i)) for i in range(len(old))]
+        packstore.append(store, part("b", lambda key: "/bee/" in key))
+        with open_store(store) as new:
+            assert (len(old), len(new)) == (8, 16)
+        assert [bytes(old.read(i)) for i in range(len(old))] == images
+
+
+# Splits
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "split", "message"),
+    [
+        (True, False, None, r"has no splits, and .*: say with --split which .*\(train, or a new one\)"),
+        (False, True, None, "has the splits train, val, and .* has none: take one of them with --split"),
+        (False, False, "train", "neither .* nor .* has splits"),
+        (True, True, "tests", "has no split 'tests'"),
+    ],
+)
+def test_splits_that_do_not_go_together(
+    part: Part, tmp_path: Path, own: bool, given: bool, split: str | None, message: str
+) -> None:
+    first, second = (part(name, lambda key: "/ant/" in key) for name in ("first", "second"))
+    packstore.convert(first if own else first / "train", tmp_path / "x.h5", split="train" if own else None)
+    before = content(tmp_path / "x.h5")
+    with pytest.raises(UsageError, match=message):
+        packstore.append(tmp_path / "x.h5", second if given else second / "val", split=split)
+    assert content(tmp_path / "x.h5") == before
+    assert not work_path(tmp_path / "x.h5").exists()
+
+
+def test_a_source_without_splits_goes_into_one(part: Part, tmp_path: Path) -> None:
+    packstore.convert(part("first", lambda key: "/ant/" in key), tmp_path / "x.h5", shard_size=3000)
+    report = packstore.append(tmp_path / "x.h5", part("a", lambda key: "val/bee/" in key) / "val", split="train")
+    assert report.added == {"train": 4}
+    report = packstore.append(tmp_path / "x.h5", part("b", lambda key: "val/cat/" in key) / "val", split="more")
+    assert [(s.name, len(s)) for s in report.manifest.splits] == [("train", 8), ("val", 4), ("more", 4)]
+    assert packstore.verify(tmp_path / "x.h5").ok
+
+
+def test_one_split_of_a_source(part: Part, tmp_path: Path) -> None:
+    packstore.convert(part("first", lambda key: "/ant/" in key), tmp_path / "x.h5", shard_size=3000)
+    report = packstore.append(tmp_path / "x.h5", part("second", lambda key: "/bee/" in key), split="val")
+    assert report.added == {"val": 4}
+    packstore.convert(part("third", lambda key: "train/ant/" in key) / "train", tmp_path / "y.h5")
+    assert packstore.append(tmp_path / "y.h5", tmp_path / "second", split="val").added == {"": 4}
+    assert packstore.open(tmp_path / "y.h5").manifest.splits == ()
+
+
+# Keys that are there, and what does not fit
+
+
+@pytest.mark.parametrize("source", ["folder", "store"])
+def test_keys_that_are_there(photos: Path, part: Part, tmp_path: Path, source: str) -> None:
+    store = tmp_path / "x.h5"
+    packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=3000)
+    before = content(store)
+    given = photos
+    if source == "store":
+        given = tmp_path / "all.h5"
+        packstore.convert(photos, given, shard_size=3000)
+    with pytest.raises(SourceError, match=r"has 16 of the keys of .* already \(train/ant/000.jpg, .* --on-duplicate"):
+        packstore.append(store, given)
+    assert content(store) == before
+    report = packstore.append(store, given, on_duplicate="skip")
+    assert (report.duplicates, report.added) == (16, {"train": 4, "val": 4})
+    packstore.convert(photos, tmp_path / "whole.h5")
+    assert_same(store, tmp_path / "whole.h5")
+    before = content(store)
+    report = packstore.append(store, given, on_duplicate="skip")
+    assert (report.duplicates, report.added) == (24, {})
+    assert content(store) == before
+
+
+def test_columns_that_do_not_fit(photos: Path, tmp_path: Path) -> None:
+    store = tmp_path / "x.h5"
+    packstore.convert(photos, store, encoding="uint8", size=16)
+    before = content(store)
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    shutil.copy2(photos / "train/ant/000.jpg", flat / "new.jpg")
+    with pytest.raises(StoreError, match="has a column 'label', the source has none"):
+        packstore.append(store, flat, split="train")
+    (tmp_path / "labels.csv").write_text("file,label\nnew.jpg,7\n")
+    packstore.convert(photos / "train", tmp_path / "other.h5", encoding="uint8", size=24)
+    with pytest.raises(StoreError, match=r"column 'image' of .* holds .* 16 x 16 x 3 .* of the source .* 24 x 24 x 3"):
+        packstore.append(store, tmp_path / "other.h5", split="more")
+    with pytest.raises(UsageError, match="cannot be appended to itself"):
+        packstore.append(store, store)
+    assert content(store) == before
+
+
+def test_a_file_in_the_way_stays(part: Part, tmp_path: Path) -> None:
+    store = tmp_path / "x.h5"
+    packstore.convert(part("first", lambda key: "/ant/" in key), store, shard_size=10**6)
+    (store / "shard-00002.h5").write_bytes(b"mine")
+    with pytest.raises(DestinationError, match=r"shard-00002\.h5 is not the store's; move it away first"):
+        packstore.append(store, part("second", lambda key: "/bee/" in key))
+    assert (store / "shard-00002.h5").read_bytes() == b"mine"
+    assert len(keys(store)) == 8
+
+
+# Shards as they are
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("duplicates", ["raise", "unchecked"])
+def test_shards_of_a_store_are_linked(
+    photos: Path, part: Part, tmp_path: Path, suffix: str, duplicates: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = tmp_path / f"x{suffix}", tmp_path / f"y{suffix}"
+    options: dict[str, Any] = {"encoding": "original", "shard_size": 3000}
+    packstore.convert(part("first", lambda key: "/cat/" not in key), store, **options)
+    classes = part("second", lambda key: "/cat/" in key)
+    for split in ("train", "val"):  # so that both know all classes, in the same order
+        for name in ("ant", "bee"):
+            (classes / split / name).mkdir()
+            shutil.copy2(photos / split / name / "000.jpg", classes / split / name / "zzz.jpg")
+    packstore.convert(classes, other, **options)
+    inodes = {path.stat().st_ino for path in other.rglob("shard-*") if path.is_file()}
+    if suffix == ".lmdb":
+        inodes = {path.stat().st_ino for path in other.rglob("data.mdb")}
+    if duplicates == "unchecked":
+        monkeypatch.setattr(ShardedReader, "shard", lambda *_: pytest.fail("a shard is opened"))
+    report = packstore.append(store, other, on_duplicate=duplicates)
+    monkeypatch.undo()
+    manifest = packstore.open(other).manifest
+    assert report.linked == len(manifest.shards or ()) > 2
+    assert report.added == {"train": 6, "val": 6}
+    assert inodes <= {path.stat().st_ino for path in store.rglob("*")}
+    assert packstore.verify(store).ok
+    shutil.rmtree(other)
+    assert packstore.verify(store).ok
+
+
+def test_without_links_shards_are_copied(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packstore.convert(photos, tmp_path / "x.h5", split="train")
+    packstore.convert(photos, tmp_path / "y.h5", split="val", shard_size=3000)
+
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    packstore.append(tmp_path / "x.h5", tmp_path / "y.h5")
+    monkeypatch.undo()
+    packstore.convert(photos, tmp_path / "whole.h5")
+    assert_same(tmp_path / "x.h5", tmp_path / "whole.h5")
+
+
+# Interrupted
+
+
+class CutError(BaseException):
+    """What ends a run."""
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_an_interrupted_run_goes_on(
+    photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
+) -> None:
+    monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(conversion, "PASS_RECORDS", 2)
+    store, second = tmp_path / "x.h5", part("second", lambda key: "/cat/" in key)
+    packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=3000 if sharded else None)
+    before = content(store)
+
+    def progress(report: Progress) -> None:
+        if report.stage == "pack" and report.done >= 4:
+            raise CutError
+
+    with pytest.raises(CutError) as caught:
+        packstore.append(store, second, progress=progress)
+    assert "the same command goes on from there" in caught.value.__notes__[0]
+    assert content(store) == before
+    with pytest.raises(UsageError):  # a slip does not lose the work
+        packstore.append(store, second, split="none")
+    stages: list[int] = []
+    taken = conversion.ResumedRecords.__iter__
+
+    def counted(self: Any) -> Any:
+        for packed in taken(self):
+            stages.append(len(packed.entries))
+            yield packed
+
+    monkeypatch.setattr(conversion.ResumedRecords, "__iter__", counted)
+    packstore.append(store, second)
+    assert sum(stages) >= 4
+    packstore.convert(photos, tmp_path / "whole.h5")
+    assert_same(store, tmp_path / "whole.h5")
+
+
+@pytest.mark.sampled(fast=2)
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("step", ["write_head", "link_parts", "sync_file_system", "_refuse_changed", "sync_directory"])
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_error_while_publishing(
+    photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool, step: str, killed: bool
+) -> None:
+    """At each step, by an error that cleans up, and by a kill that does not."""
+    store, second = tmp_path / "x.h5", part("second", lambda key: "/cat/" in key)
+    packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=3000 if sharded else None)
+    before = content(store)
+    real = getattr(growth, step)
+
+    def fail(*arguments: Any) -> None:
+        real(*arguments)
+        raise CutError if killed else OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(growth, step, fail)
+        if killed:
+            patch.setattr(WorkDirectory, "undo_swap", lambda self: False)
+            patch.setattr(WorkDirectory, "remove", WorkDirectory.release)
+        with pytest.raises(CutError if killed else DestinationError):
+            packstore.append(store, second)
+    done = step == "sync_directory"
+    with open_store(store) as reader:
+        assert len(reader) == (24 if done else 16)
+    if not killed:
+        assert done or content(store) == before
+        assert not work_path(store).exists()
+    if killed or not done:
+        packstore.append(store, second)
+    packstore.convert(photos, tmp_path / "whole.h5")
+    assert_same(store, tmp_path / "whole.h5")
+
+
+def test_clean_takes_away_what_a_kill_left_in_the_store(
+    part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, second = tmp_path / "x.lmdb", part("second", lambda key: "/cat/" in key)
+    packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=3000)
+    before = content(store)
+
+    def killed(*_: object) -> None:
+        raise CutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(growth, "sync_file_system", killed)
+        patch.setattr(WorkDirectory, "undo_swap", lambda self: False)
+        patch.setattr(WorkDirectory, "remove", WorkDirectory.release)
+        with pytest.raises(CutError):
+            packstore.append(store, second)
+    assert len(content(store)) > len(before)
+    from packstore.stores.builder.work_directory import find_leftovers, remove_leftover
+
+    (found,) = find_leftovers(tmp_path)
+    remove_leftover(found)
+    assert content(store) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["first", "second", "x.lmdb"]
+
+
+def test_two_at_once(photos: Path, tmp_path: Path) -> None:
+    store = tmp_path / "x.h5"
+    packstore.convert(photos, store, split="train", shard_size=3000)
+
+    def progress(report: Progress) -> None:
+        if report.stage == "pack" and report.done:
+            with pytest.raises(DestinationError, match="is being written by process"):
+                packstore.append(store, photos, split="val")
+
+    packstore.append(store, photos, split="val", progress=progress)
+    assert len(keys(store)) == 24
+
+
+def test_bad_files(photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bad"
+    shutil.copytree(photos, folder)
+    packstore.convert(folder, tmp_path / "x.h5", split="train")
+    bad = sorted(p for p in (folder / "val").rglob("*.*"))[0]
+    bad.write_bytes(b"")
+    with pytest.raises(packstore.SampleError):
+        packstore.append(tmp_path / "x.h5", folder, split="val")
+    assert len(keys(tmp_path / "x.h5")) == 12
+    report = packstore.append(tmp_path / "x.h5", folder, split="val", on_error="skip")
+    assert [s.key for s in report.skipped] == [str(bad.relative_to(folder))]
+    assert report.manifest.skipped == report.skipped
+    assert len(keys(tmp_path / "x.h5")) == 23
+
+
+def test_a_plan_writes_nothing(photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / "x.h5", split="train")
+    before = content(tmp_path / "x.h5")
+    plan = plan_append(tmp_path / "x.h5", photos, AppendOptions(split="val"))
+    plan.source.close()
+    assert plan.added == {"val": 12}
+    assert plan.estimate_bytes > 10_000
+    assert content(tmp_path / "x.h5") == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.h5"]
+
+
+@pytest.mark.parametrize("value", ["overwrite", None, True])
+def test_unknown_policies(photos: Path, tmp_path: Path, value: Any) -> None:
+    with pytest.raises(UsageError, match="on_duplicate should be 'raise', 'skip' or 'unchecked'"):
+        packstore.append(tmp_path / "x.h5", photos, on_duplicate=value)
+
+
+def test_nothing_is_made_where_there_is_no_store(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="does not exist"):
+        packstore.append(tmp_path / "x.h5", photos)
+    assert [*tmp_path.iterdir()] == []
