@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Threads of torch that wait for each other and turn in circles meanwhile: on a busy machine four fifths of the time.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 UNTIL = int(os.environ.get("PACKSTORE_TEST_UNTIL", "0"))
 """When the time of this run is over, in seconds since 1970; 0: never."""
 

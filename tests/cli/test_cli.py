@@ -438,7 +438,7 @@ def test_clean_of_what_never_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(1, per="suffix")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
 @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
 def test_closed_standard_streams_do_no_harm(tmp_path: Path, closed: str, suffix: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import random
 import shutil
 import struct
 import subprocess
@@ -175,11 +176,12 @@ def test_a_fast_decoder_is_really_used(decoder: Decoder, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_real_images_are_those_of_pillow(shared_data: SharedData) -> None:
+@pytest.mark.parametrize("count", [120, pytest.param(600, marks=pytest.mark.soak)])
+def test_real_images_are_those_of_pillow(count: int, shared_data: SharedData, rng: random.Random) -> None:
     files = [path for path in sorted((shared_data / "imagenet-600").rglob("*")) if path.is_file()]
     found = all_decoders()
     worst = dict.fromkeys((d.name for d in found), 0)
-    for path in files:
+    for path in rng.sample(files, count):
         data = path.read_bytes()
         expected = reference(data).astype(np.int16)
         for each in found:

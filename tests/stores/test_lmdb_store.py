@@ -303,6 +303,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             assert pages.find(key) is None
 
     @pytest.mark.slow
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("sizes", [[3] * 300, [5000, 0, 40, 700] * 6], ids=["many", "long"])
     def test_many_pages_at_once_find_what_the_walk_finds(self, path: Path, sizes: list[int]) -> None:
         """Where the quick way says that all is in order, the walk from page to page has nothing to say either."""

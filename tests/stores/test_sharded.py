@@ -122,6 +122,7 @@ print(sum(map(len, found)), ds.reader._bounded)
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_an_epoch_with_few_open_files(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"

@@ -698,6 +698,7 @@ CUDA_LISTS: list[list[Any]] = [
 ] + [[RandomHorizontalFlip(alternating=True), CenterCrop(20)], [RandomResizedCrop(24)], [Resize(20), CenterCrop(24)]]
 
 
+@pytest.mark.sampled(12, per="cuda")
 @pytest.mark.parametrize("ops", CUDA_LISTS, ids=repr)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_cuda_gives_what_the_cpu_gives(ops: list[Any], layout: Any, cuda: torch.device) -> None:
