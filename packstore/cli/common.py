@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -159,6 +160,29 @@ def wrapped(start: str, text: str, columns: int) -> list[str]:
         break_on_hyphens=False,
     )
     return lines or [start]
+
+
+def echo_rows(text: str) -> None:
+    """Prints rows of a name and a text. In a terminal the text of a long row goes on below its beginning."""
+    if sys.stdout.isatty():
+        columns = max(40, shutil.get_terminal_size().columns)
+        text = "\n".join(line for row in text.split("\n") for line in fitted_row(row, columns))
+    click.echo(text)
+
+
+def fitted_row(row: str, columns: int) -> list[str]:
+    """``row`` in lines of at most ``columns`` characters that are seen; only a longer word is longer."""
+    start = re.match(r" *(?:\S+(?: \S+)*  +)?", row)
+    assert start is not None
+    indent = " " * len(click.unstyle(start[0]))
+    lines, line = [], start[0]
+    for number, word in enumerate(row[start.end() :].split(" ")):
+        if number and len(click.unstyle(f"{line} {word}")) > columns:
+            lines.append(line)
+            line = indent + word
+        else:
+            line += f" {word}" if number else word
+    return [*lines, line]
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from packstore.cli.common import (
     PixelCount,
     PluginChoice,
     describe_normalization,
+    echo_rows,
     human_bytes,
     pasted,
     progress_bar,
@@ -128,10 +129,10 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
             f"{printable(str(source))}/{error}; repair or remove it, or leave bad files out with --on-error skip"
         ) from error
     if report is None:
-        click.echo(describe_plan(plan))
+        echo_rows(describe_plan(plan))
         return
     if not quiet:
-        click.echo(describe_report(report))
+        echo_rows(describe_report(report))
         click.echo(f"prove it with: {proof_command(report, source, options['labels'], options['source_kind'])}")
     if report.skipped:
         if quiet:

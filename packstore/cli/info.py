@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import LocalPath, describe_normalization, expecting_store, human_bytes, quantity
+from packstore.cli.common import (
+    LocalPath,
+    describe_normalization,
+    echo_rows,
+    expecting_store,
+    human_bytes,
+    quantity,
+)
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
@@ -33,7 +40,10 @@ def info(path: Path, as_json: bool) -> None:
     from packstore.stores import open_store
 
     with expecting_store(path), open_store(path) as reader:
-        click.echo(json.dumps(to_json(reader), indent=2) if as_json else describe(reader))
+        if as_json:
+            click.echo(json.dumps(to_json(reader), indent=2))
+        else:
+            echo_rows(describe(reader))
 
 
 def to_json(reader: Reader) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import pytest
 
 import packstore
 from packstore.cli import cli
-from packstore.cli.common import ByteSize, human_bytes
+from packstore.cli.common import ByteSize, fitted_row, human_bytes
 from packstore.stores import is_store
 from tests.makers.command import COMMAND, run
 from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
@@ -259,6 +259,46 @@ def test_the_bar_shows_images_bytes_and_time_left_in_a_terminal(tmp_path: Path) 
     assert "/300" in text
     assert "images/s" in text
     assert "MB/s" in text
+
+
+@pytest.mark.parametrize(
+    ("row", "lines"),
+    [
+        ("digest  " + "0" * 40, ["digest  " + "0" * 40]),
+        ("classes  3: ants, bees, wasps and more", ["classes  3: ants, bees, wasps", "         and more"]),
+        ("    a b.jpg: is empty and no image at all", ["    a b.jpg: is empty and no", "    image at all"]),
+        ("column key  uint8, ragged: 24 kB, 40 B", ["column key  uint8, ragged: 24", "            kB, 40 B"]),
+        ("a.h5: 2,880 records (uint8 in HDF5 files)", ["a.h5: 2,880 records (uint8 in", "HDF5 files)"]),
+        (
+            "  \x1b[33mskipped\x1b[0m  3 files of 12 in all",
+            ["  \x1b[33mskipped\x1b[0m  3 files of 12 in", "           all"],
+        ),
+        ("  bytes    two  blanks", ["  bytes    two  blanks"]),
+        ("", [""]),
+    ],
+)
+def test_a_long_row_goes_on_below_its_text(row: str, lines: list[str]) -> None:
+    assert fitted_row(row, 30) == lines
+
+
+def test_summaries_fit_the_terminal_and_stay_lines_elsewhere(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("NO_COLOR", "1")
+    path = tmp_path / "a.lmdb"
+    packstore.convert(folder, path, exif_transpose=True)
+
+    def told() -> list[str]:
+        cli.main(["info", str(path)], prog_name="packstore", standalone_mode=False)
+        return capsys.readouterr().out.splitlines()
+
+    whole = told()
+    assert max(map(len, whole)) > 80
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines = told()
+    assert max(len(line) for line in lines if not line.startswith(("path", "digest"))) <= 50
+    assert " ".join(" ".join(lines).split()) == " ".join(" ".join(whole).split())
 
 
 @pytest.mark.slow
