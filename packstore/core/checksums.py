@@ -47,6 +47,10 @@ _STEP_BYTES = 1 << 24
 """A column is hashed in steps, since its values may have to be copied for it."""
 
 
+image_checksum = xxh3_64_intdigest
+"""The checksum of an image at rest."""
+
+
 def value_hashes(values: Iterable[Buffer], count: int) -> NDArray[np.uint64]:
     """The XXH3-64 of each of ``count`` values."""
     return np.fromiter(map(xxh3_64_intdigest, values), np.uint64, count)

@@ -67,26 +67,29 @@ class ManifestError(StoreError):
 
 
 class CorruptRecordError(StoreError):
-    """A record whose image, or whose label, key or other field, does not match its checksum.
+    """A record whose image, or whose label, key or other field, does not match its checksum; or whose label is none of
+    the classes.
 
     Attributes:
         record: Number of the record in its store.
         key: The record's key.
-        expected: The checksum in the store, as 16 hexadecimal digits.
-        found: The checksum of what was read.
+        expected: The checksum in the store, as 16 hexadecimal digits; or the range of the labels.
+        found: The checksum of what was read; or the label.
+        what: What ``found`` is, in words.
     """
 
-    def __init__(self, record: int, key: str, expected: str, found: str) -> None:
-        super().__init__(record, key, expected, found)
+    def __init__(self, record: int, key: str, expected: str, found: str, what: str = "checksum of its image") -> None:
+        super().__init__(record, key, expected, found, what)
         self.record = record
         self.key = key
         self.expected = expected
         self.found = found
+        self.what = what
 
     def __str__(self) -> str:
         return (
-            f"record {self.record} ({printable(self.key)}) is damaged: "
-            f"checksum {self.found}, expected {self.expected}; packstore repair takes it from the source again"
+            f"record {self.record} ({printable(self.key)}) is damaged: {self.what} {self.found}, expected "
+            f"{self.expected}; packstore verify lists all damage, packstore repair takes records from the source again"
         )
 
 

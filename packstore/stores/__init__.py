@@ -17,8 +17,8 @@ from packstore.stores.base import Problem, Reader, Writer
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.journal import Identity
 
-Checksums = Literal["never", "always"]
-"""When records are checked: never, or each time that one is read."""
+Checksums = Literal["auto", "always", "never"]
+"""What of a record is checked when it is read: what costs little, everything, or nothing."""
 
 __all__ = [
     "Buffer",
@@ -43,22 +43,27 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
 
     Args:
         path: The store.
-        checksums: ``"never"``, or ``"always"`` to check each record when it is read, see
-            :class:`packstore.stores.checked.CheckedReader`; the manifest is always checked.
+        checksums: ``"never"``; ``"always"`` to check each record when it is read, see
+            :class:`packstore.stores.checked.CheckedReader`; or ``"auto"`` for what costs little, see
+            :class:`packstore.stores.sparingly_checked.SparinglyCheckedReader`. The manifest is always checked.
 
     Raises:
         StoreError: There is no valid packstore store; says what was found.
         UsageError: Another value of ``checksums``, or an empty path.
     """
-    if checksums not in ("never", "always"):
-        raise UsageError(f"checksums should be 'never' or 'always', got {checksums!r}")
+    if checksums not in ("auto", "always", "never"):
+        raise UsageError(f"checksums should be 'auto', 'always' or 'never', got {checksums!r}")
     refuse_empty(path)
     reader = opening.open_reader(Path(path))
     if checksums == "never":
         return reader
-    from packstore.stores.checked import CheckedReader
+    if checksums == "always":
+        from packstore.stores.checked import CheckedReader
 
-    return CheckedReader(reader)
+        return CheckedReader(reader)
+    from packstore.stores.sparingly_checked import SparinglyCheckedReader
+
+    return SparinglyCheckedReader(reader)
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:

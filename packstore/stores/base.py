@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged, from_rest
-from packstore.core.errors import ManifestError, StoreError, printable
+from packstore.core.errors import CorruptRecordError, ManifestError, StoreError, printable
 from packstore.core.manifest import Column, Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
 
@@ -214,15 +214,60 @@ class Reader(ABC):
 
     def parts(self) -> Iterator[Reader]:
         """Readers of the files of the store, in order: of its shards, or this one."""
-        yield self
+        return map(self.part, range(len(self.part_starts)))
+
+    def part(self, number: int) -> Reader:
+        """One of :meth:`parts`."""
+        return self
+
+    @property
+    def part_starts(self) -> NDArray[np.int64]:
+        """The first record of each of :meth:`parts`."""
+        return np.zeros(1, np.int64)
+
+    @property
+    def unchecked(self) -> Reader:
+        """A reader of the same open files that compares nothing with checksums; this one where it does not either."""
+        return self
 
     def key(self, index: int) -> str:
         """The key of a record; bytes that are not UTF-8 come back as surrogates, as in file names."""
         return bytes(self.value("key", index)).decode("utf-8", "surrogateescape")
 
+    def faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
+        """What is wrong with values in the columns ``names``, by record: as far as this reader checks them, and in any
+        case numbers that are none of the column's classes. Images are no part of it."""
+        found: dict[int, StoreError] = {}
+        for name in names:
+            column = self.manifest.column(name)
+            if column.classes is None or column.kind != "fixed" or not len(records):
+                continue
+            values = self.values(name, records).reshape(len(records), -1)
+            if not values.size or 0 <= int(values.min()) <= int(values.max()) < len(column.classes):
+                continue
+            wrong = (values < 0) | (values >= len(column.classes))
+            for row in np.flatnonzero(wrong.any(1)).tolist():
+                record = int(records[row])
+                found.setdefault(record, self.no_class(column, record, int(values[row][wrong[row]][0])))
+        return found
+
+    def no_class(self, column: Column, record: int, value: int) -> CorruptRecordError:
+        """The error for a number in a column of class numbers that is none."""
+        try:
+            key = self.unchecked.key(record)
+        except (StoreError, IndexError):
+            key = "its key is damaged, too"
+        expected = f"one from 0 to {len(column.classes or ()) - 1}"
+        return CorruptRecordError(record, key, expected, str(value), f"its {column.name} is")
+
     def check_fields(self, index: int) -> None:
         """With :attr:`checks_records`, raises :class:`CorruptRecordError` when the label, key or another field of a
         record does not match its row checksum. :meth:`read` checks its image."""
+        return
+
+    def check_images(self, records: NDArray[np.int64], images: NDArray[Any]) -> None:
+        """Raises :class:`CorruptRecordError` when one of ``images``, arrays as they are stored of ``records``, does not
+        match its checksum; for a caller that took them out of the array of all images."""
         return
 
     def check_column(self, name: str) -> None:

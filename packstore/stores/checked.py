@@ -1,20 +1,29 @@
-"""A reader that checks every record it returns: ``checksums="always"``."""
+"""Readers that check the records they return: ``checksums="always"``, and what the others have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
 
-from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_checksum, row_columns
-from packstore.core.columns import Buffer, ColumnData
+from packstore.core.checksums import ROW_CHECKSUM, column_digest, image_checksum, row_checksum, row_columns
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
 from packstore.core.errors import CorruptRecordError, StoreError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader
+
+
+def no_class(column: Column, data: Any) -> int | None:
+    """The first number that is none of the classes, in values of a column of class numbers at rest; or None."""
+    numbers: NDArray[Any] = (
+        np.asarray(data) if column.kind == "fixed" else np.frombuffer(data, NUMPY_DTYPE[column.dtype])
+    )
+    if not numbers.size or 0 <= int(numbers.min()) <= int(numbers.max()) < len(column.classes or ()):
+        return None
+    return int(numbers[(numbers < 0) | (numbers >= len(column.classes or ()))].flat[0])
 
 
 class CheckedReader(Reader):
@@ -57,14 +66,34 @@ class CheckedReader(Reader):
             self.check_column(name)
         return self._reader.values(name, records)
 
-    def parts(self) -> Iterator[Reader]:
-        return self._reader.parts()
+    def part(self, number: int) -> Reader:
+        return self._reader.part(number)
+
+    @property
+    def part_starts(self) -> NDArray[np.int64]:
+        return self._reader.part_starts
+
+    @property
+    def unchecked(self) -> Reader:
+        return self._reader
+
+    def faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
+        found = super().faults(records, names)
+        for record in records.tolist():
+            try:
+                self.check_fields(record)
+            except CorruptRecordError as error:
+                found[record] = error
+        return found
 
     def key(self, index: int) -> str:
         self.check_fields(index)
         return self._reader.key(index)
 
     def check_column(self, name: str) -> None:
+        self._check_digest(name)
+
+    def _check_digest(self, name: str) -> None:
         if name in self._sound:
             return
         for part in self._reader.parts():
@@ -79,10 +108,24 @@ class CheckedReader(Reader):
     def check_fields(self, index: int) -> None:
         if self._row is None:
             for column in self.manifest.columns[1:]:
-                self.check_column(column.name)
+                self._check_digest(column.name)
             return
         expected = int(self._reader.value(ROW_CHECKSUM.name, index))
         found = row_checksum(self._row, {column.name: self._field(column, index) for column in self._row})
+        if found != expected:
+            what = "row checksum (label, key, other fields)"
+            raise CorruptRecordError(index, self._key(index), f"{expected:016x}", f"{found:016x}", what)
+        for column in self._row:
+            wrong = no_class(column, self._field(column, index)) if column.classes is not None else None
+            if wrong is not None:
+                raise self.no_class(column, index, wrong)
+
+    def check_image(self, index: int, data: Buffer, expected: int | None = None) -> None:
+        """Raises :class:`CorruptRecordError` where ``data``, the image of a record, does not match its checksum, which
+        is ``expected`` where the caller has it already."""
+        if expected is None:
+            expected = int(self._reader.value("checksum", index))
+        found = image_checksum(data)
         if found != expected:
             raise CorruptRecordError(index, self._key(index), f"{expected:016x}", f"{found:016x}")
 
@@ -97,10 +140,7 @@ class CheckedReader(Reader):
 
     def _checked(self, index: int, data: Buffer) -> Buffer:
         self.check_fields(index)
-        expected = int(self._reader.value("checksum", index))
-        found = xxh3_64_intdigest(data)
-        if found != expected:
-            raise CorruptRecordError(index, self._key(index), f"{expected:016x}", f"{found:016x}")
+        self.check_image(index, data)
         return data
 
     def _field(self, column: Column, index: int) -> Any:

@@ -129,8 +129,12 @@ class ShardedReader(Reader):
             out[some] = self.shard(int(numbers[some[0]])).values(name, local[some])
         return out
 
-    def parts(self) -> Iterator[Reader]:
-        return map(self.shard, range(len(self._table)))
+    def part(self, number: int) -> Reader:
+        return self.shard(number)
+
+    @property
+    def part_starts(self) -> NDArray[np.int64]:
+        return self._table.starts[:-1]
 
     def key(self, index: int) -> str:
         reader, local = self._locate(index)

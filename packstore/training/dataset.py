@@ -93,16 +93,19 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             255. A store that holds pixels or files gives the same images with it and without.
         max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded, which
             bounds the memory: up to 20 bytes a pixel in each thread or process that decodes.
-        checksums: What is checked of what is read, which costs a pass over its bytes. ``"never"``: only the manifest,
-            at opening; a changed byte in an image or label passes. ``"always"``: the image, label and key of each
-            record that is accessed, against the record's checksums; ``targets`` and ``keys`` against the digests of
-            their columns. (``packstore verify`` checks all of a store, once.)
+        checksums: What is compared with the store's checksums when it is read. ``"auto"``: what costs little. Image
+            files: each; arrays of pixels: each at one of eight reads; labels, keys and all other columns: all, once,
+            when they are first used. (A loader checks all images while it makes them resident; of arrays that it
+            streams, an eighth every epoch, each of them within eight.) ``"always"``: the image, label and key of each
+            record that is accessed. ``"never"``: only the manifest, at opening; a changed byte in an image passes.
+            Labels that are none of the classes are errors in any case. (``packstore verify`` checks all of a store,
+            once.)
 
     Raises:
         StoreError: ``path`` is not a store.
         UsageError: An unknown split, column, output or decoder; several splits and none named.
         DecodeError: (on access) a record cannot be decoded; names the record and its key.
-        CorruptRecordError: (on access, with ``checksums="always"``) a record is damaged; names it and its key.
+        CorruptRecordError: (on access) a record is damaged; names it and its key.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         exif_transpose: bool | None = None,
         dtype: torch.dtype | None = None,
         denormalize: bool = False,
-        checksums: Checksums = "never",
+        checksums: Checksums = "auto",
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         # Absolute: a worker process may have another working directory.
@@ -154,6 +157,11 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.columns = choose_columns(self.manifest, columns)
         check_output(self.manifest, self.columns, output, dtype, denormalize)
         self.exif_transpose = choose_orientation(self.manifest, exif_transpose)
+        self._numbers_of_classes = {
+            column.name: len(column.classes)
+            for column in self.manifest.columns
+            if column.classes is not None and column.kind == "fixed" and not column.shape
+        }
         self._loaded: dict[str, Any] = {}
         chosen_columns = [self.manifest.column(name) for name in self.columns]
         self._wrapper = TVTensors(chosen_columns) if output == "tv_tensors" else None
@@ -212,7 +220,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     def targets(self) -> list[int]:
         """Labels of all items, before ``target_transform``. Raises :class:`UsageError` without a label column."""
         self._check_labels()
-        labels = self.reader.values("label", np.arange(self._start, self._start + self._length))
+        labels = self._sound_values("label", np.arange(self._start, self._start + self._length))
         return cast("list[int]", labels.tolist())
 
     def _check_labels(self) -> None:
@@ -350,6 +358,9 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         if self.checksums == "always":
             reader.check_fields(record)
         value = self._fields[name].of(self._form, reader, record)
+        count = self._numbers_of_classes.get(name)
+        if count is not None and value is not None and not 0 <= value < count:
+            raise reader.no_class(self.manifest.column(name), record, value)
         return self.target_transform(value) if name == "label" and self.target_transform is not None else value
 
     def _transformed(self, image: Any) -> Any:
@@ -382,15 +393,23 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             return self._stack([self._value(name, r, i) for r, i in zip(records.tolist(), one_by_one, strict=True)])
         column = self.manifest.column(name)
         transformed = name == "label" and self.target_transform is not None
-        singly = transformed or column.nullable or column.type in ("image", "mask") or self.checksums == "always"
+        singly = transformed or column.nullable or column.type in ("image", "mask")
         if column.kind != "fixed" or singly or not len(records):
             values = [self._value(name, r, None) for r in records.tolist()]
             return values if column.kind == "ragged" and column.type not in ("image", "mask") else self._stack(values)
-        gathered = self.reader.values(name, records)
+        gathered = self._sound_values(name, records)
         if gathered.ndim == 1 and gathered.dtype.kind in "iu" and column.dtype != "bfloat16":
             # Checksums use all 64 bits; int64 holds the same bits, as in the .pth layout.
             gathered = gathered.view(np.int64) if gathered.dtype == np.uint64 else gathered.astype(np.int64)
         return as_tensor(column, gathered).to(self.device)
+
+    def _sound_values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        """Values of a fixed column. Raises :class:`CorruptRecordError` for the first that is damaged."""
+        reader = self.reader
+        faults = reader.faults(records, (name,))
+        if faults:
+            raise faults[min(faults)]
+        return reader.values(name, records)
 
     def _stack(self, values: list[Any]) -> Any:
         if not values or any(value is None for value in values):
@@ -412,8 +431,13 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         """Images of ``records`` as a batch in memory of its own; None where they have to be read one by one."""
         if self._form != "tensor" or "image" not in self.columns or not len(records):
             return None
-        whole = image_array(self.reader)
-        return None if whole is None else self.pictures.finish(torch.from_numpy(np.take(whole, records, axis=0)))
+        reader = self.reader
+        whole = image_array(reader)
+        if whole is None:
+            return None
+        images = np.take(whole, records, axis=0)
+        reader.check_images(records, images)  # the copies, which nothing changes any more
+        return self.pictures.finish(torch.from_numpy(images))
 
     def _pictures(self, column: Column) -> Pictures:
         normalization = self.manifest.normalization

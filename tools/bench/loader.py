@@ -14,6 +14,7 @@ CIFAR is a CIFAR-10 folder or archive, IMAGES an image folder. In one run, in tu
 - gil: the loader's own Python time an image: what is left when everything that releases the GIL is stubbed out.
 - memory: what a process has resident after 2 and after 20 epochs, of images below a megapixel, and of all (a large one
   leaves a hole in the heap that the usual ones do not fill).
+- checksums: what `checksums="auto"` costs, of image files and arrays in each format, items and batches.
 - first: the time to the first batch.
 """
 
@@ -32,6 +33,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 import torch
+from checksums import checksums
 from common import interleaved, machine, table
 from PIL import Image
 
@@ -324,7 +326,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=default_workers())
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64, 96, 128, 160, 224, 256], help="of modes")
-    names = ("memory", "cifar", "jpeg", "raw", "modes", "gil", "first")
+    names = ("memory", "cifar", "jpeg", "raw", "modes", "gil", "checksums", "first")
     parser.add_argument("--only", choices=names, nargs="+", default=names)
     options = parser.parse_args()
     images, repeats, threads = options.images, options.repeats, options.threads
@@ -337,10 +339,12 @@ def main() -> None:
             "raw": lambda: streamed(images, scratch, repeats, threads, raw=True),
             "modes": lambda: modes(images, scratch, repeats, options.sizes),
             "gil": lambda: gil(images, scratch),
+            "checksums": lambda: checksums(images, options.cifar, scratch, repeats, threads),
             "first": lambda: first_batch(images, scratch),
         }
         for name in names:
-            if name in options.only and (options.cifar if name == "cifar" else images):
+            needed = {"cifar": options.cifar, "checksums": images or options.cifar}.get(name, images)
+            if name in options.only and needed:
                 jobs[name]()
     print(f"\nmedians of {options.repeats}; {machine()}, torch {torch.__version__}")
 

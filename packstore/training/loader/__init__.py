@@ -101,7 +101,8 @@ class PackedLoader:
         dct_scaling: Scale JPEG files by 1/2 or 1/4 while they are decoded, where a crop is at least so many times the
             size that it is resized to: faster for large photos, and other pixels, by 1 to 3 of 255 on average (see
             :data:`packstore.images.decoders.SCALED_TOLERANCE`). With TurboJPEG, simplejpeg and OpenCV only.
-        on_error: ``raise``, or ``skip`` to leave records out that cannot be decoded; ``stats()`` counts them.
+        on_error: ``raise``, or ``skip`` to leave records out that are damaged or cannot be decoded; ``stats()`` counts
+            them.
         collate: Forms of columns, by name. ``"padded"``: :class:`Padded` ``(values, lengths)`` instead of a list;
             ``"multi_hot"``: see above; ``"optional"``: records may have no value, and the batch's value is a list with
             None for these. Without it a missing value is an error.
@@ -117,7 +118,8 @@ class PackedLoader:
     Raises:
         UsageError: Options that do not go together, or not with this store; (while iterating) a missing value, with
             its record and key.
-        DecodeError: (while iterating) a record cannot be decoded; names the record and its key.
+        CorruptRecordError: (while iterating) a record is damaged, as far as the dataset's ``checksums`` says to look.
+        DecodeError: (while iterating) a record cannot be decoded; both name the record and its key.
     """
 
     def __init__(

@@ -28,6 +28,7 @@ from packstore.stores.base import Reader, shaped
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_operations
 from packstore.training.dataset import image_array
+from packstore.training.loader.checks import Checks, Suspects
 from packstore.training.loader.rows import Rows, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
 from packstore.training.pictures import at_record, stored_bytes
@@ -66,6 +67,7 @@ class Prepared:
         numbers: Numbers of the records.
         views: Their bytes.
         sizes: Height and width of each image, ``(B, 2)``, as its header says; upright where it is to be turned.
+        suspects: What of the records is to be checked.
         turned: Rows whose images are to be turned, and their EXIF orientations. The engine does not take them.
         headers: What else it says, of image files that the engine does not take.
         rows: Where pixels go, and how.
@@ -80,6 +82,7 @@ class Prepared:
     seed: int
     epoch: int
     numbers: Sequence[int] = ()
+    suspects: Suspects | None = None
     views: list[Any] = field(default_factory=list)
     sizes: NDArray[np.int64] = field(init=False)
     headers: Sequence[Header] = field(init=False)
@@ -109,6 +112,7 @@ class Assembler:
         dct_scaling: bool = False,
         exif_transpose: bool = False,
         alone: bool = True,
+        checks: Checks | None = None,
     ) -> None:
         """
         Args:
@@ -121,6 +125,7 @@ class Assembler:
             exif_transpose: Turn image files as their EXIF orientation says; operations see them upright.
             alone: Whether nothing has to be cropped as the images are. Else a file must have the size that its header
                 says, since that is what crops are planned by.
+            checks: What is compared with checksums; None for nothing.
 
         Raises:
             UsageError: The images have no common size, and the operations give them none.
@@ -129,6 +134,8 @@ class Assembler:
         self._column = column
         self._main = column.name == "image"
         self._alone = alone
+        self._views = reader.unchecked if self._main else reader  # the main images are checked in fill, by all threads
+        self._checks = checks
         self._decoder = decoder
         self._operations = operations
         self._stats = stats
@@ -137,10 +144,10 @@ class Assembler:
         self._encoded = column.layout is None
         self._engine_decodes = self._encoded and decoder.has_engine and not dct_scaling
         self._has_shapes = not self._encoded and column.kind == "ragged"
-        self._view: Callable[[int], Any] = reader.view if self._main else partial(stored_bytes, reader, column)
+        self._view: Callable[[int], Any] = self._views.view if self._main else partial(stored_bytes, reader, column)
         self.shape, self.dtype = self._row(column)
         self._cold = _COLD_BATCHES  # batches for which the system is asked to fetch all records beforehand
-        self._whole = image_array(reader) if self._main and not operations else None
+        self._whole = image_array(self._views) if self._main and not operations else None
 
     def _row(self, image: Column) -> tuple[tuple[int, ...], torch.dtype]:
         self._own_sizes = False
@@ -203,6 +210,7 @@ class Assembler:
         epoch: int,
         errors: dict[int, Exception] | None,
         absent: Set[int] = frozenset(),
+        check_all: bool = False,
     ) -> Prepared:
         """Reads the records of ``ids`` and plans their rows. Decodes nothing.
 
@@ -213,24 +221,32 @@ class Assembler:
             epoch: Likewise.
             errors: Where failed records are noted with their errors; None to raise the first.
             absent: Rows that have no image, which are left as they are.
+            check_all: Check all images, of arrays too.
 
         Raises:
             CorruptRecordError: A record is damaged; names the record and its key.
         """
-        if self._whole is not None:
-            return Prepared(out, ids, seed, epoch)
         start = perf_counter()
-        prepared = Prepared(out, ids, seed, epoch, (ids & MASK).tolist(), failed=[*absent])
+        records = ids & MASK
+        prepared = Prepared(out, ids, seed, epoch, records.tolist(), failed=[*absent])
+        if self._checks is not None:
+            prepared.suspects = self._checks.of(records, epoch, check_all)
+            if prepared.suspects.faults:
+                self._note_faults(prepared, errors)
+        if self._whole is not None:
+            self._stats.add("read", perf_counter() - start)
+            return prepared
+        left_out = {*prepared.failed}
         fetch = self._cold > 0
         self._cold -= fetch
         for row, record in enumerate(prepared.numbers):
-            if row in absent:
+            if row in left_out:
                 prepared.views.append(b"")
                 continue
             try:
                 view = self._view(record)
                 if fetch and self._main:
-                    self._reader.will_need(record, view)
+                    self._views.will_need(record, view)
                 prepared.views.append(view)
             except PackstoreError as error:
                 prepared.failed.append(self._note(errors, row, record, error))
@@ -267,18 +283,20 @@ class Assembler:
             The rows that failed, apart from those that did when they were prepared.
 
         Raises:
-            DecodeError: A record cannot be decoded; names the record and its key.
+            CorruptRecordError: A record is damaged; names the record and its key.
+            DecodeError: A record cannot be decoded; likewise.
         """
         start = perf_counter()
         if self._whole is not None:
             out = as_numpy(prepared.out[first:stop])
             np.take(self._whole, prepared.ids[first:stop] & MASK, axis=0, out=out, mode="clip")
+            failed = self._damaged(prepared, first, out, errors)  # the copies, which nothing changes any more
             self._stats.add("read", perf_counter() - start)
-            return []
+            return failed
         faults = _major_faults()
-        failed: list[int] = []
+        failed = self._damaged(prepared, first, prepared.views[first:stop], errors)
         for row in self._refused(prepared, first, stop):
-            if row in prepared.failed or row in skip:
+            if row in prepared.failed or row in failed or row in skip:
                 continue
             try:
                 self._write(prepared, row)
@@ -290,6 +308,24 @@ class Assembler:
             self._cold = _COLD_BATCHES
         self._stats.add("decode", perf_counter() - start)
         return failed
+
+    def _damaged(
+        self, prepared: Prepared, first: int, images: Sequence[Any] | NDArray[Any], errors: dict[int, Exception] | None
+    ) -> list[int]:
+        """The rows from ``first`` on whose image, of ``images``, is damaged."""
+        if prepared.suspects is None:
+            return []
+        damaged = prepared.suspects.damaged(first, images, prepared.failed)
+        return [self._note(errors, row, prepared.numbers[row], error) for row, error in damaged]
+
+    def _note_faults(self, prepared: Prepared, errors: dict[int, Exception] | None) -> None:
+        """Notes what is wrong with other columns, or raises the first error of the batch, of images too."""
+        assert prepared.suspects is not None
+        faults = prepared.suspects.faults
+        if errors is None:
+            self._damaged(prepared, 0, [self._views.view(i) for i in prepared.numbers[: min(faults)]], errors)
+        for row, error in sorted(faults.items()):
+            prepared.failed.append(self._note(errors, row, prepared.numbers[row], error))
 
     def _refused(self, prepared: Prepared, first: int, stop: int) -> Sequence[int]:
         """The rows that the engine has not written."""

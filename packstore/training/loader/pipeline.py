@@ -15,6 +15,7 @@ from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.operations import split_operations
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.checks import Checks
 from packstore.training.loader.columns import Fields
 from packstore.training.loader.device_steps import DeviceSteps
 from packstore.training.loader.options import LoaderOptions
@@ -66,17 +67,19 @@ class Pipeline:
         """Writes records into rows of buffers."""
         if self._assembler is None:
             self._assembler = self._new_assembler(
-                self.dataset.manifest.image, self.operations_at_decoding, alone=not self.fields.carried
+                self.dataset.manifest.image, self.operations_at_decoding, not self.fields.carried, self.checks
             )
         return self._assembler
 
-    def _new_assembler(self, column: Column, operations: tuple[GeometricOperation, ...], alone: bool) -> Assembler:
+    def _new_assembler(
+        self, column: Column, operations: tuple[GeometricOperation, ...], alone: bool, checks: Checks | None = None
+    ) -> Assembler:
         dataset, decoder = self.dataset, self.dataset.decoder
         # All decoders give the same pixels; of those beside the engine, this one costs the least under the GIL.
         if dataset.decoder_name == "auto" and not decoder.has_engine:
             decoder = get_decoder("simplejpeg", max_pixels=decoder.max_pixels)
         scaling, turned = self.options.dct_scaling, dataset.exif_transpose
-        return Assembler(dataset.reader, column, decoder, operations, self.stats, scaling, turned, alone)
+        return Assembler(dataset.reader, column, decoder, operations, self.stats, scaling, turned, alone, checks)
 
     def _further_assembler(self, column: Column) -> Assembler:
         return self._new_assembler(column, _at_decoding(column, self._planned), alone=False)
@@ -85,6 +88,11 @@ class Pipeline:
         """Images of a further column on the device: through the geometric operations, normalised."""
         first = len(_at_decoding(column, self._planned))
         return self.device_steps.convert(self.device_steps.move(images, ids, epoch, first))
+
+    @property
+    def checks(self) -> Checks:
+        """What of the records is compared with checksums."""
+        return Checks(self.dataset.reader, self.dataset.checksums, self.dataset.columns)
 
     def numbers(self, records: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """The dataset's columns of numbers, on the CPU: ``(B,)`` each."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from packstore.training.augment.crop import PaddedImages
 from packstore.training.loader.epochs import Epochs
@@ -17,6 +19,7 @@ from packstore.training.loader.single_threaded import begin_in_fork
 from packstore.training.random_draws import MASK
 from packstore.training.ring import ProducerStream, Ring, is_within, transport_to
 
+_log = logging.getLogger("packstore")
 _LOADED_BYTES = 32 << 20  # of images that are loaded at a time
 
 # Pixels of the images that are augmented at once (2,048 of CIFAR): more than a batch, since a call costs as much as
@@ -39,6 +42,7 @@ class Resident:
         self._epochs = epochs
         self._layout = layout
         self._numbers: dict[str, torch.Tensor] = {}
+        self._left_out = np.empty(0, np.int64)  # places of damaged records
         # Of the images; for the columns the host waits when they are copied.
         self._producer = ProducerStream(pipeline.dataset.device)
 
@@ -63,8 +67,10 @@ class Resident:
         gathered: torch.Tensor | None = None
         producer = ProducerStream(device)
         with_keys = "key" in pipeline.dataset.columns
-        for ids, record_ids, sizes in self._epochs.groups_on(device, epoch, first, at_once, with_keys):
+        on_host = with_keys or len(self._left_out) > 0
+        for ids, record_ids, sizes in self._epochs.groups_on(device, epoch, first, at_once, on_host):
             start = perf_counter()
+            ids, record_ids, sizes, skipped = self._without_damaged(ids, record_ids, sizes)
             chunk = images
             if together:
                 self._producer.wait(images)  # type: ignore[arg-type]  # padded it is on the CPU alone
@@ -86,7 +92,7 @@ class Resident:
                     gathered = None  # the consumer gets it; otherwise it is used again, since fresh memory costs more
             offset = 0
             # The user's tensors are no views that split makes: autograd would take all of them for one.
-            for own in torch.split(places, sizes):
+            for own, skip in zip(torch.split(places, sizes), skipped, strict=True):
                 rows = slice(offset, offset + len(own))
                 offset += len(own)
                 if together:
@@ -98,22 +104,41 @@ class Resident:
                 if with_keys:
                     columns["key"] = [pipeline.dataset.reader.key(i) for i in (record_ids[rows] & MASK).tolist()]
                 pipeline.stats.add("augment", perf_counter() - start)
-                yield Batch(pipeline.item(steps.transform(batch), columns), len(own))
+                yield Batch(pipeline.item(steps.transform(batch), columns), len(own), skip)
                 start = perf_counter()
 
     def _load(self) -> torch.Tensor | PaddedImages:
         if self.images is None:
             pipeline = self._pipeline
-            self.images = self._loaded_images()
+            errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
+            images = self._loaded_images(errors)
             self._producer.record()
-            first = self._epochs.first_record
-            numbers = pipeline.numbers(np.arange(first, first + len(pipeline.dataset)))
-            self._numbers = {name: values.to(pipeline.dataset.device) for name, values in numbers.items()}
+            first, count = self._epochs.first_record, len(pipeline.dataset)
+            for error in (errors or {}).values():
+                _log.warning("skipped: %s", error)
+            self._left_out = np.array(sorted(errors or ()), np.int64) - first
+            sound = np.setdiff1d(np.arange(count), self._left_out)
+            for name, values in pipeline.numbers(sound + first).items():
+                column = torch.zeros((count, *values.shape[1:]), dtype=values.dtype)
+                column[torch.from_numpy(sound)] = values
+                self._numbers[name] = column.to(pipeline.dataset.device)
+            self.images = images
         return self.images
 
-    def _loaded_images(self) -> torch.Tensor | PaddedImages:
+    def _without_damaged(
+        self, ids: torch.Tensor, record_ids: NDArray[np.int64], sizes: list[int]
+    ) -> tuple[torch.Tensor, NDArray[np.int64], list[int], list[int]]:
+        """A group of batches without damaged records, and how many of those each batch had."""
+        if not len(self._left_out):
+            return ids, record_ids, sizes, [0] * len(sizes)
+        sound = ~np.isin((record_ids & MASK) - self._epochs.first_record, self._left_out)
+        kept = [int(part.sum()) for part in np.split(sound, np.cumsum(sizes)[:-1])]
+        skipped = [size - left for size, left in zip(sizes, kept, strict=True)]
+        return ids[torch.from_numpy(sound).to(ids.device)], record_ids[sound], kept, skipped
+
+    def _loaded_images(self, errors: dict[int, Exception] | None) -> torch.Tensor | PaddedImages:
         """All images of the split on the device, ``(N, 3, H, W)``, or what ``pre_transform`` makes of them; chunk by
-        chunk through a ring."""
+        chunk through a ring. ``errors`` is as for :meth:`Assembler.prepare`."""
         pipeline, assembler, start = self._pipeline, self._pipeline.assembler, self._epochs.first_record
         device, count = pipeline.dataset.device, len(pipeline.dataset)
         pre_transform = pipeline.options.pre_transform
@@ -125,8 +150,8 @@ class Resident:
             slot = ring.acquire()
             assert slot is not None
             buffer = ring.buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
-            prepared = assembler.prepare(buffer, np.arange(start + first, start + last), 0, 0, None)
-            assembler.fill(prepared, 0, last - first, None)
+            prepared = assembler.prepare(buffer, np.arange(start + first, start + last), 0, 0, errors, check_all=True)
+            assembler.fill(prepared, 0, last - first, errors)
             slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
             images = slot.shipment.receive()
             images = images if pre_transform is None else pre_transform(images)

@@ -1,0 +1,101 @@
+"""Which records of a batch are compared with their checksums; the images are, after they were read, in threads."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.checksums import image_checksum
+from packstore.core.errors import CorruptRecordError, StoreError
+from packstore.stores import Checksums
+from packstore.stores.base import Reader
+from packstore.stores.sparingly_checked import ARRAY_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """What is to be checked of the images of a batch, and what is known of its other columns.
+
+    Attributes:
+        reader: The store.
+        records: Numbers of the records of the batch, ``(B,)``.
+        faults: What is wrong with other columns, by row.
+        rows: Rows whose images are to be checked, in order.
+        expected: Their checksums.
+    """
+
+    reader: Reader
+    records: NDArray[np.int64]
+    faults: Mapping[int, StoreError]
+    rows: Sequence[int]
+    expected: Sequence[int]
+
+    def damaged(
+        self, first: int, images: Sequence[Any] | NDArray[Any], skip: Collection[int]
+    ) -> Iterator[tuple[int, StoreError]]:
+        """The rows whose images are damaged, and the errors: of those from ``first`` on, to which ``images`` belong,
+        without those to ``skip``."""
+        for place in range(bisect_left(self.rows, first), bisect_left(self.rows, first + len(images))):
+            row = self.rows[place]
+            found = image_checksum(images[row - first])
+            if found != self.expected[place] and row not in skip:
+                yield row, self._error(int(self.records[row]), self.expected[place], found)
+
+    def _error(self, record: int, expected: int, found: int) -> CorruptRecordError:
+        try:
+            key = self.reader.unchecked.key(record)
+        except StoreError:
+            key = "its key is damaged, too"
+        return CorruptRecordError(record, key, f"{expected:016x}", f"{found:016x}")
+
+
+class Checks:
+    """What is checked of the records of a store; used from many threads.
+
+    Whether an image is checked is a function of record and epoch. Of arrays that are streamed, those are whose record
+    number plus epoch is a multiple of :data:`ARRAY_SHARE`, so that as many epochs check all; everything else is each
+    time.
+    """
+
+    def __init__(self, reader: Reader, checksums: Checksums, columns: Sequence[str]) -> None:
+        """
+        Args:
+            reader: The open store, with ``checksums``.
+            checksums: What is wanted.
+            columns: Those that batches have.
+        """
+        self._reader = reader
+        self._checks_images = checksums != "never"
+        self._share = 1 if checksums == "always" or reader.manifest.holds_files else ARRAY_SHARE
+        # What else is read of a record is checked then, one value at a time.
+        names = set()
+        for column in map(reader.manifest.column, columns):
+            names |= {column.name, *(companion.name for companion in column.companions)}
+        self._names = [
+            c.name for c in reader.manifest.columns if c.name in names and (c.kind == "fixed" or c.name == "key")
+        ]
+
+    def of(self, records: NDArray[np.int64], epoch: int, every: bool) -> Suspects:
+        """What is to be checked of a batch.
+
+        Args:
+            records: Numbers of its records, ``(B,)``.
+            epoch: Number of the epoch.
+            every: Check all images, since they are read but once.
+        """
+        faults = self._reader.faults(records, self._names)
+        by_row = (
+            {row: faults[record] for row, record in enumerate(records.tolist()) if record in faults} if faults else {}
+        )
+        if not self._checks_images:
+            return Suspects(self._reader, records, by_row, (), ())
+        rows = np.arange(len(records))
+        if not every and self._share > 1:
+            rows = np.flatnonzero((records + epoch) % self._share == 0)
+        expected = self._reader.unchecked.values("checksum", records[rows])
+        return Suspects(self._reader, records, by_row, rows.tolist(), expected.tolist())
