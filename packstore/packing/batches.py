@@ -82,9 +82,9 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, 
                 found = read(entry)
                 if isinstance(found, Sample):
                     # The sample may lie in ``ref``, and nobody needs it any more.
-                    entry = seen[-1] = entry._replace(ref=None)
+                    entry = seen[-1] = Entry(entry.key, entry.split, entry.labels, entry.size_bytes, None)
                     key = entry.key if found.key is None else found.key
-                    values_at_rest = {"key": key, **at_rest(key, found)}
+                    values_at_rest = at_rest(key, found)
                     image = found.image
                 else:
                     key, image = entry.key, found

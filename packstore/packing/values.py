@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.column import Column
-from packstore.core.columns import shape_to_rest, to_rest
+from packstore.core.columns import NUMPY_DTYPE, shape_to_rest, to_rest
 from packstore.core.errors import SampleError
 from packstore.sources.base import Sample, Survey
 
@@ -19,16 +19,27 @@ class AtRest:
     def __init__(self, survey: Survey) -> None:
         sampled = [column for column in survey.columns if column.name in survey.sampled]
         companions = {each.name for column in sampled for each in column.companions}
-        self._names = [column.name for column in sampled]
-        self._columns = [column for column in sampled if column.name not in companions]
+        # Each with the number of its classes, and 0 where it is no label.
+        self._columns = [
+            (column, len(column.classes or range(1 << 62)) if column.type == "label" else 0)
+            for column in sampled
+            if column.name not in companions
+        ]
 
     def __call__(self, key: str, sample: Sample) -> Mapping[str, Any]:
-        """The value of every column, companions among them. Raises :class:`SampleError` where one does not fit."""
+        """The value of every column, companions among them, and of ``key``.
+
+        Raises :class:`SampleError` where one does not fit."""
         if sample.at_rest:
             return sample.values
-        found: dict[str, Any] = {}
-        for column in self._columns:
+        found: dict[str, Any] = {"key": key}
+        for column, classes in self._columns:
             value = sample.values[column.name]
+            if type(value) is int and 0 <= value < classes:
+                found[column.name] = value  # a label, as most are
+                if column.nullable:
+                    found[column.valid_name] = True
+                continue
             try:
                 found[column.name] = to_rest(column, value)
                 if column.kind == "ragged" and column.layout is not None:
@@ -37,13 +48,13 @@ class AtRest:
                 raise SampleError(key, str(error)) from error
             if column.nullable:
                 found[column.valid_name] = value is not None
-        for column in self._columns:
+        for column, _ in self._columns:
             if column.parallel is not None:
                 self._check_parallel(key, column, found)
         return found
 
     def _check_parallel(self, key: str, column: Column, found: Mapping[str, Any]) -> None:
-        boxes = next(each for each in self._columns if each.name == column.parallel)
+        boxes = next(each for each, _ in self._columns if each.name == column.parallel)
         rows = len(found[column.name]) // column.record_nbytes
         expected = len(found[boxes.name]) // boxes.record_nbytes
         if rows != expected:
@@ -59,10 +70,10 @@ def nbytes_at_rest(values: Mapping[str, Any]) -> int:
 
 def as_columns(columns: Sequence[Column], values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The values of several records, column by column."""
-    return {
-        column.name: [each[column.name] for each in values]
-        if column.kind == "ragged"
-        else np.stack([each[column.name] for each in values])
-        for column in columns
-        if values and column.name in values[0]
-    }
+    found: dict[str, Any] = {}
+    for column in columns:
+        if values and column.name in values[0]:
+            name = column.name
+            given = [each[name] for each in values]
+            found[name] = given if column.kind == "ragged" else np.array(given, NUMPY_DTYPE[column.dtype])
+    return found

@@ -116,7 +116,7 @@ class Writer:
         check_destination(self._path, overwrite)
         self._state: Literal["new", "open", "closed"] = "new"
         self._counts: dict[str, int] = {}
-        self._first: list[tuple[Entry, dict[str, Any]]] = []
+        self._first: list[tuple[str, int, dict[str, Any]]] = []
         self._schema: Schema | None = None
         self._batch: list[Entry] = []
         self._batch_bytes = 0
@@ -152,15 +152,15 @@ class Writer:
             raise UsageError("either all samples have a split or none")
         if index and name != next(reversed(self._counts)):
             raise UsageError(f"samples of split {printable(name)!r} must follow each other: {index} were added before")
-        entry = Entry(key_of(name, index), name, (), 0, None)
-        sample = values if key is None else {**values, "key": key}
+        if key is not None:
+            values["key"] = key
         if self._schema is None:
-            self._first.append((entry, sample))
+            self._first.append((name, index, values))
             self._counts[name] = index + 1
             if len(self._first) == PROBED:
                 self._begin()
         else:
-            self._hand_over(self._schema, entry, sample)
+            self._hand_over(self._schema, name, index, values)
             self._counts[name] = index + 1
         self.added += 1
 
@@ -184,24 +184,23 @@ class Writer:
     def _begin(self) -> None:
         """Learns the fields from the first samples, and starts to pack."""
         self._schema = make_schema(
-            [sample for _, sample in self._first],
+            [sample for *_, sample in self._first],
             self._fields,
             picks=False,
             encoding=self._options.encoding,
             max_pixels=self._options.max_pixels,
         )
-        for entry, sample in self._first:
-            self._hand_over(self._schema, entry, sample)
+        for split, index, sample in self._first:
+            self._hand_over(self._schema, split, index, sample)
         self._first = []
 
-    def _hand_over(self, schema: Schema, entry: Entry, sample: dict[str, Any]) -> None:
+    def _hand_over(self, schema: Schema, split: str, index: int, sample: dict[str, Any]) -> None:
+        key = key_of(split, index)
         try:
             taken = schema.take(sample)
         except ValueError as error:
-            index = int(entry.key.rpartition("/")[2])
-            raise SampleError(str(sample.get("key", entry.key)), f"sample {index}: {error}") from error
-        size = nbytes_of(taken.values[schema.main])
-        self._batch.append(entry._replace(size_bytes=size, ref=taken))
+            raise SampleError(str(sample.get("key", key)), f"sample {index}: {error}") from error
+        self._batch.append(Entry(key, split, (), nbytes_of(taken.values[schema.main]), taken))
         self._batch_bytes += taken.nbytes
         if len(self._batch) >= _HANDED_OVER or self._batch_bytes >= _HANDED_OVER_BYTES:
             self._send(self._batch)

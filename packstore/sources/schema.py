@@ -14,7 +14,20 @@ import numpy as np
 
 from packstore.core.column import Column
 from packstore.core.errors import SampleError, UsageError, printable
-from packstore.core.fields import RESERVED, Boxes, Field, Image, Json, Keypoints, Label, Labels, Mask, column_of
+from packstore.core.fields import (
+    RESERVED,
+    Boxes,
+    Bytes,
+    Field,
+    Image,
+    Json,
+    Keypoints,
+    Label,
+    Labels,
+    Mask,
+    Text,
+    column_of,
+)
 from packstore.images.encode import EncodeOptions, Encoder
 from packstore.images.sniff import HeaderError, check_header, max_file_bytes
 from packstore.sources.base import Sample
@@ -96,25 +109,26 @@ class Schema:
     def take(self, raw: Any) -> Taken:
         """Names the values of a sample. Raises :class:`ValueError` where its names are not those of the fields."""
         key, values = named(raw, self.positions, self.fields)
-        unknown = values.keys() - self.fields.keys()
-        if unknown and not self.picks:
-            names = ", ".join(map(printable, sorted(map(str, unknown))))
+        if not self.picks and not values.keys() <= self.fields.keys():
+            names = ", ".join(map(printable, sorted(map(str, values.keys() - self.fields.keys()))))
             raise ValueError(f"{names}: no such field; fields: {', '.join(map(printable, self.fields))}")
-        found = {}
+        found, nbytes = {}, 0
         for name, field in self.fields.items():
-            value = values.get(name)
+            value = found[name] = values.get(name)
             if value is None and not field.optional and not (isinstance(field, Json) and name in values):
                 raise ValueError(f"{name}: no value; declare the field optional if samples may lack it")
-            found[name] = value
-        return Taken(key, found, sum(map(nbytes_of, found.values())))
+            nbytes += nbytes_of(value)
+        return Taken(key, found, nbytes)
 
     def plain(self, taken: Taken) -> Taken:
         """The same sample without the libraries that made its values; files are not read yet.
 
         Raises :class:`ValueError`."""
-        values: dict[str, Any] = {}
-        for name, field in self.fields.items():
-            value = taken.values[name]
+        values = dict(taken.values)
+        for name, field, plain_type in self._steps:
+            value = values[name]
+            if type(value) is plain_type:
+                continue
             try:
                 if (
                     value is not None
@@ -131,11 +145,11 @@ class Schema:
     def sample(self, key: str, taken: Taken) -> Sample:
         """The sample as a source gives it, with its files read. Raises :class:`ValueError`."""
         values = self.plain(taken).values
-        for name, field in self.fields.items():
+        for name, field, plain_type in self._steps:
             value = values[name]
+            if value is None or type(value) is plain_type:
+                continue
             try:
-                if value is None:
-                    continue
                 if name in self.files:
                     values[name] = value = _file(value, max_file_bytes(self.max_pixels))
                     if isinstance(field, Mask):
@@ -148,6 +162,17 @@ class Schema:
                 raise ValueError(f"{name}: {error}") from error
         image = values.pop(self.main)
         return Sample(image, values, taken.key)
+
+    @cached_property
+    def _steps(self) -> tuple[tuple[str, Field, type | None], ...]:
+        """Name and declaration of each field, and the type of a value that needs nothing done; small samples take as
+        long as all that is asked of them."""
+        found = []
+        for name, field in self.fields.items():
+            is_main_file = name == self.main and name in self.files
+            ready = {Label: int, Text: str, Bytes: bytes}.get(type(field), bytes if is_main_file else None)
+            found.append((name, field, ready))
+        return tuple(found)
 
     def _at_rest_file(self, name: str) -> bool:
         encoding = getattr(self.fields[name], "encoding", None)

@@ -61,6 +61,10 @@ def dtype_name(value: Any) -> str:
 
 def nbytes_of(value: Any) -> int:
     """About how much memory a value takes, or how large its file is."""
+    if type(value) is bytes:
+        return len(value)
+    if value is None or type(value) in (int, float, bool):
+        return 8
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         return len(value)
     if is_path(value):
