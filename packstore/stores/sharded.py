@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import errno
 import itertools
 import os
 import threading
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from packstore.core.checksums import file_digest, joined_records_digest
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
-from packstore.core.errors import ManifestError, StoreError, printable
+from packstore.core.errors import ManifestError, StoreError, UsageError, printable
 from packstore.core.files import (
     MANIFEST_FILE,
     allow_open_files,
@@ -40,6 +41,7 @@ _MOST_OPEN = 1024
 """Shards that a reader holds open, where the process may have so many files open; each takes 3 files and 20 KB."""
 _FEWEST_OPEN = 32
 """Shards that it holds open all the same."""
+_NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class ShardedReader(Reader):
@@ -176,7 +178,10 @@ class ShardedReader(Reader):
                     held = self._files.pop(number, None)  # the reader's map holds it from here
                     try:
                         reader = self._open[number] = self._open_shard(number, held)
-                    except StoreError:
+                    except StoreError as error:
+                        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_MORE_FILES:
+                            # Not the store's fault, so that nobody may take the shard for damaged.
+                            raise UsageError(f"{error}: raise the limit (ulimit -n), or pack larger shards") from error
                         self._refuse_replaced()
                         raise
         return reader

@@ -92,6 +92,8 @@ def test_a_needed_library_that_is_missing_is_a_problem_and_an_optional_one_is_no
     by_name = {library.name: library for library in LIBRARIES}
     assert "pip install h5py" in str(_library(by_name["h5py"], answer).problem)
     assert _library(by_name["OpenCV"], answer).problem is None
+    broken = _library(by_name["torchvision"], {"error": "RuntimeError: operator torchvision::nms does not exist"})
+    assert "from the index that torch is from: packstore guide troubleshooting" in str(broken.problem)
     fact = _library(by_name["torch"], {"version": "3.0", "details": ["CPU build"]})
     assert (fact.value, fact.text, fact.problem) == ("3.0", "3.0, CPU build", None)
 
@@ -189,6 +191,10 @@ def test_few_open_files_and_a_limited_address_space_are_problems(monkeypatch: py
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits.get(which, (-1, -1)))
     facts = {fact.name: fact for fact in machine.limit_facts()}
     assert "ulimit -n 4096" in str(facts["open files"].problem)
+    limits[resource.RLIMIT_NOFILE] = (256, resource.RLIM_INFINITY)
+    assert "ulimit -n unlimited" in str(machine.limit_facts()[0].problem)
+    limits[resource.RLIMIT_NOFILE] = (256, 256)
+    assert "it cannot be raised here" in str(machine.limit_facts()[0].problem)
     assert "ulimit -v unlimited" in str(facts["address space (LMDB's map)"].problem)
 
 

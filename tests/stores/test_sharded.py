@@ -131,6 +131,28 @@ def test_an_epoch_with_few_open_files(tmp_path: Path, suffix: str) -> None:
     assert done.stdout == "67 True\n"
 
 
+VERIFY = """
+import resource, sys, packstore
+from packstore.checking.verification import verify
+import packstore.stores.lmdb, packstore.stores.hdf5, packstore.stores.pth
+resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+try:
+    verify(sys.argv[1], quick=True)
+except packstore.UsageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_limit_of_open_files_is_not_taken_for_damage(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    write(path, make_records("uint8", 40), shard_size=1)
+    done = subprocess.run([sys.executable, "-c", VERIFY, str(path)], capture_output=True, text=True, check=True)
+    assert "Too many open files: raise the limit (ulimit -n), or pack larger shards" in done.stdout
+
+
 @pytest.mark.slow
 def test_every_changed_byte_in_the_table_is_found_and_nothing_is_lost(table: Path) -> None:
     path, total = table.parent, table.stat().st_size

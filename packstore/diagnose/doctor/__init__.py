@@ -53,6 +53,11 @@ LIBRARIES = (
     Library("jpeg4py", "jpeg4py", False, "pip install jpeg4py"),
     Library("cv2", "OpenCV", False, "pip install opencv-python-headless"),
     Library("pillow_heif", "pillow-heif", False, "for HEIC: pip install pillow-heif"),
+    # Beside a CPU build of torch, PyPI's wheel of it does not work.
+    Library(
+        "torchvision", "torchvision", False,
+        "pip install torchvision, from the index that torch is from: packstore guide troubleshooting",
+    ),
     Library("matplotlib", "matplotlib", False, "pip install matplotlib"),
 )  # fmt: skip
 

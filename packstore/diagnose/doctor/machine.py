@@ -139,7 +139,9 @@ def limit_facts() -> list[Fact]:
     facts = []
     files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = files != resource.RLIM_INFINITY and files < FEW_FILES
-    problem = f"a store of many shards opens a file for each: ulimit -n {hard}" if few else None
+    higher = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    higher = "it cannot be raised here" if hard == files else f"ulimit -n {higher}"
+    problem = f"a store of many shards, and worker processes, may need more: {higher}" if few else None
     facts.append(Fact("limits", "open files", _value(files), _limit(files), problem))
     if hasattr(resource, "RLIMIT_MEMLOCK"):
         locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
