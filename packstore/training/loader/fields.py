@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.columns import Buffer, from_rest
+from packstore.core.columns import NUMPY_DTYPE, Buffer, from_rest
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Column
 from packstore.images.masks import MaskHeader, decode_mask, read_mask_header
@@ -309,17 +309,22 @@ class RaggedField(Field):
 
     def _read(self, context: Context) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """All rows of a batch in memory of their own, and how many each record has."""
-        column, parts = self.column, []
-        empty = from_rest(column, b"")
+        column, value, nbytes = self.column, context.reader.value, self.column.record_nbytes
+        parts: list[Buffer] = []
         for row, record in enumerate(context.numbers):
-            part = empty
+            part: Buffer = b""
             if row not in context.failed:
                 try:
-                    part = from_rest(column, context.reader.value(column.name, record))
+                    part = value(column.name, record)
+                    if len(part) % nbytes:
+                        from_rest(column, part)  # says what is wrong
                 except PackstoreError as error:
                     context.note(row, error, column.name)
+                    part = b""
             parts.append(part)
-        return np.concatenate(parts), np.array([len(part) for part in parts])
+        # All at once: numpy takes microseconds for each array, however small.
+        flat = np.frombuffer(bytearray().join(parts), NUMPY_DTYPE[column.dtype]).reshape(-1, *column.shape)
+        return flat, np.array([len(part) for part in parts]) // nbytes
 
     def _check_parallel(self, context: Context, counts: NDArray[np.int64], expected: NDArray[np.int64]) -> None:
         for row in np.flatnonzero(counts != expected).tolist():
