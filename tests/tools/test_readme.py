@@ -22,6 +22,7 @@ import pytest
 from packstore import PackedLoader, __version__
 from packstore.cli import cli
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
+from tests.makers.torchvision import import_torchvision
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.stem: path for path in sorted((ROOT / "packstore" / "guide").glob("*.md"))}
@@ -87,6 +88,8 @@ def test_a_page_runs(
     name: str, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if "torchvision" in text_of(name):
+        import_torchvision()
     for registry in (FORMATS, SOURCES, ENCODINGS):
         monkeypatch.setattr(registry, "_objects", {**registry._objects})
     if name != "readme":

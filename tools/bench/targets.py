@@ -33,25 +33,20 @@ from torch.utils.data import DataLoader, Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
-from packstore.core.manifest import Column, Origin
-from packstore.stores import create_store
 from tests.makers.torchvision import import_torchvision
 
 SIZE, BATCH, CLASSES, BOXES = 224, 32, 21, 8
 CROP = [RandomResizedCrop(SIZE), RandomHorizontalFlip()]
-COLUMNS = [
-    Column("image", "ragged", "uint8", type="image"),
-    Column("label", "fixed", "int64", type="label"),
-    Column("mask", "ragged", "uint8", type="mask"),
-    Column("boxes", "ragged", "float32", (4,), type="boxes", coordinates="xyxy"),
-    Column("labels", "ragged", "int64", type="labels", parallel="boxes"),
-    KEY,
-    CHECKSUM,
-    ROW_CHECKSUM,
-]
+FIELDS = {
+    "image": "image",
+    "label": "label",
+    "mask": "mask",
+    "boxes": "boxes",
+    "labels": packstore.Labels(of="boxes"),
+}
 
 
 def make_mask(width: int, height: int, seed: int) -> bytes:
@@ -78,23 +73,15 @@ def make_boxes(width: int, height: int, seed: int) -> NDArray[np.float32]:
 def prepare(images: list[Path], scratch: Path) -> tuple[Path, list[tuple[Path, Path]]]:
     """The store, and the files of the same images and masks."""
     store, pairs = scratch / "targets.lmdb", []
-    with create_store(store, format="lmdb", encoding="original", columns=COLUMNS) as builder:
+    with packstore.Writer(store, FIELDS) as writer:
         for number, path in enumerate(images):
             with Image.open(path) as image:
                 width, height = image.size
-            mask = make_mask(width, height, number)
             pairs.append((path, scratch / f"{number}.png"))
-            pairs[-1][1].write_bytes(mask)
-            labels = np.arange(BOXES, dtype=np.int64)
-            values = {
-                "label": np.array([number % CLASSES]),
-                "mask": [mask],
-                "boxes": [make_boxes(width, height, number).tobytes()],
-                "labels": [labels.tobytes()],
-                "key": [str(number)],
-            }
-            builder.append([path.read_bytes()], values, "")
-        builder.commit(origin=Origin("bench", "targets"))
+            pairs[-1][1].write_bytes(make_mask(width, height, number))
+            boxes = make_boxes(width, height, number)
+            values = {"label": number % CLASSES, "mask": pairs[-1][1], "boxes": boxes, "labels": list(range(BOXES))}
+            writer.add(key=str(number), image=path, **values)
     return store, pairs
 
 
@@ -123,11 +110,11 @@ def epoch(loader: Callable[[], Iterable[Any]]) -> Callable[[], float]:
 
     def job() -> float:
         images, batches = 0, iter(loader())
-        first = next(batches)
+        next(batches)
         start = time.perf_counter()
         for batch in batches:
-            images += len(batch["image"] if isinstance(batch, dict) else batch[0])
-        del first
+            first = batch["image"] if isinstance(batch, dict) else batch
+            images += len(first[0] if isinstance(first, (tuple, list)) else first)
         return (time.perf_counter() - start) / images
 
     return job
