@@ -162,6 +162,7 @@ SOURCES = Registry(
         "store": "packstore.sources.store:KIND",
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",
+        "webdataset": "packstore.sources.webdataset:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",
         "flat": "packstore.sources.flat:KIND",
     },

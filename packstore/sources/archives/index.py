@@ -17,6 +17,7 @@ from packstore.core.errors import SourceError, printable
 NOWHERE = -1
 """Stands for where a file lies that is a link out of its archive, or to nothing."""
 _SHOWN = 100
+_READ_STEP = 1 << 30
 
 
 class OpenFile:
@@ -27,6 +28,17 @@ class OpenFile:
 
     def __del__(self) -> None:
         os.close(self.descriptor)
+
+    def read(self, size: int, place: int) -> bytes:
+        """``size`` bytes from ``place`` on, or as many as there are."""
+        parts = []
+        while size > 0:
+            part = os.pread(self.descriptor, min(size, _READ_STEP), place)
+            if not part:
+                break
+            parts.append(part)
+            size, place = size - len(part), place + len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Member(NamedTuple):

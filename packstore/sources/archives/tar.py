@@ -30,10 +30,11 @@ _ROOM = 1 << 28
 """Bytes that stay free in the folder for temporary files."""
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 200
 """A tar that becomes larger than this, and so many times as large as it is compressed, holds no images."""
-_FAULTS = (
+TAR_FAULTS = (
     *(tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError),
     *(OverflowError, MemoryError, RecursionError),  # numbers in headers that nothing can have
 )
+"""What damaged tars raise."""
 
 
 def is_tar(start: bytes) -> bool:
@@ -41,31 +42,68 @@ def is_tar(start: bytes) -> bool:
     return start[257:262] == b"ustar" or _compression(start) is not None
 
 
+class OpenTar:
+    """A tar whose files are read by their places, from any thread. A compressed one is decompressed first."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises :class:`SourceError` for a compressed tar that is damaged, :class:`OSError` for one that is gone."""
+        kind = _compression_of(path)
+        self.compressed = kind is not None
+        if kind is None:
+            with beyond_standard_streams():
+                self.file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            return
+        with _decompressed(path, kind, printable(str(path))) as spooled:
+            self.file = OpenFile(os.dup(spooled.fileno()))
+
+    def members(self) -> Iterator[tarfile.TarInfo]:
+        """All members in order. Raises one of :data:`TAR_FAULTS` where the tar is damaged."""
+        with os.fdopen(os.dup(self.file.descriptor), "rb") as file:
+            yield from _members(file)
+
+    def read(self, place: int, size: int) -> bytes:
+        """``size`` bytes from ``place`` on. Raises :class:`ValueError` where there are fewer."""
+        data = self.file.read(size, place)
+        if len(data) != size:
+            raise ValueError(f"the tar ends {size - len(data)} bytes before the file does")
+        return data
+
+
+def first_names(path: Path, count: int) -> list[str]:
+    """The names of the first ``count`` files of a tar, without decompressing more of it than these."""
+    kind, names = _compression_of(path), []
+    with path.open("rb") as file:
+        stream = file if kind is None else _decompressor(file, kind, printable(str(path)))
+        with tarfile.open(fileobj=stream, mode="r|", errorlevel=2, encoding="utf-8", errors="surrogateescape") as tar:
+            for member in tar:
+                if member.isreg():
+                    names.append(member.name)
+                if len(names) >= count:
+                    break
+    return names
+
+
 def read_tar(path: Path) -> Index:
     """The index of a tar. Raises :class:`SourceError`."""
-    name = printable(str(path))
+    name, builder, tar = printable(str(path)), IndexBuilder(), OpenTar(path)
+    try:
+        with os.fdopen(os.dup(tar.file.descriptor), "rb") as file:
+            for member in _members(file):
+                _add(builder, file, member)
+    except TAR_FAULTS as error:
+        raise SourceError(f"{name} is no tar that can be read, or it is damaged: {printable(str(error))}") from None
+    except SourceError as error:
+        raise SourceError(f"{name}: {error}") from None
+    return builder.index(tar.file if tar.compressed else None)
+
+
+def _compression_of(path: Path) -> str | None:
     with path.open("rb") as file:
-        kind = _compression(file.read(8))
-        if kind is None:
-            return _index(file, name)
-    with _decompressed(path, kind, name) as spooled:
-        return _index(spooled, name, OpenFile(os.dup(spooled.fileno())))
+        return _compression(file.read(8))
 
 
 def _compression(start: bytes) -> str | None:
     return next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
-
-
-def _index(file: IO[bytes], name: str, data: OpenFile | None = None) -> Index:
-    builder = IndexBuilder()
-    try:
-        for member in _members(file):
-            _add(builder, file, member)
-    except _FAULTS as error:
-        raise SourceError(f"{name} is no tar that can be read, or it is damaged: {printable(str(error))}") from None
-    except SourceError as error:
-        raise SourceError(f"{name}: {error}") from None
-    return builder.index(data)
 
 
 def _members(file: IO[bytes], start: int = 0) -> Iterator[tarfile.TarInfo]:
@@ -135,7 +173,7 @@ def _decompressed(path: Path, kind: str, name: str) -> IO[bytes]:
         ) from None
     except BaseException as error:
         spooled.close()
-        if isinstance(error, (*_FAULTS, _zstd_error())):
+        if isinstance(error, (*TAR_FAULTS, _zstd_error())):
             raise SourceError(f"{name} is damaged: {printable(str(error))}") from None
         raise
     return spooled

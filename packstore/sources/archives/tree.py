@@ -21,7 +21,6 @@ from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_im
 from packstore.sources.tree import Found, Tree
 
 _START = 16
-_READ_STEP = 1 << 30
 
 
 class ArchiveTree(Tree):
@@ -131,27 +130,17 @@ class ArchiveTree(Tree):
         if member.place == NOWHERE:
             raise ValueError("it is no plain file there")
         if not self._index.zipped:
-            return self._pread(min(size, member.size), member.place)
-        header = self._pread(LOCAL.size, member.place)
+            return self._open().read(min(size, member.size), member.place)
+        header = self._open().read(LOCAL.size, member.place)
         magic, *_, name_size, extra_size = LOCAL.unpack(header.ljust(LOCAL.size, b"\0"))
         if magic != b"PK\x03\x04":
             raise ValueError(f"there is no file at byte {member.place}")
         place = member.place + LOCAL.size + name_size + extra_size
         if member.method == STORED:
-            return self._pread(min(size, member.stored), place)
+            return self._open().read(min(size, member.stored), place)
         if member.method != DEFLATED:
             raise ValueError(f"it is compressed by method {member.method}: unpack the archive, and give the folder")
-        return inflate(self._pread(member.stored, place), size)
-
-    def _pread(self, size: int, place: int) -> bytes:
-        parts, file = [], self._open()
-        while size > 0:
-            part = os.pread(file.descriptor, min(size, _READ_STEP), place)
-            if not part:
-                break
-            parts.append(part)
-            size, place = size - len(part), place + len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return inflate(self._open().read(member.stored, place), size)
 
     def _open(self) -> OpenFile:
         file = self._file

@@ -1,0 +1,392 @@
+"""WebDataset: tar shards whose files of one name are a sample (https://github.com/webdataset/webdataset).
+
+A sample's key is the path of its files up to the first dot of the file's name; what follows names the value. Its files
+lie one after the other. Values are read as the library's ``basichandlers`` reads them, but pickles are refused.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from itertools import chain, groupby, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packstore.core.errors import SampleError, SourceError, printable
+from packstore.core.fields import RESERVED, Bytes, Field, Image, Json, Label, Text
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.images.sniff import max_file_bytes
+from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, first_names, is_tar
+from packstore.sources.base import (
+    SPLIT_ORDER,
+    Certainty,
+    Entry,
+    Kind,
+    Sample,
+    Source,
+    SourceOptions,
+    Survey,
+    rounded_size,
+    stamp_of,
+)
+from packstore.sources.listing import IMAGE_SUFFIXES, key_size
+from packstore.sources.refusals import first_bytes
+from packstore.sources.schema import Schema, make_schema
+from packstore.sources.values import infer
+
+_LOOKED_AT = 64
+"""Files of the first shard by which it is recognised."""
+_PROBED = 16
+_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
+_IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
+_LABELS, _TEXTS, _JSON = (
+    frozenset({"cls", "class"}),
+    frozenset({"txt", "text", "transcript"}),
+    frozenset({"json", "jsn"}),
+)
+_NUMBERS = frozenset({"count", "index", "inx", "id"})
+_PICKLES = frozenset({"pyd", "pickle", "pkl", "pth", "pt"})
+_KNOWN = _LABELS | _TEXTS | _JSON | _NUMBERS | _PICKLES | {"npy", "npz"}
+_MAX_VALUE = 1 << 30
+_OPEN_SHARDS = 4
+
+
+@dataclass(slots=True)
+class _Members:
+    """The samples of a shard, some 50 bytes each.
+
+    Attributes:
+        keys: Their keys.
+        counts: Number of files of each.
+        files: Four numbers a file: its field, where its content begins, its size, and the time of modification.
+    """
+
+    keys: list[str] = field(default_factory=list)
+    counts: array[int] = field(default_factory=lambda: array("q"))
+    files: array[int] = field(default_factory=lambda: array("q"))
+
+
+class WebDatasetSource(Source):
+    """The shards in a folder, or in its folders ``train``, ``val`` …, or one shard.
+
+    A split is named by the folder, or by a part of the shard's name: ``imagenet-train-000042.tar``. Names of classes
+    are the lines of a file ``classnames.txt`` beside the shards.
+    """
+
+    kind = "webdataset"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._shards = find_shards(path)
+        if not self._shards:
+            raise SourceError(f"{printable(str(path))} holds no tar shards (.tar, .tar.gz …)")
+        self._names: list[str] = []  # extensions of files, by number
+        self._open = lru_cache(_OPEN_SHARDS)(lambda number: OpenTar(self._shards[number][1]))
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """See :meth:`Source.survey`. Reads the headers of all files."""
+        main, counts, total = self._schema.main, dict.fromkeys(self._chosen(split), 0), 0
+        size_bytes = key_bytes = value_bytes = 0
+        size_counts: Counter[int] = Counter()
+        for number, (name, _) in enumerate(self._shards):
+            if name not in counts:
+                continue
+            for key, files in self._samples(number):
+                sizes = {self._fields[extension]: size for extension, _, size, _ in files}
+                image = sizes.get(main, 0)
+                counts[name] += 1
+                total += 1
+                size_bytes += image
+                value_bytes += sum(sizes.values()) - image
+                size_counts[rounded_size(image)] += 1
+                key_bytes += key_size(key)
+            progress(Progress("scan", total, None, size_bytes))
+        columns = self._schema.columns
+        return Survey(
+            splits=counts,
+            columns=columns,
+            encoding="original",
+            shape=None,
+            size_bytes=size_bytes,
+            size_counts=size_counts,
+            key_bytes=key_bytes,
+            sampled=frozenset(column.name for column in columns),
+            value_bytes=value_bytes,
+        )
+
+    def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """See :meth:`Source.entries`."""
+        chosen = self._chosen(split)
+        return chain.from_iterable(
+            self._entries(number) for name in chosen for number, (its, _) in enumerate(self._shards) if its == name
+        )
+
+    def read(self, entry: Entry) -> Sample:
+        """See :meth:`Source.read`."""
+        shard, files = entry.ref
+        raw: dict[str, Any] = {}
+        try:
+            for extension, place, size, _ in files:
+                limit = max_file_bytes(self.options.max_pixels) if _kind(extension) == "image" else _MAX_VALUE
+                if size > limit:
+                    raise ValueError(f".{extension} has {size} bytes, more than {limit} within max_pixels")
+                raw[self._fields[extension]] = _value(extension, self._open(shard).read(place, size))
+            return self._schema.sample(entry.key, self._schema.take(raw))
+        except (OSError, ValueError) as error:
+            raise SampleError(entry.key, printable(str(error))) from error
+
+    def stamp(self) -> str:
+        """See :meth:`Source.stamp`."""
+        return stamp_of(path for _, path in self._shards)
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        self._open.cache_clear()
+
+    def _chosen(self, split: str | None) -> list[str]:
+        known = {name for name, _ in self._shards}
+        names = sorted(known, key=lambda name: (SPLIT_ORDER.index(name) if name in SPLIT_ORDER else 99, name))
+        if split is None:
+            return names
+        if split.lower() not in known or not split:
+            raise self.no_split(split, names)
+        return [split.lower()]
+
+    def _entries(self, number: int) -> Iterator[Entry]:
+        main, split = self._schema.main, self._shards[number][0]
+        for key, files in self._samples(number):
+            size, modified = next(((s, m) for each, _, s, m in files if self._fields[each] == main), (0, 0))
+            yield Entry(key, split, (), size, (number, files), modified)
+
+    def _samples(self, number: int) -> Iterator[tuple[str, tuple[tuple[str, int, int, int], ...]]]:
+        members, first = self._index[number], 0
+        for key, count in zip(members.keys, members.counts, strict=True):
+            numbers = iter(members.files[4 * first : 4 * (first + count)])
+            first += count
+            yield key, tuple((self._names[n], place, *rest) for n, place, *rest in zip(*[numbers] * 4, strict=True))
+
+    @cached_property
+    def _index(self) -> list[_Members]:
+        """The samples of all shards, from their headers."""
+        numbers: dict[str, int] = {}
+        found = [_members(self._open(shard), path, numbers) for shard, (_, path) in enumerate(self._shards)]
+        self._names = list(numbers)
+        pickles = next((name for name in self._names if _kind(name) == "pickle"), None)
+        if pickles is not None:
+            raise SourceError(
+                f"{printable(str(self.path))} holds pickles (.{printable(pickles)}), which packstore does not run: "
+                "write the shards again with .json, .npy or .txt"
+            )
+        if not any(members.keys for members in found):
+            raise SourceError(f"{printable(str(self.path))}: its shards hold no samples")
+        return found
+
+    @cached_property
+    def _fields(self) -> dict[str, str]:
+        """The column of each kind of file, by its extension."""
+        assert self._index
+        found = {extension: _field_name(extension) for extension in self._names}
+        kinds: dict[str, set[str]] = {}
+        for extension, name in found.items():
+            kinds.setdefault(name, set()).add(_kind(extension))
+        return {ext: name if len(kinds[name]) == 1 else _identifier(ext) for ext, name in found.items()}
+
+    @cached_property
+    def _schema(self) -> Schema:
+        """The fields, from the names of all files and the values of the first samples."""
+        have: Counter[str] = Counter()
+        total = 0
+        for number in range(len(self._shards)):
+            for _, files in self._samples(number):
+                have.update({self._fields[extension] for extension, *_ in files})
+                total += 1
+        probes = [self._probe(number) for number in range(len(self._shards))]
+        samples = list(islice(chain.from_iterable(probes), _PROBED))
+        declared: dict[str, Field] = {}
+        for extension, name in self._fields.items():
+            if name not in declared:
+                given = [raw[name] for raw in samples if raw.get(name) is not None]
+                declared[name] = self._declared(extension, name, given)
+        images = [name for name, each in declared.items() if isinstance(each, Image)]
+        if not images:
+            raise SourceError(f"{printable(str(self.path))} holds no images, but {', '.join(sorted(self._names)[:8])}")
+        main = "image" if "image" in images else images[0]
+        for name, each in declared.items():
+            if have[name] < total and name != main:
+                declared[name] = replace(each, optional=True)
+        return make_schema(samples, declared, picks=False, max_pixels=self.options.max_pixels)
+
+    def _probe(self, number: int) -> Iterator[dict[str, Any]]:
+        """The first samples of a shard, for what values they have; bad ones are named when they are read."""
+        for _, files in islice(self._samples(number), _PROBED):
+            raw: dict[str, Any] = {}
+            for extension, place, size, _ in files:
+                with suppress(OSError, ValueError):
+                    raw[self._fields[extension]] = _value(
+                        extension, self._open(number).read(place, min(size, _MAX_VALUE))
+                    )
+            yield raw
+
+    def _declared(self, extension: str, name: str, given: Sequence[Any]) -> Field:
+        kind = _kind(extension)
+        if kind == "image":
+            return Image()
+        if kind == "label":
+            return Label(_classes(self.path) if name == "label" else None)
+        if kind == "text":
+            return Text()
+        if kind == "json":
+            return Json()
+        if kind == "bytes" or not given:
+            return Bytes()
+        try:
+            return infer(name, given)
+        except ValueError as error:
+            raise SourceError(f"{printable(str(self.path))}: .{printable(extension)}: {error}") from error
+
+
+def find_shards(path: Path) -> list[tuple[str, Path]]:
+    """The shards at ``path`` with their splits, by name. Raises :class:`SourceError` where only some have a split."""
+    if not path.is_dir():
+        return [("", path)] if path.is_file() else []
+    found: list[tuple[str, Path]] = []
+    for folder in [path, *sorted(p for p in path.iterdir() if p.is_dir() and p.name.lower() in SPLIT_ORDER)]:
+        for file in sorted(folder.iterdir()):
+            if file.name.endswith(_SUFFIXES) and file.name[0] != "." and file.is_file():
+                found.append((folder.name.lower() if folder is not path else _split_of(file.name), file))
+    without = [file for split, file in found if not split]
+    if without and len(without) < len(found):
+        raise SourceError(f"{printable(str(without[0]))}: its name says no split, as those of other shards do")
+    return found
+
+
+def _split_of(name: str) -> str:
+    parts = [part.lower() for part in re.split(r"[-_.]", name)]
+    return next((part for part in parts if part in SPLIT_ORDER), "")
+
+
+def _members(tar: OpenTar, path: Path, numbers: dict[str, int]) -> _Members:
+    found = _Members()
+    try:
+        named = ((*_key_of(m.name), m) for m in tar.members() if m.isreg() and not _hidden(m.name))
+        for key, group in groupby(named, key=itemgetter(0)):
+            files = [(extension, member) for _, extension, member in group]
+            found.keys.append(key)
+            found.counts.append(len(files))
+            for extension, member in files:
+                number = numbers.setdefault(extension, len(numbers))
+                modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
+                found.files.extend((number, member.offset_data, member.size, modified))
+    except TAR_FAULTS as error:
+        raise SourceError(f"{printable(str(path))} is no tar that can be read, or it is damaged: {error}") from None
+    return found
+
+
+def _key_of(name: str) -> tuple[str, str]:
+    """Key and extension of a file: the key ends at the first dot of the file's own name."""
+    folder, slash, base = name.removeprefix("./").rpartition("/")
+    stem, _, extension = base.partition(".")
+    return f"{folder}{slash}{stem}", extension.lower()
+
+
+def _hidden(name: str) -> bool:
+    return name.rpartition("/")[2].startswith((".", "__"))
+
+
+def _kind(extension: str) -> str:
+    """What a file holds, by the last part of its extension."""
+    last = extension.rpartition(".")[2]
+    if last in _IMAGES:
+        return "image"
+    if last in _LABELS or re.fullmatch(r"cls\d", last):
+        return "label"
+    kinds = {"text": _TEXTS, "json": _JSON, "number": _NUMBERS, "pickle": _PICKLES, "array": {"npy"}}
+    return next((kind for kind, names in kinds.items() if last in names), "bytes")
+
+
+def _field_name(extension: str) -> str:
+    """The column of a file: ``image`` for ``jpg``, ``label`` for ``cls``, ``left`` for ``left.jpg``, ``json`` …"""
+    first, _, last = extension.rpartition(".")
+    usual = {"image": "image", "label": "label", "text": "text", "json": "json"}
+    name = first or usual.get(_kind(extension), last)
+    if re.fullmatch(r"cls\d", last) and not first:
+        name = f"label{last[-1]}"
+    return _identifier(name)
+
+
+def _identifier(name: str) -> str:
+    name = re.sub(r"[^a-z0-9_]", "_", name)[:60]
+    name = name if name[:1].isalpha() else f"x{name}"
+    return f"{name}_" if name in RESERVED else name
+
+
+def _value(extension: str, data: bytes) -> Any:
+    """The value in a file. Raises :class:`ValueError`."""
+    kind = _kind(extension)
+    if kind in ("label", "number"):
+        text = data.decode("utf-8").strip()
+        if not re.fullmatch(r"[+-]?\d{1,18}", text):
+            raise ValueError(f".{extension} holds {text[:40]!r}; expected a number")
+        return int(text)
+    if kind == "text":
+        return data.decode("utf-8")
+    if kind == "json":
+        try:
+            return json.loads(data)
+        except RecursionError:
+            raise ValueError(f".{extension} is nested too deeply") from None
+    if kind == "array":
+        return np.load(io.BytesIO(data), allow_pickle=False)
+    return data
+
+
+def _classes(path: Path) -> tuple[str, ...] | None:
+    """The names in ``classnames.txt``, beside the shards or a folder above."""
+    folder = path if path.is_dir() else path.parent
+    file = folder / "classnames.txt"
+    if not file.is_file():
+        return None
+    names = tuple(line.strip() for line in file.read_text("utf-8").splitlines() if line.strip())
+    return names if len(set(names)) == len(names) else None
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Tars in which images lie beside other files of the same key, all in one folder: several may be classes."""
+    try:
+        shards = find_shards(path)
+    except SourceError:
+        return Certainty.POSSIBLE
+    if not shards or not is_tar(first_bytes(shards[0][1], 512)):
+        return Certainty.NO
+    if path.is_dir() and any(file.name.lower().endswith(IMAGE_SUFFIXES) for file in islice(path.iterdir(), 1000)):
+        return Certainty.NO
+    try:
+        names = first_names(shards[0][1], _LOOKED_AT)
+    except (*TAR_FAULTS, SourceError):
+        return Certainty.NO
+    samples: dict[str, set[str]] = {}
+    for name in names:
+        if not _hidden(name):
+            key, extension = _key_of(name)
+            samples.setdefault(key, set()).add(extension)
+    pairs = sum(1 for found in samples.values() if _has_pair(found))
+    folders = {key.rpartition("/")[0] for key in samples}
+    return Certainty.CERTAIN if len(folders) == 1 and 2 * pairs >= len(samples) > 0 else Certainty.NO
+
+
+def _has_pair(extensions: set[str]) -> bool:
+    images = {name for name in extensions if _kind(name) == "image"}
+    return bool(images) and (len(images) > 1 or any(name.rpartition(".")[2] in _KNOWN for name in extensions - images))
+
+
+KIND = Kind("webdataset", "tar shards of WebDataset", _recognise, WebDatasetSource)

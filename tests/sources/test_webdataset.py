@@ -1,0 +1,196 @@
+"""WebDataset's shards: what their own library wrote, and what can be wrong with them.
+
+``tests/corpus/webdataset`` was written by webdataset 1.0.2: ``TarWriter`` with four samples of ``png``, ``cls``,
+``json``, ``seg.png``, ``emb.npy`` and ``txt`` (the third has none), then ``gzip``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import tarfile
+from contextlib import closing, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packstore import PackedDataset, convert, verify
+from packstore.core.errors import PackstoreError, SampleError, SourceError
+from packstore.sources import Entry, open_source
+from packstore.testing import SourceSuite
+from tests.makers.images import tiny
+
+WRITTEN = Path(__file__).parents[1] / "corpus" / "webdataset"
+
+
+def shard(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(data), 1_700_000_000
+            archive.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
+def files(numbers: range, folder: str = "") -> dict[str, bytes]:
+    found = {}
+    for n in numbers:
+        found |= {f"{folder}{n:04}.png": tiny(n), f"{folder}{n:04}.cls": b"%d\n" % (n % 3)}
+    return found
+
+
+class TestWebDataset(SourceSuite):
+    kind = "webdataset"
+    bytes_per_sample = 400
+    undecodable_keys = False
+
+    def make(self, folder: Path, samples: int) -> Path:
+        (folder / "a-train-0.tar").write_bytes(shard(files(range(samples // 2))))
+        (folder / "a-train-1.tar").write_bytes(shard(files(range(samples // 2, samples - 2))))
+        (folder / "a-val-0.tar").write_bytes(shard(files(range(samples - 2, samples))))
+        return folder
+
+    def change(self, path: Path) -> None:
+        (path / "a-val-0.tar").write_bytes((path / "a-val-0.tar").read_bytes())
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        shard, files = entry.ref
+        with (path / f"a-train-{shard}.tar").open("r+b") as tar:
+            tar.seek(next(place for extension, place, *_ in files if extension == "cls"))
+            tar.write(b"x")
+        return True
+
+
+@pytest.mark.parametrize("suffix", [".lmdb", ".h5", ".pth"])
+def test_what_the_library_wrote(suffix: str, tmp_path: Path) -> None:
+    with closing(open_source(WRITTEN)) as source:
+        assert source.kind == "webdataset"
+    path = tmp_path / f"out{suffix}"
+    convert(WRITTEN, path, encoding="original")
+    names = ("key", "label", "text", "json", "emb", "seg")
+    ds = PackedDataset(path, "train", columns=(*names, "image"), output="bytes")
+    assert len(ds) == 4
+    for n in range(4):
+        key, label, text, document, vector, other, image = ds[n]
+        assert (key, label) == (f"sample{n:03}", n % 2)
+        assert text == (None if n == 2 else f"caption {n} ä")
+        assert document == {"n": n, "name": "ä"}
+        assert np.array_equal(vector, np.arange(3, dtype=np.float32) + n)
+        assert (bytes(image), bytes(other)) == (tiny(n), tiny(100 + n))
+    assert verify(path, against=WRITTEN).problems == ()
+
+
+def test_classes_beside_the_shards_and_a_shard_alone(tmp_path: Path) -> None:
+    (tmp_path / "0.tar").write_bytes(shard(files(range(6))))
+    (tmp_path / "classnames.txt").write_text("ant\nbee\ncat\n")
+    manifest = convert(tmp_path / "0.tar", tmp_path / "x.h5").manifest
+    assert manifest.origin.kind == "webdataset"
+    assert manifest.classes == ("ant", "bee", "cat")
+    assert manifest.splits == ()
+
+
+def test_folders_are_splits(tmp_path: Path) -> None:
+    for number, split in enumerate(("val", "train")):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "000.tar.gz").write_bytes(gzip.compress(shard(files(range(4 * number, 4 * number + 4)))))
+    report = convert(tmp_path, tmp_path.parent / "x.h5")
+    assert [split.name for split in report.manifest.splits] == ["train", "val"]
+
+
+def test_the_key_ends_at_the_first_dot_of_the_name(tmp_path: Path) -> None:
+    names = {"./a.b/22.05.png": tiny(1), "./a.b/22.05.cls": b"1", "./a.b/23.png": tiny(2), "./a.b/23.cls": b"0"}
+    (tmp_path / "x.tar").write_bytes(shard(names))
+    with closing(open_source(tmp_path / "x.tar", kind="webdataset")) as source:
+        assert [entry.key for entry in source.entries()] == ["a.b/22", "a.b/23"]
+        with pytest.raises(SampleError, match="image"):
+            source.read(next(source.entries()))  # its image is called 05.png
+
+
+def test_class_folders_with_captions_are_not_taken_for_shards(tmp_path: Path) -> None:
+    names = {f"{label}/{n}.{kind}": tiny(n) for label in "ab" for n in range(3) for kind in ("png", "txt")}
+    (tmp_path / "x.tar").write_bytes(shard(names))
+    with pytest.raises(PackstoreError, match="holds more than images"):
+        open_source(tmp_path / "x.tar")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"0001.cls": b"cat"}, r"\.cls holds 'cat'; expected a number"),
+        ({"0001.png": None}, "image: no value"),
+        ({"0001.json": b"{"}, "json|Expecting"),
+        ({"0001.txt": b"\xff"}, "utf-8"),
+        ({"0001.v.npy": b"no array"}, "."),
+    ],
+)
+def test_a_bad_sample_is_named(change: dict[str, bytes | None], said: str, tmp_path: Path) -> None:
+    names: dict[str, bytes] = {}
+    vector = io.BytesIO()
+    np.save(vector, np.zeros(2))
+    for n in range(20, 0, -1):
+        names |= files(range(n, n + 1)) | {
+            f"{n:04}.json": b"1",
+            f"{n:04}.txt": b"t",
+            f"{n:04}.v.npy": vector.getvalue(),
+        }
+    for name, data in change.items():
+        if data is None:
+            del names[name]
+        else:
+            names[name] = data
+    (tmp_path / "x.tar").write_bytes(shard(names))
+    with pytest.raises(SampleError, match=said) as caught:
+        convert(tmp_path / "x.tar", tmp_path / "x.h5")
+    assert caught.value.key == "0001"
+    report = convert(tmp_path / "x.tar", tmp_path / "x.h5", on_error="skip")
+    assert [skipped.key for skipped in report.manifest.skipped] == ["0001"]
+    assert report.manifest.records == 19
+
+
+def test_pickles_are_refused_and_never_run(tmp_path: Path) -> None:
+    names = files(range(3)) | {"0002.pyd": b"cos\nsystem\n(S'touch ran'\ntR."}
+    (tmp_path / "x.tar").write_bytes(shard(names))
+    with pytest.raises(SourceError, match="does not run"):
+        convert(tmp_path / "x.tar", tmp_path / "x.h5")
+
+
+def test_members_of_a_sample_that_are_apart(tmp_path: Path) -> None:
+    names = files(range(4))
+    apart = {name: names[name] for name in sorted(names, key=lambda name: name.endswith("cls"))}
+    (tmp_path / "x.tar").write_bytes(shard(apart))
+    with pytest.raises(PackstoreError):
+        convert(tmp_path / "x.tar", tmp_path / "x.h5", source_kind="webdataset")
+
+
+def test_a_shard_without_a_split_among_others(tmp_path: Path) -> None:
+    for name in ("train-0.tar", "rest-0.tar"):
+        (tmp_path / name).write_bytes(shard(files(range(3))))
+    with pytest.raises(SourceError, match=r"rest-0\.tar: its name says no split"):
+        convert(tmp_path, tmp_path.parent / "x.h5")
+
+
+@given(seed=st.integers(0, 2**32), changes=st.integers(1, 4))
+def test_damaged_shards_are_errors_or_bad_samples(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, changes: int
+) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "x.tar"
+    data, draw = bytearray(gzip.decompress((WRITTEN / "set-train-000000.tar.gz").read_bytes())), random.Random(seed)
+    for _ in range(changes):
+        data[draw.randrange(len(data))] = draw.choice([0, 255, draw.randrange(256)])
+    path.write_bytes(data)
+    said = ""
+    try:
+        with closing(open_source(path, kind="webdataset")) as source:
+            source.survey()
+            for entry in source.entries():
+                with suppress(SampleError):
+                    json.dumps(str(source.read(entry)))
+    except PackstoreError as error:
+        said = str(error)
+    assert said.isprintable()
