@@ -58,7 +58,8 @@ def annotated(path: Path, kind: str) -> AmbiguousSourceError:
     some = ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
     return AmbiguousSourceError(
         f"{printable(str(path))} holds more than images: {some}. Pack the images alone {_alone(path, kind, folders)}; "
-        "or give labels in a CSV file (columns file,label) with --labels"
+        "give labels in a CSV file (columns file,label) with --labels; or pack all of it from Python "
+        "(packstore guide packing)"
     )
 
 

@@ -182,7 +182,7 @@ def test_a_folder_with_annotations_is_a_question(name: str, tmp_path: Path) -> N
         assert "Pack the images alone once the masks lie elsewhere (--source flat packs both)" in message
         return
     advice = re.search(
-        r"Pack the images alone (?:with --source (\w+)|from their folders?[,:] (.*)); or give labels", message
+        r"Pack the images alone (?:with --source (\w+)|from their folders?[,:] (.*)); give labels", message
     )
     assert advice is not None, message
     kind, places = advice.groups()
