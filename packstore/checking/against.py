@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import PackstoreError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import ordered_map
@@ -17,7 +19,8 @@ from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.encode import Encoder
 from packstore.images.encode.options import turned_by_readers
 from packstore.packing.plan import encode_options, made_alike, make_encoder
-from packstore.sources.base import Entry, Source, Survey
+from packstore.packing.values import AtRest
+from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.stores.base import Problem, Reader
 
 _BATCH = 16
@@ -66,6 +69,7 @@ class Comparison:
         self.has_shapes = manifest.has_column("shape")
         self.splits = {s.name: s for s in manifest.splits}
         self.labels = {c.name for c in self.survey.columns if manifest.has_column(c.name)}
+        self.at_rest = AtRest(self.survey)
 
     def run(self, workers: int, progress: ProgressCallback) -> Iterator[Problem]:
         """Yields every difference."""
@@ -143,10 +147,23 @@ class Comparison:
         if (self.splits or entry.split) and (split is None or not split.start <= record < split.stop):
             yield f"not in split {printable(entry.split)!r}, where the source has it"
         try:
-            image = self.source.image(entry)
+            found = self.source.read(entry)
+            if isinstance(found, Sample):
+                yield from self._other_values(record, self.at_rest(entry.key, found))
+                found = found.image
             shape = self.reader.value("shape", record) if self.has_shapes else None
-            difference = self.encoder.compare(entry.key, image, self.reader.view(record), shape)
+            difference = self.encoder.compare(entry.key, found, self.reader.view(record), shape)
         except PackstoreError as error:
             difference = f"cannot be compared: {error}"
         if difference is not None:
             yield difference
+
+    def _other_values(self, record: int, values: Mapping[str, Any]) -> Iterator[str]:
+        for name, value in values.items():
+            column = self.reader.manifest.column(name) if name in self.labels else None
+            if column is None:
+                continue
+            own = self.reader.value(name, record)
+            wanted = value if column.kind == "ragged" else np.asarray(value, NUMPY_DTYPE[column.dtype]).tobytes()
+            if (own if column.kind == "ragged" else own.tobytes()) != wanted:
+                yield f"its {name} is not that of the source"

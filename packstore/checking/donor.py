@@ -10,11 +10,13 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.checking.against import encoder_of, split_of
 from packstore.core.checksums import row_checksum, row_columns
+from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.encode import Encoded
-from packstore.sources.base import Entry, Source
+from packstore.packing.values import AtRest
+from packstore.sources.base import Entry, Sample, Source
 from packstore.sources.store import StoreSource
 
 _REPORT_EVERY = 4096
@@ -49,6 +51,7 @@ class Donor:
         self._split = split_of(manifest)
         self._survey = source.survey(self._split)
         self._encoder = encoder_of(manifest, source, self._survey, decoder)
+        self._at_rest = AtRest(self._survey)
         self._entries: dict[int, Entry] = {}
 
     def locate(self, wanted: Iterable[Wanted], progress: ProgressCallback) -> None:
@@ -101,6 +104,7 @@ class Donor:
 
     def _fields(self, entry: Entry) -> dict[str, Any]:
         labels = dict(zip((c.name for c in self._survey.labels), entry.labels, strict=True))
+        sampled = self._sampled(entry)
         found: dict[str, Any] = {}
         for column in row_columns(self._manifest.columns):
             value: Any = None
@@ -108,6 +112,9 @@ class Donor:
                 value = _key(entry)
             elif column.name in labels:
                 value = np.int64(labels[column.name])
+            elif column.name in sampled:
+                value = sampled[column.name]
+                value = np.asarray(value, NUMPY_DTYPE[column.dtype]) if column.kind == "fixed" else value
             elif isinstance(self._source, StoreSource) and self._source.manifest.has_column(column.name):
                 value = self._source.reader.value(column.name, entry.ref)
             elif column.name == "shape":
@@ -115,6 +122,16 @@ class Donor:
                 value = None if shape is None else np.array(shape, np.int32)
             found[column.name] = value
         return found
+
+    def _sampled(self, entry: Entry) -> Mapping[str, Any]:
+        """The values at rest that come with a sample. Raises :class:`Refused`."""
+        if not self._survey.sampled:
+            return {}
+        try:
+            sample = self._source.read(entry)
+            return self._at_rest(entry.key, sample) if isinstance(sample, Sample) else {}
+        except (PackstoreError, OSError) as error:
+            raise Refused(f"the source's sample cannot be used: {error}") from error
 
     def _row(self, entry: Entry) -> int | None:
         """The row checksum that a record made of this sample has; None when the source cannot tell."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from packstore.checking.damaged_store import DamagedFile, DamagedStore, inspect_
 from packstore.checking.repair import refuse_inside, refuse_name
 from packstore.checking.store_check import row_checksums_of
 from packstore.core.arguments import true_or_false
-from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_columns
+from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_checksum, row_columns
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths
@@ -30,8 +31,12 @@ from packstore.core.progress import Progress, ProgressCallback, progress_callbac
 from packstore.stores import create_store
 from packstore.stores.base import Problem
 from packstore.stores.builder import StoreBuilder
+from packstore.stores.builder.fitting import check_together
+from packstore.stores.scavenge import Scavenged
 
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
+_MAX_COMBINATIONS = 64
+"""Combinations of places of a record's values that are tried; few of them have more than one place."""
 _MAX_LISTED = 10_000
 """Missing records that are listed, in the report and in the new store's manifest; beyond, they are only counted."""
 
@@ -144,6 +149,7 @@ class _Salvage:
         self.progress = progress
         self.fields = row_columns(self.manifest.columns)
         self.batch = _Batch()
+        self.chosen: dict[int, Mapping[str, Any]] = {}  # by record of a file: its fields, where not the likeliest
         self.keys: set[int] = set()  # of records that nothing proves: two of them may have the same
         self.recovered = 0
         self.unproven: list[Problem] = []
@@ -208,7 +214,7 @@ class _Salvage:
                     doubt = f"nothing proves {' and '.join(doubts)}" if sums is None or image_proven else doubts[0]
                     if doubts and not self.allow_unproven:
                         raise _Lost(doubt)
-                    self._take(file, i, image)
+                    self._take(file, i, image, bool(doubts))
                 except _Lost as error:
                     yield record, Problem(str(error), record, key, file.name)
                     continue
@@ -236,30 +242,53 @@ class _Salvage:
         sound = False
         if whole and scavenged.found is not None and scavenged.found.proven:
             described = scavenged.found.manifest
-            sound = all(column_digest(columns[name]) == described.column(name).digest for name in names)
+            try:
+                sound = all(column_digest(columns[name]) == described.column(name).digest for name in names)
+            except StoreError:  # a value of one that lies record by record is lost
+                sound = False
         stored = _numbers(scavenged.columns.get(ROW_CHECKSUM.name), file.records or 0)
         if sound or not whole or stored is None:
             return lambda start, stop: [sound] * (stop - start)
 
         def by_row(start: int, stop: int) -> list[bool]:
             found = row_checksums_of(self.manifest.columns, columns, start, stop)
-            return [found[i][0] == int(stored[i]) for i in range(start, stop)]
+            self.chosen = {}
+            return [
+                found[i][0] == int(stored[i]) or self._choose(scavenged, i, int(stored[i])) for i in range(start, stop)
+            ]
 
         return by_row
 
-    def _take(self, file: DamagedFile, i: int, image: Buffer) -> None:
+    def _choose(self, scavenged: Scavenged, i: int, expected: int) -> bool:
+        """Whether other places of values that lie record by record give the row checksum of a record."""
+        places = {name: find(i) for name, find in scavenged.alternatives.items()}
+        if all(len(found) == 1 for found in places.values()):
+            return False
+        try:
+            fields = {c.name: scavenged.columns[c.name][i] for c in self.fields if c.name not in places}
+        except StoreError:
+            return False
+        for combination in islice(product(*map(reversed, places.values())), _MAX_COMBINATIONS):
+            tried = fields | dict(zip(places, combination, strict=True))
+            if row_checksum(self.manifest.columns, tried) == expected:
+                self.chosen[i] = tried
+                return True
+        return False
+
+    def _take(self, file: DamagedFile, i: int, image: Buffer, doubted: bool) -> None:
         """Puts a record into the batch. Raises :class:`_Lost` when a field of it is gone, or cannot be."""
         assert file.scavenged is not None
         values: dict[str, Any] = {}
+        chosen = self.chosen.get(i)
         for column in self.fields:
             data = file.scavenged.columns.get(column.name)
             try:
-                value: Any = None if data is None else data[i]
+                value: Any = None if data is None else data[i] if chosen is None else chosen[column.name]
             except (StoreError, IndexError):
                 value = None
             if value is None:
                 raise _Lost(f"its {column.name} is lost")
-            if column.classes is not None and not 0 <= int(value) < len(column.classes):
+            if column.classes is not None and column.kind == "fixed" and not 0 <= int(value) < len(column.classes):
                 raise _Lost(f"its {column.name} is {int(value)}, and there are {len(column.classes)} classes")
             values[column.name] = bytes(value) if column.kind == "ragged" else value
         image_column = self.manifest.image
@@ -267,6 +296,15 @@ class _Salvage:
         shape = values.get("shape") if image_column.layout is not None and image_column.kind == "ragged" else None
         if shape is not None and nbytes != int(np.prod(np.asarray(shape, np.int64))):
             raise _Lost(f"its image has {nbytes} bytes, which is not its shape")
+        if doubted:
+            one = {
+                name: np.asarray(v)[None] if isinstance(v, (np.ndarray, np.generic)) else [v]
+                for name, v in values.items()
+            }
+            try:
+                check_together(self.manifest.columns, one, [nbytes], file.start + i)
+            except StoreError as error:
+                raise _Lost(str(error)) from None
         if self.allow_unproven:
             mark = xxh3_64_intdigest(values["key"])
             if mark in self.keys:

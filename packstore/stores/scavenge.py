@@ -8,7 +8,7 @@ hold. Nothing here is proven: callers compare checksums. Memory is about 24 byte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +32,8 @@ class Scavenged:
         images: Called with a record's number: what may be its image, the likeliest last.
         orphans: Called with the checksums of missing images: yields (checksum, image) for those that lie in the file
             although nothing left in it says where.
+        alternatives: Of columns that may lie in several places, by name: called with a record's number, what may be
+            its value. The column itself has the likeliest.
     """
 
     found: RecoveredManifest | None
@@ -39,6 +41,7 @@ class Scavenged:
     records: int
     images: Callable[[int], list[Buffer]]
     orphans: Callable[[set[int]], Iterator[tuple[int, Buffer]]]
+    alternatives: Mapping[str, Callable[[int], list[Buffer]]] = field(default_factory=dict)
 
 
 def no_orphans(_: set[int]) -> Iterator[tuple[int, Buffer]]:

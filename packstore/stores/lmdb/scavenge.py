@@ -1,8 +1,9 @@
 """Gets records out of a damaged LMDB: looks at every page, since the pages that lead to others may be broken.
 
-A leaf page holds whole entries: the key (ten digits for a record, letters for a column) and the value, or the number of
-the page where a long value begins. Older copies of a page may still lie in the file, so a record can have several
-places. A long value whose entry is lost is found by its checksum.
+A leaf page holds whole entries: the key (ten digits for a record, letters for a column, both for a value of a column
+that lies record by record) and the value, or the number of the page where a long value begins. Older copies of a page
+may still lie in the file, so a record can have several places. A long image whose entry is lost is found by its
+checksum.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import struct
 from array import array
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -20,14 +22,14 @@ from xxhash import xxh3_64
 
 from packstore.core.checksums import column_digest
 from packstore.core.column import guessed
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, OneByOne
+from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
 from packstore.stores.lmdb.pages import (
     BIG,
     BRANCH,
     HEADER,
-    KEY_SIZE,
     LEAF,
     MAX_KEY_SIZE,
     META_PAGE,
@@ -40,6 +42,7 @@ from packstore.stores.scavenge import Scavenged, array_names, column_from_bytes
 _PAGE = 4096
 _PAGES_AT_ONCE = 1 << 14
 _NPY = b"\x93NUMPY"
+_NUMBERED = re.compile(rb"((?:[a-z][a-z0-9_]{0,63}/)?)(\d{10})")
 _MAX_TRIED = 1000
 
 
@@ -50,7 +53,11 @@ def scavenge(data: memoryview, hint: RecoveredManifest | None) -> Scavenged:
     named = hint or best_manifest(bytes(text) for text in reversed(texts))
     found = named if named is not None and named.proven else find_manifest(data) or named
     records = scan.records if found is None else found.manifest.records
-    return Scavenged(found, scan.columns(found, records), records, scan.images, scan.orphans)
+    columns = scan.columns(found, records)
+    alternatives = {
+        name: partial(scan.candidates, f"{name}/".encode("ascii")) for name in scan.numbered & columns.keys()
+    }
+    return Scavenged(found, columns, records, scan.images, scan.orphans, alternatives)
 
 
 class _Scan:
@@ -60,24 +67,27 @@ class _Scan:
         self.named: dict[str, list[memoryview]] = {}
         self._arrays: list[int] = []
         self._long_values: dict[int, int] = {}  # first page of each long value, and its pages
-        numbers, starts, lengths = array("q"), array("q"), array("q")
+        entries: dict[bytes, array[int]] = {b"": array("q")}
         for page in self._candidates():
-            for number, start, length in self._entries(page):
-                numbers.append(number)
-                starts.append(start)
-                lengths.append(length)
-        found = np.array([numbers, starts, lengths], np.int64)
-        self._places = found[:, np.argsort(found[0], kind="stable")]
-        self.records = int(self._places[0, -1]) + 1 if len(numbers) else 0
+            for prefix, *entry in self._entries(page):
+                entries.setdefault(prefix, array("q")).extend(entry)
+        self._places: dict[bytes, NDArray[np.int64]] = {}
+        for prefix, numbers in entries.items():
+            found = np.array(numbers, np.int64).reshape(-1, 3)
+            self._places[prefix] = found[np.argsort(found[:, 0], kind="stable")].T
+        self.images = partial(self.candidates, b"")
+        self.numbered = {prefix[:-1].decode("ascii") for prefix in self._places if prefix}
+        self.records = int(self._places[b""][0, -1]) + 1 if len(entries[b""]) else 0
 
-    def images(self, record: int) -> list[Buffer]:
-        """Candidates for a record's image, in file order: the last is the newest."""
-        first, last = np.searchsorted(self._places[0], [record, record + 1])
-        return [self._data[start : start + size] for start, size in self._places[1:, first:last].T.tolist()]
+    def candidates(self, prefix: bytes, record: int) -> list[Buffer]:
+        """Candidates for a record's image, or its value of a column by the prefix of its keys, in file order."""
+        places = self._places[prefix]
+        first, last = np.searchsorted(places[0], [record, record + 1])
+        return [self._data[start : start + size] for start, size in places[1:, first:last].T.tolist()]
 
     def orphans(self, sums: set[int]) -> Iterator[tuple[int, Buffer]]:
         """Long values that no entry leads to and that have one of these checksums."""
-        known = set((self._places[1] // self._size).tolist())
+        known = {page for places in self._places.values() for page in (places[1] // self._size).tolist()}
         for page, count in self._long_values.items():
             if page in known or not sums:
                 continue
@@ -96,6 +106,9 @@ class _Scan:
         columns: dict[str, ColumnData] = {}
         wanted = self._described(records) if found is None else found.manifest.columns[1:]
         for column in wanted:
+            if column.name in self.numbered and (found is None or column.one_by_one):
+                columns[column.name] = OneByOne(records, partial(self._value, column.name))
+                continue
             chosen: ColumnData | None = None
             for data in self._copies(column, records):
                 chosen = data
@@ -110,6 +123,12 @@ class _Scan:
             if chosen is not None:
                 columns[column.name] = chosen
         return columns
+
+    def _value(self, name: str, record: int) -> Buffer:
+        found = self.candidates(f"{name}/".encode("ascii"), record)
+        if not found:
+            raise StoreError(f"nothing says where the {name} of record {record} lies")
+        return found[-1]
 
     def _candidates(self) -> Iterator[int]:
         """Pages marked as leaves, and pages without any valid mark."""
@@ -126,8 +145,8 @@ class _Scan:
             leaf = (flags == LEAF) | (right & ~np.isin(flags, (BRANCH, OVERFLOW_PAGE, META_PAGE)))
             yield from (first + np.flatnonzero(leaf)).tolist()
 
-    def _entries(self, page: int) -> Iterator[tuple[int, int, int]]:
-        """(record, start, size) of each entry of a leaf page that can be one; named ones go to ``named``."""
+    def _entries(self, page: int) -> Iterator[tuple[bytes, int, int, int]]:
+        """(prefix, record, start, size) of each entry of a leaf page that can be one; named ones go to ``named``."""
         start = page * self._size
         end = start + self._size
         self._arrays += [start + match.start() for match in re.finditer(re.escape(_NPY), self._data[start:end])]
@@ -151,8 +170,9 @@ class _Scan:
                     continue
             elif value + size > end:
                 continue
-            if len(key) == KEY_SIZE and key.isdigit():
-                yield int(key), value, size
+            numbered = _NUMBERED.fullmatch(key)
+            if numbered is not None:
+                yield numbered[1], int(numbered[2]), value, size
             elif key[:1].isalpha() and key.isascii():
                 self.named.setdefault(key.decode("ascii"), []).append(self._data[value : value + size])
 
@@ -193,6 +213,7 @@ class _Scan:
         """The columns as their own headers describe them, where there is no manifest."""
         columns = []
         names = {dtype.str: name for name, dtype in NUMPY_DTYPE.items() if name != "bfloat16"}
+        columns += [guessed(name, "ragged", "uint8") for name in sorted(self.numbered)]
         for name, values in self.named.items():
             if name.endswith("/offsets") or name == "manifest":
                 continue
