@@ -15,7 +15,7 @@ import packstore
 from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.stores import create_store, open_store
 from packstore.stores.pth.layout import layout
-from packstore.testing.records import append, make_records
+from packstore.testing.records import append, make_records, write
 from tests.makers.tools import load_tool
 
 SUFFIXES = ("lmdb", "h5", "pth")
@@ -44,11 +44,15 @@ ENCODINGS: dict[str, dict[str, Any]] = {
     "uint8": {"encoding": "uint8", "size": 3},
     "uint8-ragged": {"encoding": "uint8"},
     "float16": {"encoding": "float16", "size": 2},
+    "typed": {},
 }
 
 
 def pack(source: Path, out: Path, encoding: str, shard_size: int | None = None) -> Any:
-    packstore.convert(source, out, shard_size=shard_size, **ENCODINGS[encoding])
+    if encoding == "typed":  # every type of column
+        write(out, make_records("typed", 6, sizes=range(9, 15)), shard_size=shard_size)
+    else:
+        packstore.convert(source, out, shard_size=shard_size, **ENCODINGS[encoding])
     return flips.Store(out)
 
 
@@ -94,9 +98,13 @@ def test_every_byte(source: Path, tmp_path: Path, rng: random.Random, suffix: st
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1, per="suffix")
+@pytest.mark.parametrize(("encoding", "shard_size"), [("uint8", 60), ("typed", 30)])
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_bytes_of_a_sharded_store(source: Path, tmp_path: Path, rng: random.Random, suffix: str) -> None:
-    store = pack(source, tmp_path / f"a.{suffix}", "uint8", 60)
+def test_bytes_of_a_sharded_store(
+    source: Path, tmp_path: Path, rng: random.Random, suffix: str, encoding: str, shard_size: int
+) -> None:
+    store = pack(source, tmp_path / f"a.{suffix}", encoding, shard_size)
     assert len(list(store.path.glob("shard-*"))) > 2
     tally = flips.Tally()
     total = sum(store.sizes)
