@@ -96,10 +96,11 @@ def test_classes_beside_the_shards_and_a_shard_alone(tmp_path: Path) -> None:
 
 
 def test_folders_are_splits(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
     for number, split in enumerate(("val", "train")):
-        (tmp_path / split).mkdir()
-        (tmp_path / split / "000.tar.gz").write_bytes(gzip.compress(shard(files(range(4 * number, 4 * number + 4)))))
-    report = convert(tmp_path, tmp_path.parent / "x.h5")
+        (folder / split).mkdir(parents=True)
+        (folder / split / "000.tar.gz").write_bytes(gzip.compress(shard(files(range(4 * number, 4 * number + 4)))))
+    report = convert(folder, tmp_path / "x.h5")
     assert [split.name for split in report.manifest.splits] == ["train", "val"]
 
 
@@ -169,10 +170,11 @@ def test_members_of_a_sample_that_are_apart(tmp_path: Path) -> None:
 
 
 def test_a_shard_without_a_split_among_others(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
     for name in ("train-0.tar", "rest-0.tar"):
-        (tmp_path / name).write_bytes(shard(files(range(3))))
+        (tmp_path / "set" / name).write_bytes(shard(files(range(3))))
     with pytest.raises(SourceError, match=r"rest-0\.tar: its name says no split"):
-        convert(tmp_path, tmp_path.parent / "x.h5")
+        convert(tmp_path / "set", tmp_path / "x.h5")
 
 
 @given(seed=st.integers(0, 2**32), changes=st.integers(1, 4))
