@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from packstore.core.manifest import Manifest
     from packstore.packing.append import AppendReport, append
     from packstore.packing.conversion import ConvertReport, convert
+    from packstore.packing.merge import MergeReport, merge
+    from packstore.packing.select import select
     from packstore.packing.writer import Writer
     from packstore.stores import open_store
     from packstore.stores.base import Problem, Reader
@@ -64,6 +66,9 @@ _LAZY = {
     "AppendReport": ("packstore.packing.append", "AppendReport"),
     "append": ("packstore.packing.append", "append"),
     "ConvertReport": ("packstore.packing.conversion", "ConvertReport"),
+    "MergeReport": ("packstore.packing.merge", "MergeReport"),
+    "merge": ("packstore.packing.merge", "merge"),
+    "select": ("packstore.packing.select", "select"),
     "Manifest": ("packstore.core.manifest", "Manifest"),
     "PackedDataset": ("packstore.training.dataset", "PackedDataset"),
     "PackedLoader": ("packstore.training.loader", "PackedLoader"),
@@ -100,6 +105,7 @@ __all__ = [
     "Manifest",
     "ManifestError",
     "Mask",
+    "MergeReport",
     "MissingStoreError",
     "NotInSourceError",
     "PackedDataset",
@@ -119,9 +125,11 @@ __all__ = [
     "Writer",
     "append",
     "convert",
+    "merge",
     "prefetch",
     "repair",
     "salvage",
+    "select",
     "verify",
 ]
 

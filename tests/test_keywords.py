@@ -22,12 +22,22 @@ from packstore.core.manifest import Normalization
 from packstore.core.progress import Progress, progress_callback
 from packstore.diagnose.bench import BenchOptions, bench
 from packstore.packing.append import AppendOptions
+from packstore.packing.merge import MergeOptions
 from packstore.packing.plan import ConvertOptions
+from packstore.packing.select import SelectOptions
 from packstore.training.loader.options import LoaderOptions
 from tests.makers.datasets import make_folder
 from tests.makers.stores import damage
 
-FUNCTIONS = (packstore.convert, packstore.append, packstore.verify, packstore.repair, packstore.salvage)
+FUNCTIONS = (
+    packstore.convert,
+    packstore.append,
+    packstore.merge,
+    packstore.select,
+    packstore.verify,
+    packstore.repair,
+    packstore.salvage,
+)
 
 
 def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -44,6 +54,8 @@ def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     [
         (packstore.convert, ConvertOptions, {"progress", "fields"}),
         (packstore.append, AppendOptions, {"progress"}),
+        (packstore.merge, MergeOptions, {"progress"}),
+        (packstore.select, SelectOptions, {"progress"}),
         (packstore.verify, VerifyOptions, {"progress"}),
         (packstore.PackedLoader, LoaderOptions, {"batch_size"}),
     ],

@@ -68,10 +68,14 @@ def run_case(case: str, images: Path, out: Path, *, overwrite: bool = False) -> 
 
 def named_content(path: Path) -> dict[str, bytes]:
     """The files of a store that its manifest names. A killed append may leave others."""
+    from packstore.core.errors import StoreError
     from packstore.stores.opening import read_manifest
 
     found = content(path)
-    shards = read_manifest(path).shards if path.exists() else None
+    try:
+        shards = read_manifest(path).shards
+    except StoreError:
+        shards = None
     if shards is None:
         return found
     names = {"manifest.json", shards.file, *shards.names()}

@@ -29,8 +29,10 @@ from packstore.cli.demo import demo
 from packstore.cli.doctor import doctor
 from packstore.cli.guide import guide
 from packstore.cli.info import info
+from packstore.cli.merge import merge
 from packstore.cli.repair import repair
 from packstore.cli.salvage import salvage
+from packstore.cli.select import select
 from packstore.cli.verify import verify
 from packstore.core.errors import PackstoreError, UsageError, printable
 
@@ -80,7 +82,22 @@ def cli(context: click.Context, debug: bool) -> None:
     context.obj = debug
 
 
-for command in (demo, convert, append, verify, info, repair, salvage, clean, bench, doctor, guide, completion):
+for command in (
+    demo,
+    convert,
+    append,
+    merge,
+    select,
+    verify,
+    info,
+    repair,
+    salvage,
+    clean,
+    bench,
+    doctor,
+    guide,
+    completion,
+):
     cli.add_command(command)
 
 

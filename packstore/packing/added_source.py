@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from packstore.core.columns import ImageData
 from packstore.core.manifest import Column
 from packstore.core.progress import ProgressCallback, no_progress
+from packstore.packing.copying import new_numbers
 from packstore.sources.base import Entry, Sample, Source, Survey, rounded_size
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
@@ -51,8 +52,8 @@ class AddedSource(Source):
         self._taken = next(iter(survey.splits)) if len(survey.splits) == 1 and "" not in survey.splits else None
         self._stamp = store
         merged = {column.name: column for column in columns}
-        self._numbers = [_numbers(column, merged.get(column.name, column)) for column in survey.labels]
-        sampled = ((c.name, _numbers(c, merged.get(c.name, c))) for c in survey.columns if c.name in survey.sampled)
+        self._numbers = [new_numbers(column, merged.get(column.name, column)) for column in survey.labels]
+        sampled = ((c.name, new_numbers(c, merged.get(c.name, c))) for c in survey.columns if c.name in survey.sampled)
         self._sampled = {name: numbers for name, numbers in sampled if numbers is not None}
         self._columns = tuple(
             replace(c, classes=merged[c.name].classes) if c.name in merged and c.classes is not None else c
@@ -117,11 +118,3 @@ def _renumbered(value: Any, numbers: NDArray[np.int64]) -> Any:
         return numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes()
     given = np.asarray(value)
     return numbers[given] if given.dtype.kind in "iu" else value
-
-
-def _numbers(column: Column, merged: Column) -> NDArray[np.int64] | None:
-    """The new number of each class of a column; None where all stay."""
-    if column.classes is None or merged.classes is None or merged.classes[: len(column.classes)] == column.classes:
-        return None
-    places = {name: i for i, name in enumerate(merged.classes)}
-    return np.array([places[name] for name in column.classes], np.int64)

@@ -110,7 +110,33 @@ def grow() -> int:
         max_pixels=100_000_000,
         progress=True,
     )
-    return report.manifest.records + sum(report.added.values()) + report.duplicates + report.linked + report.rewritten
+    merged = packstore.merge(
+        stores=["a.lmdb", Path("b.lmdb")],
+        destination="both.lmdb",
+        format="lmdb",
+        on_duplicate="skip",
+        overwrite=True,
+        progress=True,
+    )
+    chosen = packstore.select(
+        store="both.lmdb",
+        destination=Path("some.lmdb"),
+        where="label in (cat, dog) and split == train",
+        sample=1000,
+        per_class=50,
+        splits={"train": 0.9, "val": 0.1},
+        stratify=True,
+        whole_shards=False,
+        seed=1,
+        drop_columns=["mask"],
+        relabel={"cat": "pet"},
+        format="lmdb",
+        shard_size="500MB",
+        overwrite=True,
+        progress=lambda report: None,
+    )
+    added = sum(report.added.values()) + report.duplicates + report.linked + report.rewritten
+    return added + merged.linked + merged.copied + merged.duplicates + chosen.manifest.records
 
 
 def check() -> bool:

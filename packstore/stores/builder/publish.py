@@ -73,14 +73,14 @@ class Staging:
             self.work.release()
             raise
 
-    def publish(self) -> None:
-        """Makes the staged file or directory durable and gives it the destination's name, in one step.
+    def publish(self, sync: Callable[[Path], None] = sync_tree) -> None:
+        """Makes the staged file or directory durable by ``sync`` and gives it the destination's name, in one step.
 
         Raises :class:`DestinationError` when something else has appeared there; the staged store is left where it is
         for :meth:`discard`.
         """
         with writing(self.destination):
-            sync_tree(self.path)
+            sync(self.path)
             if self._check():
                 self._replace()
             else:

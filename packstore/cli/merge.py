@@ -1,0 +1,100 @@
+"""``packstore merge``."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packstore.cli.colour import bold, yellow
+from packstore.cli.common import PluginChoice, human_bytes, pasted, progress_bar, quantity
+from packstore.core.errors import printable
+from packstore.core.registry import FORMATS
+
+if TYPE_CHECKING:
+    from packstore.packing.composing import Composition
+    from packstore.packing.merge import MergeReport
+
+
+@click.command(short_help="Make one store of several.")
+@click.argument("stores", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--out", "destination", required=True, type=click.Path(path_type=Path), help="The new store.")
+@click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of OUT.")
+@click.option(
+    "--on-duplicate", type=click.Choice(["raise", "skip", "unchecked"]), default="raise", show_default=True,
+    help="At a key that an earlier store has: stop, or leave the record out. unchecked: compare no keys.",
+)  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace OUT, if it is a store, once the new one is complete.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+def merge(stores: tuple[Path, ...], destination: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
+    """Make one store, OUT, of STORES of one encoding with the same columns. The STORES stay as they are.
+
+    In each split the records of the first store come first. OUT is a directory of shards: those of STORES are linked
+    and take no room where they can be as they are, and all else is copied, byte for byte. Classes are matched by name.
+
+    \b
+    Examples:
+      packstore merge monday.lmdb tuesday.lmdb -o week.lmdb
+      packstore merge a/ b/ c/ -o all.lmdb --on-duplicate skip
+      packstore merge a.h5 b.h5 -o both.h5 --dry-run
+    """
+    from packstore.packing.merge import MergeOptions, plan_merge, run_composition
+
+    started = time.monotonic()
+    with progress_bar(quiet) as progress, ExitStack() as stack:
+        plan, duplicates = plan_merge(stores, destination, MergeOptions(**options), stack)
+        if dry_run:
+            click.echo(describe_plan(plan, duplicates))
+            return
+        report = run_composition(plan, progress, started, duplicates)
+    if not quiet:
+        click.echo(describe_report(report))
+
+
+def describe_plan(plan: Composition, duplicates: int = 0) -> str:
+    """The plan of ``--dry-run``."""
+    plan.check()
+    lines = [
+        f"destination  {printable(str(plan.destination))} ({FORMATS[plan.base.format].title}, {plan.base.encoding})",
+        f"records      {plan.records:,}",
+    ]
+    splits: dict[str, int] = {}
+    for piece in plan.pieces:
+        splits[piece.split] = splits.get(piece.split, 0) + piece.count
+    lines += [f"  {printable(name):<10} {count:,}" for name, count in splits.items() if name]
+    for column in plan.columns:
+        if column.classes is not None:
+            shown = ", ".join(printable(name) for name in column.classes[:10])
+            lines.append(
+                f"{column.name:<12} {len(column.classes):,} ({shown}{', …' if len(column.classes) > 10 else ''})"
+            )
+    lines.append(f"linked       {quantity(plan.linked_shards, 'shard')} with {quantity(plan.linked_records, 'record')}")
+    lines.append(f"copied       {quantity(plan.copied_records, 'record')}, about {human_bytes(plan.estimate_bytes)}")
+    if duplicates:
+        lines.append(f"duplicates   {quantity(duplicates, 'record')} left out")
+    lines.append("nothing was written (--dry-run)")
+    return "\n".join(lines)
+
+
+def describe_report(report: MergeReport) -> str:
+    """The summary."""
+    manifest = report.manifest
+    lines = [
+        f"{printable(str(report.destination))}: {bold(quantity(manifest.records, 'record'))} "
+        f"({manifest.encoding} in {FORMATS[manifest.format].title})"
+    ]
+    if manifest.splits:
+        lines.append("  splits   " + ", ".join(f"{printable(s.name)} {len(s):,}" for s in manifest.splits))
+    if report.linked:
+        lines.append(f"  linked   {quantity(report.linked, 'shard')} that stayed as they are")
+    if report.copied:
+        lines.append(f"  copied   {quantity(report.copied, 'record')}")
+    if report.duplicates:
+        lines.append(f"  {yellow('left out')} {quantity(report.duplicates, 'record')} whose keys an earlier store has")
+    lines.append(f"  time     {report.seconds:.1f} s")
+    lines.append(f"prove it with: packstore verify {pasted(report.destination)}")
+    return "\n".join(lines)

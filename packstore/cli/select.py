@@ -1,0 +1,83 @@
+"""``packstore select``."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from packstore.cli.common import ByteSize, PluginChoice, progress_bar
+from packstore.cli.merge import describe_plan, describe_report
+from packstore.core.registry import FORMATS
+
+
+class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
+    """``train=0.9,val=0.1``."""
+
+    name = "shares"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
+        if isinstance(value, dict):
+            return value
+        shares: dict[str, float] = {}
+        for part in str(value).split(","):
+            name, _, share = part.rpartition("=")
+            try:
+                shares[name.strip()] = float(share)
+            except ValueError:
+                name = ""
+            if not name.strip():
+                self.fail(f"{value!r} should be splits with their shares, such as train=0.9,val=0.1", param, ctx)
+        return shares
+
+
+@click.command(short_help="Make a new store of some records of a store.")
+@click.argument("store", type=click.Path(path_type=Path))
+@click.option("-o", "--out", "destination", required=True, type=click.Path(path_type=Path), help="The new store.")
+@click.option("--where", metavar="CONDITION", help="Which records, e.g. 'label in (cat, dog) and split == train'.")
+@click.option("--per-class", type=click.IntRange(1), metavar="N", help="At most N records of each class, at random.")
+@click.option("--sample", type=click.IntRange(1), metavar="N", help="N records at random.")
+@click.option("--split", "splits", type=Shares(), metavar="SHARES", help="New splits at random: train=0.9,val=0.1.")
+@click.option("--stratify", is_flag=True, help="Sample and splits have the same share of every class.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all that is drawn at random.")
+@click.option("--whole-shards", is_flag=True, help="Take and draw shards as they are: nothing is copied.")
+@click.option(
+    "--drop-column", "drop_columns", multiple=True, metavar="NAME", help="Leave a column out; may be repeated."
+)
+@click.option(
+    "--relabel", type=click.Path(path_type=Path), metavar="CSV", help="New names of classes: columns old,new."
+)
+@click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of OUT.")
+@click.option("--shard-size", type=ByteSize(), help="About the size of a shard.  [default: as in STORE]")
+@click.option("--overwrite", is_flag=True, help="Replace OUT, if it is a store, once the new one is complete.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+def select(store: Path, destination: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
+    """Make a new store, OUT, of some records of STORE, byte for byte. STORE stays as it is.
+
+    CONDITION compares key, split, label or another column of single values: == != < <= > >=, in (a, b), like "n01*";
+    with and, or, not and parentheses. First the condition is asked, then come --per-class, --sample and --split. The
+    same --seed draws the same records. packstore guide growing says more.
+
+    \b
+    Examples:
+      packstore select all.lmdb -o pets.lmdb --where 'label in (cat, dog)'
+      packstore select all.lmdb -o small.lmdb --per-class 50
+      packstore select all.lmdb -o split.lmdb --split train=0.9,val=0.1 --stratify
+      packstore select all.lmdb -o coarse.lmdb --relabel names.csv --drop-column mask
+    """
+    from packstore.packing.merge import run_composition
+    from packstore.packing.select import SelectOptions, plan_select
+
+    started = time.monotonic()
+    with progress_bar(quiet) as progress, ExitStack() as stack:
+        plan = plan_select(store, destination, SelectOptions(**options), stack, progress)
+        if dry_run:
+            click.echo(describe_plan(plan))
+            return
+        report = run_composition(plan, progress, started)
+    if not quiet:
+        click.echo(describe_report(report))

@@ -1,0 +1,247 @@
+"""New stores made of records that others hold: whole shards are linked, single records copied byte for byte."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import DestinationError, StoreError, printable
+from packstore.core.files import sync_file_system, writing
+from packstore.core.manifest import Column, Manifest, Origin
+from packstore.core.progress import Progress, ProgressCallback
+from packstore.core.registry import FORMATS
+from packstore.packing.copying import copy_records
+from packstore.stores import StoreBuilder, create_store
+from packstore.stores.base import Reader
+from packstore.stores.builder.assembly import Parts, head_of, link_parts, no_parts, parts_of
+from packstore.stores.builder.publish import Staging
+from packstore.stores.builder.read_back import write_head
+from packstore.stores.builder.work_directory import KEPT
+from packstore.stores.opening import read_manifest
+from packstore.stores.ownership import owned_files, remove_unfinished
+
+_NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Records that are copied.
+
+    Attributes:
+        reader: Of the store that has them.
+        records: ``int64``, which, in order.
+        split: Their split in the new store; ``""`` for none.
+        labels: New class numbers by column, see :func:`packstore.packing.copying.copy_records`.
+    """
+
+    reader: Reader
+    records: NDArray[np.int64]
+    split: str
+    labels: Mapping[str, NDArray[np.int64]] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many records."""
+        return len(self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """Shards that are linked: of one store, all in one split of the new one.
+
+    Attributes:
+        parts: The shards.
+        split: Their split in the new store; ``""`` for none.
+        manifest: Of the store that has them.
+    """
+
+    parts: Parts
+    split: str
+    manifest: Manifest
+
+    @property
+    def count(self) -> int:
+        """How many records."""
+        return int(self.parts.rows["records"].sum())
+
+
+Piece = Copied | Linked
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """A new store and what it is made of.
+
+    Attributes:
+        destination: Where it goes.
+        base: What its manifest says beyond records: format, encoding, origin, options.
+        columns: Its columns.
+        pieces: Its records in order; those of a split follow each other.
+        sharded: Whether it is a directory of shards even if nothing is linked.
+        shard_size: Bytes of images after which a new shard begins; None for one a piece.
+        overwrite: Replace a store at the destination.
+    """
+
+    destination: Path
+    base: Manifest
+    columns: tuple[Column, ...]
+    pieces: tuple[Piece, ...]
+    sharded: bool
+    shard_size: int | None
+    overwrite: bool
+
+    @property
+    def records(self) -> int:
+        return self.linked_records + self.copied_records
+
+    @property
+    def copied_records(self) -> int:
+        return sum(piece.count for piece in self.pieces if isinstance(piece, Copied))
+
+    @property
+    def linked_records(self) -> int:
+        return sum(piece.count for piece in self.pieces if isinstance(piece, Linked))
+
+    @property
+    def linked_shards(self) -> int:
+        return sum(len(piece.parts) for piece in self.pieces if isinstance(piece, Linked))
+
+    @property
+    def estimate_bytes(self) -> int:
+        """About what the new store takes on disk; links take nothing."""
+        total = int(FORMATS[self.base.format].overhead_bytes)
+        for piece in self.pieces:
+            if isinstance(piece, Copied):
+                manifest = piece.reader.manifest
+                total += sum(c.nbytes for c in manifest.columns) * len(piece.records) // max(1, manifest.records)
+        return total
+
+    def check(self) -> None:
+        """Raises :class:`StoreError` without records, :class:`DestinationError` without room."""
+        if not self.records:
+            raise StoreError(
+                f"no records are chosen, so there is nothing to put into {printable(str(self.destination))}"
+            )
+        parent = self.destination.absolute().parent
+        free = shutil.disk_usage(parent).free if parent.is_dir() else self.estimate_bytes
+        if self.estimate_bytes > free:
+            raise DestinationError(
+                f"{printable(str(self.destination))}: the result takes about {self.estimate_bytes / 1e6:,.1f} MB, but "
+                f"only {free / 1e6:,.1f} MB are free there; free some space or write elsewhere"
+            )
+
+    def write(self, progress: ProgressCallback) -> Manifest:
+        """Makes the store. Raises :class:`CorruptRecordError` for a record that is damaged where it is."""
+        self.check()
+        if not self.linked_shards:
+            with self._builder(self.destination, overwrite=self.overwrite, sharded=self.sharded) as builder:
+                return self._copy(builder, progress)
+        return self._link(progress)
+
+    def _builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
+        return create_store(
+            path,
+            format=self.base.format,
+            encoding=self.base.encoding,
+            columns=[replace(column, nbytes=0, digest=None) for column in self.columns],
+            overwrite=overwrite,
+            sharded=sharded,
+            shard_size=(self.shard_size or _NO_LIMIT) if sharded else None,
+        )
+
+    def _copy(self, builder: StoreBuilder, progress: ProgressCallback) -> Manifest:
+        done = done_bytes = 0
+        total = self.copied_records
+
+        def copied(records: int, nbytes: int) -> None:
+            nonlocal done, done_bytes
+            done, done_bytes = done + records, done_bytes + nbytes
+            progress(Progress("copy", done, total, done_bytes))
+
+        progress(Progress("copy", 0, total, 0))
+        base = self.base
+        builder.describe(
+            origin=base.origin, normalization=base.normalization, options=base.options, versions=base.versions
+        )
+        last: Piece | None = None
+        for piece in self.pieces:
+            if isinstance(piece, Copied):
+                if isinstance(last, Linked):
+                    builder.cut()
+                copy_records(piece.reader, piece.records, builder, piece.split, piece.labels, copied)
+            last = piece
+        return builder.commit(skipped=base.skipped)
+
+    def _link(self, progress: ProgressCallback) -> Manifest:
+        staging = Staging(self.destination, overwrite=self.overwrite, owned=owned_files)
+        try:
+            fresh, totals = no_parts(), {column.name: 0 for column in self.columns}
+            if self.copied_records:
+                remove_unfinished(staging.work.path / KEPT)
+                with self._builder(staging.work.path / KEPT, overwrite=False, sharded=True) as builder:
+                    copied = self._copy(builder, progress)
+                fresh = parts_of(staging.work.path / KEPT, copied)
+                totals = {column.name: column.nbytes for column in copied.columns}
+            parts = self._in_order(fresh)
+            parts = parts.numbered(range(len(parts)))
+            for piece in self.pieces:
+                if isinstance(piece, Linked):
+                    for name, nbytes in _sizes(piece, self.columns).items():
+                        totals[name] += nbytes
+            columns = [replace(column, nbytes=totals[column.name]) for column in self.columns]
+            head = head_of(self.base, parts, columns, skipped=self.base.skipped)
+            progress(Progress("publish", 0, 1, 0))
+            with writing(self.destination):
+                staging.path.mkdir()
+                link_parts(parts, staging.path, FORMATS[self.base.format])
+                write_head(staging.path, head)
+            staging.publish(sync=sync_file_system)
+        except BaseException:
+            staging.discard()
+            raise
+        return head
+
+    def _in_order(self, fresh: Parts) -> Parts:
+        """All shards of the new store, those that were written for it at their places."""
+        taken: list[Parts] = []
+        place = left = 0
+        for piece in (*self.pieces, None):
+            if isinstance(piece, Copied):
+                left += piece.count
+                continue
+            first = place
+            while left > 0:
+                left -= int(fresh.rows["records"][place])
+                place += 1
+            taken.append(fresh.take(range(first, place)))
+            if piece is not None:
+                counts = piece.parts.rows["records"].tolist()
+                taken.append(replace(piece.parts, runs=[((piece.split, count),) for count in counts]))
+        return Parts(
+            np.concatenate([parts.rows for parts in taken]),
+            [place for parts in taken for place in parts.places],
+            [runs for parts in taken for runs in parts.runs],
+        )
+
+
+def _sizes(piece: Linked, columns: Sequence[Column]) -> dict[str, int]:
+    """Bytes of each column in these shards."""
+    records, whole = piece.count, piece.manifest
+    sizes = {column.name: column.record_nbytes * records for column in columns if column.kind == "fixed"}
+    ragged = [column.name for column in columns if column.kind == "ragged"]
+    if records == whole.records:
+        return sizes | {name: whole.column(name).nbytes for name in ragged}
+    manifests = [read_manifest(Path(place)) for place in piece.parts.places]
+    return sizes | {name: sum(manifest.column(name).nbytes for manifest in manifests) for name in ragged}
+
+
+def origin_of(readers: Sequence[Reader]) -> Origin:
+    """Where the records of a store come from that is made of these."""
+    names = [reader.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8") for reader in readers]
+    digest = readers[0].manifest.dataset_digest if len(readers) == 1 else None
+    return Origin("store", " + ".join(names)[:1000], 0, digest)

@@ -1,0 +1,253 @@
+"""``merge``: several stores as one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.arguments import true_or_false
+from packstore.core.errors import StoreError, UsageError, printable
+from packstore.core.files import check_paths
+from packstore.core.manifest import Column, Manifest
+from packstore.core.progress import ProgressCallback, progress_callback
+from packstore.core.registry import FORMATS
+from packstore.packing.composing import Composition, Copied, Linked, Piece, origin_of
+from packstore.packing.copying import new_numbers
+from packstore.packing.keys import repeated_keys, some_of
+from packstore.packing.plan import counted_options, made_alike, resolve_format
+from packstore.stores import open_store
+from packstore.stores.base import Reader
+from packstore.stores.builder.assembly import Parts, merged_classes, parts_of
+from packstore.stores.sharded import same_columns
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MergeReport:
+    """What a merge, or a selection, made.
+
+    Attributes:
+        destination: The new store.
+        manifest: Its manifest.
+        linked: Shards that were taken as they are; no byte of them was read or written.
+        copied: Records that were copied.
+        duplicates: Records left out because another store has their keys.
+        seconds: How long it took.
+    """
+
+    destination: Path
+    manifest: Manifest
+    linked: int
+    copied: int
+    duplicates: int
+    seconds: float
+
+    def __repr__(self) -> str:
+        return (
+            f"<MergeReport of {str(self.destination)!r}: {self.manifest.records:,} records, {self.linked:,} shards "
+            f"linked, {self.copied:,} records copied, {self.seconds:.1f} s>"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergeOptions:
+    """The keyword arguments of :func:`packstore.merge`, which describes them; validated."""
+
+    format: str | None = None
+    on_duplicate: Literal["raise", "skip", "unchecked"] = "raise"
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        true_or_false(overwrite=self.overwrite)
+        if self.on_duplicate not in ("raise", "skip", "unchecked"):
+            raise UsageError(f"on_duplicate should be 'raise', 'skip' or 'unchecked', got {self.on_duplicate!r}")
+        if self.format is not None:
+            FORMATS.check(self.format)
+
+
+def merge(
+    stores: Sequence[str | os.PathLike[str]],
+    destination: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    on_duplicate: Literal["raise", "skip", "unchecked"] = "raise",
+    overwrite: bool = False,
+    progress: bool | ProgressCallback = False,
+) -> MergeReport:
+    """Makes one store of several, with the records of the first, then those of the second, in each split.
+
+    The new store is a directory of shards. Shards of the stores are linked into it where they have its format and
+    numbers of classes; what remains is copied, record by record and unchanged.
+
+    Args:
+        stores: Two or more stores of one encoding, with the same columns.
+        destination: Where the new store goes; its suffix chooses the format.
+        format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the suffix.
+        on_duplicate: What to do with a key that an earlier store has: ``raise``, or ``skip`` the record. ``unchecked``
+            reads no keys, for a caller who knows that all differ.
+        overwrite: Replace an existing store.
+        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
+
+    Returns:
+        What was done.
+
+    Raises:
+        StoreError: A store does not open, or they do not fit together; :class:`CorruptRecordError` for a bad record.
+        DestinationError: The destination may not be written.
+    """
+    options = MergeOptions(format=format, on_duplicate=on_duplicate, overwrite=overwrite)
+    started = time.monotonic()
+    if isinstance(stores, str | os.PathLike):
+        raise UsageError(f"merge takes a list of stores, got {os.fspath(stores)!r}")
+    with progress_callback(progress) as report, ExitStack() as stack:
+        plan, duplicates = plan_merge([Path(store) for store in stores], Path(destination), options, stack)
+        return run_composition(plan, report, started, duplicates)
+
+
+def run_composition(
+    plan: Composition, progress: ProgressCallback, started: float, duplicates: int = 0
+) -> MergeReport:  # fmt: skip
+    """Makes a planned store, and says what was done."""
+    manifest = plan.write(progress)
+    seconds = time.monotonic() - started
+    return MergeReport(plan.destination, manifest, plan.linked_shards, plan.copied_records, duplicates, seconds)
+
+
+def plan_merge(
+    paths: Sequence[Path], destination: Path, options: MergeOptions, stack: ExitStack
+) -> tuple[Composition, int]:
+    """What is to be done for :func:`merge`, and how many records are left out. Writes nothing; ``stack`` closes the
+    stores."""
+    if len(paths) < 2:
+        raise UsageError("merge takes two stores or more")
+    check_paths(*paths, destination)
+    for path in paths:
+        refuse_inside(destination, path)
+    format = resolve_format(destination, options.format)
+    readers = [stack.enter_context(open_store(path)) for path in paths]
+    columns = _merged_columns(readers)
+    left_out = _duplicates(readers, options.on_duplicate)
+    first = readers[0].manifest
+    names = list(dict.fromkeys(split.name for reader in readers for split in reader.manifest.splits)) or [""]
+    parts = [_linkable(reader, format, columns, left_out[i]) for i, reader in enumerate(readers)]
+    pieces: list[Piece] = []
+    for name in names:
+        for i, reader in enumerate(readers):
+            pieces += _of_split(reader, name, parts[i], columns, left_out[i])
+    counts: dict[str, int] = {}
+    for reader in readers:
+        for option, count in counted_options(reader.manifest).items():
+            counts[option] = counts.get(option, 0) + count
+    options_kept = {k: v for k, v in first.options.items() if all(r.manifest.options.get(k) == v for r in readers)}
+    skipped = tuple(s for reader in readers for s in reader.manifest.skipped)
+    base = replace(first, format=format, origin=origin_of(readers), options=options_kept | counts, skipped=skipped)
+    plan = Composition(destination, base, columns, tuple(pieces), True, shard_size_of(first), options.overwrite)
+    return plan, sum(map(len, left_out))
+
+
+def refuse_inside(destination: Path, store: Path) -> None:
+    """Raises :class:`UsageError` where a new store would lie in one that it is made of, or take its place."""
+    new, old = destination.resolve(), store.resolve()
+    if new == old or new.is_relative_to(old) or old.is_relative_to(new):
+        raise UsageError(
+            f"{printable(str(destination))} and {printable(str(store))} are the same or lie in each other; write the "
+            "new store elsewhere"
+        )
+
+
+def shard_size_of(manifest: Manifest) -> int | None:
+    """Bytes of images of the largest shard; None in a store of one file."""
+    return None if manifest.shards is None else max(1, int(manifest.shards.table["image_nbytes"].max()))
+
+
+def _merged_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
+    """The columns of all stores together. Raises :class:`StoreError` where they differ in more than their classes."""
+    first = readers[0]
+    for reader in readers[1:]:
+        mine, other = first.manifest, reader.manifest
+        both = f"{printable(str(first.path))} and {printable(str(reader.path))}"
+        if mine.encoding != other.encoding:
+            raise StoreError(f"{both} hold {mine.encoding} and {other.encoding}; convert one of them first")
+        exif = "exif_transpose"
+        if (mine.normalization, bool(mine.options.get(exif))) != (other.normalization, bool(other.options.get(exif))):
+            raise StoreError(f"the images of {both} are normalised or turned in different ways; convert one of them")
+        if not made_alike(mine, other) and not mine.holds_files:
+            raise StoreError(f"the images of {both} were resized in different ways; convert one of them first")
+        if bool(mine.splits) != bool(other.splits):
+            raise StoreError(f"one of {both} has splits and the other has none; give it some with packstore select")
+        names = [column.name for column in mine.columns]
+        if names != [column.name for column in other.columns]:
+            have = ", ".join(column.name for column in other.columns)
+            raise StoreError(f"{both} have different columns: {', '.join(names)}; {have}")
+        for a, b in zip(mine.columns, other.columns, strict=True):
+            if replace(a, classes=None).declared != replace(b, classes=None).declared:
+                raise StoreError(f"column {a.name!r} of {both} holds different things: {a.declared}; {b.declared}")
+    columns = []
+    for place, column in enumerate(first.manifest.columns):
+        given = [(str(reader.path), reader.manifest.columns[place]) for reader in readers]
+        columns.append(replace(column, classes=merged_classes(column.name, given)))
+    return tuple(columns)
+
+
+def _duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
+    """For each store, the keys of its records that are left out. Raises :class:`StoreError` where none may be."""
+    left_out: list[set[str]] = [set() for _ in readers]
+    if policy == "unchecked":
+        return left_out
+    if policy == "raise":
+        some, count = some_of(repeated_keys(readers))
+        if count:
+            names = ", ".join(map(printable, some)) + (", …" if count > len(some) else "")
+            raise StoreError(
+                f"{count:,} keys are in more than one store ({names}); --on-duplicate skip keeps the first"
+            )
+        return left_out
+    repeated = set(repeated_keys(readers))
+    seen: set[str] = set()
+    for reader, gone in zip(readers, left_out, strict=True):
+        if repeated:
+            found = {key for key in map(reader.key, range(len(reader))) if key in repeated}
+            gone |= found & seen
+            seen |= found
+    return left_out
+
+
+def _linkable(reader: Reader, format: str, columns: Sequence[Column], left_out: set[str]) -> Parts | None:
+    """The shards of a store, where they can be taken as they are: each holds one split."""
+    manifest = reader.manifest
+    if manifest.format != format or left_out or not same_columns(manifest.columns, columns):
+        return None
+    parts = parts_of(reader.path, manifest)
+    return parts if all(len(runs) == 1 for runs in parts.runs) else None
+
+
+def _of_split(
+    reader: Reader, split: str, parts: Parts | None, columns: Sequence[Column], left_out: set[str]
+) -> list[Piece]:
+    """What a store adds to a split."""
+    manifest = reader.manifest
+    if parts is not None:
+        chosen = [i for i, runs in enumerate(parts.runs) if runs[0][0] == split]
+        return [Linked(parts.take(chosen), split, manifest)] if chosen else []
+    if split and split not in [s.name for s in manifest.splits]:
+        return []
+    whole = reader.split(split or None)
+    records: NDArray[np.int64] = np.arange(whole.start, whole.stop)
+    if left_out:
+        records = records[[reader.key(i) not in left_out for i in records.tolist()]]
+    if not len(records):
+        return []
+    return [Copied(reader, records, split, renumbering(manifest.columns, columns))]
+
+
+def renumbering(columns: Sequence[Column], merged: Sequence[Column]) -> Mapping[str, NDArray[np.int64]]:
+    """New class numbers of the columns whose old ones mean something else in ``merged``."""
+    pairs = ((column.name, new_numbers(column, other)) for column, other in zip(columns, merged, strict=True))
+    return {name: numbers for name, numbers in pairs if numbers is not None}

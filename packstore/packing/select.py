@@ -1,0 +1,419 @@
+"""``select``: a new store of some records of a store, in new splits, with other classes or fewer columns.
+
+What is drawn, is drawn by key: each record has a number, the XXH3-64 of its key with the seed, and those with the least
+numbers are taken. So a choice depends neither on the order of the records nor on how they lie in shards, and a record
+keeps its place when others come.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from packstore.core.arguments import text_or_none, true_or_false, whole
+from packstore.core.errors import StoreError, UsageError, printable
+from packstore.core.files import check_paths
+from packstore.core.manifest import Column, Manifest
+from packstore.core.progress import Progress, ProgressCallback, progress_callback
+from packstore.core.registry import FORMATS
+from packstore.core.sizes import parse_bytes
+from packstore.packing.composing import Composition, Copied, Linked, Piece, origin_of
+from packstore.packing.merge import MergeReport, refuse_inside, run_composition, shard_size_of
+from packstore.packing.plan import counted_options, resolve_format
+from packstore.packing.where import Where, parse_where
+from packstore.stores import open_store
+from packstore.stores.base import Reader
+from packstore.stores.builder.assembly import Parts, parts_of
+
+_NEEDED = ("image", "key", "checksum", "row_checksum", "shape")
+_MAX_SEED = 1 << 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectOptions:
+    """The keyword arguments of :func:`packstore.select`, which describes them; validated."""
+
+    where: str | None = None
+    sample: int | None = None
+    per_class: int | None = None
+    splits: Mapping[str, float] | None = None
+    stratify: bool = False
+    whole_shards: bool = False
+    seed: int = 0
+    drop_columns: Sequence[str] = ()
+    relabel: str | os.PathLike[str] | Mapping[str, str] | None = None
+    format: str | None = None
+    shard_size: int | str | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        text_or_none(where=self.where)
+        true_or_false(stratify=self.stratify, whole_shards=self.whole_shards, overwrite=self.overwrite)
+        for name in ("sample", "per_class"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name))
+        if not 0 <= whole("seed", self.seed, 0) < _MAX_SEED:
+            raise UsageError(f"seed should be less than 2 ** 64, got {self.seed}")
+        if isinstance(self.drop_columns, str):
+            raise UsageError(f"drop_columns should be a list of names, got {self.drop_columns!r}")
+        if self.splits is not None:
+            shares = list(self.splits.values())
+            if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6 or "" in self.splits:
+                raise UsageError(f"the shares of the splits should add up to 1, got {dict(self.splits)}")
+        if self.stratify and self.splits is None and self.sample is None:
+            raise UsageError("stratify says how splits or a sample are drawn: give one of them")
+        if self.whole_shards:
+            others = (self.sample, self.per_class, self.relabel, self.shard_size, self.stratify, *self.drop_columns)
+            if any(other not in (None, False) for other in others):
+                raise UsageError("whole_shards takes shards as they are: only where, splits and seed go with it")
+        if self.format is not None:
+            FORMATS.check(self.format)
+
+    @property
+    def shard_bytes(self) -> int | None:
+        """:attr:`shard_size` in bytes."""
+        return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
+
+
+def select(
+    store: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    where: str | None = None,
+    sample: int | None = None,
+    per_class: int | None = None,
+    splits: Mapping[str, float] | None = None,
+    stratify: bool = False,
+    whole_shards: bool = False,
+    seed: int = 0,
+    drop_columns: Sequence[str] = (),
+    relabel: str | os.PathLike[str] | Mapping[str, str] | None = None,
+    format: str | None = None,
+    shard_size: int | str | None = None,
+    overwrite: bool = False,
+    progress: bool | ProgressCallback = False,
+) -> MergeReport:
+    """Makes a new store of some records of a store; records are copied unchanged, whole shards are linked.
+
+    Args:
+        store: The store. It stays as it is.
+        destination: Where the new store goes; its suffix chooses the format.
+        where: Which records, see :mod:`packstore.packing.where`: ``label in (cat, dog) and split == train``.
+        sample: How many of them, drawn at random.
+        per_class: At most how many of each class, drawn at random before ``sample``.
+        splits: New splits and their shares, ``{"train": 0.9, "val": 0.1}``, drawn at random; None keeps the splits.
+        stratify: The sample, and each new split, has the same share of every class.
+        whole_shards: Take shards as they are, and draw whole ones: nothing is copied, and no shard is opened.
+        seed: Of all that is drawn. The same seed draws the same records of equal stores.
+        drop_columns: Columns to leave out.
+        relabel: New names of classes: a mapping, or a CSV file with the columns ``old,new``. Two classes with one new
+            name become one; an empty one leaves the records out.
+        format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the suffix.
+        shard_size: About how many bytes of images a shard has; None for shards as in the store, or one file.
+        overwrite: Replace an existing store.
+        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
+
+    Returns:
+        What was done.
+
+    Raises:
+        UsageError: A condition, class, column or split that there is not.
+        StoreError: The store does not open, or no record is chosen; :class:`CorruptRecordError` for a damaged one.
+        DestinationError: The destination may not be written.
+    """
+    options = SelectOptions(
+        where=where,
+        sample=sample,
+        per_class=per_class,
+        splits=splits,
+        stratify=stratify,
+        whole_shards=whole_shards,
+        seed=seed,
+        drop_columns=drop_columns,
+        relabel=relabel,
+        format=format,
+        shard_size=shard_size,
+        overwrite=overwrite,
+    )
+    started = time.monotonic()
+    with progress_callback(progress) as report, ExitStack() as stack:
+        plan = plan_select(Path(store), Path(destination), options, stack, report)
+        return run_composition(plan, report, started)
+
+
+def plan_select(
+    path: Path, destination: Path, options: SelectOptions, stack: ExitStack, progress: ProgressCallback
+) -> Composition:
+    """What is to be done for :func:`select`. Writes nothing; ``stack`` closes the store."""
+    check_paths(path, destination)
+    refuse_inside(destination, path)
+    format = resolve_format(destination, options.format)
+    reader = stack.enter_context(open_store(path))
+    manifest = reader.manifest
+    where = parse_where(options.where, manifest) if options.where is not None else None
+    columns, labels, gone = _columns(manifest, options)
+    if options.whole_shards:
+        pieces = _whole_shards(reader, where, options, format)
+    else:
+        chosen = _chosen(reader, where, gone, options, progress)
+        link = manifest.format == format and columns == manifest.columns and options.shard_size is None
+        pieces = _pieces(reader, chosen, parts_of(path, manifest) if link and manifest.shards else None, labels)
+    kept = sum(piece.count for piece in pieces)
+    counted = {} if kept == len(reader) else dict.fromkeys(counted_options(manifest))
+    base = replace(
+        manifest,
+        format=format,
+        origin=origin_of([reader]),
+        options={k: v for k, v in manifest.options.items() if k not in counted},
+        skipped=manifest.skipped if kept == len(reader) else (),
+    )
+    size = options.shard_bytes or shard_size_of(manifest)
+    return Composition(destination, base, columns, tuple(pieces), size is not None, size, options.overwrite)
+
+
+def _columns(
+    manifest: Manifest, options: SelectOptions
+) -> tuple[tuple[Column, ...], dict[str, NDArray[np.int64]], list[int]]:
+    """The columns of the new store, new class numbers by column, and the classes whose records are left out."""
+    dropped = set(options.drop_columns)
+    for name in options.drop_columns:
+        if name in _NEEDED or not manifest.has_column(name):
+            there = ", ".join(c.name for c in manifest.columns if c.name not in _NEEDED)
+            raise UsageError(f"no column {printable(name)!r} that can be left out; there are: {there or 'none'}")
+        dropped |= {companion.name for companion in manifest.column(name).companions}
+    columns = [column for column in manifest.columns if column.name not in dropped]
+    for column in columns:
+        if column.parallel in dropped:
+            raise UsageError(f"column {column.name!r} goes with {column.parallel!r}: leave both out, or none")
+    if options.relabel is None:
+        return tuple(columns), {}, []
+    place = next((i for i, column in enumerate(columns) if column.name == "label"), None)
+    if place is None or columns[place].classes is None:
+        raise UsageError("relabel needs a column 'label' with names of classes")
+    classes = columns[place].classes or ()
+    names = options.relabel if isinstance(options.relabel, Mapping) else _read_names(Path(options.relabel))
+    unknown = [name for name in names if name not in classes]
+    if unknown:
+        raise UsageError(f"relabel names a class that the store lacks: {printable(unknown[0])!r}")
+    renamed = [names.get(name, name) for name in classes]
+    new = tuple(dict.fromkeys(name for name in renamed if name))
+    numbers = np.array([new.index(name) if name else 0 for name in renamed], np.int64)
+    columns[place] = replace(columns[place], classes=new)
+    return tuple(columns), {"label": numbers}, [i for i, name in enumerate(renamed) if not name]
+
+
+def _read_names(path: Path) -> dict[str, str]:
+    """New names of classes from a CSV file with the columns ``old,new``."""
+    shown = printable(str(path))
+    names: dict[str, str] = {}
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.reader(file)
+            if next(rows, None) != ["old", "new"]:
+                raise UsageError(f"{shown} should begin with the line old,new")
+            for number, row in enumerate(rows, 2):
+                if row and (len(row) != 2 or row[0] in names):
+                    raise UsageError(f"{shown}, line {number}: expected a class, once, and its new name; got {row}")
+                names.update([(row[0], row[1])] if row else [])
+    except OSError as error:
+        raise UsageError(f"{shown} cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{shown} is not a CSV file in UTF-8: {error}") from error
+    return names
+
+
+class _PartRows:
+    """The records of a file of a store, for a condition."""
+
+    def __init__(self, reader: Reader, splits: Sequence[str]) -> None:
+        self._reader = reader
+        self._splits = splits
+
+    def __len__(self) -> int:
+        return len(self._splits)
+
+    def values(self, name: str) -> NDArray[np.generic]:
+        return self._reader.fixed(name)
+
+    def keys(self) -> Sequence[str]:
+        return [self._reader.key(i) for i in range(len(self))]
+
+    def splits(self) -> Sequence[str]:
+        return self._splits
+
+
+def _split_names(manifest: Manifest) -> list[str]:
+    return [name for split in manifest.splits for name in [split.name] * len(split)] or [""] * manifest.records
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Records that were chosen: ``int64`` numbers in order, by split."""
+
+    by_split: Mapping[str, NDArray[np.int64]]
+
+
+def _chosen(
+    reader: Reader, where: Where | None, gone: Sequence[int], options: SelectOptions, progress: ProgressCallback
+) -> _Chosen:
+    manifest = reader.manifest
+    chosen: NDArray[np.int64] = np.arange(len(reader))
+    if where is not None and where.columns <= {"split"} and not gone:
+        # By name of split alone, so no file is opened.
+        kept = [where(_PartRows(reader, [split.name]))[0] for split in manifest.splits]
+        ranges = [np.arange(s.start, s.stop) for s, keep in zip(manifest.splits, kept, strict=True) if keep]
+        chosen = np.concatenate(ranges) if ranges else chosen[:0]
+    elif where is not None or gone:
+        names, masks, start = _split_names(manifest), [], 0
+        for part in reader.parts():
+            rows = _PartRows(part, names[start : start + len(part)])
+            mask = np.ones(len(part), np.bool_) if where is None else where(rows)
+            masks.append(mask & ~np.isin(part.fixed("label"), gone) if gone else mask)
+            start += len(part)
+            progress(Progress("select", start, len(reader), 0))
+        chosen = np.flatnonzero(np.concatenate(masks))
+    drawn = options.per_class is not None or options.sample is not None or options.splits is not None
+    if drawn:
+        chosen = _drawn(reader, chosen, options)
+    if options.splits is not None:
+        groups = _groups(reader, chosen, options.stratify)
+        order = _draws(reader, chosen, options.seed, "splits")
+        return _Chosen(_shared_out(chosen, groups, order, options.splits))
+    if not manifest.splits:
+        return _Chosen({"": chosen})
+    found = {s.name: chosen[(chosen >= s.start) & (chosen < s.stop)] for s in manifest.splits}
+    return _Chosen({name: records for name, records in found.items() if len(records)})
+
+
+def _draws(reader: Reader, records: NDArray[np.int64], seed: int, what: str) -> NDArray[np.uint64]:
+    """``uint64``, a number for each record, by its key."""
+    salt = what.encode("ascii") + b"\0"
+    keys = (salt + bytes(reader.value("key", record)) for record in records.tolist())
+    return np.fromiter((xxh3_64_intdigest(key, seed=seed) for key in keys), np.uint64, len(records))
+
+
+def _groups(reader: Reader, records: NDArray[np.int64], by_class: bool) -> NDArray[np.int64]:
+    """The class of each record, or 0 for all."""
+    if not by_class:
+        return np.zeros(len(records), np.int64)
+    if not reader.manifest.has_column("label"):
+        raise UsageError(f"{printable(str(reader.path))} has no column 'label', so nothing can be drawn by class")
+    labels: NDArray[np.int64] = reader.values("label", records).astype(np.int64)
+    return labels
+
+
+def _drawn(reader: Reader, chosen: NDArray[np.int64], options: SelectOptions) -> NDArray[np.int64]:
+    """The records of ``chosen`` that per_class and sample leave."""
+    if options.per_class is not None:
+        groups = _groups(reader, chosen, True)
+        draws = _draws(reader, chosen, options.seed, "per class")
+        order = np.lexsort((draws, groups))
+        _, firsts = np.unique(groups[order], return_index=True)
+        ranks = np.arange(len(order)) - np.repeat(firsts, np.diff([*firsts, len(order)]))
+        chosen = np.sort(chosen[order[ranks < options.per_class]])
+    if options.sample is not None and options.sample < len(chosen):
+        groups = _groups(reader, chosen, options.stratify)
+        draws = _draws(reader, chosen, options.seed, "sample")
+        share = options.sample / len(chosen)
+        taken = _shared_out(chosen, groups, draws, {"taken": share, "left": 1 - share})
+        chosen = taken.get("taken", chosen[:0])
+    elif options.sample is not None and options.sample > len(chosen):
+        raise StoreError(f"a sample of {options.sample:,} records is asked for, and there are {len(chosen):,}")
+    return chosen
+
+
+def _shared_out(
+    records: NDArray[np.int64], groups: NDArray[np.int64], draws: NDArray[np.uint64], shares: Mapping[str, float]
+) -> dict[str, NDArray[np.int64]]:
+    """The records, drawn into parts of these shares: of all, and as nearly as whole numbers go of each group."""
+    order = np.lexsort((draws, groups))
+    names, weights = list(shares), np.array(list(shares.values()))
+    counts = np.unique(groups, return_counts=True)[1]
+    # What is left over by rounding down in one group goes on to the next, so that the whole has its shares too.
+    taken: dict[str, list[NDArray[np.int64]]] = {name: [] for name in names}
+    owed = np.zeros(len(names))
+    start = 0
+    for count in counts.tolist():
+        owed += weights * count
+        whole_numbers = _rounded(owed, count)
+        owed -= whole_numbers
+        stops = start + np.cumsum(whole_numbers)
+        for name, first, last in zip(names, [start, *stops[:-1]], stops, strict=True):
+            taken[name].append(records[order[int(first) : int(last)]])
+        start += count
+    found = {name: np.sort(np.concatenate(some)) for name, some in taken.items() if some}
+    return {name: some for name, some in found.items() if len(some)}
+
+
+def _rounded(wanted: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+    """Whole numbers near ``wanted``, not negative, that add up to ``total``."""
+    floors = np.maximum(np.floor(wanted + 1e-9), 0).astype(np.int64)
+    while int(floors.sum()) > total:
+        floors[int(np.argmax(floors - wanted))] -= 1
+    while int(floors.sum()) < total:
+        floors[int(np.argmax(wanted - floors))] += 1
+    return floors
+
+
+def _pieces(
+    reader: Reader, chosen: _Chosen, parts: Parts | None, labels: Mapping[str, NDArray[np.int64]]
+) -> list[Piece]:
+    """What the new store is made of: whole shards where all of their records are chosen."""
+    pieces: list[Piece] = []
+    starts = reader.manifest.shards.starts if reader.manifest.shards is not None else np.array([0, len(reader)])
+    for split, records in chosen.by_split.items():
+        if parts is None:
+            pieces.append(Copied(reader, records, split, labels))
+            continue
+        edges = np.searchsorted(records, starts)
+        whole_shards = np.diff(edges) == np.diff(starts)
+        first = 0  # of the records that are neither linked nor copied yet
+        number = 0
+        while number < len(parts):
+            if not whole_shards[number]:
+                number += 1
+                continue
+            last = number
+            while last < len(parts) and whole_shards[last]:
+                last += 1
+            if edges[number] > first:
+                pieces.append(Copied(reader, records[first : edges[number]], split, labels))
+            pieces.append(Linked(parts.take(range(number, last)), split, reader.manifest))
+            first, number = int(edges[last]), last
+        if first < len(records):
+            pieces.append(Copied(reader, records[first:], split, labels))
+    return pieces
+
+
+def _whole_shards(reader: Reader, where: Where | None, options: SelectOptions, format: str) -> list[Piece]:
+    """Whole shards, chosen by their splits and drawn by the digests of their records; none is opened."""
+    manifest = reader.manifest
+    shown = printable(str(reader.path))
+    if manifest.shards is None or manifest.format != format:
+        raise UsageError(f"whole shards can only be taken of a directory of shards, in its own format; {shown} is none")
+    if where is not None and not where.columns <= {"split"}:
+        raise UsageError("with whole shards a condition can only ask for splits: split == train")
+    parts = parts_of(reader.path, manifest)
+    mixed = next((i for i, runs in enumerate(parts.runs) if len(runs) > 1), None)
+    if mixed is not None:
+        raise UsageError(f"{manifest.shards.name(mixed)} holds records of several splits; leave whole shards out")
+    names = [runs[0][0] for runs in parts.runs]
+    kept = {name: where is None or bool(where(_PartRows(reader, [name]))[0]) for name in set(names)}
+    numbers = np.array([i for i, name in enumerate(names) if kept[name]], np.int64)
+    if options.splits is None:
+        by_split = {name: [i for i in numbers.tolist() if names[i] == name] for name in dict.fromkeys(names)}
+    else:
+        digests = [parts.rows["records_digest"][i].tobytes() for i in numbers.tolist()]
+        draws = np.array([xxh3_64_intdigest(digest, seed=options.seed) for digest in digests], np.uint64)
+        shared = _shared_out(numbers, np.zeros(len(numbers), np.int64), draws, options.splits)
+        by_split = {name: some.tolist() for name, some in shared.items()}
+    return [Linked(parts.take(some), name, manifest) for name, some in by_split.items() if some]
