@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index as as_index
 from typing import Literal
 
 from packstore.core.column import ITEM_SIZE, Column
@@ -65,7 +66,7 @@ class Labels:
     Attributes:
         classes: As of :class:`Label`.
         of: Name of the boxes with which they go, one each; False for none; None for the only boxes of a sample, where
-            the first samples have one label for each box.
+            the first samples have one label for each box (it is an error if only some have).
         optional: A sample may have none.
     """
 
@@ -214,18 +215,18 @@ def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint
                 return Column(name, "ragged", "float32", (4,), type="boxes", nullable=nullable, coordinates=coordinates)
             case Keypoints():
                 coordinates = {2: "xy", 3: "xyv"}.get(field.k, "")
-                shape = (field.k,) if field.points is None else (field.points, field.k)
+                shape = (field.k,) if field.points is None else (as_index(field.points), field.k)
                 return Column(
                     name, "ragged", "float32", shape, type="keypoints", nullable=nullable,
                     coordinates=coordinates, parallel=_name(field.of or None),
                 )  # fmt: skip
             case Array():
                 kind: Literal["fixed", "ragged"] = "ragged" if field.ragged else "fixed"
-                return Column(name, kind, field.dtype, tuple(field.shape), nullable=nullable)
+                return Column(name, kind, field.dtype, tuple(map(as_index, field.shape)), nullable=nullable)
             case _:
                 type_name = type(field).__name__.lower()
                 return Column(name, "ragged", "uint8", type=type_name, nullable=nullable)
-    except ManifestError as error:
+    except (ManifestError, TypeError) as error:
         raise UsageError(f"field {printable(name)!r}: {field!r:.200} cannot be kept: {error}") from None
 
 

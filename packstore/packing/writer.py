@@ -112,6 +112,8 @@ class Writer:
         )  # fmt: skip
         self._progress = progress
         self._fields = None if fields is None else as_fields(fields)
+        if "split" in (self._fields or ()):
+            raise UsageError("add() takes the split of a sample by the name 'split'; call your field otherwise")
         resolve_format(self._path, format)
         check_destination(self._path, overwrite)
         self._state: Literal["new", "open", "closed"] = "new"
@@ -130,7 +132,7 @@ class Writer:
         self._state = "open"
         return self
 
-    def add(self, *, key: str | None = None, split: str | None = None, **values: Any) -> None:
+    def add(self, /, *, key: str | None = None, split: str | None = None, **values: Any) -> None:
         """Adds a sample.
 
         Args:

@@ -225,7 +225,7 @@ class DatasetSource(SampleSource):
                 try:
                     plain = self.schema.plain(found).values if isinstance(found, Taken) else found.reason
                     _update(digest, (index, getattr(found, "key", None), plain))
-                except (ValueError, OSError) as error:  # a bad sample, which is named when its turn comes
+                except (ValueError, OSError, RecursionError) as error:  # a bad sample, named when its turn comes
                     _update(digest, (index, str(error)))
         return f"samples {digest.hexdigest()}"
 
@@ -376,7 +376,7 @@ def _update(digest: Any, value: Any) -> None:
         digest.update(f"{value.dtype}{value.shape}".encode())
         digest.update(value.tobytes())
     elif isinstance(value, (bytes, bytearray, memoryview)):
-        digest.update(value)
+        digest.update(bytes(value))  # a view may have gaps
     elif is_path(value):
         found = Path(value).stat()
         digest.update(f"{value} {found.st_size} {found.st_mtime_ns}".encode("utf-8", "surrogateescape"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
@@ -136,7 +136,7 @@ class Schema:
                     and is_file(value) is not (name in self.files)
                 ):
                     found, expected = ("a file", "pixels") if is_file(value) else ("pixels", "a file")
-                    raise ValueError(f"found {found}, expected {expected} as in the first sample")
+                    raise ValueError(f"found {found}, expected {expected} as in the first samples")
                 values[name] = plain(field, value)
             except (ValueError, TypeError, OSError) as error:
                 raise ValueError(f"{name}: {error}") from error
@@ -280,7 +280,10 @@ def make_schema(
     given = {name: [values[name] for values in found if values.get(name) is not None] for name in fields}
     main = _main(fields)
     files = frozenset(
-        name for name, field in fields.items() if isinstance(field, (Image, Mask)) and all(map(is_file, given[name]))
+        name
+        for name, field in fields.items()
+        if isinstance(field, (Image, Mask))
+        and (is_file(given[name][0]) if given[name] else getattr(field, "dtype", None) is None)
     )
     dtypes = {}
     for name, field in fields.items():
@@ -365,12 +368,21 @@ def _boxes_of(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[
     boxes = [name for name, field in fields.items() if isinstance(field, Boxes)]
     if len(boxes) != 1:
         return False
-    pairs = [(values.get(name), values.get(boxes[0])) for values in samples]
-    together = all(
-        (one is None) == (other is None) and (one is None or other is None or len(one) == len(other))
-        for one, other in pairs
-    )
-    return boxes[0] if together else False
+    pairs = [(_rows(values.get(name)), _rows(values.get(boxes[0]))) for values in samples]
+    differing = next((number for number, (rows, others) in enumerate(pairs) if rows != others), None)
+    if differing is None:
+        return boxes[0]
+    together = next((number for number, (rows, others) in enumerate(pairs) if rows and rows == others), None)
+    if together is not None:
+        raise UsageError(
+            f"{printable(name)}: there is one for each of the {printable(boxes[0])} in sample {together}, but not in "
+            f"sample {differing}; declare it with of={boxes[0]!r} if they go together, else with of=False"
+        )
+    return False
+
+
+def _rows(value: Any) -> int | None:
+    return len(value) if isinstance(value, Sized) and getattr(value, "shape", None) != () else None
 
 
 def _check_choice(name: str, field: Image, is_file: bool, value: Any, encoding: str | None, main: bool) -> None:

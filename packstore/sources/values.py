@@ -39,16 +39,16 @@ def is_file(value: Any) -> bool:
 
 
 def array_of(value: Any) -> NDArray[Any]:
-    """A tensor, or whatever numpy understands, as an array; bfloat16 as its bit patterns (uint16)."""
+    """A tensor, or whatever numpy understands, as an array; bfloat16 as float32.
+
+    Raises :class:`ValueError` for a tensor without values of its own, as sparse ones and those of ``meta``."""
     if not is_tensor(value):
         return np.asarray(value)
-    tensor = value.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":
-        from torch import int16
-
-        found: NDArray[Any] = np.asarray(tensor.contiguous().view(int16)).view(np.uint16)
-        return found
-    return np.asarray(tensor)
+    try:
+        tensor = value.detach().cpu()
+        return np.asarray(tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"found a tensor that is no array: {str(error).partition('. ')[0]}") from None
 
 
 def dtype_name(value: Any) -> str:
@@ -72,10 +72,15 @@ def nbytes_of(value: Any) -> int:
     if is_pil(value):
         width, height = value.size
         return 3 * int(width) * int(height)
-    if isinstance(value, Mapping):
-        return sum(map(nbytes_of, value.values()))
-    if isinstance(value, (list, tuple)):
-        return 8 + sum(map(nbytes_of, value[:1])) * len(value)
+    try:
+        if isinstance(value, Mapping):
+            return sum(map(nbytes_of, value.values()))
+        if isinstance(value, (list, tuple)):
+            return 8 + sum(map(nbytes_of, value[:1])) * len(value)
+    except RecursionError:
+        return 8  # nested too deeply for JSON, which says so
+    if is_tensor(value):
+        return int(value.numel() * value.element_size())
     return int(getattr(value, "nbytes", 8))
 
 
@@ -110,9 +115,9 @@ def plain(field: Field, value: Any) -> Any:
 
 
 def _pixels(value: Any) -> NDArray[np.uint8]:
-    if is_pil(value):
-        return np.asarray(value.convert("RGB"))
-    array = array_of(value)
+    array = np.asarray(value.convert("RGB")) if is_pil(value) else array_of(value)
+    if not array.size:
+        raise ValueError(f"found an image without pixels, of shape {array.shape}")
     if array.dtype != np.uint8:
         hint = "; leave out the transform that makes floats (ToTensor)" if array.dtype.kind == "f" else ""
         raise ValueError(f"found an image of {array.dtype}; expected uint8{hint}")
@@ -137,7 +142,7 @@ def _mask(value: Any, field: Mask) -> NDArray[Any]:
         array = array[0]
     if array.dtype == np.bool_:
         array = array.astype(np.uint8)
-    if array.ndim != 2 or array.dtype.kind not in "iu":
+    if array.ndim != 2 or array.dtype.kind not in "iu" or not array.size:
         raise ValueError(f"found {array.dtype} of shape {array.shape}; expected integers (height, width)")
     wanted = field.dtype or mask_dtype(array)
     fitting = array.astype(wanted)
@@ -235,9 +240,9 @@ def _of_arrays(name: str, arrays: list[NDArray[Any]], values: Sequence[Any], *, 
     if first.ndim == 0:
         return Label() if whole and name in _LABEL_NAMES else Array(dtype)
     full = next((array for array in arrays if array.size), first)
-    if name in ("boxes", "bbox", "bboxes") and (full.ndim, full.shape[-1]) == (2, 4):
+    if name in ("boxes", "bbox", "bboxes") and ((full.ndim, *full.shape[1:]) == (2, 4) or not full.size):
         return Boxes()
-    if name == "labels" and full.ndim == 1 and full.dtype.kind in "iu":
+    if name == "labels" and ((full.ndim == 1 and full.dtype.kind in "iu") or not full.size):
         return Labels()
     if name == "keypoints" and full.ndim in (2, 3) and full.shape[-1] in (2, 3):
         return Keypoints(full.shape[-1], points=full.shape[1] if full.ndim == 3 else None)

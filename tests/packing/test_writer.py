@@ -415,9 +415,15 @@ def datasets(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         "json": (packstore.Json, st.recursive(numbers | texts, lambda s: st.lists(s, max_size=2), max_leaves=4)),
         "bytes": (packstore.Bytes, st.binary(max_size=9)),
         "label": (packstore.Label, st.integers(0, 2**62)),
-        "labels": (packstore.Labels, st.lists(st.integers(0, 99), max_size=4)),
+        "labels": (
+            lambda optional: packstore.Labels(of=False, optional=optional),
+            st.lists(st.integers(0, 99), max_size=4),
+        ),
         "boxes": (packstore.Boxes, st.lists(st.tuples(*[st.floats(0, 99, width=32)] * 4), max_size=3)),
-        "keypoints": (packstore.Keypoints, st.lists(st.tuples(*[st.floats(0, 99, width=32)] * 2), max_size=3)),
+        "keypoints": (
+            lambda optional: packstore.Keypoints(of=False, optional=optional),
+            st.lists(st.tuples(*[st.floats(0, 99, width=32)] * 2), max_size=3),
+        ),
         "mask": (
             lambda optional: packstore.Mask("int32", optional=optional),
             st.tuples(st.integers(1, 4), st.integers(1, 4), numbers).map(lambda t: np.full(t[:2], t[2], np.int32)),
