@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import threading
+import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from PIL import Image
 
 import packstore
 from packstore.core.errors import DestinationError, PackstoreError, SampleError, UsageError
+from packstore.stores.builder import StoreBuilder
 from tests.makers.datasets import make_folder, pixels
 from tests.makers.images import all_images
 from tests.makers.samples import COCO_CLASSES, VOC_CLASSES, Voc, coco, jpeg, palette_png, same
@@ -463,3 +467,53 @@ def test_whatever_is_written_comes_back(tmp_path: Path, dataset: Any, suffix: st
                     assert np.array_equal(found.reshape(-1), np.asarray(value, found.dtype).reshape(-1)), name
                 else:
                     assert found == value, name
+
+
+class Alive:
+    """Arrays of a megabyte; counts those that are alive."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for i in range(200):
+            array = Counted((512, 683, 3))
+            array[:] = i
+            self._alive.add(array)
+            self.most = max(self.most, len(self._alive))
+            yield {"image": array}
+
+
+class Counted(np.ndarray[Any, np.dtype[np.uint8]]):
+    """An array that a set of weak references takes."""
+
+    def __new__(cls, shape: Any) -> Counted:
+        return super().__new__(cls, shape, np.uint8)
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> Any:
+        return self is other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generator", [False, True])
+def test_memory_does_not_grow_with_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generator: bool
+) -> None:
+    """However slow the disk is."""
+    monkeypatch.setattr("packstore.core.parallel.BUDGET_BYTES", 16 << 20)
+    append = StoreBuilder.append
+
+    def slow(*args: Any, **options: Any) -> None:
+        time.sleep(0.002)
+        append(*args, **options)
+
+    monkeypatch.setattr(StoreBuilder, "append", slow)
+    samples = Alive()
+    if generator:
+        packstore.convert(iter(samples), tmp_path / "a.h5", encoding="uint8", size=8, workers=2)
+    else:
+        write(tmp_path / "a.h5", samples, encoding="uint8", size=8, workers=2)
+    assert samples.most < 60
