@@ -17,14 +17,14 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from packstore.core.columns import Ragged
-from packstore.core.errors import PackstoreError
+from packstore.core.errors import PackstoreError, SampleError
 from packstore.core.manifest import Manifest
 from packstore.core.pickle_machine import PickleError
 from packstore.core.shards import TABLE_ROW, ShardTable
@@ -36,11 +36,13 @@ from packstore.images.seekable.index import check_index, read_index
 from packstore.images.seekable.splice import plan_crops, splice
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
+from packstore.sources.archives import open_tree
 from packstore.sources.base import SourceOptions
 from packstore.sources.cifar import CifarSource
 from packstore.sources.cifar.files import LAYOUTS, find_files
 from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
 from packstore.sources.labels import LabelsFile
+from packstore.sources.webdataset import WebDatasetSource
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.hdf5.file import lookup3
@@ -181,6 +183,31 @@ def _cifar_archive(data: bytes) -> None:
         with closing(CifarSource(path, SourceOptions(), files)) as source:
             source.survey()
             for entry in source.entries():
+                source.read(entry)
+
+
+def _archive(data: bytes) -> None:
+    path = _scratch() / "archive"
+    path.write_bytes(data)
+    tree = open_tree(path)
+    if tree is None:
+        return
+    with closing(tree):
+        for directory, listing in tree.walk("", ()):
+            for name, size in zip(listing.images, listing.sizes, strict=True):
+                with suppress(SampleError):
+                    key = f"{directory}/{name}" if directory else name
+                    assert len(tree.read(key, max(size, 0), 0, 1 << 20)) == size
+
+
+def _webdataset(data: bytes) -> None:
+    """A shard, or one that is yet to be decompressed."""
+    path = _scratch() / "shard.tar"
+    path.write_bytes(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    with closing(WebDatasetSource(path, SourceOptions(max_pixels=1 << 16))) as source:
+        source.survey()
+        for entry in source.entries():
+            with suppress(SampleError):
                 source.read(entry)
 
 
@@ -329,6 +356,8 @@ TARGETS = (
     Target("cifar_pickle", _pickle, (BatchError,), ("cifar/pickles.py", "pickle_machine.py")),
     Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("cifar/__init__.py", "cifar/files.py")),
     Target("cifar_archive", _cifar_archive, (PackstoreError,), ("cifar/__init__.py", "cifar/files.py", "gzipped.py")),
+    Target("archive", _archive, (PackstoreError,), ("archives/index.py", "archives/tar.py", "archives/zip.py")),
+    Target("webdataset", _webdataset, (PackstoreError, OSError, EOFError, zlib.error), ("sources/webdataset.py",)),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py",), _repair_manifest),

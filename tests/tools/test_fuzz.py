@@ -74,7 +74,7 @@ def test_offsets_are_read_or_reported(offsets: list[int]) -> None:
 
 
 def test_the_corpus_is_small_and_all_of_it_is_used() -> None:
-    assert sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()) < 300_000
+    assert sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()) < 500_000
     assert {path.name for path in CORPUS.iterdir()} == {target.name for target in TARGETS}
 
 
