@@ -94,9 +94,9 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded, which
             bounds the memory: up to 20 bytes a pixel in each thread or process that decodes.
         checksums: What is compared with the store's checksums when it is read. ``"auto"``: what costs little. Image
-            files: each; arrays of pixels: each at one of eight reads; labels, keys and all other columns: all, once,
+            files: each; arrays of pixels: each at one of sixteen reads; labels, keys and all other columns: all, once,
             when they are first used. (A loader checks all images while it makes them resident; of arrays that it
-            streams, an eighth every epoch, each of them within eight.) ``"always"``: the image, label and key of each
+            streams, a sixteenth every epoch, each within sixteen.) ``"always"``: the image, label and key of each
             record that is accessed. ``"never"``: only the manifest, at opening; a changed byte in an image passes.
             Labels that are none of the classes are errors in any case. (``packstore verify`` checks all of a store,
             once.)

@@ -94,8 +94,7 @@ def test_shards_in_any_order_each_in_a_process_of_its_own(
         assert list(packed.values()) == list(content(whole / manifest.shards.name(number)).values())
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, fast=1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("options", [PASSING, ENCODING], ids=lambda o: o["encoding"])
 def test_all_shards_of_a_plan_are_the_store(folder: Path, tmp_path: Path, suffix: str, options: dict[str, Any]) -> None:
@@ -117,7 +116,6 @@ def cuts_of(path: Path) -> list[list[str]]:
         return [[part.key(i) for i in range(len(part))] for part in reader.parts()]
 
 
-@pytest.mark.slow
 def test_skipped_samples_move_no_cut(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "photos", per_class=5)
     packstore.convert(folder, tmp_path / "all.h5", **PASSING)

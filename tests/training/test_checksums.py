@@ -182,21 +182,22 @@ def test_damaged_images_are_skipped_as_undecodable_ones_are(pack: Pack) -> None:
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("record", [0, 101])
 @pytest.mark.parametrize(("suffix", "options"), [("lmdb", {}), ("h5", {}), ("pth", {}), ("h5", {"shard_size": 60_000})])
 @pytest.mark.parametrize("augment", [[], CROP], ids=["plain", "crop"])
-def test_a_streamed_array_is_checked_every_eighth_epoch(
+def test_a_streamed_array_is_checked_every_sixteenth_epoch(
     pack: Pack, suffix: str, options: Any, augment: list[Any], record: int
 ) -> None:
     path = pack(suffix, "uint8", **options)
     flip_a_bit(path, record, 0.5)
     loader = PackedLoader(PackedDataset(path), 16, shuffle=True, augment=augment, resident=False)
     found = []
-    for epoch in range(2 * ARRAY_SHARE):
+    for epoch in range(ARRAY_SHARE + 3):
         loader.set_epoch(epoch)
         if damaged_in(lambda: list(loader)) == record:
             found.append(epoch)
-    assert found == [epoch for epoch in range(2 * ARRAY_SHARE) if (record + epoch) % ARRAY_SHARE == 0]
+    assert found == [epoch for epoch in range(ARRAY_SHARE + 3) if (record + epoch) % ARRAY_SHARE == 0]
 
 
 def test_epochs_share_arrays_out(pack: Pack) -> None:
@@ -208,14 +209,14 @@ def test_epochs_share_arrays_out(pack: Pack) -> None:
 
     assert sorted(row for epoch in range(ARRAY_SHARE) for row in rows(epoch)) == list(range(100))
     assert all(rows(epoch) == rows(epoch + ARRAY_SHARE) for epoch in range(3))
-    assert max(len(rows(epoch)) for epoch in range(ARRAY_SHARE)) < 100 // 4
+    assert max(len(rows(epoch)) for epoch in range(ARRAY_SHARE)) <= 100 // 8
     assert rows(0, every=True) == rows(0, checksums="always") == list(range(100))
     assert rows(0, every=True, checksums="never") == []
 
 
 @pytest.mark.parametrize(("suffix", "options"), [("lmdb", {}), ("pth", {}), ("pth", {"shard_size": 60_000})])
 @pytest.mark.parametrize("way", ["items", "batches", "items of a DataLoader"])
-def test_an_item_of_an_array_is_checked_at_every_eighth_read(pack: Pack, suffix: str, options: Any, way: str) -> None:
+def test_an_item_of_an_array_is_checked_every_sixteenth_time(pack: Pack, suffix: str, options: Any, way: str) -> None:
     path = pack(suffix, "float16", **options)
     flip_a_bit(path, 50, 0.5)
     found = 0

@@ -73,11 +73,11 @@ class Checks:
         self._checks_images = checksums != "never"
         self._share = 1 if checksums == "always" or reader.manifest.holds_files else ARRAY_SHARE
         # What else is read of a record is checked then, one value at a time.
-        names = set()
+        names: set[str] = set()
         for column in map(reader.manifest.column, columns):
             names |= {column.name, *(companion.name for companion in column.companions)}
         self._names = [
-            c.name for c in reader.manifest.columns if c.name in names and (c.kind == "fixed" or c.name == "key")
+            c.name for c in reader.manifest.columns[1:] if c.name in names and (c.kind == "fixed" or c.name == "key")
         ]
 
     def of(self, records: NDArray[np.int64], epoch: int, every: bool) -> Suspects:
