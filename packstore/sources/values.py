@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from packstore.core.column import ITEM_SIZE
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Keypoints, Label, Labels, Mask, Text
+from packstore.sources.listing import IMAGE_SUFFIXES
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -171,6 +172,12 @@ def infer(name: str, values: Sequence[Any]) -> Field:
     if isinstance(value, str):
         if name in _LABEL_NAMES:
             raise ValueError("found names of classes: declare it, with packstore.Label(classes), or as 'text'")
+        if value.lower().endswith(IMAGE_SUFFIXES):
+            if _looks_like_mask(name):
+                return Mask()
+            if Path(value).is_file():
+                # As text, it would be kept as its name alone, without a word.
+                raise ValueError("found the name of an image file: declare it as 'image' or 'mask', or as 'text'")
         return Text()
     if isinstance(value, Mapping):
         return Json()

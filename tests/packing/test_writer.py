@@ -148,6 +148,18 @@ def test_types_are_inferred(tmp_path: Path) -> None:
         assert [store.item("tokens", i).tolist() for i in range(5)] == [list(range(i + 1)) for i in range(5)]
 
 
+def test_names_of_files_are_not_kept_as_text_unasked(tmp_path: Path) -> None:
+    file = tmp_path / "0.PNG"
+    file.write_bytes(palette_png(INDICES))
+    sample = {"image": str(file), "mask": str(file), "caption": "a cat.jpg", "file_name": "000.jpg"}
+    columns = write(tmp_path / "a.h5", [sample]).manifest.columns
+    types = {column.name: column.type for column in columns}
+    assert types.items() >= {"image": "image", "mask": "mask", "caption": "text", "file_name": "text"}.items()
+    assert item(tmp_path / "a.h5", "mask") == file.read_bytes()
+    with pytest.raises(UsageError, match="depth: found the name of an image file: declare it as 'image' or 'mask'"):
+        write(tmp_path / "b.h5", [{**sample, "depth": str(file)}])
+
+
 def test_files_pass_through_byte_for_byte(tmp_path: Path) -> None:
     """Of any kind, as bytes of several types, and by their paths."""
     files = list(all_images().values())
