@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -104,8 +105,19 @@ class ImageSize(click.ParamType):  # type: ignore[type-arg]
 
 
 def pasted(path: Path) -> str:
-    """``path`` for a command that is shown: quoted for the shell."""
-    return shlex.quote(printable(str(path)))
+    """``path`` for a command that is shown: quoted for the shell, where it must be as ``$'…'``."""
+    text = str(path)
+    if printable(text) == text:
+        return shlex.quote(text)
+
+    def escaped(character: str) -> str:
+        if character in "'\\":
+            return f"\\{character}"
+        if printable(character) == character:
+            return character
+        return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+
+    return f"$'{''.join(map(escaped, text))}'"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,6 +43,7 @@ class _SplitFolder:
         classes: Its class directories, sorted; empty where images lie in it directly.
         images: Number of images that lie in it directly.
         above: Identities of its directory and of those above it.
+        cycles: What stands here for other splits that are links to a folder above them: bad samples.
     """
 
     split: str
@@ -50,6 +51,7 @@ class _SplitFolder:
     classes: tuple[str, ...]
     images: int
     above: tuple[Identity, ...]
+    cycles: tuple[Listing, ...] = ()
 
     @property
     def unlabelled(self) -> bool:
@@ -129,7 +131,7 @@ class ImageFolderSource(FolderSource):
         for folder in chosen:
             split = folder.split
             for label, directory, listing in self._listed.get(split) or self._list(folder, None):
-                labels = (numbers[label],) if folder.classes else ()
+                labels = (numbers.get(label, 0),) if folder.classes else ()
                 prefix = f"{directory}/" if directory else ""
                 for image, size, modified, changed in zip(
                     listing.images, listing.sizes, listing.modified, listing.changed, strict=True
@@ -160,6 +162,7 @@ class ImageFolderSource(FolderSource):
                 {"folders without images": len(found.empty), "folders beside the splits": len(found.others)}
             )
         folders: dict[str, _SplitFolder] = {}
+        cycles: list[Listing] = []
         for directory in sorted(found.splits, key=lambda name: (SPLIT_ORDER.index(name.lower()), name)):
             split = directory.lower()
             if split in folders:
@@ -168,11 +171,15 @@ class ImageFolderSource(FolderSource):
                 )
             inside = self.tree.list(directory, ignored)
             if inside.identity in above:
-                raise cycle(self.tree.name(directory))
+                cycles.append(Listing.of_cycle(inside.identity, directory))
+                continue
             loose, classes = len(inside.images), tuple(sorted(inside.directories))
             _count_loose(ignored, loose if classes else 0, "class")
             folders[split] = _SplitFolder(split, directory, classes, loose, (*above, inside.identity))
-        return list(folders.values())
+        if cycles and not (self.options.skip_bad and folders):
+            raise cycle(self.tree.name(cycles[0].images[0]))
+        first, *others = folders.values()
+        return [replace(first, cycles=tuple(cycles)), *others]
 
     def _choose(self, folders: list[_SplitFolder], split: str | None) -> list[_SplitFolder]:
         """The folders to pack. Raises :class:`SourceError` for an unknown split and for labels that only some have."""
@@ -206,7 +213,10 @@ class ImageFolderSource(FolderSource):
             self._listed[folder.split] = kept
 
     def _list(self, folder: _SplitFolder, ignored: Counter[str] | None) -> Iterator[tuple[str, str, Listing]]:
-        """Class, path relative to the root, and listing of each directory, in order."""
+        """Class, path relative to the root, and listing of each directory, in order; the class of what is none is
+        empty."""
+        for link in folder.cycles:
+            yield "", "", link
         if not folder.classes:
             yield "", folder.directory, self.tree.list(folder.directory)
             return

@@ -68,6 +68,11 @@ class Listing:
     changed: list[int]
     directories: list[str]
 
+    @classmethod
+    def of_cycle(cls, identity: Identity, name: str) -> Listing:
+        """Of the link ``name`` alone, which leads to a folder that it lies in."""
+        return cls(identity, [name], [CYCLE], [0], [0], [])
+
     @property
     def is_cycle(self) -> bool:
         """It is no directory but the name of a link to one above it, see :meth:`packstore.sources.tree.Tree.walk`."""

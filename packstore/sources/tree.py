@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.sources.listing import CYCLE, NO_FILE, Identity, Listing, cycle, list_directory
+from packstore.sources.listing import NO_FILE, Identity, Listing, cycle, list_directory
 
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux
@@ -98,7 +98,7 @@ class Tree(ABC):
                 if not skip_cycles:
                     raise cycle(self.name(directory))
                 parent, _, name = directory.rpartition("/")
-                yield parent, Listing(listing.identity, [name], [CYCLE], [0], [0], [])
+                yield parent, Listing.of_cycle(listing.identity, name)
                 continue
             yield directory, listing
             if listing.directories:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import platform
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +20,7 @@ from PIL import Image
 
 import packstore
 from packstore.cli import cli
-from packstore.cli.common import LocalPath
+from packstore.cli.common import LocalPath, pasted
 from packstore.core.errors import UsageError
 from packstore.core.files import url_in
 from packstore.packing.plan import ConvertOptions
@@ -43,6 +46,32 @@ def test_convert_ends_with_the_command_that_proves_it(folder: Path, tmp_path: Pa
         command = proof(run("convert", folder, out, *options).stdout)
         assert command[:4] == ["verify", str(out), "--against", str(folder)]
         assert run(*command).returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    "name", [b"a\nb.h5", b"it's \\ \x1b[31m\xff.h5", "größe\t1.h5".encode(), b"plain.h5", b"a b'.h5"]
+)
+def test_a_name_with_any_bytes_is_quoted_for_the_shell(name: bytes) -> None:
+    path = Path(os.fsdecode(name))
+    shown = pasted(path)
+    assert "\n" not in shown
+    assert "\x1b" not in shown
+    read = subprocess.run(["bash", "-c", f"printf %s {shown}"], capture_output=True, check=True).stdout
+    assert read == name
+    read = subprocess.run(["bash", "-c", f"LC_ALL=C; printf %s {shown}"], capture_output=True, check=True).stdout
+    assert read == name
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_a_newline_in_the_destination(folder: Path, tmp_path: Path) -> None:
+    done = run("convert", folder, tmp_path / "a\nb.h5")
+    assert done.returncode == 0, done.stderr
+    command = done.stdout.partition("prove it with: ")[2]
+    assert command.count("\n") == 1
+    split = f"printf '%s\\0' {command.removeprefix('packstore ')}"
+    words = subprocess.run(["bash", "-c", split], capture_output=True, check=True).stdout.split(b"\0")[:-1]
+    assert run(*map(os.fsdecode, words)).returncode == 0
 
 
 def test_the_command_names_the_labels(folder: Path, tmp_path: Path) -> None:

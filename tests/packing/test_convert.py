@@ -449,6 +449,28 @@ def test_skipping_passes_a_cycle_of_links(tmp_path: Path, target: str) -> None:
     assert left_in(tmp_path) == ["a.lmdb", "photos"]
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_split_that_is_a_cycle_of_links(tmp_path: Path, labelled: bool) -> None:
+    root = tmp_path / "photos"
+    if labelled:
+        make_folder(root)
+    else:
+        for split in ("train", "val"):
+            write_image(root / split / "1.png", 9, 9, 1)
+    (root / "test").symlink_to(root)
+    with pytest.raises(SourceError, match="a cycle"):
+        packstore.convert(root, tmp_path / "a.h5")
+    report = packstore.convert(root, tmp_path / "a.h5", on_error="skip")
+    (skipped,) = report.skipped
+    assert (skipped.key, skipped.reason) == ("test", "is a link to a folder that it lies in, a cycle")
+    assert [split.name for split in report.manifest.splits] == ["train", "val"]
+    assert report.manifest.records == (24 if labelled else 2)
+    assert packstore.verify(tmp_path / "a.h5", against=root).ok
+    part = packstore.convert(root, tmp_path / "b.h5", on_error="skip", split="val")
+    assert part.skipped == ()
+    assert part.manifest.records == (12 if labelled else 1)
+
+
 def test_a_class_that_is_a_cycle_of_links(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "photos", splits=())
     (root / "loop").symlink_to(root)
