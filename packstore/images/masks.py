@@ -1,7 +1,7 @@
 """Masks: PNG files of one channel, whose values are class or instance numbers and go through unchanged.
 
-The values of a palette file are its indices. Files without row filters, as Pillow writes those with a palette, are
-inflated here, and only down to the last row that is wanted; Pillow decodes all others.
+The values of a palette file are its indices. The engine decodes files of 8 or 16 bits a pixel, down to the last row
+that is wanted; what it refuses Pillow decodes, or says what is wrong.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError
+from packstore.images.engine import png_rows
 from packstore.images.sniff import MAX_PIXELS, too_many_pixels
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = struct.Struct(">8xI4sIIBBBBB")
-_PIECE = 1 << 15  # bytes inflated at a time: in one piece zlib's output grows and is copied, which takes twice as long
-_PROBED_ROWS = 8  # a writer that filters rows does so in these already
 _GREY, _PALETTE = 0, 3
 _CHANNELS = {2: "RGB", 4: "grey levels with alpha", 6: "RGB with alpha"}
 
@@ -88,10 +87,11 @@ def decode_mask(data: Buffer, header: MaskHeader, rows: int | None = None) -> ND
         DecodeError: The file is damaged.
     """
     needed = header.height if rows is None else max(1, min(rows, header.height))
-    if header.bits == 8 and not header.interlaced:
-        found = _unfiltered(data, header.width, needed)
+    if header.bits >= 8 and not header.interlaced:
+        step = header.bits // 8
+        found = png_rows(b"".join(_chunks(data)), needed, header.width * step, step)
         if found is not None:
-            return found
+            return found if step == 1 else found.view(">u2").astype(np.uint16)
     values: NDArray[Any] = np.asarray(open_mask(data, header))
     if values.shape != (header.height, header.width):
         raise DecodeError(f"the mask has {values.shape} values, and its header says {(header.height, header.width)}")
@@ -110,31 +110,13 @@ def open_mask(data: Buffer, header: MaskHeader) -> Image:
     return image.convert("I;16") if header.bits == 16 and image.mode != "I;16" else image
 
 
-def _unfiltered(data: Buffer, width: int, rows: int) -> NDArray[np.uint8] | None:
-    """The first rows of a file of one byte a pixel; None where some row is filtered, or anything is amiss, which Pillow
-    then tells."""
-    inflate, packed, place = zlib.decompressobj(), b"".join(_chunks(data)), 0
-    lines = np.empty((rows, width + 1), np.uint8)
-    flat = lines.data.cast("B")
-    try:
-        while place < len(flat):
-            part = inflate.decompress(packed, min(len(flat) - place, _PIECE))
-            if not part or (place == 0 and any(part[:: width + 1][:_PROBED_ROWS])):
-                return None
-            flat[place : place + len(part)] = part
-            place, packed = place + len(part), inflate.unconsumed_tail
-    except zlib.error:
-        return None
-    return None if lines[:, 0].any() else lines[:, 1:]
-
-
 def _chunks(data: Buffer) -> Iterator[memoryview]:
-    """The data of the IDAT chunks, as far as they are whole."""
-    view, place = memoryview(data), 8
+    """The content of the IDAT chunks, as far as they are whole and match their checksums."""
+    view, place = memoryview(data), len(_SIGNATURE)
     while place + 12 <= len(view):
-        length, kind = int.from_bytes(view[place : place + 4], "big"), bytes(view[place + 4 : place + 8])
-        if place + 12 + length > len(view):
-            return
-        if kind == b"IDAT":
-            yield view[place + 8 : place + 8 + length]
-        place += 12 + length
+        end = place + 8 + int.from_bytes(view[place : place + 4], "big")
+        if bytes(view[place + 4 : place + 8]) == b"IDAT":
+            if zlib.crc32(view[place + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
+                return
+            yield view[place + 8 : end]
+        place = end + 4

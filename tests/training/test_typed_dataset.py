@@ -16,7 +16,6 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from packstore import DecodeError, PackedDataset, StoreError, UsageError
-from packstore.images.masks import decode_mask, read_mask_header
 from packstore.stores import create_store
 from tests.makers import typed
 from tests.makers.torchvision import import_torchvision
@@ -242,29 +241,3 @@ def test_missing_labels_are_no_targets(tmp_path: Path) -> None:
     for ask in (lambda: ds.targets, lambda: ds.samples):
         with pytest.raises(UsageError, match=r"1 items have no label, such as a\.png"):
             ask()
-
-
-@pytest.mark.parametrize("mode", ["P", "L", "1", "I;16"])
-@pytest.mark.parametrize("rows", [None, 0, 1, 20])
-def test_masks_are_what_pillow_gives(mode: str, rows: int | None) -> None:
-    values = np.random.default_rng(3).integers(0, 256, (33, 21)).astype(np.uint8)
-    values = values > 9 if mode == "1" else values.astype(np.uint16) * 257 if mode == "I;16" else values
-    data = typed.png(values, palette=mode == "P")
-    header = read_mask_header(data)
-    found = decode_mask(data, header, rows)
-    assert (header.height, header.width) == (33, 21)
-    assert found.dtype == header.dtype
-    assert len(found) >= (33 if rows is None else rows)
-    np.testing.assert_array_equal(found[:rows], np.asarray(Image.open(io.BytesIO(data)))[:rows])
-
-
-@pytest.mark.parametrize("bits", [1, 2, 4])
-def test_palettes_of_few_colours(bits: int) -> None:
-    image = Image.new("P", (13, 7))
-    image.putpalette([9, 8, 7] * 2**bits)
-    image.putdata([n % 2**bits for n in range(91)])
-    file = io.BytesIO()
-    image.save(file, "PNG", bits=bits)
-    header = read_mask_header(file.getvalue())
-    assert header.bits == bits
-    np.testing.assert_array_equal(decode_mask(file.getvalue(), header).ravel(), [n % 2**bits for n in range(91)])

@@ -262,6 +262,13 @@ EXPORT void packstore_engine_normalize(struct decoder *decoder, const uint8_t *f
     decoder->kernels->normalize(to, kind, from, count, factors);
 }
 
+/* See png_rows() in png.c: whether the file is refused. */
+EXPORT int packstore_engine_png(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes,
+                                int64_t step)
+{
+    return png_rows(packed, packed_bytes, to, rows, nbytes, step) != DONE;
+}
+
 /* See rewrite() in rewrite.c: the number of bytes of the new scan; 0 where the file is refused. */
 EXPORT int64_t packstore_engine_rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t interval)
 {

@@ -7,6 +7,7 @@
  * pixels.c    inverse DCT, upsampling, colours: those of libjpeg-turbo, bit for bit
  * resize.c    antialiased bilinear resizing: that of torch for uint8, bit for bit
  * normalize.c bytes to floating point
+ * png.c       rows of PNG files of one channel: masks
  * rewrite.c   a scan with other restart markers and optimal tables: that of jpegtran, byte for byte
  * batch.c     what Python calls
  *
@@ -235,6 +236,9 @@ void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weights, c
 /* normalize.c */
 void normalize_plain(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
 void normalize_avx2(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
+
+/* png.c */
+int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes, int64_t step);
 
 /* rewrite.c */
 int64_t rewrite(struct decoder *, const uint8_t *file, int64_t nbytes, int64_t interval);

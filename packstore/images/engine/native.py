@@ -160,6 +160,27 @@ class Engine:
         return None if self.run(requests, 0, 1, max_pixels)[0] else out[0]
 
 
+def png_rows(packed: bytes, rows: int, nbytes: int, step: int) -> NDArray[np.uint8] | None:
+    """The first rows of a PNG file of one channel, their filters undone, without the GIL.
+
+    Args:
+        packed: What its IDAT chunks hold.
+        rows: How many.
+        nbytes: Of a row.
+        step: Bytes of a pixel.
+
+    Returns:
+        uint8 ``(rows, nbytes)``; None where there is no engine, or it refuses the file.
+    """
+    library = _library()[0]
+    if library is None or not hasattr(library, "packstore_engine_png"):
+        return None
+    lines = np.empty((rows + 1, nbytes + 1), np.uint8)
+    if library.packstore_engine_png(_address(packed), len(packed), lines.ctypes.data, rows, nbytes, step):
+        return None
+    return lines[1:, 1:]
+
+
 def get_engine() -> Engine | None:
     """The calling thread's engine; None where :func:`engine_problem` says why."""
     engine: Engine | None = getattr(_thread, "engine", None)
@@ -210,6 +231,9 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_rewritten.restype = None
     library.packstore_engine_normalize.argtypes = (pointer, pointer, number, pointer, ctypes.c_int, pointer)
     library.packstore_engine_normalize.restype = None
+    if hasattr(library, "packstore_engine_png"):
+        library.packstore_engine_png.argtypes = (pointer, number, pointer, number, number, number)
+        library.packstore_engine_png.restype = ctypes.c_int
     return library
 
 
