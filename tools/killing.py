@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.makers.stores import content
 
 SYSCALLS = (
@@ -44,6 +46,30 @@ APPENDS: dict[str, tuple[str, dict[str, Any]]] = {
 """Stores of one split, to which the other one is appended: suffix, and options of the conversion."""
 CASES |= APPENDS
 
+DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dataset to lmdb": (".lmdb", {"encoding": "original"}),
+    "dataset to hdf5 shards": (".h5", {"encoding": "original", "shard_size": 20_000}),
+    "dataset to pth": (".pth", {"encoding": "uint8"}),
+}
+"""Conversions of the same images as samples with masks, boxes and text: suffix of the destination, and options."""
+CASES |= DATASETS
+
+
+def samples(images: Path) -> list[dict[str, Any]]:
+    """The images of a folder, each with values of several types."""
+    files = sorted(path for path in images.rglob("*") if path.is_file())
+    return [
+        {
+            "key": path.relative_to(images),
+            "image": path,
+            "mask": np.full((3 + i % 2, 5), i, np.uint8),
+            "boxes": np.full((i % 3, 4), i, np.float32),
+            "labels": list(range(i % 3)),
+            "caption": "text " * i if i % 4 else None,
+        }
+        for i, path in enumerate(files)
+    ]
+
 
 def prepare(case: str, images: Path, out: Path, *, overwrite: bool) -> dict[str, bytes]:
     """What lies at the destination before a case runs: its files."""
@@ -63,7 +89,8 @@ def run_case(case: str, images: Path, out: Path, *, overwrite: bool = False) -> 
     if case in APPENDS:
         packstore.append(out, images, split="val")
         return 0
-    return packstore.convert(images, out, overwrite=overwrite, **CASES[case][1]).resumed
+    source: Any = samples(images) if case in DATASETS else images
+    return packstore.convert(source, out, overwrite=overwrite, **CASES[case][1]).resumed
 
 
 def named_content(path: Path) -> dict[str, bytes]:
