@@ -74,6 +74,9 @@ class Comparison:
     def run(self, workers: int, progress: ProgressCallback) -> Iterator[Problem]:
         """Yields every difference."""
         yield from self._columns()
+        if self._same_shards():
+            progress(Progress("compare", self.survey.records, self.survey.records, 0))
+            return
         hashes, order = self._sorted_keys()
         seen = np.zeros(len(self.reader), np.bool_)
         previous, in_order = -1, True
@@ -96,6 +99,15 @@ class Comparison:
             yield Problem("the store has this record, the source does not", record, self.reader.key(record))
         if not in_order:
             yield Problem("the records are in another order than in the source")
+
+    def _same_shards(self) -> bool:
+        """Whether the source is a store of the same shards, by the SHA-256 of their files: then none has to be opened
+        for it. That this store's shards have these digests was checked before."""
+        other, own = self.survey.store, self.reader.manifest
+        if other is None or self.split is not None or other.shards is None or own.shards is None:
+            return False
+        digests = own.shards.table["digest"], other.shards.table["digest"]
+        return np.array_equal(*digests) and own.splits == other.splits
 
     def _columns(self) -> Iterator[Problem]:
         manifest = self.reader.manifest

@@ -24,13 +24,17 @@ if TYPE_CHECKING:
     from packstore.stores.base import Reader
 
 _LISTED = 10
+_COUNTED_SHARDS = 100
 
 
 @click.command(short_help="Show what a store holds.")
 @click.argument("path", type=LocalPath())
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def info(path: Path, as_json: bool) -> None:
+@click.option("--counts", is_flag=True, help="Count the records of each class, in a store of many shards too.")
+def info(path: Path, as_json: bool, counts: bool) -> None:
     """Show what the store at PATH holds: format, encoding, splits, classes, shapes, sizes, origin.
+
+    The records of each class are counted if the store has at most 100 shards, since all are opened for it.
 
     \b
     Examples:
@@ -41,16 +45,16 @@ def info(path: Path, as_json: bool) -> None:
 
     with expecting_store(path), open_store(path) as reader:
         if as_json:
-            click.echo(json.dumps(to_json(reader), indent=2))
+            click.echo(json.dumps(to_json(reader, counts), indent=2))
         else:
-            echo_rows(describe(reader))
+            echo_rows(describe(reader, counts))
 
 
-def to_json(reader: Reader) -> dict[str, Any]:
-    """The manifest and what the disk says, as JSON values."""
+def to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
+    """The manifest and what the disk says, as JSON values. ``class_counts`` is None where nothing was counted."""
     manifest = reader.manifest
     plain: dict[str, Any] = json.loads(manifest.to_json())
-    counts = _class_counts(reader)
+    counts = _class_counts(reader) if counted or _few_shards(reader) else None
     return {
         "path": str(reader.path),
         "dataset_digest": manifest.dataset_digest,
@@ -60,7 +64,7 @@ def to_json(reader: Reader) -> dict[str, Any]:
     }
 
 
-def describe(reader: Reader) -> str:
+def describe(reader: Reader, counted: bool = False) -> str:
     """The same for people."""
     m = reader.manifest
     disk = reader.disk_bytes()
@@ -82,7 +86,10 @@ def describe(reader: Reader) -> str:
     if m.classes is not None:
         shown = ", ".join(printable(c) for c in m.classes[:_LISTED])
         rows.append(("classes", f"{len(m.classes):,}: {shown}{', …' if len(m.classes) > _LISTED else ''}"))
-        rows.append(("per class", _spread(list(_class_counts(reader).values()))))
+        if counted or _few_shards(reader):
+            rows.append(("per class", _spread(list(_class_counts(reader).values()))))
+        else:
+            rows.append(("per class", "not counted, which would open all shards (--counts does)"))
     each = disk / max(1, len(reader))
     rows.append(("on disk", f"{human_bytes(disk)}, {human_bytes(each)} a record"))
     padding = FORMATS[m.format].padding
@@ -119,6 +126,10 @@ def _orientation(manifest: Manifest) -> str:
     if not manifest.options.get("exif_transpose"):
         return "which is not applied"
     return "applied when they are loaded" if turned_by_readers(manifest) else "which was applied"
+
+
+def _few_shards(reader: Reader) -> bool:
+    return reader.manifest.shards is None or len(reader.manifest.shards) <= _COUNTED_SHARDS
 
 
 def _class_counts(reader: Reader) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -189,10 +189,8 @@ class Composition:
                 totals = {column.name: column.nbytes for column in copied.columns}
             parts = self._in_order(fresh)
             parts = parts.numbered(range(len(parts)))
-            for piece in self.pieces:
-                if isinstance(piece, Linked):
-                    for name, nbytes in _sizes(piece, self.columns).items():
-                        totals[name] += nbytes
+            for name, nbytes in self._linked_sizes():
+                totals[name] += nbytes
             columns = [replace(column, nbytes=totals[column.name]) for column in self.columns]
             head = head_of(self.base, parts, columns, skipped=self.base.skipped)
             progress(Progress("publish", 0, 1, 0))
@@ -205,6 +203,27 @@ class Composition:
             staging.discard()
             raise
         return head
+
+    def _linked_sizes(self) -> Iterator[tuple[str, int]]:
+        """Bytes of each column in the shards that are linked. Of a whole store its manifest tells them."""
+        stores: dict[int, list[Linked]] = {}
+        for piece in self.pieces:
+            if isinstance(piece, Linked):
+                stores.setdefault(id(piece.manifest), []).append(piece)
+        for pieces in stores.values():
+            whole, records = pieces[0].manifest, sum(piece.count for piece in pieces)
+            manifests: list[Manifest] | None = None
+            for column in self.columns:
+                if column.kind == "fixed":
+                    yield column.name, column.record_nbytes * records
+                elif column.name == "image":
+                    yield column.name, sum(int(piece.parts.rows["image_nbytes"].sum()) for piece in pieces)
+                elif records == whole.records:
+                    yield column.name, whole.column(column.name).nbytes
+                else:
+                    if manifests is None:
+                        manifests = [read_manifest(Path(place)) for piece in pieces for place in piece.parts.places]
+                    yield column.name, sum(manifest.column(column.name).nbytes for manifest in manifests)
 
     def _in_order(self, fresh: Parts) -> Parts:
         """All shards of the new store, those that were written for it at their places."""
@@ -227,17 +246,6 @@ class Composition:
             [place for parts in taken for place in parts.places],
             [runs for parts in taken for runs in parts.runs],
         )
-
-
-def _sizes(piece: Linked, columns: Sequence[Column]) -> dict[str, int]:
-    """Bytes of each column in these shards."""
-    records, whole = piece.count, piece.manifest
-    sizes = {column.name: column.record_nbytes * records for column in columns if column.kind == "fixed"}
-    ragged = [column.name for column in columns if column.kind == "ragged"]
-    if records == whole.records:
-        return sizes | {name: whole.column(name).nbytes for name in ragged}
-    manifests = [read_manifest(Path(place)) for place in piece.parts.places]
-    return sizes | {name: sum(manifest.column(name).nbytes for manifest in manifests) for name in ragged}
 
 
 def origin_of(readers: Sequence[Reader]) -> Origin:

@@ -51,7 +51,7 @@ def looks_like_store(path: Path, start: bytes) -> bool:
     ``start`` is the first :data:`START_BYTES` of a file, and empty for a directory. Raises :class:`OSError`."""
     if not path.is_dir():
         return _file_format(path, start) is not None
-    sharded = (path / MANIFEST_FILE).is_file() and any(path.glob("shard-00000.*"))
+    sharded = (path / MANIFEST_FILE).is_file() and any(path.glob("shard-*"))
     return sharded or directory_format(path) is not None
 
 

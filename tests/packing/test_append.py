@@ -88,6 +88,8 @@ def test_the_same_as_all_at_once(
     assert report.added == {"train": 4, "val": 4}
     assert (report.rewritten, report.linked, report.skipped) == (0 if shard_size else 16, 0, ())
     assert report.manifest.classes == ("ant", "bee", "cat")
+    packstore.convert(store, tmp_path / f"again{suffix}", encoding=options["encoding"])  # it is a source, too
+    assert packstore.open(tmp_path / f"again{suffix}").manifest.dataset_digest == report.manifest.dataset_digest
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -12,6 +12,7 @@ import pytest
 import packstore
 from packstore.core.errors import CorruptRecordError, DestinationError, StoreError, UsageError
 from packstore.packing.select import SelectOptions
+from packstore.sources.store import StoreSource
 from packstore.stores import open_store
 from packstore.stores.sharded import ShardedReader
 from tests.makers.datasets import make_folder
@@ -296,3 +297,17 @@ def test_columns_left_out(stores: Path, tmp_path: Path) -> None:
 def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         SelectOptions(**options)
+
+
+def test_comparing_with_a_store_of_the_same_shards_opens_none_of_it(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.h5"
+    packstore.merge([stores / "first_s.h5", stores / "second_s.h5"], other)
+    packstore.select(other, tmp_path / "same.h5")
+    monkeypatch.setattr(StoreSource, "entries", lambda *_: pytest.fail("its records are listed"))
+    report = packstore.verify(tmp_path / "same.h5", against=other)
+    assert report.ok, report.problems
+    monkeypatch.undo()
+    packstore.select(tmp_path / "same.h5", tmp_path / "less.h5", where="key != 'val/cat/005.png'")
+    assert packstore.verify(tmp_path / "less.h5", against=tmp_path / "same.h5").differences == 1

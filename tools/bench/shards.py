@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Stores of thousands of shards: opening, the first shuffled batch with labels, memory, open files, the table.
+"""Stores of thousands of shards: opening, the first shuffled batch with labels, memory, open files, the table, and
+appending to, merging and splitting them by shards.
 
     .venv/bin/python tools/bench/shards.py [--format lmdb] [--repeats 3]
 
@@ -24,7 +25,8 @@ from statistics import median
 import numpy as np
 from common import machine, table
 
-from packstore.core.checksums import file_digest, joined_records_digest
+from packstore.core.checksums import ROW_CHECKSUM, file_digest, joined_records_digest
+from packstore.core.column import CHECKSUM, KEY
 from packstore.core.errors import ManifestError
 from packstore.core.manifest import Column, Manifest, Origin, Split
 from packstore.core.registry import FORMATS
@@ -64,11 +66,11 @@ print(json.dumps([opened, first, seconds, records, *(b - a for a, b in zip(befor
 
 def make_shard(path: Path, format: str, records: int) -> Manifest:
     columns = (
-        Column("image", "fixed", "uint8", (4, 4, 3), "HWC"),
-        Column("label", "fixed", "int64", (), None, tuple(f"n{i:08}" for i in range(1000))),
-        Column("key", "ragged", "uint8"),
-        Column("checksum", "fixed", "uint64"),
-        Column("row_checksum", "fixed", "uint64"),
+        Column("image", "fixed", "uint8", (4, 4, 3), "HWC", type="image"),
+        Column("label", "fixed", "int64", (), None, tuple(f"n{i:08}" for i in range(1000)), type="label"),
+        KEY,
+        CHECKSUM,
+        ROW_CHECKSUM,
     )
     numbers = range(records)
     with create_store(path, format=format, encoding="uint8", columns=columns) as builder:
@@ -142,6 +144,38 @@ def measure_table(count: int) -> tuple[float, int, int]:
     return median(seconds), found, len(places)
 
 
+GROW = """
+import json, sys, time, pathlib
+import packstore, packstore.packing.append, packstore.packing.merge, packstore.packing.select
+from packstore.stores import sharded
+def opened(*_):
+    raise SystemExit("a shard is opened")
+sharded.ShardedReader.shard = opened
+place, suffix = pathlib.Path(sys.argv[1]), sys.argv[2]
+many, few = place / f"many{suffix}", place / f"few{suffix}"
+seconds = []
+for do in (
+    lambda: packstore.append(many, few, on_duplicate="unchecked"),
+    lambda: packstore.merge([many, few], place / f"merged{suffix}", on_duplicate="unchecked"),
+    lambda: packstore.select(many, place / f"split{suffix}", splits={"a": 0.9, "b": 0.1}, whole_shards=True),
+):
+    start = time.perf_counter()
+    do()
+    seconds.append(time.perf_counter() - start)
+print(json.dumps(seconds))
+"""
+
+
+def measure_growth(place: Path, format: str) -> list[float]:
+    """Seconds to append 10 shards to 5,000, to merge these, and to split 5,010 in two, without opening one."""
+    suffix = FORMATS[format].suffixes[0]
+    make_store(place / f"many{suffix}", format, 5_000, 8)
+    make_store(place / f"few{suffix}", format, 10, 8)
+    command = [sys.executable, "-c", GROW, str(place), suffix]
+    found: list[float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--format", default="lmdb", choices=list(FORMATS.built_in))
@@ -164,6 +198,11 @@ def main() -> None:
         assert run[3] == total
     print(table(["store", "opened", "first batch of 512 with labels", "anonymous memory", "shared"], lines))
     print(f"\n500 shards, {total:,} records, at most 256 open files: an epoch in {run[2]:.1f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        times = np.median([measure_growth(Path(tempfile.mkdtemp(dir=folder)), options.format)
+                           for _ in range(options.repeats)], axis=0)  # fmt: skip
+    for what, took in zip(("append 10 shards to 5,000", "merge them", "split 5,010 by shards"), times, strict=True):
+        print(f"{what}: {took:.2f} s, no shard opened")
     seconds, found, tried = measure_table(100_000)
     print(f"a table of 100,000 shards: read in {1000 * seconds:.0f} ms; {found} of {tried} changed bytes found")
 

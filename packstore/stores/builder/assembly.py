@@ -86,15 +86,16 @@ class Parts:
 
     def splits(self) -> tuple[Split, ...] | None:
         """The splits as ranges; None where the records of one do not follow each other."""
-        found: list[Split] = []
+        found: list[tuple[str, int]] = []  # each split and where it begins
         start = 0
         for name, count in (run for runs in self.runs for run in runs):
-            if found and found[-1].name == name:
-                found[-1] = Split(name, found[-1].start, start + count)
-            elif name:
-                found.append(Split(name, start, start + count))
+            if not found or found[-1][0] != name:
+                found.append((name, start))
             start += count
-        return tuple(found) if len({split.name for split in found}) == len(found) else None
+        if len(dict(found)) != len(found):
+            return None
+        stops = [first for _, first in found[1:]] + [start]
+        return tuple(Split(name, first, stop) for (name, first), stop in zip(found, stops, strict=True) if name)
 
 
 def no_parts() -> Parts:
