@@ -272,6 +272,8 @@ def use(reader: Reader) -> None:
             column = reader.column(name)
             for i in range(min(len(column), 20)):
                 bytes(column[i]) if isinstance(column, Ragged) else column[i]
+            for i in range(min(len(reader), 20)):
+                reader.item(name, i)
         except PackstoreError:
             continue
     for i in range(min(len(reader), _MAX_RECORDS)):
@@ -360,10 +362,15 @@ TARGETS = (
     Target("webdataset", _webdataset, (PackstoreError, OSError, EOFError, zlib.error), ("sources/webdataset.py",)),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
-    Target("manifest", _manifest, (PackstoreError,), ("manifest.py",), _repair_manifest),
+    Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/column.py"), _repair_manifest),
     Target("offsets", _offsets, (), ("mapped.py",)),
     Target("torch_pickle", unpickle, (PickleError,), ("pth/pickle_reader.py", "pickle_machine.py")),
     Target("pth", _store("s.pth"), (PackstoreError,), ("pth/zip.py", "pth/pickle_reader.py", "pth/store.py")),
-    Target("lmdb", _store("s.lmdb"), (PackstoreError,), ("lmdb/pages.py", "lmdb/bulk_walk.py", "lmdb/store.py")),
+    Target(
+        "lmdb",
+        _store("s.lmdb"),
+        (PackstoreError,),
+        ("lmdb/pages.py", "lmdb/bulk_walk.py", "lmdb/store.py", "lmdb/entries.py"),
+    ),
     Target("hdf5", _store("s.h5"), (PackstoreError,), ("hdf5/file.py", "hdf5/heap.py", "hdf5/store.py"), _repair_hdf5),
 )
