@@ -23,6 +23,7 @@ from packstore.training.ring import CudaTransport, transport_to
 from tests.conftest import ROOT, Simulate
 from tests.makers.datasets import make_cifar10, make_folder
 from tests.makers.simulated_cuda import NONSENSE, Simulation
+from tests.makers.typed import COLUMNS, make_typed
 
 HERE = torch.device("cuda", 0)
 SHIFT = [RandomCrop(32, padding=4), RandomHorizontalFlip(), Cutout(8)]
@@ -220,6 +221,42 @@ def test_what_enlarges_is_done_for_fewer_at_once(
         peaks.append(device.peak - before)
     a_chunk = 64 * 96 * 96 * 3 * 4
     assert max(peaks) < 6 * a_chunk  # of 1,500 images of 96 x 96, resized in float32, it would be 150
+
+
+@pytest.mark.parametrize("encoding", ["original", "uint8"])
+def test_columns_of_every_type_come_with_the_images(tmp_path: Path, device: Simulation, encoding: str) -> None:
+    names = [column.name for column in COLUMNS]
+    made = make_typed(tmp_path / "a.h5", names, 9, size=(44, 52), encoding=encoding)
+    forms: dict[str, Any] = dict.fromkeys(("caption", "weight", "depth"), "optional")
+    forms |= {"labels": "padded", "tags": "multi_hot"}
+    options: dict[str, Any] = {"augment": [RandomCrop(30), RandomHorizontalFlip()], "collate": forms, "shuffle": True}
+    options["normalize"] = "imagenet"
+    loaders = [
+        PackedLoader(
+            PackedDataset(made.path, columns=("image", *names, "key"), output="dict", device=where), 4, **options
+        )
+        for where in (HERE, torch.device("cpu"))
+    ]
+    for there, here in zip(*loaders, strict=True):
+        for name, value in there.items():
+            assert _equal(value, here[name], name), name
+    device.waits.clear()
+    device.staged.clear()
+    for _batch in loaders[0]:
+        pass
+    assert device.waits == []
+    assert device.staged == []
+
+
+def _equal(there: Any, here: Any, name: str) -> bool:
+    if isinstance(there, torch.Tensor):
+        assert there.device == HERE, name
+        if there.is_floating_point():
+            return torch.allclose(there.cpu(), here, atol=1e-5, equal_nan=True)
+        return torch.equal(there.cpu(), here)
+    if isinstance(there, (list, tuple)):
+        return len(there) == len(here) and all(_equal(a, b, name) for a, b in zip(there, here, strict=True))
+    return bool(there == here)
 
 
 @pytest.mark.slow

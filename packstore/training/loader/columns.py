@@ -57,11 +57,9 @@ class Columns:
             found += rows.fill(self._context, first, stop, self.failed | {*failed, *found})
         return found
 
-    def tensors(self, kept: NDArray[np.int64] | None) -> Iterator[tuple[torch.Tensor, bool]]:
-        """What goes to the device, of the rows ``kept`` or all; and whether it is large, in memory of its own."""
-        for rows in self._rows.values():
-            for tensor in rows.tensors(kept):
-                yield tensor, rows.in_ring
+    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """What goes to the device, of the rows ``kept`` or all."""
+        return [tensor for rows in self._rows.values() for tensor in rows.tensors(kept)]
 
     def values(
         self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor

@@ -29,7 +29,7 @@ from packstore.training.random_draws import MASK
 from packstore.training.values import as_tensor
 
 NewBuffer = Callable[[Sequence[int], torch.dtype], torch.Tensor]
-"""Gives memory for a column's rows, from which the device can be reached fast."""
+"""Gives host memory for a column's rows."""
 
 Failures = dict[int, Exception] | None
 """Failed records and their errors; None where the first is to be raised."""
@@ -105,7 +105,7 @@ class Rows(ABC):
     """One column of one batch, in host memory."""
 
     in_ring = False
-    """Whether its tensors lie in memory of the ring."""
+    """Whether its tensors may lie in memory of the ring."""
 
     def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
         """Decodes rows ``first`` … ``stop - 1``, but not those to ``skip``. Called from any thread.
@@ -253,8 +253,8 @@ class RaggedRows(Rows):
         _, rows, count = self._of(kept)
         if self.form == "multi_hot":
             result = torch.zeros((count, self.classes), device=first.device)
-            result[next(there), first] = 1
-            return result
+            # 1 made there: the host would wait for one of its own.
+            return result.index_put_((next(there), first), result.new_ones(()))
         ends = np.cumsum(np.bincount(rows, minlength=count)).tolist()
         # No views that split makes: autograd would take all of them for one.
         parts = [first[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -67,6 +68,8 @@ class Job:
         prepared = assembler.prepare(self._buffer, self.ids, seed, self._epoch, self._errors)
 
         def new_buffer(place: int) -> NewBuffer:
+            if ring.transport.asynchronous:  # page-locked memory is the consumer's to make
+                return _new_memory
             return partial(ring.buffer, self._slot, _FIRST_OF_COLUMNS + place)
 
         columns = pipeline.fields.gather(prepared, assembler, new_buffer, self._errors)
@@ -152,15 +155,13 @@ class Job:
                 _log.warning("skipped: %s", error)
             self._errors = None  # logged once, however often the batch is sent
         self._sent = len(ids)
-        others = [(torch.from_numpy(ids), False), *columns.tensors(kept)]
+        others = [torch.from_numpy(ids), *columns.tensors(kept)]
         if ring.transport.asynchronous:
-            first = _FIRST_OF_COLUMNS + len(self._pipeline.dataset.columns)
             others = [
-                (tensor if large else self._page_locked(ring, first + number, tensor), large)
-                for number, (tensor, large) in enumerate(others)
+                self._page_locked(ring, number, tensor) for number, tensor in enumerate(others, _FIRST_OF_COLUMNS)
             ]
         finish = partial(self._on_device, columns, kept)
-        self._slot.shipment = ring.transport.send((batch, *(tensor for tensor, _ in others)), finish)
+        self._slot.shipment = ring.transport.send((batch, *others), finish)
         self._pipeline.stats.add("copy", perf_counter() - start)
 
     def _page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
@@ -185,6 +186,10 @@ class Job:
         """Breaks the circle of the job and its futures, so that buffers need not wait for the garbage collector."""
         self._buffer, self._floats, self._prepared, self._slices = torch.empty(0, device="cpu"), None, None, []
         self._error = None
+
+
+def _new_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
 
 def _modes() -> tuple[bool, ...]:
