@@ -40,7 +40,7 @@ class Packed(NamedTuple):
         record_bytes: Bytes of the records.
         kept: Why files could not be made seekable, for each that was not.
         lossy: For ``seekable``: how many were no JPEG and became one.
-        palette: The entries that are PNG files with a palette.
+        palette: Positions in ``seen`` of PNG files with a palette.
         oriented: Positions in ``seen`` of those that have an EXIF orientation by which they are to be turned.
     """
 
@@ -55,7 +55,7 @@ class Packed(NamedTuple):
     record_bytes: int
     kept: Sequence[str] = ()
     lossy: int = 0
-    palette: Sequence[Entry] = ()
+    palette: Sequence[int] = ()
     oriented: Sequence[int] = ()
 
 
@@ -71,7 +71,7 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, 
         seen: list[Entry] = []
         skipped: list[Skipped] = []
         kept: list[str] = []
-        palette: list[Entry] = []
+        palette: list[int] = []
         oriented: list[int] = []
         values: list[Mapping[str, Any]] = []
         source_bytes = record_bytes = lossy = 0
@@ -107,7 +107,7 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, 
             if reason is not None:
                 kept.append(reason)
             if type(image) is bytes and image.startswith(_PNG) and image[25] == _PALETTE:
-                palette.append(entry)
+                palette.append(len(seen) - 1)
             if turned:
                 oriented.append(len(seen) - 1)
             if record_bytes >= _PIECE_BYTES:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -63,27 +64,42 @@ class PositionTracker:
 
     Attributes:
         oriented: How many images have an EXIF orientation by which they are to be turned.
+        palette: Of which classes how many are PNG with a palette; class 0 without labels.
     """
 
     def __init__(self, before: SourcePosition | None = None) -> None:
         """``before`` is what an interrupted run, whose records come again, has counted already."""
         self.consumed = 0
         self.skipped: list[Skipped] = []
-        self.oriented, self._oriented_upto = (before.oriented, before.oriented_upto) if before is not None else (0, 0)
+        self._counted_upto = before.counted_upto if before is not None else 0
+        self.oriented = before.oriented if before is not None else 0
+        self.palette = Counter(dict(before.palette if before is not None else ()))
         self._digest = xxhash.xxh3_128()
         self._pending: list[Entry] = []
 
-    def add(self, seen: list[Entry], skipped: list[Skipped] | None = None, oriented: Sequence[int] = ()) -> None:
-        """Entries that were read; those that were skipped, and positions of those with an EXIF orientation."""
-        self.oriented += sum(self.consumed + place >= self._oriented_upto for place in oriented)
+    def add(
+        self,
+        seen: list[Entry],
+        skipped: list[Skipped] | None = None,
+        oriented: Sequence[int] = (),
+        palette: Sequence[int] = (),
+    ) -> None:
+        """Entries that were read; those that were skipped, and positions of those with an EXIF orientation, and of PNG
+        with a palette."""
+        first = self._counted_upto - self.consumed
+        self.oriented += sum(place >= first for place in oriented)
+        for place in palette:
+            if place >= first:
+                self.palette[seen[place].labels[0] if seen[place].labels else 0] += 1
         self.consumed += len(seen)
         self._pending += seen
         self.skipped += skipped or ()
 
     def position(self) -> SourcePosition:
         """For a receipt."""
-        upto = max(self.consumed, self._oriented_upto)
-        return SourcePosition(self.consumed, self.digest(), tuple(self.skipped), self.oriented, upto)
+        upto = max(self.consumed, self._counted_upto)
+        palette = tuple(sorted(self.palette.items()))
+        return SourcePosition(self.consumed, self.digest(), tuple(self.skipped), upto, self.oriented, palette)
 
     def digest(self) -> str:
         """A digest of all entries: key, split, labels, size and times of modification and of change of each."""

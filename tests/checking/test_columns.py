@@ -54,7 +54,8 @@ def damaged(good: Any, to: Path, column: str) -> Path:
     pytest.skip("its values occur in many places")
 
 
-@pytest.mark.sampled(12, per="suffix", fast=1)
+@pytest.mark.slow
+@pytest.mark.sampled(12, per="suffix")
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("kind", ["good", "shards"])
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -288,6 +288,7 @@ def test_samples_are_packed_in_other_ways_and_nothing_stays_behind(
     assert "tried with 9 images" in describe(report)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_packed_here_is_not_tried(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without jpegtran, such as a node of a cluster, has a report of the rest."""
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -75,6 +75,7 @@ def test_merged_is_as_if_converted_at_once(
     assert [p.name for p in tmp_path.iterdir()] == [out.name]
 
 
+@pytest.mark.slow
 def test_shards_are_linked_without_being_opened(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
@@ -192,6 +193,7 @@ def keys(path: Path, split: str | None = None) -> list[str]:
         return [reader.key(i) for i in range(chosen.start, chosen.stop)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"sample": 10}, {"per_class": 3}, {"splits": {"a": 0.5, "b": 0.5}}])
 def test_what_is_drawn_depends_on_the_seed_alone(stores: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     found = []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import packstore
 from packstore.core.errors import DestinationError
@@ -458,3 +459,19 @@ def test_two_at_once_on_one_destination(folder: Path, tmp_path: Path) -> None:
             assert list(find_leftovers(tmp_path)) == []
 
     assert packstore.convert(folder, tmp_path / "out.h5", progress=progress).manifest.records == 24
+
+
+@pytest.mark.parametrize("encoding", ["original", "uint8"])
+@pytest.mark.parametrize("suffix", [".h5", ".lmdb"])
+def test_images_with_a_palette_are_counted_once(tmp_path: Path, suffix: str, encoding: str) -> None:
+    for name in ("ant", "bee"):
+        for number in range(9):
+            path = tmp_path / "set" / name / f"{number}.png"
+            write_image(path, 20, 20, number)
+            if name == "ant" or number:
+                Image.open(path).quantize(8).save(path)
+    options = {"encoding": encoding}
+    cut_short(tmp_path / "set", tmp_path / f"a{suffix}", 5, **options)
+    cut_short(tmp_path / "set", tmp_path / f"a{suffix}", 13, **options)
+    report = packstore.convert(tmp_path / "set", tmp_path / f"a{suffix}", **options)
+    assert report.palette == ("ant",)

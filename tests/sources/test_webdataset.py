@@ -177,6 +177,7 @@ def test_a_shard_without_a_split_among_others(tmp_path: Path) -> None:
         convert(tmp_path / "set", tmp_path / "x.h5")
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), changes=st.integers(1, 4))
 def test_damaged_shards_are_errors_or_bad_samples(
     tmp_path_factory: pytest.TempPathFactory, seed: int, changes: int

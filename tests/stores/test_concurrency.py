@@ -43,7 +43,7 @@ def digests(reader: Any) -> list[int]:
     return [xxh3_64_intdigest(reader.read(i)) for i in range(len(reader))]
 
 
-@pytest.mark.sampled(fast=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("shard_size", [None, 3000])
 def test_a_reader_keeps_what_it_has_opened_while_the_store_is_replaced(

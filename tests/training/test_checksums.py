@@ -182,7 +182,7 @@ def test_damaged_images_are_skipped_as_undecodable_ones_are(pack: Pack) -> None:
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(fast=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [0, 101])
 @pytest.mark.parametrize(("suffix", "options"), [("lmdb", {}), ("h5", {}), ("pth", {}), ("h5", {"shard_size": 60_000})])
 @pytest.mark.parametrize("augment", [[], CROP], ids=["plain", "crop"])

@@ -64,15 +64,17 @@ class SourcePosition:
         consumed: Entries that were read, including those that were skipped.
         digest: A digest of these entries, by which a changed source is told.
         skipped: Those left out.
-        oriented: How many of the first ``oriented_upto`` entries, at least of those read, have an EXIF orientation.
-        oriented_upto: See there.
+        counted_upto: Entries that were counted: at least those read.
+        oriented: How many of the counted have an EXIF orientation.
+        palette: Of which classes how many of the counted are PNG with a palette; class 0 without labels.
     """
 
     consumed: int
     digest: str
     skipped: tuple[Skipped, ...] = ()
+    counted_upto: int = 0
     oriented: int = 0
-    oriented_upto: int = 0
+    palette: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
