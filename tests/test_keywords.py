@@ -69,7 +69,9 @@ def test_keywords_are_those_of_the_options(function: Callable[..., Any], options
             assert taken[field.name].annotation == field.type, field.name
 
 
-@pytest.mark.parametrize("function", [*FUNCTIONS, packstore.PackedLoader, packstore.PackedDataset, packstore.open])
+@pytest.mark.parametrize(
+    "function", [*FUNCTIONS, packstore.Writer, packstore.PackedLoader, packstore.PackedDataset, packstore.open]
+)
 def test_every_argument_is_named_typed_and_described(function: Callable[..., Any]) -> None:
     for name, each in inspect.signature(function).parameters.items():
         if each.kind is each.VAR_KEYWORD:

@@ -45,6 +45,30 @@ class Writer:
     Attributes:
         report: What was done, see :class:`packstore.packing.conversion.ConvertReport`; None before the end.
         added: Samples so far.
+
+    Args:
+        path: Where the store goes; its suffix chooses the format.
+        fields: Declarations by name, such as ``{"image": "image", "label": packstore.Label(classes)}``; None infers
+            them from the first 16 samples. They hold for all samples.
+        split: Name of the split, where :meth:`add` names none.
+        encoding: Of the main image; None keeps files as they are. Images that are no files need ``uint8`` or
+            ``jpeg`` (or another), here or in their field.
+        size: As of :func:`packstore.convert`.
+        fit: As of :func:`packstore.convert`.
+        resize: As of :func:`packstore.convert`.
+        max_side: As of :func:`packstore.convert`.
+        quality: As of :func:`packstore.convert`.
+        exif_transpose: As of :func:`packstore.convert`.
+        check: As of :func:`packstore.convert`.
+        on_error: As of :func:`packstore.convert`.
+        overwrite: As of :func:`packstore.convert`.
+        shard_size: As of :func:`packstore.convert`.
+        workers: As of :func:`packstore.convert`.
+        decoder: As of :func:`packstore.convert`.
+        max_pixels: As of :func:`packstore.convert`.
+        progress: As of :func:`packstore.convert`.
+        format: As of :func:`packstore.convert`.
+        normalize: As of :func:`packstore.convert`, but not ``auto``, which needs all images first.
     """
 
     def __init__(
@@ -72,30 +96,6 @@ class Writer:
         progress: bool | ProgressCallback = False,
     ) -> None:
         """Checks the destination; nothing is written before samples are there.
-
-        Args:
-            path: Where the store goes; its suffix chooses the format.
-            fields: Declarations by name, such as ``{"image": "image", "label": packstore.Label(classes)}``; None infers
-                them from the first 16 samples. They hold for all samples.
-            split: Name of the split, where :meth:`add` names none.
-            encoding: Of the main image; None keeps files as they are. Images that are no files need ``uint8`` or
-                ``jpeg`` (or another), here or in their field.
-            size: As of :func:`packstore.convert`.
-            fit: As of :func:`packstore.convert`.
-            resize: As of :func:`packstore.convert`.
-            max_side: As of :func:`packstore.convert`.
-            quality: As of :func:`packstore.convert`.
-            exif_transpose: As of :func:`packstore.convert`.
-            check: As of :func:`packstore.convert`.
-            on_error: As of :func:`packstore.convert`.
-            overwrite: As of :func:`packstore.convert`.
-            shard_size: As of :func:`packstore.convert`.
-            workers: As of :func:`packstore.convert`.
-            decoder: As of :func:`packstore.convert`.
-            max_pixels: As of :func:`packstore.convert`.
-            progress: As of :func:`packstore.convert`.
-            format: As of :func:`packstore.convert`.
-            normalize: As of :func:`packstore.convert`, but not ``auto``, which needs all images first.
 
         Raises:
             UsageError: Unknown options, or options that do not go together.

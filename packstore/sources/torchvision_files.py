@@ -1,33 +1,37 @@
-"""Datasets of torchvision that read image files: their files and labels, without decoding anything."""
+"""Datasets of torchvision that read image files: these files with labels or masks, without decoding anything."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 
 class Files(Sequence[dict[str, Any]]):
-    """The samples of an ``ImageFolder``, or of another dataset of paths and classes: key, path and label of each.
+    """The samples of a dataset of image files and labels or masks: key, path of the image and the other of each.
 
     The key is the path relative to the dataset's root.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self._samples: list[tuple[str, Any]] = dataset.samples
+    def __init__(self, dataset: Any, images: Sequence[Any], others: Sequence[Any], name: str) -> None:
+        """``others`` are called ``name``; the paths of files where they are masks."""
         self._root = Path(dataset.root)
+        self._images = images
+        self._others = others
+        self._name = name
         self._target_transform = dataset.target_transform
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self._images)
 
     def __getitem__(self, index: Any) -> Any:
-        path, label = self._samples[index]
-        if self._target_transform is not None:
-            label = self._target_transform(label)
-        found = Path(path)
-        sample = {"image": found, "label": label}
-        return sample | ({"key": found.relative_to(self._root)} if found.is_relative_to(self._root) else {})
+        path, other = Path(self._images[index]), self._others[index]
+        if self._name == "mask":
+            other = Path(other)
+        elif self._target_transform is not None:
+            other = self._target_transform(other)
+        sample = {"image": path, self._name: other}
+        return sample | ({"key": path.relative_to(self._root)} if path.is_relative_to(self._root) else {})
 
 
 class Chosen(Sequence[dict[str, Any]]):
@@ -50,11 +54,31 @@ def files_of(dataset: Any) -> Sequence[dict[str, Any]] | None:
     if type(dataset).__name__ == "Subset" and type(dataset).__module__.startswith("torch.utils.data"):
         files = files_of(dataset.dataset)
         return None if files is None else Chosen(files, dataset.indices)
-    samples = getattr(dataset, "samples", None)
-    loader = getattr(dataset, "loader", None)
-    ours = all(
-        str(getattr(made, "__module__", "")).startswith("torchvision.datasets")
-        for made in (getattr(type(dataset), "__getitem__", None), loader)
-    )
-    plain = getattr(dataset, "transform", None) is None and isinstance(samples, list)
-    return Files(dataset) if ours and plain and hasattr(dataset, "root") else None
+    made = getattr(type(dataset), "__getitem__", None), getattr(dataset, "loader", None)
+    ours = all(str(getattr(each, "__module__", "torchvision.datasets")).startswith(_OURS) for each in made if each)
+    # Of separate transforms, torchvision makes a joint one of this type.
+    joint = type(getattr(dataset, "transforms", None)).__name__ not in ("NoneType", "StandardTransform")
+    if not ours or joint or getattr(dataset, "transform", None) is not None or not hasattr(dataset, "root"):
+        return None
+    for name, images, others in _lists(dataset):
+        if len(images) == len(others) == len(dataset) and len(images) and isinstance(images[0], str | Path):
+            return Files(dataset, images, others, name)
+    return None
+
+
+_OURS = "torchvision.datasets"
+
+
+def _lists(dataset: Any) -> Iterator[tuple[str, Sequence[Any], Sequence[Any]]]:
+    """Lists of a dataset that may be images and labels, or images and masks."""
+    found = vars(dataset)
+    for name in ("samples", "_samples"):  # ImageFolder and the like; GTSRB, Imagenette, StanfordCars
+        pairs = found.get(name)
+        if isinstance(pairs, list) and pairs and isinstance(pairs[0], tuple) and isinstance(pairs[0][1], int):
+            images, labels = zip(*pairs, strict=True)
+            yield "label", images, labels
+    labels = found.get("_labels")  # Food101, DTD, Flowers102, SUN397, FGVCAircraft
+    if isinstance(labels, list) and labels and isinstance(labels[0], int):
+        yield "label", found.get("_image_files") or (), labels
+    if type(dataset).__name__ == "VOCSegmentation" and dataset.target_transform is None:
+        yield "mask", dataset.images, dataset.masks

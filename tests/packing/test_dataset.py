@@ -261,6 +261,36 @@ def test_an_image_folder_gives_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_other_datasets_of_torchvision_give_their_files(tmp_path: Path) -> None:
+    datasets = import_torchvision().datasets
+    voc = tmp_path / "VOCdevkit" / "VOC2012"
+    made = Voc(voc, 5)
+    (voc / "ImageSets" / "Segmentation").mkdir(parents=True)
+    (voc / "ImageSets" / "Segmentation" / "train.txt").write_text("".join(f"2007_{i:06}\n" for i in range(5)))
+    data = datasets.VOCSegmentation(tmp_path)
+    manifest = packstore.convert(data, tmp_path / "voc.lmdb").manifest
+    assert columns_of(manifest) == {"image": ("image", "uint8"), "mask": ("mask", "uint8")}
+    with packstore.open(tmp_path / "voc.lmdb") as store:
+        assert store.item("image", 3) == made.image(3).read_bytes()
+        assert store.item("mask", 3) == made.mask(3).read_bytes()
+        assert store.key(3) == "VOCdevkit/VOC2012/JPEGImages/2007_000003.jpg"
+    joint = datasets.VOCSegmentation(tmp_path, transforms=lambda image, mask: (image.crop((0, 0, 5, 5)), mask.copy()))
+    with pytest.raises(UsageError, match="come as PIL images"):
+        packstore.convert(joint, tmp_path / "joint.lmdb")
+    food = tmp_path / "food-101"
+    for name in ("ant", "bee"):
+        (food / "images" / name).mkdir(parents=True)
+        (food / "images" / name / "1.jpg").write_bytes(jpeg(len(name)))
+    (food / "meta").mkdir()
+    (food / "meta" / "train.json").write_text('{"ant": ["ant/1"], "bee": ["bee/1"]}')
+    packstore.convert(datasets.Food101(tmp_path), tmp_path / "food.lmdb")
+    with packstore.open(tmp_path / "food.lmdb") as store:
+        assert store.manifest.classes == ("ant", "bee")
+        assert store.item("label", 1) == 1
+        assert store.item("image", 1) == (food / "images" / "bee" / "1.jpg").read_bytes()
+
+
+@pytest.mark.slow
 def test_a_dataset_that_transforms_gives_what_it_makes(tmp_path: Path) -> None:
     datasets = import_torchvision().datasets
     folder = make_folder(tmp_path / "photos", splits=())
