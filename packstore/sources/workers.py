@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from packstore.core.errors import SourceError
 from packstore.sources.schema import Schema, Taken
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ class Reading:
 
 
 def read_by_workers(reading: Reading, refs: Iterable[Ref], workers: int, nbytes: int) -> Iterator[Taken | Failed]:
-    """The samples ``refs`` in order, read by ``workers`` processes, of about ``nbytes`` bytes each."""
+    """The samples ``refs`` in order, read by ``workers`` processes, of about ``nbytes`` bytes each.
+
+    Raises :class:`SourceError` where one of these processes ends before its time."""
     from torch import Generator
     from torch.utils.data import DataLoader
 
@@ -83,5 +86,17 @@ def read_by_workers(reading: Reading, refs: Iterable[Ref], workers: int, nbytes:
             collate_fn=list,
             generator=Generator(),  # its own: the program's random numbers stay as they are
         )
-    for batch in loader:
+    batches = iter(loader)
+    while True:
+        try:
+            batch = next(batches, None)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise SourceError(
+                f"a process that reads the dataset has ended ({str(error).partition('. ')[0]}); it may have run out of "
+                "memory, or the dataset ends its process: workers=1 reads without such processes"
+            ) from error
+        if batch is None:
+            return
         yield from batch

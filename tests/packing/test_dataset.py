@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,24 @@ def test_a_sample_that_raises_is_named(tmp_path: Path, workers: int) -> None:
     report = packstore.convert(data, tmp_path / "a.lmdb", split="train", workers=workers, on_error="skip")
     assert [skipped.key for skipped in report.skipped] == ["train/0000000101"]
     assert report.manifest.records == 199
+
+
+class Fatal(Mapped):
+    """Ends the process that reads the last sample but one."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == len(self) - 2:
+            os._exit(7)
+        return super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_worker_process_that_ends_is_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        SourceError, match=r"a process that reads the dataset has ended .*; it may have run out of memory"
+    ):
+        packstore.convert(Fatal([(jpeg(1), 0)] * 200), tmp_path / "a.lmdb", workers=2)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path) -> None:
