@@ -11,7 +11,7 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -140,6 +140,8 @@ class WebDatasetSource(Source):
                 limit = max_file_bytes(self.options.max_pixels) if _kind(extension) == "image" else _MAX_VALUE
                 if size > limit:
                     raise ValueError(f".{extension} has {size} bytes, more than {limit} within max_pixels")
+                if self._fields[extension] in raw:
+                    raise ValueError(f".{extension} is there twice")
                 raw[self._fields[extension]] = _value(extension, self._open(shard).read(place, size))
             return self._schema.sample(entry.key, self._schema.take(raw))
         except (OSError, ValueError) as error:
@@ -199,7 +201,18 @@ class WebDatasetSource(Source):
         kinds: dict[str, set[str]] = {}
         for extension, name in found.items():
             kinds.setdefault(name, set()).add(_kind(extension))
-        return {ext: name if len(kinds[name]) == 1 else _identifier(ext) for ext, name in found.items()}
+        shared = {name for name, its in kinds.items() if len(its) > 1} | self._twice(found)
+        return {ext: _own_name(ext) if name in shared else name for ext, name in found.items()}
+
+    def _twice(self, columns: Mapping[str, str]) -> set[str]:
+        """The columns of which some sample has two files of different extensions, such as a JPEG and a PNG."""
+        found: set[str] = set()
+        for number in range(len(self._shards)):
+            for _, files in self._samples(number):
+                extensions = {extension for extension, *_ in files}
+                names = Counter(columns[extension] for extension in extensions)
+                found.update(name for name, count in names.items() if count > 1)
+        return found
 
     @cached_property
     def _schema(self) -> Schema:
@@ -321,7 +334,13 @@ def _field_name(extension: str) -> str:
     name = first or usual.get(_kind(extension), last)
     if re.fullmatch(r"cls\d", last) and not first:
         name = f"label{last[-1]}"
-    return _identifier(name)
+    return "image_" if name == "image" != _kind(extension) else _identifier(name)
+
+
+def _own_name(extension: str) -> str:
+    """The column of a file whose usual one is another's: ``png`` of a ``jpg`` with a ``png``."""
+    name = _identifier(extension)
+    return f"{name}_" if name == "image" else name
 
 
 def _identifier(name: str) -> str:
@@ -346,7 +365,10 @@ def _value(extension: str, data: bytes) -> Any:
         except RecursionError:
             raise ValueError(f".{extension} is nested too deeply") from None
     if kind == "array":
-        return np.load(io.BytesIO(data), allow_pickle=False)
+        try:
+            return np.load(io.BytesIO(data), allow_pickle=False)
+        except MemoryError as error:
+            raise ValueError(f".{extension} claims to be larger than the memory: {error}") from None
     return data
 
 

@@ -332,3 +332,42 @@ def test_an_entry_of_a_changed_archive(tmp_path: Path) -> None:
         assert source.stamp() != stamp
         with pytest.raises(SampleError, match="it has changed"):
             source.read(entry)
+
+
+def test_a_tar_in_a_tar_that_is_cut_or_broken_behind_another(tmp_path: Path) -> None:
+    """What is before ends with zeros, as a whole archive does."""
+    whole = tar_of_tars({"a/1.png": tiny(1), "b/2.png": tiny(2)})
+    second = whole.index(b"b.tar\0")
+    broken = bytearray(whole)
+    broken[second + 100] ^= 1
+    for data, said in ((whole[: second + 200], "it is cut off"), (bytes(broken), f"header at byte {second} is broken")):
+        (tmp_path / "a.tar").write_bytes(data)
+        with pytest.raises(SourceError, match=said):
+            convert(tmp_path / "a.tar", tmp_path / "a.h5")
+
+
+def test_only_headers_of_a_tar_are_read_to_know_what_it_is(tmp_path: Path) -> None:
+    """A terabyte of no data, which nothing could read in time."""
+    with (tmp_path / "a.tar").open("wb") as file:
+        for name, data in (("r/a/1.png", tiny(1)), ("r/large.bin", None), ("r/b/2.png", tiny(2))):
+            member = tarfile.TarInfo(name)
+            member.size = 1 << 40 if data is None else len(data)
+            file.write(member.tobuf())
+            if data is None:
+                file.seek(member.size, io.SEEK_CUR)
+            else:
+                file.write(data.ljust(-(-len(data) // 512) * 512, b"\0"))
+        file.write(bytes(1024))
+    assert convert(tmp_path / "a.tar", tmp_path / "a.h5").manifest.classes == ("a", "b")
+
+
+def test_a_zip_of_windows_may_have_backslashes(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for n, name in enumerate(("set\\a\\1.png", "set\\b\\2.png")):
+            member = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
+            member.create_system = 0
+            archive.writestr(member, tiny(n))
+    assert convert(tmp_path / "a.zip", tmp_path / "a.h5").manifest.classes == ("a", "b")
+    (tmp_path / "b.zip").write_bytes(zipped({"../a/1.png": tiny(1)}))
+    with pytest.raises(SourceError, match=r"b\.zip: \.\./a/1\.png leads out of the archive"):
+        convert(tmp_path / "b.zip", tmp_path / "b.h5")

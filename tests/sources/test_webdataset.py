@@ -197,3 +197,29 @@ def test_damaged_shards_are_errors_or_bad_samples(
     except PackstoreError as error:
         said = str(error)
     assert said.isprintable()
+
+
+def test_two_images_of_a_sample_are_two_columns(tmp_path: Path) -> None:
+    two = {f"{n}.{suffix}": tiny(10 * n + k) for n in range(3) for k, suffix in enumerate(("jpg", "png", "image"))}
+    (tmp_path / "a.tar").write_bytes(shard(two))
+    convert(tmp_path / "a.tar", tmp_path / "a.lmdb", source_kind="webdataset", on_error="raise")
+    ds = PackedDataset(tmp_path / "a.lmdb", columns=("image", "png", "image_"), output="bytes")
+    assert [tuple(map(bytes, item)) for item in ds] == [tuple(tiny(10 * n + k) for k in range(3)) for n in range(3)]
+
+
+def test_a_file_that_is_there_twice(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for member, data in [*files(range(2)).items(), ("0001.cls", b"7")]:
+            info = tarfile.TarInfo(member)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    with pytest.raises(SampleError, match="cls is there twice"):
+        convert(tmp_path / "a.tar", tmp_path / "a.lmdb")
+
+
+def test_an_array_that_claims_to_be_larger_than_the_memory(tmp_path: Path) -> None:
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776,), }".ljust(117) + b"\n"
+    claims = {f"{n}.npy": b"\x93NUMPY\x01\x00v\x00" + header for n in range(2)}
+    (tmp_path / "a.tar").write_bytes(shard({**claims, **{f"{n}.png": tiny(n) for n in range(2)}}))
+    with pytest.raises(SampleError, match="npy claims to be larger than the memory"):
+        convert(tmp_path / "a.tar", tmp_path / "a.lmdb", source_kind="webdataset")

@@ -16,6 +16,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -71,16 +72,16 @@ class OpenTar:
 
 def first_names(path: Path, count: int) -> list[str]:
     """The names of the first ``count`` files of a tar, without decompressing more of it than these."""
-    kind, names = _compression_of(path), []
+    kind = _compression_of(path)
     with path.open("rb") as file:
-        stream = file if kind is None else _decompressor(file, kind, printable(str(path)))
-        with tarfile.open(fileobj=stream, mode="r|", errorlevel=2, encoding="utf-8", errors="surrogateescape") as tar:
-            for member in tar:
-                if member.isreg():
-                    names.append(member.name)
-                if len(names) >= count:
-                    break
-    return names
+        # A stream reads what lies between, too.
+        members = _members(file) if kind is None else _streamed(_decompressor(file, kind, printable(str(path))))
+        return list(islice((member.name for member in members if member.isreg()), count))
+
+
+def _streamed(stream: IO[bytes]) -> Iterator[tarfile.TarInfo]:
+    with tarfile.open(fileobj=stream, mode="r|", errorlevel=2, encoding="utf-8", errors="surrogateescape") as archive:
+        yield from archive
 
 
 def read_tar(path: Path) -> Index:
@@ -116,12 +117,14 @@ def _members(file: IO[bytes], start: int = 0) -> Iterator[tarfile.TarInfo]:
 
 
 def _refuse_cut(file: IO[bytes], end: int) -> None:
-    """Raises :class:`tarfile.ReadError` where the archive ends without the block of zeros that ends one."""
-    file.seek(end - tarfile.BLOCKSIZE if end >= tarfile.BLOCKSIZE else 0)
-    if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-        file.seek(end)
-        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError("it is cut off")
+    """Raises :class:`tarfile.ReadError` unless a block of zeros is where the archive ends: :mod:`tarfile` takes any
+    header that is cut off or damaged for the end."""
+    file.seek(end)
+    block = file.read(tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("it is cut off")
+    if any(block):
+        raise tarfile.ReadError(f"the header at byte {end} is broken")
 
 
 def _add(builder: IndexBuilder, file: IO[bytes], member: tarfile.TarInfo, folder: str = "") -> None:

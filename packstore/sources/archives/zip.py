@@ -54,6 +54,8 @@ def _index(data: mmap.mmap, name: str) -> Index:
         position += name_size + extra_size + comment_size
         nbytes, stored, place = _large(extra, nbytes, stored, place)
         shown = _text(raw, flags)
+        if made_by >> 8 == 0 and "/" not in shown:
+            shown = shown.replace("\\", "/")  # as some programs for Windows write them, against the format
         if shown.endswith("/"):
             continue
         if flags & _ENCRYPTED:
@@ -63,7 +65,10 @@ def _index(data: mmap.mmap, name: str) -> Index:
         seen.add(raw)
         if made_by >> 8 == 3 and (attributes >> 16) & 0o170000 == _LINK:  # its content is where it leads
             place = NOWHERE
-        builder.add(shown, Member(nbytes, place, stored, method, check, _modified(date, time)))
+        try:
+            builder.add(shown, Member(nbytes, place, stored, method, check, _modified(date, time)))
+        except SourceError as error:
+            raise SourceError(f"{name}: {error}") from None
     return builder.index(zipped=True)
 
 
