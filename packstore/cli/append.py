@@ -104,7 +104,7 @@ def describe_plan(plan: AppendPlan) -> str:
             lines.append(f"new classes  {column.name}: {len(new):,} ({shown})")
     if plan.duplicates:
         lines.append(f"duplicates   {quantity(plan.duplicates, 'sample')} left out")
-    if plan.conversion is None and plan.added:
+    if plan.way == "link":
         lines.append("estimate     nothing but links: the shards are taken as they are")
     else:
         lines.append(f"estimate     {human_bytes(plan.estimate_bytes)}")

@@ -19,11 +19,13 @@ from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.files import check_paths
 from packstore.core.manifest import Column, Manifest, Skipped
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
+from packstore.core.sizes import parse_bytes
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.added_source import AddedSource
 from packstore.packing.conversion import _columns, run_plan
 from packstore.packing.copying import copy_records
 from packstore.packing.keys import StoreKeys, repeated_keys
+from packstore.packing.merge import renumbering
 from packstore.packing.plan import ConvertOptions, Plan, counted_options, encode_options, plan_of
 from packstore.sources import open_source
 from packstore.sources.base import Source, Survey
@@ -106,7 +108,9 @@ class AppendPlan:
         manifest: Its manifest.
         columns: Its columns afterwards: with all classes.
         source: The opened source.
-        conversion: How its samples become records; None where it is a store whose shards are taken as they are.
+        way: ``link`` its shards or ``copy`` its records, where it is a store like this one, or ``convert`` its samples.
+        conversion: How its samples become records; None where they are not converted.
+        left_out: Keys of samples that are left out because the store has them.
         added: Records by split; with bad samples among them.
         duplicates: Samples that are left out because the store has their keys.
         estimate_bytes: About how much the store grows.
@@ -119,7 +123,9 @@ class AppendPlan:
     manifest: Manifest
     columns: tuple[Column, ...]
     source: Source
+    way: Literal["link", "copy", "convert"]
     conversion: Plan | None
+    left_out: frozenset[str]
     added: Mapping[str, int]
     duplicates: int
     estimate_bytes: int
@@ -238,7 +244,9 @@ def plan_append(
         split_of = _splits(manifest, survey, options.split, str(source), str(store))
         columns = _merged_columns(manifest, survey, str(store), str(source))
         request = _told(opened, survey, options)
-        plan = AppendPlan(store, manifest, columns, opened, None, {}, 0, 0, options, request, split_of)
+        plan = AppendPlan(
+            store, manifest, columns, opened, "convert", None, frozenset(), {}, 0, 0, options, request, split_of
+        )
         other = opened.manifest if isinstance(opened, StoreSource) else None
         wrapped = AddedSource(opened, plan.columns, split_of, survey, manifest.digest)
         if options.on_duplicate != "unchecked":
@@ -248,16 +256,20 @@ def plan_append(
         duplicates = survey.records - found.records
         if duplicates and options.on_duplicate == "raise":
             raise _duplicate_keys(plan, sorted(wrapped.left_out))
-        linked = other is not None and not duplicates and _linkable(plan, other)
-        conversion = None
-        if found.records and not linked:
-            where = store.parent / f".{store.name}.added" if place is None else place
-            conversion = plan_of(wrapped, where, _convert_options(plan, other), progress)
-            _refuse_other_columns(plan, conversion)
-        estimate = 0 if conversion is None else conversion.estimate_bytes
-        return replace(
-            plan, conversion=conversion, added=found.splits, duplicates=duplicates, estimate_bytes=estimate
+        plan = replace(
+            plan, added=found.splits, duplicates=duplicates, left_out=frozenset(wrapped.left_out)
         )  # fmt: skip
+        if not found.records:
+            return replace(plan, added={})
+        if other is not None and not duplicates and _linkable(plan, other):
+            return replace(plan, way="link")
+        if other is not None and _alike(plan, other):
+            nbytes = sum(column.nbytes for column in other.columns) * found.records // other.records
+            return replace(plan, way="copy", estimate_bytes=nbytes)
+        where = store.parent / f".{store.name}.added" if place is None else place
+        conversion = plan_of(wrapped, where, _convert_options(plan), progress)
+        _refuse_other_columns(plan, conversion)
+        return replace(plan, conversion=conversion, estimate_bytes=conversion.estimate_bytes)
     except BaseException:
         opened.close()
         raise
@@ -329,13 +341,21 @@ def _merged_columns(manifest: Manifest, survey: Survey, store: str, source: str)
     return tuple(columns)
 
 
+def _alike(plan: AppendPlan, other: Manifest) -> bool:
+    """Whether the records of another store can be taken as they are, but for the numbers of classes."""
+    manifest, exif = plan.manifest, "exif_transpose"
+    return (
+        (other.encoding, other.normalization) == (manifest.encoding, manifest.normalization)
+        and bool(other.options.get(exif)) == bool(manifest.options.get(exif))
+        and [replace(c, classes=None).declared for c in other.columns]
+        == [replace(c, classes=None).declared for c in plan.columns]
+    )
+
+
 def _linkable(plan: AppendPlan, other: Manifest) -> bool:
     """Whether the shards of another store can be taken as they are."""
-    manifest = plan.manifest
-    alike = (other.format, other.encoding, other.normalization, bool(other.options.get("exif_transpose"))) == (
-        manifest.format, manifest.encoding, manifest.normalization, bool(manifest.options.get("exif_transpose"))
-    )  # fmt: skip
-    return alike and same_columns(other.columns, plan.columns) and _taken_parts(plan, other) is not None
+    same = other.format == plan.manifest.format and same_columns(other.columns, plan.columns)
+    return same and _alike(plan, other) and _taken_parts(plan, other) is not None
 
 
 def _taken_parts(plan: AppendPlan, other: Manifest, parts: Parts | None = None) -> list[int] | None:
@@ -352,12 +372,10 @@ def _taken_parts(plan: AppendPlan, other: Manifest, parts: Parts | None = None) 
     return list(range(first, last)) if whole else None
 
 
-def _convert_options(plan: AppendPlan, other: Manifest | None) -> ConvertOptions:
+def _convert_options(plan: AppendPlan) -> ConvertOptions:
     """How samples become records like those of the store."""
     manifest, options = plan.manifest, plan.options
-    size = options.shard_size
-    if size is None:
-        size = _NO_LIMIT if manifest.shards is None else max(1, int(manifest.shards.table["image_nbytes"].max()))
+    other = plan.source.manifest if isinstance(plan.source, StoreSource) else None
     shape: dict[str, Any] = {}
     if other is None or other.encoding != manifest.encoding:
         encode = encode_options(manifest)
@@ -374,7 +392,7 @@ def _convert_options(plan: AppendPlan, other: Manifest | None) -> ConvertOptions
     return ConvertOptions(
         encoding=manifest.encoding,
         format=manifest.format,
-        shard_size=size,
+        shard_size=_shard_bytes(plan),
         check=options.check,
         on_error=options.on_error,
         restart=options.restart,
@@ -383,6 +401,16 @@ def _convert_options(plan: AppendPlan, other: Manifest | None) -> ConvertOptions
         max_pixels=options.max_pixels,
         **shape,
     )
+
+
+def _shard_bytes(plan: AppendPlan) -> int:
+    """Bytes of images a new shard."""
+    size, shards = plan.options.shard_size, plan.manifest.shards
+    if isinstance(size, str):
+        return parse_bytes(size)
+    if size is None:
+        return _NO_LIMIT if shards is None else max(1, int(shards.table["image_nbytes"].max()))
+    return size
 
 
 def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
@@ -421,19 +449,25 @@ def _run(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback, star
     added: Parts | None = None
     other: Manifest | None = None
     skipped: tuple[Skipped, ...] = ()
-    if plan.conversion is not None:
-        if os.path.lexists(work.path / ADDED):
+    remove_unfinished(work.path / KEPT)
+    if os.path.lexists(work.path / ADDED):
+        if plan.conversion is not None:
             _log.warning("starting afresh: an interrupted run had packed all samples, and not put them into the store")
-            remove_unfinished(work.path / ADDED)
-        remove_unfinished(work.path / KEPT)
+        remove_unfinished(work.path / ADDED)
+    if plan.conversion is not None:
         report = run_plan(plan.conversion, progress)
         other, skipped = report.manifest, report.skipped
         added = parts_of(work.path / ADDED, other)
     elif plan.added and isinstance(plan.source, StoreSource):
         other = plan.source.manifest
-        chosen = _taken_parts(plan, other)
-        assert chosen is not None
-        added = _renamed(parts_of(plan.source.path, other).take(chosen), plan.split_of)
+        if plan.way == "link":
+            chosen = _taken_parts(plan, other)
+            assert chosen is not None
+            added = _renamed(parts_of(plan.source.path, other).take(chosen), plan.split_of)
+        else:
+            other = _copy(plan, plan.source.reader, work.path / ADDED, progress)
+            added = parts_of(work.path / ADDED, other)
+        skipped = other.skipped
     if added is None or other is None:
         return AppendReport(store, manifest, {}, plan.duplicates, (), 0, 0, time.monotonic() - started)
     own = parts_of(store, manifest)
@@ -446,7 +480,8 @@ def _run(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback, star
         assert parts is not None
     totals = [replace(c, nbytes=c.nbytes + _nbytes(other, c, added, plan)) for c in plan.columns]
     options = dict(manifest.options)
-    for name, count in counted_options(other).items():
+    whole = int(added.rows["records"].sum()) == other.records  # else nobody has counted its part
+    for name, count in counted_options(other).items() if whole else ():
         options[name] = int(options.get(name) or 0) + count
     head = head_of(
         manifest,
@@ -461,10 +496,41 @@ def _run(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback, star
     counts = Counter[str]()
     for name, count in (run for runs in added.runs for run in runs):
         counts[name] += count
-    linked = 0 if plan.conversion is not None else len(added)
+    linked = len(added) if plan.way == "link" else 0
     return AppendReport(
         store, head, dict(counts), plan.duplicates, skipped, linked, rewritten, time.monotonic() - started
     )
+
+
+def _copy(plan: AppendPlan, reader: Reader, path: Path, progress: ProgressCallback) -> Manifest:
+    """Copies the records of a store that is like this one to new shards, with this one's numbers of classes."""
+    other, total = reader.manifest, sum(plan.added.values())
+    done = done_bytes = 0
+
+    def copied(records: int, nbytes: int) -> None:
+        nonlocal done, done_bytes
+        done, done_bytes = done + records, done_bytes + nbytes
+        progress(Progress("copy", done, total, done_bytes))
+
+    labels = renumbering(other.columns, plan.columns)
+    with create_store(
+        path,
+        format=plan.manifest.format,
+        encoding=other.encoding,
+        columns=[replace(column, nbytes=0, digest=None) for column in plan.columns],
+        shard_size=_shard_bytes(plan),
+    ) as builder:
+        options = {k: v for k, v in other.options.items() if k not in counted_options(other)}
+        builder.describe(
+            origin=other.origin, normalization=other.normalization, options=options, versions=other.versions
+        )
+        ranges = [(s.name, s.start, s.stop) for s in other.splits if plan.options.split in (None, s.name)]
+        for name, start, stop in ranges or [("", 0, other.records)]:
+            records = np.arange(start, stop)
+            if plan.left_out:
+                records = records[[reader.key(i) not in plan.left_out for i in records.tolist()]]
+            copy_records(reader, records, builder, plan.split_of(name), labels, copied)
+        return builder.commit(counted=counted_options(other) if total == other.records else {})
 
 
 def _joined(own: Parts, added: Parts, first_new: int) -> Parts:

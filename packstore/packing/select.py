@@ -277,7 +277,7 @@ def _chosen(
         for part in reader.parts():
             rows = _PartRows(part, names[start : start + len(part)])
             mask = np.ones(len(part), np.bool_) if where is None else where(rows)
-            masks.append(mask & ~np.isin(part.fixed("label"), gone) if gone else mask)
+            masks.append(mask & ~np.isin(_labels(part), gone) if gone else mask)
             start += len(part)
             progress(Progress("select", start, len(reader), 0))
         chosen = np.flatnonzero(np.concatenate(masks))
@@ -308,7 +308,14 @@ def _groups(reader: Reader, records: NDArray[np.int64], by_class: bool) -> NDArr
     if not reader.manifest.has_column("label"):
         raise UsageError(f"{printable(str(reader.path))} has no column 'label', so nothing can be drawn by class")
     labels: NDArray[np.int64] = reader.values("label", records).astype(np.int64)
+    if reader.manifest.has_column("label_valid"):
+        labels[~reader.values("label_valid", records)] = -1  # a class of their own
     return labels
+
+
+def _labels(reader: Reader) -> NDArray[np.int64]:
+    """The class numbers of a file's records; -1 where one is missing."""
+    return _groups(reader, np.arange(len(reader)), True)
 
 
 def _drawn(reader: Reader, chosen: NDArray[np.int64], options: SelectOptions) -> NDArray[np.int64]:
