@@ -180,7 +180,7 @@ class PackedLoader:
             world_size=world_size,
             dct_scaling=dct_scaling,
             on_error=on_error,
-            collate={} if collate is None else collate,
+            collate=collate,
             mask_fill=mask_fill,
             min_area=min_area,
             min_visible=min_visible,
@@ -191,7 +191,7 @@ class PackedLoader:
         self.rank, self.world_size = ranks(options)
         self._epochs = Epochs(dataset, batch_size, options, self.rank, self.world_size)
         wanted = True if options.pre_transform is not None else options.resident
-        streamed = why_not_resident(dataset, options.collate)
+        streamed = why_not_resident(dataset, options.collate or {})
         if streamed is not None and wanted is True:
             raise UsageError(f"resident=True and pre_transform= hold images and numbers of one shape, but {streamed}")
         residence = (

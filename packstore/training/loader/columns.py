@@ -101,10 +101,11 @@ class Fields:
         self.carried = [c.name for c in columns if c.type in _CARRIED]
         check_targets(options.augment, [c.type for c in columns])
         self._places = moving and bool(self.carried)
-        check_collate(columns[: len(self._asked)], options.collate)
+        collate = options.collate or {}
+        check_collate(columns[: len(self._asked)], collate)
 
         def field(column: Column) -> Field:
-            form: str = options.collate.get(column.name, "list")
+            form: str = collate.get(column.name, "list")
             optional = form == "optional" or column.name in hidden
             if column.type == "image":
                 return ImageField(column, optional, new_assembler, finish)

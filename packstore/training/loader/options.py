@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -47,7 +47,7 @@ class LoaderOptions:
     world_size: int | None = None
     dct_scaling: bool = False
     on_error: Literal["raise", "skip"] = "raise"
-    collate: Mapping[str, Collate] = field(default_factory=dict)
+    collate: Mapping[str, Collate] | None = None
     mask_fill: int = 0
     min_area: float = 1.0
     min_visible: float = 0.0
@@ -86,7 +86,9 @@ class LoaderOptions:
             raise UsageError("block is a way of shuffling: add shuffle=True")
         check_target_options(self.mask_fill, self.min_area, self.min_visible)
         forms = get_args(Collate)
-        if not isinstance(self.collate, Mapping) or not all(form in forms for form in self.collate.values()):
+        if self.collate is not None and not (
+            isinstance(self.collate, Mapping) and all(form in forms for form in self.collate.values())
+        ):
             raise UsageError(f"collate should say by column one of {', '.join(forms)}, got {self.collate!r}")
         if (self.rank is None) != (self.world_size is None):
             raise UsageError("rank and world_size go together")
