@@ -69,6 +69,7 @@ class ImageInfo(NamedTuple):
         height_at: Offset of the height in a plain JPEG: segment follows segment, one frame header, all components in
             the first scan, no restart markers. Else 0.
         app1_at: Offset of the first APP1 segment of a JPEG, which may hold EXIF or XMP; 0 where there is none.
+        app1_alone: It is the only one, and segment follows segment.
     """
 
     kind: str
@@ -80,6 +81,7 @@ class ImageInfo(NamedTuple):
     adobe: int | None = None
     height_at: int = 0
     app1_at: int = 0
+    app1_alone: bool = False
 
     @property
     def progressive(self) -> bool:
@@ -138,21 +140,21 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
     if known is not None and data.startswith(known[0]):
         _check_end(data, len(known[0]), whole)
         return known[1]
-    width = height = components = precision = sof = frames = height_at = app1_at = 0
-    plain = True
+    width = height = components = precision = sof = frames = height_at = app1_at = app1s = 0
+    plain = orderly = True
     adobe: int | None = None
     at = 2
     while True:
         marker = data[at + 1]
         if data[at] != 0xFF or marker in _NO_SEGMENT:
             at = _next_marker(data, at)
-            plain = False
+            plain = orderly = False
             continue
         length = data[at + 2] << 8 | data[at + 3]
         if length < 2:
             if marker not in _SKIPPED:
                 raise HeaderError(f"is damaged: a JPEG segment of {length} bytes at byte {at}")
-            length, plain = 2, False  # libjpeg goes on behind the length
+            length, plain, orderly = 2, False, False  # libjpeg goes on behind the length
         if marker == 0xDA:
             break
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
@@ -165,8 +167,11 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
             plain = False
         elif marker == 0xEE and length >= 14 and data[at + 4 : at + 9] == b"Adobe":
             adobe = data[at + 15]
-        elif marker == 0xE1 and not app1_at:
-            app1_at = at
+        elif marker == 0xE1:
+            app1_at = app1_at or at
+            app1s += 1
+        elif marker < 0xC0:
+            orderly = False
         at += 2 + length
     if not sof:
         raise HeaderError("is damaged: a JPEG without a frame header before its first scan")
@@ -179,7 +184,8 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
     whole_scan = length >= 6 + 2 * components and data[at + 4] == components
     if not plain or frames > 1 or not whole_scan:
         height_at = 0
-    info = ImageInfo("jpeg", width, height, components, precision, sof, adobe, height_at, app1_at)
+    alone = orderly and app1s == 1
+    info = ImageInfo("jpeg", width, height, components, precision, sof, adobe, height_at, app1_at, alone)
     # In others, what was read may lie behind the segment itself.
     if end <= _REMEMBERED_BYTES and frames == 1 and length >= 6:
         _latest = data[:end], info

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ _ROWS_REVERSED = frozenset((3, 4, 6, 7))
 _SEGMENT = struct.Struct(">BBH")
 _CHUNK = struct.Struct(">L4s")
 _HEADERS = {b"II*\0": "<", b"MM\0*": ">"}
+_LONG, _SHORT = ({order: struct.Struct(order + kind) for order in "<>"} for kind in "LH")
 _WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}  # bytes a value
 _EXIF = b"Exif\0\0"
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
@@ -46,12 +48,13 @@ def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
         data: The bytes of one image file.
         info: What :mod:`packstore.images.sniff` says of ``data``, where the caller knows it.
     """
-    if info is not None and info.kind == "jpeg" and not info.app1_at:
+    jpeg = info is not None and info.kind == "jpeg"
+    if info is not None and jpeg and not info.app1_at:
         return 1
-    start = bytes(data[:16])
+    start = b"" if jpeg else bytes(data[:16])
     try:
-        if start[:3] == b"\xff\xd8\xff":
-            exif, xmp = _of_jpeg(data, 2 if info is None else info.app1_at)
+        if jpeg or start[:3] == b"\xff\xd8\xff":
+            exif, xmp = _of_jpeg(data, 2, False) if info is None else _of_jpeg(data, info.app1_at, info.app1_alone)
         elif start[:8] == b"\x89PNG\r\n\x1a\n":
             exif, xmp = _of_png(data)
         elif start[:4] + start[8:] == b"RIFFWEBPVP8X":
@@ -104,32 +107,38 @@ def stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
 
 def _of_exif(exif: bytes) -> int | None:
     """The orientation in a TIFF header and its first directory; None where it has none."""
-    if exif.startswith(_EXIF):
-        exif = exif[6:]
-    order = _HEADERS.get(exif[:4])
+    start = len(_EXIF) if exif.startswith(_EXIF) else 0
+    order = _HEADERS.get(exif[start : start + 4])
     if order is None:
         raise _Unusual
-    first = struct.unpack_from(order + "L", exif, 4)[0]
-    count = struct.unpack_from(order + "H", exif, first)[0]
-    end = first + 2 + 12 * count
+    first = start + _LONG[order].unpack_from(exif, start + 4)[0]
+    end = first + 2 + 12 * _SHORT[order].unpack_from(exif, first)[0]
     if end > len(exif):
         raise _Unusual
-    found, elsewhere = None, 0
-    for tag, kind, values, at in struct.iter_unpack(order + "HHLL", exif[first + 2 : end]):
+    found, least = _of_directory(order, exif[first + 2 : end])
+    if len(exif) < start + least:
+        raise _Unusual
+    return found
+
+
+@lru_cache(256)  # the photos of one camera have the same directory but for what lies elsewhere
+def _of_directory(order: str, entries: bytes) -> tuple[int | None, int]:
+    """The orientation in the entries of a directory, and how many bytes what they tell of takes at least."""
+    found, elsewhere, least = None, 0, 0
+    for tag, kind, values, at in struct.iter_unpack(order + "HHLL", entries):
         size = _WIDTHS.get(kind, 0) * values
         if size > 4:
             elsewhere += size
-            if at + size > len(exif) or elsewhere > len(exif):
-                raise _Unusual
+            least = max(least, at + size, elsewhere)
         if tag == ORIENTATION:
             if kind != 3 or values != 1 or found is not None:
                 raise _Unusual
             found = at >> 16 if order == ">" else at & 0xFFFF
-    return found
+    return found, least
 
 
-def _of_jpeg(data: Buffer, at: int) -> tuple[bytes, bytes]:
-    """EXIF and XMP of a JPEG file, whose segments are read from ``at`` on."""
+def _of_jpeg(data: Buffer, at: int, alone: bool) -> tuple[bytes, bytes]:
+    """EXIF and XMP of a JPEG file, whose segments are read from ``at`` on; with ``alone`` the one that is there."""
     exif = xmp = b""
     while True:
         mark, marker, length = _SEGMENT.unpack_from(data, at)
@@ -145,6 +154,8 @@ def _of_jpeg(data: Buffer, at: int) -> tuple[bytes, bytes]:
                 exif = content
             elif content.startswith(_XMP):
                 xmp = content
+        if alone:
+            return exif, xmp
         at += 2 + length
 
 
