@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -45,6 +46,10 @@ class Encoded(NamedTuple):
     oriented: bool = False
 
 
+_thread = threading.local()
+"""The latest image file of a thread, and its header, so that it is read once."""
+
+
 class SourceImages:
     """The images of a source, as an encoding needs them: checked files, arrays, or pixels brought to size.
 
@@ -80,7 +85,13 @@ class SourceImages:
         reason = too_many_pixels(info.width, info.height, self.options.max_pixels)
         if reason is not None:
             raise HeaderError(reason)
+        _thread.latest = image, info
         return image, info
+
+    def orientation(self, image: bytes | memoryview) -> int:
+        """The EXIF orientation of an image file, by its header where :meth:`file` has just read that in this thread."""
+        latest, info = getattr(_thread, "latest", (None, None))
+        return read_orientation(image, info if latest is image else None)
 
     def array(self, key: str, image: ImageData) -> NDArray[Any]:
         """The array of a source that yields arrays."""

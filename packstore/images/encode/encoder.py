@@ -10,7 +10,6 @@ from packstore.core.columns import Buffer, ImageData
 from packstore.core.errors import DecodeError, SampleError, UsageError
 from packstore.core.manifest import Column, Normalization
 from packstore.core.registry import ENCODINGS
-from packstore.images.decoders.orientation import read_orientation
 from packstore.images.encode.base import Encoded, Encoding, SourceImages
 from packstore.images.encode.options import EncodeOptions, check_encoding
 from packstore.images.resize import TooLargeError
@@ -81,7 +80,7 @@ class Encoder:
         encoded = self.encoding.encode(key, image)
         if isinstance(image, np.ndarray):
             return encoded
-        return encoded._replace(oriented=read_orientation(image) != 1)
+        return encoded._replace(oriented=self.encoding.images.orientation(image) != 1)
 
     def compare(self, key: str, image: ImageData, record: Buffer, shape: Sequence[int] | None = None) -> str | None:
         """What is wrong with ``record``, which should have been made of ``image``; None when nothing is. The rule
