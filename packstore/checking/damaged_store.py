@@ -69,6 +69,15 @@ class DamagedStore:
     notes: tuple[str, ...]
     shard_size: int | None
 
+    @property
+    def counted(self) -> dict[str, int]:
+        """Counts of all records: options that the whole store has and its shards have not. Empty in one file."""
+        shard = next((m for m in map(_manifest, self.files) if m is not None), None)
+        if shard is None or self.shard_size is None:
+            return {}
+        options = self.manifest.options
+        return {name: int(value or 0) for name, value in options.items() if name not in shard.options}
+
     def split(self, record: int) -> str:
         """The split of a record; empty when there are none."""
         place = bisect.bisect_right([s.start for s in self.manifest.splits], record) - 1

@@ -182,10 +182,12 @@ class _Salvage:
         if not self.recovered:
             return report
         lost = [Skipped(p.key or f"record {p.record}", f"not salvaged: {p.what}") for p in self.missing]
+        counted = self.store.counted
         manifest = self.builder.commit(
             origin=self.manifest.origin,
             normalization=self.manifest.normalization,
-            options=self.manifest.options,
+            options={name: value for name, value in self.manifest.options.items() if name not in counted},
+            counted=counted,
             versions=self.manifest.versions,
             skipped=(*self.manifest.skipped, *lost),
         )

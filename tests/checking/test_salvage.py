@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 import packstore
 from packstore.core.errors import DestinationError, PackstoreError, StoreError, UsageError
@@ -25,6 +26,7 @@ from packstore.stores.manifest_recovery import correct, find_manifest
 from packstore.testing.records import append, make_records
 from tests.makers.command import run
 from tests.makers.datasets import write_image
+from tests.makers.images import encode, picture
 from tests.makers.stores import content, damage
 from tests.makers.tiers import examples
 
@@ -402,3 +404,27 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     nothing = run("salvage", tmp_path, "--out", tmp_path.parent / "nothing.h5")
     assert nothing.returncode == 1
     assert "lie in each other" in nothing.stderr or "holds no store" in nothing.stderr
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["damaged", "no manifest"])
+def test_counts_stay_out_of_the_shards_and_the_exif_wish_is_kept(tmp_path: Path, whole: bool) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    for number in range(4):
+        data = encode(picture("RGB", 64 + number, 48), "JPEG", exif=exif)
+        (tmp_path / "photos" / "cat" / f"{number}.jpg").write_bytes(data)
+    bad, fixed = tmp_path / "bad.h5", tmp_path / "fixed.h5"
+    packstore.convert(tmp_path / "photos", bad, shard_size=2000, exif_transpose=True)
+    if not whole:
+        (bad / "manifest.json").unlink()
+    options = packstore.salvage(bad, fixed).manifest.options
+    assert options["exif_transpose"] is True
+    assert options.get("exif_oriented") == (4 if whole else None)
+    assert packstore.PackedDataset(fixed).exif_transpose
+    shards = sorted(fixed.glob("shard-*"))
+    assert len(shards) > 1
+    for shard in shards:
+        with packstore.open(shard) as store:
+            assert "exif_oriented" not in store.manifest.options
+            assert store.manifest.options["exif_transpose"] is True
