@@ -5,6 +5,7 @@ Each page runs by itself, in order, in a directory that holds what the README's 
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import re
@@ -19,10 +20,12 @@ from pathlib import Path
 import click
 import pytest
 
-from packstore import PackedLoader, __version__
+from packstore import PackedLoader, __version__, convert
 from packstore.cli import cli
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
+from packstore.stores import open_store
 from tests.makers.torchvision import import_torchvision
+from tests.makers.typed import COLUMNS, make_typed
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.stem: path for path in sorted((ROOT / "packstore" / "guide").glob("*.md"))}
@@ -43,6 +46,13 @@ def text_of(name: str) -> str:
 def blocks(name: str) -> Iterator[tuple[str, str]]:
     """Language and content of each block of code, in order."""
     yield from re.findall(r"^```(\w+)\n(.*?)^```$", text_of(name), re.DOTALL | re.MULTILINE)
+
+
+def library_of(code: str) -> str:
+    """The library with which a block of the page on formats reads a store; "objects": one with columns of all types."""
+    known = ("lmdb", "h5py", "torch", "json")
+    library = next(each for each in known if re.search(rf"^import .*{each}", code, re.MULTILINE))
+    return library + (" objects" if "objects." in code else "")
 
 
 def packstore(line: str) -> None:
@@ -75,6 +85,10 @@ FACTS = {
     "assert label == 0 and pixels.shape == (64, 64, 3) and pixels.dtype == 'uint8'",
     "torch": "assert images.dtype == torch.float16 and images.shape[1:] == (3, 64, 64); "
     "assert labels.dtype == torch.int64 and len(labels) == len(images) and '/' in key",
+    **{
+        f"{library} objects": "assert len(ragged('mask', 0)) > 9 and not fixed('caption_valid', 1)"
+        for library in ("lmdb", "h5py", "torch")
+    },
     "json": "import pathlib; files = sorted(pathlib.Path('many.h5').glob('shard-*')); assert len(files) > 1; "
     "assert table['nbytes'].tolist() == [file.stat().st_size for file in files]",
 }
@@ -95,6 +109,8 @@ def test_a_page_runs(
     if name != "readme":
         for path in demo.iterdir():
             (tmp_path / path.name).symlink_to(path)
+    if name == WITHOUT_PACKSTORE:
+        make_typed(tmp_path / "objects.lmdb", [column.name for column in COLUMNS])
     plain = []
     for language, code in blocks(name):
         if language == "sh":
@@ -112,10 +128,37 @@ def test_a_page_runs(
             assert capsys.readouterr().out, code
     assert len(plain) == (len(FACTS) if name == WITHOUT_PACKSTORE else 0)
     for code in plain:
-        (library,) = (each for each in FACTS if re.search(rf"^import .*{each}", code, re.MULTILINE))
+        library = library_of(code)
         program = f"import sys; sys.modules['packstore'] = None\n{code}\n{FACTS[library]}"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["lmdb", "h5py", "torch"])
+def test_a_column_of_each_type_is_read_by_plain_libraries(library: str, tmp_path: Path) -> None:
+    """What the table of the page says, compared with what packstore reads."""
+    made = make_typed(tmp_path / "objects.lmdb", [column.name for column in COLUMNS])
+    for suffix in (".h5", ".pth"):
+        convert(made.path, tmp_path / f"objects{suffix}", encoding="original")
+    (code,) = (
+        code for kind, code in blocks("formats") if kind == "python" and library_of(code) == f"{library} objects"
+    )
+    rows = re.findall(r"^\| [^|]+ \| `([^`]*0\)[^`]*)` \|$", text_of("formats"), re.MULTILINE)
+    columns = [re.search(r'"(\w+)", 0', row)[1] for row in rows]  # type: ignore[index]
+    assert len(rows) == 10
+    program = (
+        "import sys; sys.modules['packstore'] = None\n"
+        f"{code}\nfor value in ({', '.join(rows)}):\n    print(repr(getattr(value, 'tolist', lambda: value)()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 0, done.stderr
+    with open_store(made.path) as reader:
+        wanted = [reader.item(name, 0) for name in columns]
+    for line, value in zip(done.stdout.splitlines(), wanted, strict=True):
+        assert ast.literal_eval(line) == getattr(value, "tolist", lambda value=value: value)()
 
 
 def test_the_pages_show_much() -> None:
