@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import DecodeError, StoreError, printable
+from packstore.core.errors import CorruptRecordError, DecodeError, StoreError, printable
 from packstore.core.manifest import Column
 from packstore.images.masks import decode_mask, open_mask, read_mask_header
 from packstore.images.sniff import MAX_PIXELS
@@ -54,6 +54,8 @@ class Values:
             return self._mask(output, reader, record) if reader.present(column.name, record) else None
         try:
             value = reader.item(column.name, record)
+        except CorruptRecordError:  # it names the record itself
+            raise
         except StoreError as error:
             where = f"record {record} ({key_of(reader, record)}) of {printable(str(reader.path))}"
             raise StoreError(f"{where}: {error}") from None

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from packstore import DecodeError, PackedDataset, PackedLoader, SizeError, StoreError, UsageError
+from packstore import CorruptRecordError, DecodeError, PackedDataset, PackedLoader, SizeError, StoreError, UsageError
 from packstore.augment import CenterCrop, Cutout, PerImage, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.core.columns import to_rest
 from packstore.stores import create_store
@@ -20,6 +20,7 @@ from packstore.training.augment.targets import place_boxes, place_mask, place_po
 from packstore.training.loader import Padded
 from packstore.training.random_draws import Draws
 from tests.makers import typed
+from tests.makers.stores import change
 from tests.makers.torchvision import import_torchvision
 from tests.makers.typed import COLUMNS, Typed, make_typed
 
@@ -30,10 +31,10 @@ CARRIED = ("image", "mask", "raw", "deep", "boxes", "labels", "points", "corners
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Typed]:
-    """Image files of many sizes, image files of one, and pixels."""
+    """Image files of many sizes, in shards; image files of one size; and pixels."""
     folder = tmp_path_factory.mktemp("typed")
     return {
-        "sizes": make_typed(folder / "sizes.lmdb", NAMES, 9),
+        "sizes": make_typed(folder / "sizes.lmdb", NAMES, 9, shard_size=9000),
         "files": make_typed(folder / "files.pth", NAMES, 9, size=SIZE),
         "pixels": make_typed(folder / "pixels.h5", NAMES, 9, size=SIZE, encoding="uint8"),
     }
@@ -370,6 +371,24 @@ def test_an_image_that_cannot_be_decoded_takes_its_columns_along(tmp_path: Path,
     )[0]
     assert [int(n) for n in batch["label"]] == [0, 2, 0]
     assert (batch["mask"].shape, len(batch["boxes"])) == ((3, 24, 24), 3)
+
+
+@pytest.mark.parametrize("checksums", ["auto", "always"])
+@pytest.mark.parametrize("name", ["mask", "boxes", "caption", "blob"])
+def test_a_changed_byte_is_found(tmp_path: Path, name: str, checksums: Any) -> None:
+    made = make_typed(tmp_path / "a.h5", ["label", "mask", "boxes", "caption", "blob"], 8)
+    value = made.values[6][name]
+    at_rest = value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else value.tobytes()
+    change(made.path, at_rest, len(at_rest) - 3)
+    dataset = PackedDataset(made.path, columns=("image", name), output="dict", checksums=checksums)
+    options: dict[str, Any] = {"augment": [RandomResizedCrop(24)], "collate": {"caption": "optional"}}
+    options = options if name == "caption" else options | {"collate": {}}
+    with pytest.raises(CorruptRecordError, match="record 6"):
+        dataset[6]
+    with pytest.raises(CorruptRecordError, match="record 6"):
+        list(PackedLoader(dataset, 8, **options))
+    loader = PackedLoader(dataset, 8, on_error="skip", **options)
+    assert [len(batch[name]) for batch in loader] == [7]
 
 
 def test_masks_of_differing_sizes_make_no_batch(stores: dict[str, Typed], tmp_path: Path) -> None:
