@@ -250,6 +250,17 @@ def test_a_file_in_the_way_stays(part: Part, tmp_path: Path) -> None:
     assert len(keys(store)) == 8
 
 
+def test_somebodys_file_in_a_store_of_one_file_stays(part: Part, tmp_path: Path) -> None:
+    store = tmp_path / "x.lmdb"
+    packstore.convert(part("first", lambda key: "/ant/" in key), store)
+    (store / "notes.txt").write_text("mine")
+    before = content(store)
+    with pytest.raises(DestinationError, match=r"also holds 'notes\.txt'"):
+        packstore.append(store, part("second", lambda key: "/bee/" in key))
+    assert content(store) == before
+    assert not work_path(store).exists()
+
+
 # Shards as they are
 
 

@@ -27,6 +27,7 @@ from packstore.stores.builder.publish import exchange
 from packstore.stores.builder.read_back import write_head
 from packstore.stores.builder.work_directory import GROWTH, STORE, WorkDirectory
 from packstore.stores.opening import read_manifest
+from packstore.stores.ownership import owned_files
 
 
 def grow(
@@ -62,6 +63,7 @@ def grow(
             sync_file_system(staged)
             if device_and_inode(destination) != inode:
                 raise _changed(destination)
+            owned_files(destination)  # what is not the store's would go with the old directory
             _refuse_changed(destination, old)
             told = {"sealed": new.digest, "added": [], "replaced": [], "request": request}
             (staged.parent / GROWTH).write_text(json.dumps(told), "ascii")
