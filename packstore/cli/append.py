@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.colour import bold, yellow
-from packstore.cli.common import ByteSize, PixelCount, PluginChoice, human_bytes, pasted, progress_bar, quantity
+from packstore.cli.common import (
+    ByteSize,
+    LocalPath,
+    PixelCount,
+    PluginChoice,
+    human_bytes,
+    pasted,
+    progress_bar,
+    quantity,
+)
 from packstore.cli.convert import EXIT_SKIPPED
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.registry import SOURCES
@@ -19,12 +28,12 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Put more records into a store.")
-@click.argument("store", type=click.Path(path_type=Path))
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("store", type=LocalPath())
+@click.argument("source", type=LocalPath())
 @click.option(
     "--split", metavar="NAME", help="Take this split of SOURCE; if it has none, put its records into this one of STORE."
 )
-@click.option("--labels", type=click.Path(path_type=Path), metavar="CSV", help="Labels: columns file,label[,split].")
+@click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels: columns file,label[,split].")
 @click.option("--source", "source_kind", type=PluginChoice(SOURCES), help="Kind of SOURCE, instead of recognising it.")
 @click.option(
     "--on-duplicate", type=click.Choice(["raise", "skip", "unchecked"]), default="raise", show_default=True,

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from packstore.cli.common import ByteSize, PluginChoice, progress_bar
+from packstore.cli.common import ByteSize, LocalPath, PluginChoice, progress_bar
 from packstore.cli.merge import describe_plan, describe_report
 from packstore.core.registry import FORMATS
 
@@ -35,8 +35,8 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
 
 
 @click.command(short_help="Make a new store of some records of a store.")
-@click.argument("store", type=click.Path(path_type=Path))
-@click.option("-o", "--out", "destination", required=True, type=click.Path(path_type=Path), help="The new store.")
+@click.argument("store", type=LocalPath())
+@click.option("-o", "--out", "destination", required=True, type=LocalPath(), help="The new store.")
 @click.option("--where", metavar="CONDITION", help="Which records, e.g. 'label in (cat, dog) and split == train'.")
 @click.option("--per-class", type=click.IntRange(1), metavar="N", help="At most N records of each class, at random.")
 @click.option("--sample", type=click.IntRange(1), metavar="N", help="N records at random.")
@@ -47,9 +47,7 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
 @click.option(
     "--drop-column", "drop_columns", multiple=True, metavar="NAME", help="Leave a column out; may be repeated."
 )
-@click.option(
-    "--relabel", type=click.Path(path_type=Path), metavar="CSV", help="New names of classes: columns old,new."
-)
+@click.option("--relabel", type=LocalPath(), metavar="CSV", help="New names of classes: columns old,new.")
 @click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of OUT.")
 @click.option("--shard-size", type=ByteSize(), help="About the size of a shard.  [default: as in STORE]")
 @click.option("--overwrite", is_flag=True, help="Replace OUT, if it is a store, once the new one is complete.")
