@@ -58,6 +58,7 @@ def test_bad_files_are_listed(photos: Path, tmp_path: Path) -> None:
     assert "1 file:" in done.stdout
 
 
+@pytest.mark.slow
 def test_merge_and_select(photos: Path, tmp_path: Path) -> None:
     a, b, both = tmp_path / "a.h5", tmp_path / "b.h5", tmp_path / "both.h5"
     run("convert", photos, a, "--split", "train", "-q")
@@ -81,6 +82,7 @@ def test_merge_and_select(photos: Path, tmp_path: Path) -> None:
     assert "at character 7" in run("select", both, "-o", tmp_path / "d.h5", "--where", "label = ant").stderr
 
 
+@pytest.mark.slow
 def test_class_counts_of_many_shards_are_not_counted_unasked(photos: Path, tmp_path: Path) -> None:
     store = tmp_path / "a.h5"
     packstore.convert(make_folder(tmp_path / "many", splits=(), per_class=34, size=(9, 9)), store, shard_size=1)

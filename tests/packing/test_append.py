@@ -72,7 +72,7 @@ def assert_same(path: Path, other: Path) -> None:
     assert not work_path(path).exists()
 
 
-@pytest.mark.sampled(4, per="suffix", fast=2)
+@pytest.mark.sampled(4, per="suffix", fast=0)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("options", ENCODINGS, ids=lambda o: " ".join(map(str, o.values())))
 @pytest.mark.parametrize("shard_size", [None, 4000])
@@ -92,6 +92,7 @@ def test_the_same_as_all_at_once(
     assert packstore.open(tmp_path / f"again{suffix}").manifest.dataset_digest == report.manifest.dataset_digest
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_store_of_one_file_becomes_the_first_shard(part: Part, tmp_path: Path, suffix: str) -> None:
     store = tmp_path / f"x{suffix}"
@@ -120,6 +121,7 @@ def test_the_order_of_classes_stays(part: Part, tmp_path: Path) -> None:
     assert packstore.verify(tmp_path / "x.h5", decode=True).ok
 
 
+@pytest.mark.slow
 def test_several_times(photos: Path, part: Part, tmp_path: Path) -> None:
     store = tmp_path / "x.lmdb"
     packstore.convert(part("a", lambda key: "/ant/" in key), store, shard_size=3000)
@@ -264,6 +266,7 @@ def test_somebodys_file_in_a_store_of_one_file_stays(part: Part, tmp_path: Path)
 # Shards as they are
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("duplicates", ["raise", "unchecked"])
 def test_shards_of_a_store_are_linked(
@@ -315,6 +318,7 @@ class CutError(BaseException):
     """What ends a run."""
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_an_interrupted_run_goes_on(
     photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool

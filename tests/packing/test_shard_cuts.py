@@ -94,7 +94,7 @@ def test_shards_in_any_order_each_in_a_process_of_its_own(
         assert list(packed.values()) == list(content(whole / manifest.shards.name(number)).values())
 
 
-@pytest.mark.sampled(2, fast=1)
+@pytest.mark.sampled(2, fast=0)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("options", [PASSING, ENCODING], ids=lambda o: o["encoding"])
 def test_all_shards_of_a_plan_are_the_store(folder: Path, tmp_path: Path, suffix: str, options: dict[str, Any]) -> None:
