@@ -67,8 +67,8 @@ def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any
 
     \b
     Examples:
-      packstore append imagenet.lmdb new-photos/                   splits and classes by name
-      packstore append imagenet.lmdb last-week/ --split train      a folder without splits
+      packstore append imagenet.lmdb new-photos/               classes by name
+      packstore append imagenet.lmdb last-week/ --split train  without splits
       packstore append imagenet.lmdb more.lmdb --on-duplicate skip
       packstore append imagenet.lmdb new-photos/ --dry-run
     """

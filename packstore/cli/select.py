@@ -42,7 +42,9 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
 @click.option("--sample", type=click.IntRange(1), metavar="N", help="N records at random.")
 @click.option("--split", "splits", type=Shares(), metavar="SHARES", help="New splits at random: train=0.9,val=0.1.")
 @click.option("--stratify", is_flag=True, help="Sample and splits have the same share of every class.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all that is drawn at random.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of all that is drawn at random."
+)
 @click.option("--whole-shards", is_flag=True, help="Take and draw shards as they are: nothing is copied.")
 @click.option(
     "--drop-column", "drop_columns", multiple=True, metavar="NAME", help="Leave a column out; may be repeated."
@@ -65,7 +67,7 @@ def select(store: Path, destination: Path, dry_run: bool, quiet: bool, **options
       packstore select all.lmdb -o pets.lmdb --where 'label in (cat, dog)'
       packstore select all.lmdb -o small.lmdb --per-class 50
       packstore select all.lmdb -o split.lmdb --split train=0.9,val=0.1 --stratify
-      packstore select all.lmdb -o coarse.lmdb --relabel names.csv --drop-column mask
+      packstore select all.lmdb -o coarse.lmdb --relabel names.csv
     """
     from packstore.packing.merge import run_composition
     from packstore.packing.select import SelectOptions, plan_select

@@ -31,6 +31,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("images") / "photos")
 
 
+@pytest.mark.parametrize("name", cli.commands)
+def test_help_fits_a_terminal_of_80_columns(name: str) -> None:
+    context = click.Context(cli.commands[name], info_name=f"packstore {name}", terminal_width=80)
+    lines = cli.commands[name].get_help(context).splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert not [line for line in lines if re.search("(INTEGER|FLOAT) RANGE", line)], "give it a metavar"
+
+
 def test_every_command_has_help_with_examples() -> None:
     for name, command in cli.commands.items():
         text = command.help or ""
