@@ -27,6 +27,8 @@ from packstore.sources.values import nbytes_of
 
 _HANDED_OVER, _HANDED_OVER_BYTES = 256, 1 << 20
 """Samples go to the packing thread together: handing over costs about 10 µs, and a small sample takes as long."""
+_NAME = Path("samples")
+"""What the manifest calls the source: not the destination, so that equal samples give equal stores."""
 _WAITING = 4
 """So many of these lists may wait; then :meth:`Writer.add` waits."""
 
@@ -259,7 +261,7 @@ class Writer:
             assert self._schema is not None
             options = SourceOptions(max_pixels=self._options.max_pixels)
             with progress_callback(self._progress) as report:
-                source = StreamSource(self._path, options, self._schema, self._entries())
+                source = StreamSource(_NAME, options, self._schema, self._entries())
                 plan = plan_of(source, self._path, _with_encoding(self._options, source), report)
                 self.report = run_plan(plan, report)
         except BaseException as error:  # raised where the program waits for this thread

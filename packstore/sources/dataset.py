@@ -317,6 +317,8 @@ class StreamSource(SampleSource):
 def _part(split: str, data: Any) -> _Part:
     """A dataset and what can be done with it. Raises :class:`UsageError` for what is none."""
     torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and isinstance(data, torch_data.DataLoader):
+        raise UsageError("a DataLoader gives batches; give its dataset, and workers= here")
     streams = torch_data is not None and isinstance(data, torch_data.IterableDataset)
     if not streams and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         in_memory = isinstance(data, Sequence)

@@ -408,6 +408,12 @@ def test_splits_follow_each_other(tmp_path: Path) -> None:
         assert (store.key(19), store.key(20)) == ("train/0000000019", "val/0000000000")
 
 
+def test_equal_samples_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("a.h5", "b.h5"):
+        write(tmp_path / name, coco(10), COCO)
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+
+
 def test_a_writer_makes_what_convert_makes(tmp_path: Path) -> None:
     """The same files and labels: the same dataset, so the same bytes but for what says where they came from."""
     folder = make_folder(tmp_path / "photos", splits=())
