@@ -167,12 +167,10 @@ def test_a_large_column_lies_record_by_record(tmp_path: Path, monkeypatch: pytes
     write(tmp_path / "whole.lmdb", records)
     monkeypatch.setattr(columns_module, "_WHOLE_BYTES", 1000)
     write(tmp_path / "apart.lmdb", records)
-    for name in ("whole", "apart"):
-        with open_store(tmp_path / f"{name}.lmdb") as reader:
-            assert list(reader.check_structure()) == []
-            assert bytes(reader.value("a_text", 3)) == records.values["a_text"][3]
-            assert reader.key(3) == records.values["key"][3]
     with open_store(tmp_path / "apart.lmdb") as reader:
+        assert list(reader.check_structure()) == []
+        assert bytes(reader.value("a_text", 3)) == records.values["a_text"][3]
+        assert reader.key(3) == records.values["key"][3]
         assert isinstance(reader.column("a_text"), OneByOne)
         assert isinstance(reader.column("a_json"), Ragged)
     assert verify(tmp_path / "apart.lmdb").ok
