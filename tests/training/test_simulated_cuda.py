@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import pickle
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from packstore.training.ring import CudaTransport, transport_to
 from tests.conftest import ROOT, Simulate
 from tests.makers.datasets import make_cifar10, make_folder
 from tests.makers.simulated_cuda import NONSENSE, Simulation
+from tests.makers.stores import damage
 from tests.makers.typed import COLUMNS, make_typed
 
 HERE = torch.device("cuda", 0)
@@ -195,6 +197,20 @@ def test_a_resident_batch_costs_few_launches(root: Path, device: Simulation) -> 
         device.launched = 0
         if next(batches, None) is not None:
             assert device.launched == 2  # images, labels
+
+
+def test_damaged_records_are_left_out_there(root: Path, device: Simulation, tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    shutil.copy(root / "x.pth", path)
+    damage(path, [5, 900], ["label"], record=64)
+    batches = [
+        list(PackedLoader(PackedDataset(path, "train", device=d), 64, True, resident=True, on_error="skip"))
+        for d in ("cpu", HERE)
+    ]
+    assert sum(len(labels) for _, labels in batches[0]) == 1497
+    for ours, theirs in zip(*batches, strict=True):
+        assert torch.equal(ours[0], theirs[0].cpu())
+        assert torch.equal(ours[1], theirs[1].cpu())
 
 
 def test_resident_batches_share_no_memory(root: Path, device: Simulation) -> None:

@@ -134,7 +134,8 @@ class Resident:
         sound = ~np.isin((record_ids & MASK) - self._epochs.first_record, self._left_out)
         kept = [int(part.sum()) for part in np.split(sound, np.cumsum(sizes)[:-1])]
         skipped = [size - left for size, left in zip(sizes, kept, strict=True)]
-        return ids[torch.from_numpy(sound).to(ids.device)], record_ids[sound], kept, skipped
+        left = torch.from_numpy(np.flatnonzero(sound)).to(ids.device, non_blocking=True)
+        return ids.index_select(0, left), record_ids[sound], kept, skipped
 
     def _loaded_images(self, errors: dict[int, Exception] | None) -> torch.Tensor | PaddedImages:
         """All images of the split on the device, ``(N, 3, H, W)``, or what ``pre_transform`` makes of them; chunk by
