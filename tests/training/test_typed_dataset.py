@@ -120,6 +120,7 @@ def test_batches_of_items(one: Typed) -> None:
     assert [len(part) for part in batch["boxes"]] == [0, len(one.values[0]["boxes"])]
 
 
+@pytest.mark.slow  # torchvision takes seconds to import
 def test_torchvisions_tensors(one: Typed) -> None:
     kinds = import_torchvision().tv_tensors
     assert type(PackedDataset(one.path, columns=("image",), output="tv_tensors")[0]) is kinds.Image
@@ -139,6 +140,7 @@ def test_torchvisions_tensors(one: Typed) -> None:
     assert (empty["boxes"].shape, empty["labels"].shape) == ((0, 4), (0,))
 
 
+@pytest.mark.slow  # torchvision takes seconds to import
 def test_torchvisions_transforms_take_items(one: Typed) -> None:
     v2 = import_torchvision().transforms.v2
     steps = [v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(1)]
@@ -177,6 +179,7 @@ def test_transforms_of_whole_items(one: Typed) -> None:
         PackedDataset(one.path, transforms=_together, transform=_together)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -244,6 +244,7 @@ def test_wrong_arguments(
         PackedLoader(PackedDataset(stores["pixels"].path, columns=columns), 4, **options)
 
 
+@pytest.mark.slow  # torchvision takes seconds to import
 def test_operations_that_cannot_be_followed(stores: dict[str, Typed]) -> None:
     rotation = PerImage(import_torchvision().transforms.v2.RandomRotation(9))
     with pytest.raises(UsageError, match=r"RandomRotation.*boxes"):

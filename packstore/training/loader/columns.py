@@ -15,12 +15,11 @@ from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.targets import check_targets, plan_targets
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler, Prepared
+from packstore.training.loader.decoded_fields import ImageField, MaskField
 from packstore.training.loader.fields import (
     Context,
     Failures,
     Field,
-    ImageField,
-    MaskField,
     NewBuffer,
     NumberField,
     ObjectField,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +19,9 @@ from numpy.typing import NDArray
 from packstore.core.columns import NUMPY_DTYPE, Buffer, from_rest
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Column
-from packstore.images.masks import MaskHeader, decode_mask, read_mask_header
 from packstore.stores.base import Reader
-from packstore.training.augment.targets import Placement, place_boxes, place_mask, place_points
-from packstore.training.loader.assemble import Assembler, Prepared
-from packstore.training.loader.rows import SizeError
-from packstore.training.pictures import at_record, key_of, stored_array
+from packstore.training.augment.targets import Placement, place_boxes, place_points
+from packstore.training.pictures import at_record, key_of
 from packstore.training.random_draws import MASK
 from packstore.training.values import as_tensor
 
@@ -333,166 +330,3 @@ class RaggedField(Field):
                 f"record {record} ({key_of(context.reader, record)}) of {where} is damaged: {counts[row]} rows of "
                 f"{self.column.name!r}, and {expected[row]} of {self.column.parallel!r}"
             )
-
-
-@dataclass(eq=False)
-class MaskRows(TensorRows):
-    """Masks, ``(B, h, w)``."""
-
-    column: Column
-    stored: list[Any]  # of each row the file or array
-    headers: list[MaskHeader | None]
-    fill_value: int
-
-    in_ring = True
-
-    def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
-        failed = []
-        for row in range(first, stop):
-            if row not in skip:
-                try:
-                    self._fill(context, row)
-                except PackstoreError as error:
-                    context.note(row, error, self.column.name)
-                    failed.append(row)
-        return failed
-
-    def _fill(self, context: Context, row: int) -> None:
-        placement, out = context.placement, self.host[row].numpy()
-        stored, header = self.stored[row], self.headers[row]
-        if stored is None:
-            out[:] = 0
-            return
-        if header is None:
-            mask, size = stored, stored.shape
-        else:
-            mask = decode_mask(stored, header, None if placement is None else int(placement.rows[row].max()) + 1)
-            size = header.height, header.width
-        if placement is not None:
-            assert context.sizes is not None
-            expected = context.sizes[row].tolist()
-            if list(size) != expected:
-                raise DecodeError(f"the mask is {size[0]}x{size[1]}, and its image {expected[0]}x{expected[1]}")
-            place_mask(placement, row, mask.astype(out.dtype, copy=False), self.fill_value, out)
-        elif mask.shape == out.shape:
-            np.copyto(out, mask)
-        else:
-            raise SizeError.between(mask.shape, out.shape)
-
-
-class MaskField(Field):
-    """A column of masks."""
-
-    def __init__(self, column: Column, optional: bool, fill_value: int, max_pixels: int) -> None:
-        """``fill_value`` is that of what lies outside of the image."""
-        super().__init__(column, optional)
-        self._fill_value = fill_value
-        self._max_pixels = max_pixels
-
-    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
-        reader, column, missing = context.reader, self.column, self.missing(context)
-        stored: list[Any] = [None] * len(context.numbers)
-        headers: list[MaskHeader | None] = [None] * len(stored)
-        for row, record in enumerate(context.numbers):
-            if row in context.failed or (missing is not None and missing[row]):
-                continue
-            try:
-                if column.layout is None:
-                    data: Buffer = reader.value(column.name, record)
-                    headers[row] = read_mask_header(data, self._max_pixels)
-                    stored[row] = data
-                else:
-                    stored[row] = stored_array(reader, column, record)
-            except PackstoreError as error:
-                context.note(row, error, column.name)
-        if context.placement is not None:
-            _ = context.placement.rows, context.placement.columns  # worked out here once, and not by every thread
-        host = new_buffer((len(stored), *self._size(context, stored, headers)), self._dtype(headers))
-        return MaskRows(host, missing, column, stored, headers, self._fill_value)
-
-    def _dtype(self, headers: Sequence[MaskHeader | None]) -> torch.dtype:
-        """uint8, or int32 where some values have more bits."""
-        narrow = self.column.dtype == "uint8" and all(header is None or header.bits <= 8 for header in headers)
-        return torch.uint8 if narrow else torch.int32
-
-    def _size(self, context: Context, stored: Sequence[Any], headers: Sequence[MaskHeader | None]) -> tuple[int, int]:
-        """Height and width of the batch's masks; rows are held to it."""
-        if context.placement is not None:
-            height, width = context.placement.sizes[0].tolist()
-            return height, width
-        for mask, header in zip(stored, headers, strict=True):
-            if mask is not None:
-                return mask.shape if header is None else (header.height, header.width)
-        return 0, 0
-
-
-@dataclass(eq=False)
-class ImageRows(Rows):
-    """Further images, rows of a buffer as those of the main one."""
-
-    host: torch.Tensor
-    missing: NDArray[np.bool_] | None
-    assembler: Assembler
-    prepared: Prepared
-    finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-    in_ring = True
-
-    def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
-        return self.assembler.fill(self.prepared, first, stop, context.errors, skip)
-
-    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        return [some(self.host, kept)]
-
-    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        images = self.finish(self.assembler.as_images(next(there)), ids)
-        return listed(images, self.missing, kept)
-
-
-class ImageField(Field):
-    """A further column of images: an assembler of its own decodes them."""
-
-    def __init__(
-        self,
-        column: Column,
-        optional: bool,
-        new_assembler: Callable[[Column], Assembler],
-        finish: Callable[..., torch.Tensor],
-    ) -> None:
-        """
-        Args:
-            column: The column.
-            optional: Whether a record may have no value.
-            new_assembler: Makes its assembler.
-            finish: What happens on the device to its images: called with the column, the images, the ids of their
-                records, and ``epoch``."""
-        super().__init__(column, optional)
-        self._new_assembler = new_assembler
-        self._finish = finish
-        self._assembler: Assembler | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to this process."""
-        return self.__dict__ | {"_assembler": None}
-
-    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
-        missing = self.missing(context)
-        if self._assembler is None:
-            self._assembler = self._new_assembler(self.column)
-        assembler, absent = self._assembler, set(context.failed)
-        if missing is not None:
-            absent |= set(np.flatnonzero(missing).tolist())
-        host = new_buffer((len(context.ids), *assembler.shape_for(context.records)), assembler.dtype)
-        prepared = assembler.prepare(host, context.ids, context.seed, context.epoch, context.errors, absent)
-        context.failed |= set(prepared.failed) - absent
-        if context.sizes is not None:
-            sizes = assembler.sizes(prepared)
-            for row in np.flatnonzero((sizes != context.sizes).any(1)).tolist():
-                if row not in absent and row not in context.failed:
-                    (height, width), (tall, wide) = sizes[row].tolist(), context.sizes[row].tolist()
-                    error = DecodeError(f"the image is {height}x{width}, and the first one {tall}x{wide}")
-                    context.note(row, error, self.column.name)
-        for row in absent:
-            host[row] = 0
-        finish = partial(self._finish, self.column, epoch=context.epoch)
-        return ImageRows(host, missing, assembler, prepared, finish)
