@@ -21,6 +21,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import no_progress
 from packstore.stores import Ragged, is_store, open_store
 from packstore.stores.base import Reader
+from packstore.stores.lmdb import entries
 from packstore.stores.lmdb import store as lmdb_store
 from packstore.stores.lmdb.pages import Pages, Value, _first_number
 from packstore.testing import StoreSuite
@@ -323,17 +324,21 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             except StoreError:
                 continue
             with reader:
+                pages, manifest = reader._open(), reader.manifest
                 for overflow in (False, True):
-                    if reader._entries_in_order(overflow=overflow):
+                    if entries._in_order(pages, manifest, overflow=overflow):
                         in_order += 1
-                        walk = reader._check_entries(not overflow, no_progress)
-                        assert list(walk) == [], (place, overflow)
+                        assert list(entries._faults(pages, manifest, not overflow, no_progress)) == [], (
+                            place,
+                            overflow,
+                        )
                 # It may end early; what it says is where the reader finds the records, on its own way from the root.
                 for index, image in enumerate(spanned(reader)):
                     assert image == reader.view(index)
         file.write_bytes(data)
         with open_store(path) as whole:
-            assert cast("lmdb_store.LmdbReader", whole)._entries_in_order(overflow=True)
+            pages = cast("lmdb_store.LmdbReader", whole)._open()
+            assert entries._in_order(pages, whole.manifest, overflow=True)
             assert spanned(whole) == [whole.view(index) for index in range(len(sizes))]
         assert in_order > 20
 
