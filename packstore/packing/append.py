@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from packstore.core.arguments import text_or_none, true_or_false
-from packstore.core.errors import SourceError, StoreError, UsageError, printable
+from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError, printable
 from packstore.core.files import check_paths
 from packstore.core.manifest import Column, Manifest, Skipped
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
@@ -207,6 +207,8 @@ def append_source(
     started = time.monotonic() if started is None else started
     check_paths(store, source)
     read_manifest(store)  # so that nothing is made where there is no store
+    if store.is_symlink():  # by its two names, two processes would write to it at once
+        raise DestinationError(f"{printable(str(store))} is a symbolic link; name the path that it points to")
     work = WorkDirectory(store)
     try:
         finished = work.finished_growth()

@@ -263,6 +263,14 @@ def test_somebodys_file_in_a_store_of_one_file_stays(part: Part, tmp_path: Path)
     assert not work_path(store).exists()
 
 
+def test_a_link_to_a_store_is_refused(photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / "x.h5", split="train")
+    (tmp_path / "link.h5").symlink_to("x.h5")
+    with pytest.raises(DestinationError, match="is a symbolic link; name the path that it points to"):
+        packstore.append(tmp_path / "link.h5", photos, split="val")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.h5", "x.h5"]
+
+
 # Shards as they are
 
 
