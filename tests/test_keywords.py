@@ -21,7 +21,7 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.progress import Progress, progress_callback
 from packstore.diagnose.bench import BenchOptions, bench
-from packstore.packing.append import AppendOptions
+from packstore.packing.append_plan import AppendOptions
 from packstore.packing.merge import MergeOptions
 from packstore.packing.plan import ConvertOptions
 from packstore.packing.select import SelectOptions

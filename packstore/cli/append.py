@@ -24,7 +24,8 @@ from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
-    from packstore.packing.append import AppendPlan, AppendReport
+    from packstore.packing.append import AppendReport
+    from packstore.packing.append_plan import AppendPlan
 
 
 @click.command(short_help="Put more records into a store.")
@@ -72,7 +73,8 @@ def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any
       packstore append imagenet.lmdb more.lmdb --on-duplicate skip
       packstore append imagenet.lmdb new-photos/ --dry-run
     """
-    from packstore.packing.append import AppendOptions, append_source, plan_append
+    from packstore.packing.append import append_source
+    from packstore.packing.append_plan import AppendOptions, plan_append
 
     chosen = AppendOptions(**options)
     try:

@@ -14,7 +14,7 @@ import packstore
 from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError
 from packstore.core.progress import Progress
 from packstore.packing import conversion
-from packstore.packing.append import AppendOptions, plan_append
+from packstore.packing.append_plan import AppendOptions, plan_append
 from packstore.stores import open_store
 from packstore.stores.builder import growth, journal
 from packstore.stores.builder.work_directory import WorkDirectory, work_path

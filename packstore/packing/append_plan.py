@@ -1,0 +1,327 @@
+"""Plans an append: which records of a source go into a store, and how they become like those that it has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from packstore.core.arguments import text_or_none, true_or_false
+from packstore.core.errors import SourceError, StoreError, UsageError, printable
+from packstore.core.manifest import Column, Manifest
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.sizes import parse_bytes
+from packstore.images.sniff import MAX_PIXELS
+from packstore.packing.added_source import AddedSource
+from packstore.packing.conversion import _columns
+from packstore.packing.keys import StoreKeys, repeated_keys
+from packstore.packing.plan import ConvertOptions, Plan, encode_options, plan_of
+from packstore.sources import open_source
+from packstore.sources.base import Source, Survey
+from packstore.sources.store import StoreSource
+from packstore.stores import open_store
+from packstore.stores.base import Reader
+from packstore.stores.builder.assembly import merged_classes
+from packstore.stores.opening import read_manifest
+from packstore.stores.sharded import same_columns
+
+OnDuplicate = Literal["raise", "skip", "unchecked"]
+_NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AppendOptions:
+    """The keyword arguments of :func:`packstore.append`, which describes them; validated."""
+
+    split: str | None = None
+    source_kind: str | None = None
+    labels: str | os.PathLike[str] | None = None
+    on_duplicate: OnDuplicate = "raise"
+    on_error: Literal["raise", "skip"] = "raise"
+    check: Literal["header", "decode", "none"] = "header"
+    shard_size: int | str | None = None
+    restart: bool = False
+    workers: int | None = None
+    decoder: str = "auto"
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        text_or_none(split=self.split, source_kind=self.source_kind)
+        true_or_false(restart=self.restart)
+        if self.on_duplicate not in ("raise", "skip", "unchecked"):
+            raise UsageError(f"on_duplicate should be 'raise', 'skip' or 'unchecked', got {self.on_duplicate!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class AppendPlan:
+    """What is to be done for :func:`packstore.append`.
+
+    Attributes:
+        store: The store.
+        manifest: Its manifest.
+        columns: Its columns afterwards: with all classes.
+        source: The opened source.
+        way: ``link`` its shards or ``copy`` its records, where it is a store like this one, or ``convert`` its samples.
+        conversion: How its samples become records; None where they are not converted.
+        left_out: Keys of samples that are left out because the store has them.
+        added: Records by split; with bad samples among them.
+        duplicates: Samples that are left out because the store has their keys.
+        estimate_bytes: About how much the store grows.
+        options: As given.
+        request: What tells this command from another.
+        split_of: Gives the split of the store for one of the source.
+    """
+
+    store: Path
+    manifest: Manifest
+    columns: tuple[Column, ...]
+    source: Source
+    way: Literal["link", "copy", "convert"]
+    conversion: Plan | None
+    left_out: frozenset[str]
+    added: Mapping[str, int]
+    duplicates: int
+    estimate_bytes: int
+    options: AppendOptions
+    request: Mapping[str, Any]
+    split_of: Callable[[str], str] = field(repr=False)
+
+
+def plan_append(
+    store: Path,
+    source: Path,
+    options: AppendOptions,
+    progress: ProgressCallback = no_progress,
+    place: Path | None = None,
+) -> AppendPlan:
+    """Examines both and writes nothing; the caller closes the plan's source. See :func:`append` for errors.
+
+    ``place`` is where the samples are to be packed to; None for a dry run."""
+    if source.resolve() == store.resolve():
+        raise UsageError(f"{printable(str(store))} cannot be appended to itself")
+    manifest = read_manifest(store)
+    opened = _open(source, options)
+    try:
+        survey = opened.survey(_taken(opened, options.split), progress)
+        split_of = _splits(manifest, survey, options.split, str(source), str(store))
+        columns = _merged_columns(manifest, survey, str(store), str(source))
+        request = _told(opened, survey, options)
+        plan = AppendPlan(
+            store, manifest, columns, opened, "convert", None, frozenset(), {}, 0, 0, options, request, split_of
+        )
+        other = opened.manifest if isinstance(opened, StoreSource) else None
+        wrapped = AddedSource(opened, plan.columns, split_of, survey, manifest.digest)
+        if options.on_duplicate != "unchecked":
+            with open_store(store) as reader:
+                wrapped.leave_out(_duplicates(reader, wrapped))
+        found = wrapped.survey()
+        duplicates = survey.records - found.records
+        if duplicates and options.on_duplicate == "raise":
+            raise _duplicate_keys(plan, sorted(wrapped.left_out))
+        plan = replace(
+            plan, added=found.splits, duplicates=duplicates, left_out=frozenset(wrapped.left_out)
+        )  # fmt: skip
+        if not found.records:
+            return replace(plan, added={})
+        if other is not None and not duplicates and _linkable(plan, other):
+            return replace(plan, way="link")
+        if other is not None and _alike(plan, other):
+            nbytes = sum(column.nbytes for column in other.columns) * found.records // other.records
+            return replace(plan, way="copy", estimate_bytes=nbytes)
+        where = store.parent / f".{store.name}.added" if place is None else place
+        conversion = plan_of(wrapped, where, _convert_options(plan), progress)
+        _refuse_other_columns(plan, conversion)
+        return replace(plan, conversion=conversion, estimate_bytes=conversion.estimate_bytes)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _open(source: Path, options: AppendOptions) -> Source:
+    return open_source(
+        source,
+        kind=options.source_kind,
+        labels=options.labels,
+        max_pixels=options.max_pixels,
+        skip_bad=options.on_error == "skip",
+    )
+
+
+def request_of(source: Path, options: AppendOptions) -> dict[str, Any]:
+    """What tells one command from another, for a run that was killed at the very end; values as JSON has them."""
+    with closing(_open(source, options)) as opened:
+        return _told(opened, opened.survey(_taken(opened, options.split)), options)
+
+
+def _told(source: Source, survey: Survey, options: AppendOptions) -> dict[str, Any]:
+    found = {"source": os.fsdecode(source.path.resolve()), "split": options.split, "stamp": source.stamp()}
+    return found | {"samples": dict(survey.splits), "bytes": survey.size_bytes}
+
+
+def _taken(source: Source, split: str | None) -> str | None:
+    """The split to take of a source; None for all of one that has none."""
+    if split is None:
+        return None
+    names = list(source.survey().splits)
+    return None if names == [""] else split
+
+
+def _splits(
+    manifest: Manifest, survey: Survey, split: str | None, source: str, store: str
+) -> Callable[[str], str]:  # fmt: skip
+    """Gives the split of the store for one of the source. Raises :class:`UsageError` where they do not go together."""
+    own = [s.name for s in manifest.splits]
+    named = [name for name in survey.splits if name]
+    if own and not named:
+        if split is None:
+            raise UsageError(
+                f"{printable(source)} has no splits, and {printable(store)} has: say with --split which of them its "
+                f"records go to ({', '.join(map(printable, own))}, or a new one)"
+            )
+        return lambda _: split
+    if not own and named:
+        if split is None or len(named) > 1:
+            raise UsageError(
+                f"{printable(source)} has the splits {', '.join(map(printable, named))}, and {printable(store)} has "
+                "none: take one of them with --split"
+            )
+        return lambda _: ""
+    if not own and split is not None:
+        raise UsageError(f"neither {printable(source)} nor {printable(store)} has splits: leave --split out")
+    return lambda name: name
+
+
+def _merged_columns(manifest: Manifest, survey: Survey, store: str, source: str) -> tuple[Column, ...]:
+    """The columns of the store with the classes of the source, too."""
+    given = {column.name: column for column in survey.columns}
+    columns = []
+    for column in manifest.columns:
+        other = given.get(column.name)
+        if other is not None and column.type in ("label", "labels"):
+            column = replace(column, classes=merged_classes(column.name, [(store, column), (source, other)]))
+        columns.append(column)
+    return tuple(columns)
+
+
+def _alike(plan: AppendPlan, other: Manifest) -> bool:
+    """Whether the records of another store can be taken as they are, but for the numbers of classes."""
+    manifest, exif = plan.manifest, "exif_transpose"
+    return (
+        (other.encoding, other.normalization) == (manifest.encoding, manifest.normalization)
+        and bool(other.options.get(exif)) == bool(manifest.options.get(exif))
+        and [replace(c, classes=None).declared for c in other.columns]
+        == [replace(c, classes=None).declared for c in plan.columns]
+    )
+
+
+def _linkable(plan: AppendPlan, other: Manifest) -> bool:
+    """Whether the shards of another store can be taken as they are."""
+    same = other.format == plan.manifest.format and same_columns(other.columns, plan.columns)
+    return same and _alike(plan, other) and taken_parts(plan, other) is not None
+
+
+def taken_parts(plan: AppendPlan, other: Manifest) -> list[int] | None:
+    """Which shards of a store are those of the split that is asked for; None where one holds others, too."""
+    split = plan.options.split
+    if split is None or not other.splits:
+        return list(range(1 if other.shards is None else len(other.shards)))
+    if other.shards is None:
+        return [0] if [s.name for s in other.splits if len(s)] == [split] else None
+    chosen = other.split(split)
+    starts = other.shards.starts
+    first, last = (int(np.searchsorted(starts, edge)) for edge in (chosen.start, chosen.stop))
+    whole = starts[first] == chosen.start and starts[last] == chosen.stop
+    return list(range(first, last)) if whole else None
+
+
+def _convert_options(plan: AppendPlan) -> ConvertOptions:
+    """How samples become records like those of the store."""
+    manifest, options = plan.manifest, plan.options
+    other = plan.source.manifest if isinstance(plan.source, StoreSource) else None
+    shape: dict[str, Any] = {}
+    if other is None or other.encoding != manifest.encoding:
+        encode = encode_options(manifest)
+        quality = manifest.options.get("quality")
+        shape = {
+            "size": encode.size,
+            "fit": encode.fit if encode.size is not None else None,
+            "resize": encode.resize,
+            "max_side": encode.max_side,
+            "quality": quality if type(quality) is int else None,
+            "normalize": manifest.normalization or ("none" if manifest.holds_floats else None),
+            "exif_transpose": encode.exif_transpose,
+        }  # fmt: skip
+    return ConvertOptions(
+        encoding=manifest.encoding,
+        format=manifest.format,
+        shard_size=shard_bytes(plan),
+        check=options.check,
+        on_error=options.on_error,
+        restart=options.restart,
+        workers=options.workers,
+        decoder=options.decoder,
+        max_pixels=options.max_pixels,
+        **shape,
+    )
+
+
+def shard_bytes(plan: AppendPlan) -> int:
+    """Bytes of images a new shard."""
+    size, shards = plan.options.shard_size, plan.manifest.shards
+    if isinstance(size, str):
+        return parse_bytes(size)
+    if size is None:
+        return _NO_LIMIT if shards is None else max(1, int(shards.table["image_nbytes"].max()))
+    return size
+
+
+def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
+    """Raises :class:`StoreError` where the records would not be like those of the store."""
+    manifest = plan.manifest
+    made = {column.name: column for column in _columns(conversion.encoder(), conversion)}
+    names = list(made)
+    for column in plan.columns:
+        other = made.pop(column.name, None)
+        if other is None:
+            raise StoreError(f"{printable(str(plan.store))} has a column {column.name!r}, the source has none")
+        if other.declared != column.declared:
+            raise StoreError(
+                f"column {column.name!r} of {printable(str(plan.store))} holds {_described(column)}, of the source "
+                f"{_described(other)}"
+            )
+    if made:
+        raise StoreError(f"the source has a column {next(iter(made))!r}, {printable(str(plan.store))} has none")
+    if names != [column.name for column in plan.columns]:
+        own = ", ".join(column.name for column in plan.columns)
+        raise StoreError(f"the columns of the source are in another order ({', '.join(names)}; the store has {own})")
+    found = conversion.encode.normalization, conversion.encode.exif_transpose
+    if found != (manifest.normalization, bool(manifest.options.get("exif_transpose"))):
+        raise StoreError(
+            f"the images of the source are normalised or turned otherwise than those of {printable(str(plan.store))}"
+        )
+
+
+def _described(column: Column) -> str:
+    shape = " x ".join(map(str, column.shape)) or "one value"
+    return f"{column.type}, {column.kind} {column.dtype} {shape}" + (f" ({column.layout})" if column.layout else "")
+
+
+def _duplicates(reader: Reader, source: AddedSource) -> set[str]:
+    """The keys of a source that a store has."""
+    if source.store is not None:
+        return set(repeated_keys([reader, source.store]))
+    keys = StoreKeys(reader)
+    return {entry.key for entry in source.entries() if entry.key in keys}
+
+
+def _duplicate_keys(plan: AppendPlan, keys: list[str]) -> SourceError:
+    some = ", ".join(printable(key) for key in keys[:3]) + (", …" if len(keys) > 3 else "")
+    return SourceError(
+        f"{printable(str(plan.store))} has {len(keys):,} of the keys of {printable(str(plan.source.path))} already "
+        f"({some}); leave these samples out with --on-duplicate skip"
+    )
