@@ -364,7 +364,7 @@ def test_an_interrupted_run_goes_on(
 
 @pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("step", ["write_head", "link_parts", "sync_file_system", "_refuse_changed", "sync_directory"])
+@pytest.mark.parametrize("step", ["write_head", "link_parts", "_sync", "_refuse_changed", "_settle"])
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_error_while_publishing(
     photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool, step: str, killed: bool
@@ -386,7 +386,7 @@ def test_an_error_while_publishing(
             patch.setattr(WorkDirectory, "remove", WorkDirectory.release)
         with pytest.raises(CutError if killed else DestinationError):
             packstore.append(store, second)
-    done = step == "sync_directory"
+    done = step == "_settle"
     with open_store(store) as reader:
         assert len(reader) == (24 if done else 16)
     if not killed:
@@ -409,7 +409,7 @@ def test_clean_takes_away_what_a_kill_left_in_the_store(
         raise CutError
 
     with monkeypatch.context() as patch:
-        patch.setattr(growth, "sync_file_system", killed)
+        patch.setattr(growth, "_sync", killed)
         patch.setattr(WorkDirectory, "undo_swap", lambda self: False)
         patch.setattr(WorkDirectory, "remove", WorkDirectory.release)
         with pytest.raises(CutError):

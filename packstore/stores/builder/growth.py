@@ -29,6 +29,9 @@ from packstore.stores.builder.work_directory import GROWTH, STORE, WorkDirectory
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import owned_files
 
+_FSYNCED = 100
+"""Shards that are synced one by one, milliseconds each; for more of them, the whole file system is, once."""
+
 
 def grow(
     work: WorkDirectory,
@@ -60,7 +63,7 @@ def grow(
             inode = device_and_inode(destination)
             link_parts(parts, staged, FORMATS[new.format])
             write_head(staged, new)
-            sync_file_system(staged)
+            _sync(staged, [entry.name for entry in staged.iterdir()])
             if device_and_inode(destination) != inode:
                 raise _changed(destination)
             owned_files(destination)  # what is not the store's would go with the old directory
@@ -68,7 +71,7 @@ def grow(
             told = {"sealed": new.digest, "added": [], "replaced": [], "request": request}
             (staged.parent / GROWTH).write_text(json.dumps(told), "ascii")
             exchange(staged, destination)
-            sync_directory(destination.parent)
+            _settle(destination.parent)
         else:
             write_head(staged, new)
             added = parts.take([i for i, number in enumerate(parts.rows["number"].tolist()) if number >= first_new])
@@ -95,13 +98,28 @@ def _add(
     try:
         link_parts(added, destination, FORMATS[new.format])
         (staged / new.shards.file).rename(destination / new.shards.file)
-        sync_file_system(destination)
+        _sync(destination, names)
         _refuse_changed(destination, old)
         (staged / MANIFEST_FILE).replace(destination / MANIFEST_FILE)
-        sync_directory(destination)
+        _settle(destination)
     finally:
         # Either way there is something that the store does not need: the manifest that is there says what.
         work.undo_swap()
+
+
+def _sync(directory: Path, names: list[str]) -> None:
+    """Makes shards durable that were put into ``directory``."""
+    if len(names) > _FSYNCED:
+        sync_file_system(directory)
+        return
+    for name in names:
+        sync_tree(directory / name)
+    sync_directory(directory)
+
+
+def _settle(directory: Path) -> None:
+    """Makes the new store durable, which has its name by now."""
+    sync_directory(directory)
 
 
 def _refuse_changed(destination: Path, old: Manifest) -> None:
