@@ -25,10 +25,13 @@ from xxhash import xxh3_64_intdigest
 import packstore
 from packstore import PackedDataset
 from packstore.core.errors import DestinationError
+from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress
 from packstore.stores import sharded
+from packstore.stores.builder import interrupted
 from packstore.stores.builder import journal as receipts
 from packstore.stores.builder.work_directory import Owner, WorkDirectory, find_leftovers, read_owner, work_path
+from packstore.stores.opening import read_manifest
 from tests.makers.datasets import make_folder
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
@@ -349,6 +352,24 @@ def test_a_work_directory_that_goes_as_it_is_looked_at(tmp_path: Path, monkeypat
     assert looked == [path]
     assert (path / "owner").exists()
     holder.remove()
+
+
+def test_a_run_that_ends_while_another_looks_at_what_it_left(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.h5"
+    packstore.convert(folder, out)
+    held = WorkDirectory(out)
+    held.new_run()
+
+    def read(path: Path) -> Manifest:
+        held.remove()
+        return read_manifest(path)
+
+    monkeypatch.setattr(interrupted, "read_manifest", read)
+    assert not interrupted.killed_after_publishing(out)
+    with pytest.raises(packstore.DestinationError, match="exists already"):
+        packstore.convert(folder, out)
 
 
 @pytest.mark.slow

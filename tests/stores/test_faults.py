@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,15 @@ def test_a_failed_sync_in_the_background(
         if syncs == failing:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    flush = lmdb_store.LmdbWriter._flush
+
+    def flush_when_synced(writer: lmdb_store.LmdbWriter) -> None:
+        """One sync for each transaction, however long a sync takes."""
+        if writer._syncing is not None and not writer._syncing.cancelled():
+            wait([writer._syncing])
+        flush(writer)
+
+    monkeypatch.setattr(lmdb_store.LmdbWriter, "_flush", flush_when_synced)
     monkeypatch.setattr(lmdb_store, "sync_file", sync)
     monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 4096)
     with pytest.raises(packstore.PackstoreError, match="Input/output error"):

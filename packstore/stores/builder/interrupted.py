@@ -211,5 +211,9 @@ def _receipt_of_published(destination: Path) -> Receipt | None:
         sealed = read_manifest(destination).digest, device_and_inode(destination)[1]
     except (StoreError, OSError):
         return None
-    receipts = (read_receipt(run) for run in runs_of(work))
+    try:
+        runs = runs_of(work)
+    except FileNotFoundError:  # the run was not killed: it has just ended
+        return None
+    receipts = (read_receipt(run) for run in runs)
     return next((r for r in receipts if r is not None and (r.sealed, r.inode) == sealed), None)
