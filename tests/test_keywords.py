@@ -153,6 +153,7 @@ sys.modules["ipywidgets"] = None
 """What tqdm takes for a notebook without ipywidgets."""
 
 
+@pytest.mark.slow
 def test_a_notebook_without_widgets_has_a_bar_of_text_and_no_warning() -> None:
     ours = """
 from packstore.core.progress import Progress, progress_callback

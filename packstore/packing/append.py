@@ -137,6 +137,7 @@ def append(
         max_pixels=max_pixels,
     )
     started = time.monotonic()
+    check_paths(store, source, labels)
     with progress_callback(progress) as report:
         return append_source(Path(store), Path(source), options, report, started)
 

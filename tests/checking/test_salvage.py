@@ -97,6 +97,7 @@ def test_a_manifest_with_one_changed_byte_is_corrected(manifest: Manifest, data:
     assert found.proven
 
 
+@pytest.mark.slow
 def test_what_cannot_be_corrected_is_not_called_proven() -> None:
     records = make_records("uint8", 4)
     blank = [dataclasses.replace(c, nbytes=c.record_nbytes * 4) for c in records.columns]

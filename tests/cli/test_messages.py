@@ -192,6 +192,8 @@ def test_every_path_of_a_command_may_not_be_empty() -> None:
         lambda folder: packstore.convert(folder, ""),
         lambda folder: packstore.convert(folder, "b.lmdb", labels=""),
         lambda folder: packstore.convert([(b"", 1)], ""),
+        lambda folder: packstore.append("", folder),
+        lambda folder: packstore.append("a.lmdb", ""),
         lambda folder: packstore.verify(""),
         lambda folder: packstore.verify("a.lmdb", against=""),
         lambda folder: packstore.verify("a.lmdb", against=folder, labels=""),

@@ -84,6 +84,7 @@ def test_any_text_and_number_both_ways(options: dict[str, Any], skipped: list[Sk
     assert Manifest.from_json(manifest.to_json()) == manifest
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_found_or_says_the_same() -> None:
     manifest = make()
     text = manifest.to_json().encode()

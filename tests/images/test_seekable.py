@@ -66,6 +66,7 @@ def spliced(data: bytes, box: tuple[int, int, int, int]) -> CropPlan | None:
 # Crops.
 
 
+@pytest.mark.slow
 @given(files())
 def test_a_crop_has_the_pixels_of_the_whole(case: tuple[bytes, list[tuple[int, int, int, int]]]) -> None:
     data, wanted = case

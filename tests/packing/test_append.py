@@ -142,6 +142,7 @@ def test_several_times(photos: Path, part: Part, tmp_path: Path) -> None:
     assert keys(tmp_path / "again.lmdb") == keys(tmp_path / "whole.lmdb")
 
 
+@pytest.mark.slow
 def test_who_reads_meanwhile_reads_the_old_store(part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from packstore.stores import sharded
 
@@ -181,6 +182,7 @@ def test_splits_that_do_not_go_together(
     assert not work_path(tmp_path / "x.h5").exists()
 
 
+@pytest.mark.slow
 def test_a_source_without_splits_goes_into_one(part: Part, tmp_path: Path) -> None:
     packstore.convert(part("first", lambda key: "/ant/" in key), tmp_path / "x.h5", shard_size=3000)
     report = packstore.append(tmp_path / "x.h5", part("a", lambda key: "val/bee/" in key) / "val", split="train")
@@ -202,6 +204,7 @@ def test_one_split_of_a_source(part: Part, tmp_path: Path) -> None:
 # Keys that are there, and what does not fit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["folder", "store"])
 def test_keys_that_are_there(photos: Path, part: Part, tmp_path: Path, source: str) -> None:
     store = tmp_path / "x.h5"
@@ -305,6 +308,7 @@ def test_shards_of_a_store_are_linked(
     assert packstore.verify(store).ok
 
 
+@pytest.mark.slow
 def test_without_links_shards_are_copied(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packstore.convert(photos, tmp_path / "x.h5", split="train")
     packstore.convert(photos, tmp_path / "y.h5", split="val", shard_size=3000)
@@ -362,7 +366,7 @@ def test_an_interrupted_run_goes_on(
     assert_same(store, tmp_path / "whole.h5")
 
 
-@pytest.mark.sampled(fast=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("step", ["write_head", "link_parts", "_sync", "_refuse_changed", "_settle"])
 @pytest.mark.parametrize("killed", [False, True])
@@ -398,6 +402,7 @@ def test_an_error_while_publishing(
     assert_same(store, tmp_path / "whole.h5")
 
 
+@pytest.mark.slow
 def test_clean_takes_away_what_a_kill_left_in_the_store(
     part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,6 +428,7 @@ def test_clean_takes_away_what_a_kill_left_in_the_store(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first", "second", "x.lmdb"]
 
 
+@pytest.mark.slow
 def test_two_at_once(photos: Path, tmp_path: Path) -> None:
     store = tmp_path / "x.h5"
     packstore.convert(photos, store, split="train", shard_size=3000)

@@ -92,6 +92,7 @@ def test_the_same_samples_give_the_same_store(tmp_path: Path) -> None:
     assert digests == {writer.report.manifest.dataset_digest}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_store_of_a_store_keeps_every_column(tmp_path: Path, suffix: str) -> None:
     first = packstore.convert(coco(20), tmp_path / "a.h5", split="train").manifest
@@ -173,6 +174,7 @@ def test_keys(tmp_path: Path) -> None:
         packstore.convert([{"image": jpeg(1), "key": 0.5}], tmp_path / "b.lmdb")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_worker_processes_change_nothing(tmp_path: Path, workers: int) -> None:
@@ -182,6 +184,7 @@ def test_worker_processes_change_nothing(tmp_path: Path, workers: int) -> None:
     assert here.dataset_digest == there.dataset_digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_sample_that_raises_is_named(tmp_path: Path, workers: int) -> None:

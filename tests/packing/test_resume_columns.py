@@ -60,7 +60,8 @@ def run_of(out: Path) -> Path:
     return runs_of(work_path(out))[-1]
 
 
-@pytest.mark.sampled(per="suffix", fast=1)
+@pytest.mark.slow
+@pytest.mark.sampled(per="suffix")
 @pytest.mark.parametrize("suffix", [".lmdb", ".h5", ".pth"])
 @pytest.mark.parametrize("options", [{"shard_size": 3000}, {"encoding": "uint8", "shard_size": 8000}, {}])
 def test_it_goes_on_with_the_values_that_it_had(tmp_path: Path, suffix: str, options: dict[str, Any]) -> None:
@@ -79,6 +80,7 @@ def test_it_goes_on_with_the_values_that_it_had(tmp_path: Path, suffix: str, opt
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([whole.name, out.name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["boxes.values", "captions.offsets", "mask.values", "mask_shape.values"])
 def test_a_damaged_value_ends_what_is_taken_over(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     whole, out = tmp_path / "whole.h5", tmp_path / "out.h5"
@@ -96,6 +98,7 @@ def test_a_damaged_value_ends_what_is_taken_over(tmp_path: Path, name: str, capl
     assert content(out) == content(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["note.values", "image_id.values"])
 def test_values_that_are_gone_or_short(tmp_path: Path, name: str) -> None:
     whole, out = tmp_path / "whole.h5", tmp_path / "out.h5"

@@ -116,6 +116,7 @@ def cuts_of(path: Path) -> list[list[str]]:
         return [[part.key(i) for i in range(len(part))] for part in reader.parts()]
 
 
+@pytest.mark.slow
 def test_skipped_samples_move_no_cut(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "photos", per_class=5)
     packstore.convert(folder, tmp_path / "all.h5", **PASSING)

@@ -267,6 +267,7 @@ def test_every_changed_byte_of_an_image_in_a_zip_is_found(tmp_path: Path) -> Non
                 source.read(entry)
 
 
+@pytest.mark.slow
 def test_a_bomb_in_a_zip_is_not_inflated(tmp_path: Path) -> None:
     data = zipped({"a/x.png": tiny(1), "b/y.png": bytes(50_000_000)}, method=zipfile.ZIP_DEFLATED)
     sizes = struct.pack("<L", 50_000_000)

@@ -123,6 +123,7 @@ FILE = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(tree=st.lists(FILE, min_size=1, max_size=14))
 def test_any_tree_gives_what_torchvision_finds(
     tree: list[tuple[list[str], str, str]], tmp_path_factory: pytest.TempPathFactory

@@ -511,6 +511,7 @@ def test_decoding_and_batches_give_the_same(ops: list[Any], shape: tuple[int, in
     assert output_size(ops, shape) == expected.shape[1:3]
 
 
+@pytest.mark.slow
 def test_resizing_what_is_mirrored_is_mirroring_what_is_resized() -> None:
     """To the last bit, for boxes of any sizes: torch's weights are the same from either side."""
     ops, random = [RandomHorizontalFlip(), RandomResizedCrop((31, 29))], np.random.default_rng(0)

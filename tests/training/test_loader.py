@@ -88,6 +88,7 @@ def test_geometry_is_torchvisions(stores: Stores, suffix: str, kind: str) -> Non
         assert labels[i] == label
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "augment"),
     [("files.lmdb", RAGGED), ("pixels.h5", RAGGED), ("square.h5", FIXED), ("cifar.lmdb", FIXED), ("cifar.pth", FIXED)],
@@ -593,6 +594,7 @@ def damaged(tmp_path: Path) -> Path:
     return tmp_path / "d.lmdb"
 
 
+@pytest.mark.slow
 def test_a_record_that_does_not_decode_is_named(damaged: Path) -> None:
     loader = PackedLoader(PackedDataset(damaged), 2, augment=RAGGED)
     seen = []

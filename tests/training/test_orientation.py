@@ -102,6 +102,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
             monkeypatch.setattr(f"packstore.{where}.get_engine", lambda: None)
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("name", [*FILES, "uint8.h5"])
 def test_items_stand_upright(name: str, stores: Stores, engine: None) -> None:
     dataset = PackedDataset(stores(name), output="numpy")

@@ -103,6 +103,7 @@ def test_a_page_locked_buffer_is_read_when_the_copy_is_done(late: Simulation) ->
     assert other.unique().tolist() == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recorded", [True, False])
 def test_memory_that_another_stream_reads_is_given_away_unless_that_is_recorded(
     late: Simulation, recorded: bool
@@ -451,7 +452,7 @@ class Sample:
     note: torch.Tensor
 
 
-@pytest.mark.sampled(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("resident", [True, False])
 def test_what_a_transform_returns_need_not_be_tensors_of_the_device(
     root: Path, device: Simulation, resident: bool

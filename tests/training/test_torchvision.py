@@ -72,6 +72,7 @@ def made(kind: type, **attributes: Any) -> Any:
     return op
 
 
+@pytest.mark.slow
 def test_each_random_transform_is_refused_by_name(tv: Any) -> None:
     found = {name: kind for name, kind in transforms_of(tv).items() if draws_random_numbers(kind)}
     assert {"torchvision.transforms.transforms.RandomHorizontalFlip", "torchvision.transforms.v2._augment.JPEG"} <= {
