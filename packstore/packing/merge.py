@@ -106,6 +106,7 @@ def merge(
     started = time.monotonic()
     if isinstance(stores, str | os.PathLike):
         raise UsageError(f"merge takes a list of stores, got {os.fspath(stores)!r}")
+    check_paths(*stores, destination)
     with progress_callback(progress) as report, ExitStack() as stack:
         plan, duplicates = plan_merge([Path(store) for store in stores], Path(destination), options, stack)
         return run_composition(plan, report, started, duplicates)

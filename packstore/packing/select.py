@@ -145,6 +145,7 @@ def select(
         overwrite=overwrite,
     )
     started = time.monotonic()
+    check_paths(store, destination)
     with progress_callback(progress) as report, ExitStack() as stack:
         plan = plan_select(Path(store), Path(destination), options, stack, report)
         return run_composition(plan, report, started)

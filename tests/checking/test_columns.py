@@ -88,6 +88,7 @@ def values(reader: Any, record: int) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_store_with_a_broken_beginning_and_end(stores: dict[str, Any], tmp_path: Path, suffix: str) -> None:
     good = stores[f"good.{suffix}"].path

@@ -461,7 +461,7 @@ def test_progress_counts_up(tmp_path: Path) -> None:
 
 
 def test_kinds_and_what_is_no_source(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"'folder'; use one of: store, cifar10, cifar100, imagefolder, flat"):
+    with pytest.raises(UsageError, match="'folder'; use one of: store, cifar10, cifar100, webdataset, im"):
         open_source(tmp_path, kind="folder")
     with pytest.raises(SourceError, match="missing: No such file"):
         open_source(tmp_path / "missing")

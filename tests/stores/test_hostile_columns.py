@@ -16,7 +16,7 @@ from packstore.core.errors import PackstoreError, StoreError
 from packstore.stores import open_store
 from packstore.testing.records import make_records, write
 from tests.makers.fuzz_targets import signed
-from tests.stores.test_hostile_stores import plain_manifest, put_manifest, survives
+from tests.makers.hostile_stores import plain_manifest, put_manifest, survives
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
 RECORDS = make_records("typed", 6, sizes=range(9, 15))

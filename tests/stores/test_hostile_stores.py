@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import os
 import pickle
 import random
@@ -24,20 +23,19 @@ import h5py
 import lmdb
 import numpy as np
 import pytest
-import torch
 
 from packstore import PackedDataset, convert, verify
-from packstore.cli.info import describe, to_json
 from packstore.core.errors import ManifestError, PackstoreError, StoreError
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest, Origin
 from packstore.core.pickle_machine import PickleError
-from packstore.stores import create_store, is_store, open_store
+from packstore.stores import create_store, open_store
 from packstore.stores.hdf5.checked import lookup3
 from packstore.stores.opening import read_manifest
 from packstore.stores.pth.pickle_reader import unpickle
 from tests.makers.datasets import make_folder
-from tests.makers.fuzz_targets import _repair_manifest, signed, use
+from tests.makers.fuzz_targets import _repair_manifest, signed
 from tests.makers.hostile import LESS_MEMORY, in_child
+from tests.makers.hostile_stores import plain_manifest, put_manifest, survives
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
 ENCODINGS = {
@@ -71,54 +69,6 @@ def store(stores: Path, tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return copied
-
-
-def plain_manifest(path: Path) -> dict[str, Any]:
-    return json.loads(read_manifest(path).to_json())  # type: ignore[no-any-return]
-
-
-def put_manifest(path: Path, text: bytes) -> None:
-    """Exchanges the manifest of a store, by the format's own library."""
-    if (path / "manifest.json").exists():
-        (path / "manifest.json").write_bytes(text)
-    elif path.suffix == ".lmdb":
-        with lmdb.open(str(path), lock=False, map_size=1 << 24) as env, env.begin(write=True) as txn:
-            txn.put(b"manifest", text)
-    elif path.suffix == ".h5":
-        with h5py.File(path, "r+", libver=("v108", "v108")) as file:
-            file.attrs["manifest"] = np.bytes_(text)
-    else:
-        content = torch.load(path, weights_only=True)
-        content["manifest"] = text.decode("utf-8", "replace")
-        torch.save(content, path)
-
-
-def survives(path: Path) -> bool:
-    """Does everything that one can do with a store; whether it opened. Only :class:`PackstoreError` is allowed."""
-    try:
-        reader = open_store(path)
-    except StoreError:
-        is_store(path)
-        return False
-    with reader:
-        use(reader)
-        for act in (lambda: describe(reader), lambda: json.dumps(to_json(reader))):
-            try:
-                act()
-            except PackstoreError:
-                continue
-    for act in (
-        lambda: verify(path, decode=True),
-        lambda: convert(path, path.with_name("converted.h5"), overwrite=True),
-        lambda: convert(path, path.with_name("skipped.h5"), overwrite=True, on_error="skip", encoding="uint8"),
-        lambda: list(map(PackedDataset(path, split="train").__getitem__, range(3))),
-        lambda: PackedDataset(path, split="train").targets,
-    ):
-        try:
-            act()
-        except (PackstoreError, IndexError):
-            continue
-    return True
 
 
 # --- manifests that lie -----------------------------------------------------------------------------------------------
@@ -700,7 +650,7 @@ def test_an_lmdb_that_names_a_page_very_many_times(store: Callable[[str], Path])
     tracemalloc.start()
     try:
         with (path / "data.mdb").open("rb") as file, pytest.raises(IrregularError):
-            list(walk_in_bulk(Pages(file.fileno()), overflow=False))
+            list(walk_in_bulk(Pages(file.fileno()), (), overflow=False))
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()

@@ -119,7 +119,7 @@ class Resident:
             self._left_out = np.array(sorted(errors or ()), np.int64) - first
             sound = np.setdiff1d(np.arange(count), self._left_out)
             for name, values in pipeline.numbers(sound + first).items():
-                column = torch.zeros((count, *values.shape[1:]), dtype=values.dtype)
+                column = torch.zeros((count, *values.shape[1:]), dtype=values.dtype, device="cpu")
                 column[torch.from_numpy(sound)] = values
                 self._numbers[name] = column.to(pipeline.dataset.device)
             self.images = images
