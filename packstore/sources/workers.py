@@ -7,6 +7,9 @@ same ``DataLoader`` reads here: its workers keep the order, hold a bounded numbe
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +27,8 @@ Ref = tuple[int, int]
 _BATCH_BYTES = 1 << 20
 """Samples are handed over together as long as they have about so many bytes."""
 _MOST = 64
+_LOOK_SECONDS = 1.0
+"""How often a worker looks whether its parent is there."""
 
 
 class Failed(NamedTuple):
@@ -85,6 +90,7 @@ def read_by_workers(reading: Reading, refs: Iterable[Ref], workers: int, nbytes:
             num_workers=workers,
             collate_fn=list,
             generator=Generator(),  # its own: the program's random numbers stay as they are
+            worker_init_fn=_end_with_parent,
         )
     batches = iter(loader)
     while True:
@@ -100,3 +106,16 @@ def read_by_workers(reading: Reading, refs: Iterable[Ref], workers: int, nbytes:
         if batch is None:
             return
         yield from batch
+
+
+def _end_with_parent(worker: int) -> None:
+    """Ends this process soon after its parent was killed. torch alone would let it wait for ever where its samples have
+    filled the pipe: it waits until somebody reads them, and the other workers keep the pipe open."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="packstore-parent", daemon=True).start()

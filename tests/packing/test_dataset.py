@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -215,6 +219,40 @@ def test_a_worker_process_that_ends_is_told(tmp_path: Path) -> None:
     ):
         packstore.convert(Fatal([(jpeg(1), 0)] * 200), tmp_path / "a.lmdb", workers=2)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_worker_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """Also while their samples fill the pipe to it."""
+    script = f"""
+import os, signal, sys
+import packstore
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.makers.samples import jpeg
+
+class Data:
+    def __len__(self):
+        return 300
+    def __getitem__(self, index):
+        return {{"image": jpeg(1), "blob": bytes(1_000_000)}}
+
+def killed(progress):
+    if progress.stage == "pack" and progress.done:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+packstore.convert(Data(), {str(tmp_path / "a.lmdb")!r}, workers=2, progress=killed)
+"""
+    process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", script], start_new_session=True)
+    assert process.wait(120) == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    pytest.fail("the workers of a killed conversion are still there")
 
 
 def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path) -> None:
