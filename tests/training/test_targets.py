@@ -495,6 +495,7 @@ def test_boxes_and_mirrored_padding() -> None:
     ("options", "message"),
     [
         ((0.5, 1, 0), "mask_fill should be a whole number, got 0.5"),
+        ((2**31, 1, 0), "mask_fill should be an int32, got 2147483648"),
         ((True, 1, 0), "mask_fill should be a whole number, got True"),
         ((0, -1, 0), "min_area should be a number of square pixels, at least 0, got -1"),
         ((0, "1", 0), "min_area should be .* got '1'"),
@@ -507,3 +508,13 @@ def test_options_that_cannot_be(options: Any, message: str) -> None:
     check_target_options(255, 0, 0.5)
     with pytest.raises(UsageError, match=message):
         check_target_options(*options)
+
+
+@pytest.mark.filterwarnings("error")
+def test_boxes_without_numbers_or_near_the_end_of_float32_are_dropped_in_silence() -> None:
+    ops = [RandomResizedCrop(16), RandomHorizontalFlip()]
+    placement = plan_targets(np.array([[24, 32]]), ops, Draws(0, 0, np.arange(1)))
+    boxes = [[np.nan, 1, 5, 6], [1e30, 1e30, 3e38, 3e38], [np.inf, 0, np.inf, 9], [-np.inf, -np.inf, np.inf, np.inf]]
+    _, keep = place_boxes(placement, np.array(boxes, np.float32), np.zeros(4, np.int64), min_visible=0.5)
+    assert keep.tolist()[:3] == [False] * 3
+    place_boxes(placement, -np.array(boxes, np.float32), np.zeros(4, np.int64), min_visible=0.5)

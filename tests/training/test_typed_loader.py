@@ -421,3 +421,17 @@ def test_training_for_a_step(stores: dict[str, Typed]) -> None:
         loss.backward()
         optimizer.step()
     assert not any(torch.equal(a, b) for a, b in zip(before, (model.weight, head.weight), strict=True))
+
+
+@pytest.mark.parametrize("fill", [-1, 12345])
+@pytest.mark.parametrize("name", ["mask", "raw", "deep"])
+def test_a_fill_value_that_is_no_uint8_makes_masks_of_int32(stores: dict[str, Typed], name: str, fill: int) -> None:
+    for usual, batch in zip(
+        load(stores["files"], ("image", name), augment=[RandomCrop(50, padding=9)]),
+        load(stores["files"], ("image", name), augment=[RandomCrop(50, padding=9)], mask_fill=fill),
+        strict=True,
+    ):
+        found = batch[name]
+        assert found.dtype == torch.int32
+        assert (found == fill).any()
+        assert torch.equal(torch.where(found == fill, 0, found), usual[name].int())

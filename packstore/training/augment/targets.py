@@ -152,12 +152,13 @@ def place_boxes(
     boxes = np.asarray(boxes, np.float32).reshape(-1, 4)
     if not placement.moves:
         return boxes, np.ones(len(boxes), np.bool_)
-    shown = _move_boxes(placement, boxes, rows, clip=True)
-    area = _area(shown)
-    keep = area >= min_area
-    if min_visible > 0:
-        # Both by the same rounded arithmetic, so that a box of which nothing is cut off has all of its area.
-        keep &= area >= min_visible * _area(_move_boxes(placement, boxes, rows, clip=False))
+    with np.errstate(over="ignore", invalid="ignore"):  # of boxes near the end of float32, or without numbers
+        shown = _move_boxes(placement, boxes, rows, clip=True)
+        area = _area(shown)
+        keep = area >= min_area
+        if min_visible > 0:
+            # Both by the same rounded arithmetic, so that a box of which nothing is cut off has all of its area.
+            keep &= area >= min_visible * _area(_move_boxes(placement, boxes, rows, clip=False))
     return shown, keep
 
 
@@ -260,6 +261,8 @@ def check_target_options(mask_fill: int, min_area: float, min_visible: float) ->
     """Raises :class:`UsageError` where options of :func:`place_mask` and :func:`place_boxes` cannot be."""
     if not isinstance(mask_fill, int) or isinstance(mask_fill, bool):
         raise UsageError(f"mask_fill should be a whole number, got {mask_fill!r}")
+    if not -(2**31) <= mask_fill < 2**31:
+        raise UsageError(f"mask_fill should be an int32, got {mask_fill}")
     if not isinstance(min_area, int | float) or not 0 <= min_area < float("inf"):
         raise UsageError(f"min_area should be a number of square pixels, at least 0, got {min_area!r}")
     if not isinstance(min_visible, int | float) or not 0 <= min_visible <= 1:

@@ -106,7 +106,8 @@ class PackedLoader:
         collate: Forms of columns, by name. ``"padded"``: :class:`Padded` ``(values, lengths)`` instead of a list;
             ``"multi_hot"``: see above; ``"optional"``: records may have no value, and the batch's value is a list with
             None for these. Without it a missing value is an error.
-        mask_fill: Value of a mask outside of the image, where a crop reaches out.
+        mask_fill: Value of a mask outside of the image, where a crop reaches out; masks are int32 where it is not one
+            of uint8, such as -1.
         min_area: Boxes of which less is left are dropped, in square pixels of the result.
         min_visible: Likewise, as a share of a box's area.
 

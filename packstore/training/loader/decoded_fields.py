@@ -98,8 +98,9 @@ class MaskField(Field):
         return MaskRows(host, missing, column, stored, headers, self._fill_value)
 
     def _dtype(self, headers: Sequence[MaskHeader | None]) -> torch.dtype:
-        """uint8, or int32 where some values have more bits."""
-        narrow = self.column.dtype == "uint8" and all(header is None or header.bits <= 8 for header in headers)
+        """uint8, or int32 where some values have more bits, or the one that stands for what lies outside."""
+        narrow = self.column.dtype == "uint8" and 0 <= self._fill_value <= 255
+        narrow = narrow and all(header is None or header.bits <= 8 for header in headers)
         return torch.uint8 if narrow else torch.int32
 
     def _size(self, context: Context, stored: Sequence[Any], headers: Sequence[MaskHeader | None]) -> tuple[int, int]:
