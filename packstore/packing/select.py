@@ -186,9 +186,10 @@ def _columns(
 ) -> tuple[tuple[Column, ...], dict[str, NDArray[np.int64]], list[int]]:
     """The columns of the new store, new class numbers by column, and the classes whose records are left out."""
     dropped = set(options.drop_columns)
+    needed = {*_NEEDED, *(companion.name for column in manifest.columns for companion in column.companions)}
     for name in options.drop_columns:
-        if name in _NEEDED or not manifest.has_column(name):
-            there = ", ".join(c.name for c in manifest.columns if c.name not in _NEEDED)
+        if name in needed or not manifest.has_column(name):
+            there = ", ".join(c.name for c in manifest.columns if c.name not in needed)
             raise UsageError(f"no column {printable(name)!r} that can be left out; there are: {there or 'none'}")
         dropped |= {companion.name for companion in manifest.column(name).companions}
     columns = [column for column in manifest.columns if column.name not in dropped]

@@ -119,6 +119,8 @@ def test_select(images: list[Path], tmp_path: Path, suffix: str) -> None:
         assert not {*dropped, "mask_shape"} & set(names)
     with pytest.raises(UsageError, match="column 'names' goes with 'boxes': leave both out, or none"):
         packstore.select(store, tmp_path / f"d{suffix}", drop_columns=["boxes"])
+    with pytest.raises(UsageError, match="no column 'caption_valid' that can be left out; there are"):
+        packstore.select(store, tmp_path / f"d{suffix}", drop_columns=["caption_valid"])
     packstore.select(store, tmp_path / f"e{suffix}", relabel={"cat": ""})
     with open_store(tmp_path / f"e{suffix}") as reader:
         assert [row[0] for row in rows(reader)] == [row[0] for row in expected if row[2] != "cat"]
