@@ -404,15 +404,24 @@ def _file(value: Any, limit: int) -> bytes:
     if not isinstance(value, str) and not is_path(value):
         return bytes(value)
     try:
-        with os.fdopen(os.open(value, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
-            found = os.fstat(file.fileno())
+        descriptor = os.open(value, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 raise ValueError(f"{printable(str(value))} is not a file")
             if found.st_size > limit:
                 raise ValueError(f"{printable(str(value))} has {found.st_size} bytes; an image may have {limit}")
-            return file.readall()
+            # One read() returns at most 0x7ffff000 bytes on Linux.
+            data = os.read(descriptor, found.st_size)
+            while more := os.read(descriptor, found.st_size - len(data)):
+                data += more
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise ValueError(f"{printable(str(value))} cannot be read: {error.strerror or error}") from None
+    if len(data) != found.st_size:
+        raise ValueError(f"{printable(str(value))} ends after {len(data)} bytes of {found.st_size}: it was written to")
+    return data
 
 
 def _check_mask(data: bytes) -> None:
