@@ -161,6 +161,7 @@ def test_values_that_do_not_fit_each_other(tmp_path: Path, what: str) -> None:
         assert builder.records == 0
 
 
+@pytest.mark.slow
 def test_a_large_column_lies_record_by_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any type, where it is too large to be written as one value."""
     records = make_records("typed", 40)
