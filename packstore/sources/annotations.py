@@ -99,7 +99,7 @@ def _alone(path: Path, kind: str, folders: list[_Folder]) -> str:
         return f"once the masks lie elsewhere (--source {kind} packs both)"
     shared = takewhile(lambda part: part.lower() not in SPLIT_ORDER, os.path.commonpath(holding or [""]).split("/"))
     if common := "/".join(shared):
-        return f"from their folder, {printable(str(path / common))}"
+        return f"from their folder, {_place(path, common)}"
     tops = {place.split("/")[0] for place in holding}
     others = set(folders[0].folders) - tops if folders else set()
     if holding == [""]:
@@ -107,8 +107,13 @@ def _alone(path: Path, kind: str, folders: list[_Folder]) -> str:
     if not masks and (not others or all(top.lower() in SPLIT_ORDER for top in tops)):
         return f"with --source {kind}"
     if len(holding) <= _NAMED:
-        return "from their folders: " + ", ".join(printable(str(path / place)) for place in holding)
+        return "from their folders: " + ", ".join(_place(path, place) for place in holding)
     return f"with --source {kind}, once the rest is out of the folder"
+
+
+def _place(path: Path, folder: str) -> str:
+    """A folder below ``path`` as it is to be given; of an archive, as it will be called once that is unpacked."""
+    return printable(str(path / folder) if path.is_dir() else f"{folder} (unpack the archive)")
 
 
 def _look(tree: Tree) -> Iterator[_Folder]:

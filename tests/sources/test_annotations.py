@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,13 @@ def test_a_folder_with_annotations_is_a_question(name: str, tmp_path: Path) -> N
     masks = re.compile(r"(^|/)(masks|gt|gtFine)/")
     images = [file for file in files if file.lower().endswith((".jpg", ".jpeg", ".png")) and not masks.search(file)]
     assert sorted(packed) == sorted(image.rpartition("/")[2] for image in images)
+
+
+def test_a_folder_within_an_archive_cannot_be_given(tmp_path: Path) -> None:
+    fill(tmp_path / "seg", LAYOUTS["segmentation"][0])
+    archive = shutil.make_archive(str(tmp_path / "seg"), "zip", tmp_path / "seg")
+    with pytest.raises(AmbiguousSourceError, match=r"alone from their folder, images \(unpack the archive\); give"):
+        open_source(Path(archive))
 
 
 def test_where_no_folder_holds_the_images_alone_it_says_so(tmp_path: Path) -> None:
