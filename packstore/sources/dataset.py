@@ -23,7 +23,7 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, rounded_size
 from packstore.sources.schema import Schema, Taken, make_schema
-from packstore.sources.torchvision_files import files_of
+from packstore.sources.torchvision_files import InSplit, files_of
 from packstore.sources.values import is_path, nbytes_of
 from packstore.sources.workers import Failed, Reading, Ref, read_by_workers
 
@@ -159,6 +159,8 @@ class DatasetSource(SampleSource):
         super().__init__(Path(type(first).__qualname__), options)
         self._workers = workers
         given = {split: files_of(data) for split, data in splits.items()}
+        if len(splits) > 1:
+            given = {split: None if files is None else InSplit(files, split) for split, files in given.items()}
         self._parts = [_part(split, given[split] or data) for split, data in splits.items()]
         raw = self._probe()
         classes = _classes(splits) if fields is None else None

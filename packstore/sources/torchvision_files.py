@@ -48,6 +48,22 @@ class Chosen(Sequence[dict[str, Any]]):
         return self._files[self._indices[index]]
 
 
+class InSplit(Sequence[dict[str, Any]]):
+    """The samples of another sequence with the name of their split before their keys: files of the same name lie in
+    several splits."""
+
+    def __init__(self, files: Sequence[dict[str, Any]], split: str) -> None:
+        self._files = files
+        self._split = split
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: Any) -> Any:
+        sample = self._files[index]
+        return sample | {"key": self._split / sample["key"]} if "key" in sample else sample
+
+
 def files_of(dataset: Any) -> Sequence[dict[str, Any]] | None:
     """The files of a dataset of torchvision, or of a ``Subset`` of one; None where only the dataset itself knows its
     samples: it transforms its images, or has a loader or a ``__getitem__`` of its own."""

@@ -322,6 +322,19 @@ def test_an_image_folder_gives_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_image_folders_by_split_are_the_folder_of_both(tmp_path: Path) -> None:
+    """Files of the same name lie in both."""
+    datasets = import_torchvision().datasets
+    folder = make_folder(tmp_path / "photos", splits=("train", "val"))
+    for label in CLASSES:
+        first = sorted((folder / "train" / label).iterdir())[0]
+        (folder / "val" / label / first.name).write_bytes(first.read_bytes())
+    expected = packstore.convert(folder, tmp_path / "a.lmdb").manifest
+    both = {split: datasets.ImageFolder(folder / split) for split in ("train", "val")}
+    assert packstore.convert(both, tmp_path / "b.lmdb").manifest.dataset_digest == expected.dataset_digest
+
+
+@pytest.mark.slow
 def test_other_datasets_of_torchvision_give_their_files(tmp_path: Path) -> None:
     datasets = import_torchvision().datasets
     voc = tmp_path / "VOCdevkit" / "VOC2012"
