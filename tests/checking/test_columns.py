@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,24 @@ def test_lmdb_other_copies_of_a_value_are_tried(stores: dict[str, Any], tmp_path
     copy = page.replace(value, bytes([value[0] ^ 1]) + value[1:])
     file.write_bytes(data + copy)
     assert packstore.salvage(bad, tmp_path / "fixed").complete
+
+
+@pytest.mark.parametrize("name", ["boxes", "a_mask", "a_float64", "a_text_valid"])
+def test_against_another_store(stores: dict[str, Any], tmp_path: Path, name: str) -> None:
+    """Every value is compared, and the record and the column are named where one differs."""
+    store = stores["good.h5"].path
+    assert packstore.verify(store, against=stores["shards.pth"].path).ok
+    values = {**RECORDS.values, name: RECORDS.values[name].copy()}
+    changed = values[name]
+    if name == "boxes":
+        changed[RECORD] = bytes(len(changed[RECORD]))
+    elif name == "a_mask":
+        changed[RECORD] = b"another"
+    else:  # another number, or a value that is missing
+        changed[RECORD] = 0.25 if name == "a_float64" else False
+        if name == "a_text_valid":
+            values["a_text"] = [b"" if i == RECORD else v for i, v in enumerate(values["a_text"])]
+    write(tmp_path / "other.lmdb", dataclasses.replace(RECORDS, values=values))
+    report = packstore.verify(store, against=tmp_path / "other.lmdb")
+    assert {problem.record for problem in report.problems} == {RECORD}
+    assert any(name.removesuffix("_valid") in problem.what for problem in report.problems)
