@@ -105,6 +105,7 @@ def test_a_store_with_a_broken_beginning_and_end(stores: dict[str, Any], tmp_pat
     assert content(tmp_path / "fixed") == content(good)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_quick_leaves_out_what_is_large(stores: dict[str, Any], tmp_path: Path, suffix: str) -> None:
     good = stores[f"good.{suffix}"]

@@ -68,6 +68,7 @@ def rows(reader: Reader) -> list[tuple[object, ...]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_other_numbers_of_classes(images: list[Path], tmp_path: Path, suffix: str) -> None:
     a, b, all_, merged = (tmp_path / f"{name}{suffix}" for name in ("a", "b", "all", "merged"))

@@ -253,6 +253,7 @@ def test_whole_shards(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             packstore.select(stores / store, tmp_path / "z.h5", whole_shards=True, **options)
 
 
+@pytest.mark.slow
 def test_other_classes(stores: Path, tmp_path: Path) -> None:
     (tmp_path / "map.csv").write_text("old,new\nant,insect\nbee,insect\n")
     packstore.select(stores / "whole_s.h5", tmp_path / "a.h5", relabel=tmp_path / "map.csv")
