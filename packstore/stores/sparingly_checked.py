@@ -21,7 +21,7 @@ from packstore.stores.checked import CheckedReader, no_class
 ARRAY_SHARE = 16
 """Of the arrays that are read, one in so many is compared with its checksum. Items of 224 x 224 uint8 pixels then take
 2 to 3 percent more processor time; with 8, 4 to 6 percent."""
-MOST_KEPT_BYTES = 256 << 20
+MOST_KEPT_BYTES = 64 << 20
 """The largest column that is kept in memory."""
 
 _NEW, _SOUND, _BY_ROWS = 0, 1, 2
