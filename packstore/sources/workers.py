@@ -8,6 +8,7 @@ same ``DataLoader`` reads here: its workers keep the order, hold a bounded numbe
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import traceback
@@ -116,6 +117,6 @@ def _end_with_parent(worker: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_LOOK_SECONDS)
-        os._exit(1)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="packstore-parent", daemon=True).start()

@@ -154,7 +154,7 @@ def test_the_command_line_works_with_an_entry_point(tmp_path: Path) -> None:
     (source / "0-00000.npy").unlink()
     assert "the source does not" in plugged_in(site, "verify", store, "--against", source)
     unknown = plugged_in(site, "convert", source, store, "--source", "nyp")
-    assert "use one of: store, cifar10, cifar100, imagefolder, flat, npy" in unknown
+    assert "use one of: store, cifar10, cifar100, webdataset, imagefolder, flat, npy" in unknown
 
 
 @pytest.mark.slow
