@@ -240,6 +240,7 @@ def test_what_enlarges_is_done_for_fewer_at_once(
     assert max(peaks) < 6 * a_chunk  # of 1,500 images of 96 x 96, resized in float32, it would be 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["original", "uint8"])
 def test_columns_of_every_type_come_with_the_images(tmp_path: Path, device: Simulation, encoding: str) -> None:
     names = [column.name for column in COLUMNS]
