@@ -46,7 +46,7 @@ def examples(count: int) -> settings:
     return settings(max_examples=max(1, count * settings().max_examples // 40))
 
 
-FAST_CASES, FAST_SECONDS = 3, 0.15
+FAST_CASES, FAST_SECONDS = 2, 0.15
 """Cases of one test that ``fast`` takes at most, and processor time of a test that should be marked ``slow``."""
 
 

@@ -123,6 +123,7 @@ def measure_table(count: int) -> tuple[float, int, int]:
     one = ShardTable.of([Shard("shard-00000.h5", 1000, 10**8, 10**8, sha[:32], sha, sha)], ".h5")
     rows = np.repeat(one.table, count)
     rows["nbytes"] += np.arange(count, dtype=np.uint64)
+    rows["number"] = np.arange(count)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "table")
         rows.tofile(file)
