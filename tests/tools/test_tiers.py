@@ -43,7 +43,7 @@ def tiers(*marks: pytest.MarkDecorator, seed: int = 1) -> dict[str, list[tuple[i
         ([pytest.mark.sampled(fast=2)], 2, 28),
         ([pytest.mark.sampled(6)], FAST_CASES, 6 - FAST_CASES),
         ([pytest.mark.sampled(2, per="kind")], FAST_CASES, 6 - FAST_CASES),
-        ([pytest.mark.sampled(2, per="kind", fast=1)], 3, 3),
+        ([pytest.mark.sampled(2, per="kind", fast=1)], min(3, FAST_CASES), 6 - min(3, FAST_CASES)),
         ([pytest.mark.sampled(6, fast=0)], 0, 6),
         ([pytest.mark.slow], 0, 30),
         ([pytest.mark.slow, pytest.mark.sampled(7)], 0, 7),
