@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from pathlib import Path
 
 import numpy as np
 import pillow_heif
@@ -12,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from packstore.core.errors import DecodeError
+from packstore import convert
+from packstore.core.errors import DecodeError, SampleError
 from packstore.images.decoders import get_decoder
 from packstore.images.sniff import HeaderError, check_header, sniff
-from tests.makers.images import avif, heic
+from tests.makers.images import avif, heic, tiny
 
 HEIC, AVIF = heic(36, 23), avif(36, 23)
 
@@ -85,3 +87,16 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(__import__("sys").modules, "pillow_heif.as_plugin", None)
     with pytest.raises(DecodeError, match=r"a HEIF image, which takes pip install pillow-heif"):
         get_decoder().decode(HEIC)
+
+
+def test_without_the_library_they_are_bad_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.heic").write_bytes(HEIC)
+    (tmp_path / "photos" / "b.png").write_bytes(tiny(1))
+    assert convert(tmp_path / "photos", tmp_path / "x.h5").manifest.records == 2
+    monkeypatch.setitem(__import__("sys").modules, "pillow_heif.as_plugin", None)
+    with pytest.raises(SampleError, match=r"a\.heic.*pip install pillow-heif"):
+        convert(tmp_path / "photos", tmp_path / "y.h5")
+    manifest = convert(tmp_path / "photos", tmp_path / "y.h5", on_error="skip").manifest
+    assert [skipped.key for skipped in manifest.skipped] == ["a.heic"]
+    assert convert(tmp_path / "photos", tmp_path / "z.h5", check="none").manifest.records == 2

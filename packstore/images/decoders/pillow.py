@@ -8,7 +8,7 @@ import re
 import threading
 import warnings
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,7 +133,14 @@ def _open(data: memoryview) -> Image.Image:
 
 
 def _open_heif(data: memoryview) -> Image.Image:
-    avif = heif_header(bytes(data)).kind == "avif"
+    image: Image.Image = heif_plugin(heif_header(bytes(data)).kind)(io.BytesIO(data))
+    return image
+
+
+def heif_plugin(kind: str) -> Any:
+    """Pillow's plugin for images of a kind, ``heif`` or ``avif``. Raises :class:`DecodeError` that says what to install
+    where there is none."""
+    avif = kind == "avif"
     module, name = _AVIF if avif else _HEIF
     try:
         plugin = getattr(importlib.import_module(module), name)
@@ -142,8 +149,7 @@ def _open_heif(data: memoryview) -> Image.Image:
     except (ImportError, AttributeError) as error:
         need = "Pillow 11.3 or newer, from a wheel" if avif else "pip install pillow-heif"
         raise DecodeError(f"{'an AVIF' if avif else 'a HEIF'} image, which takes {need} ({error})") from None
-    image: Image.Image = plugin(io.BytesIO(data))
-    return image
+    return plugin
 
 
 def _quiet_about_size(pixels: int) -> AbstractContextManager[None]:

@@ -16,6 +16,7 @@ from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.manifest import Column, Normalization
 from packstore.images.decoders import TOLERANCE, Decoder, get_decoder
 from packstore.images.decoders.orientation import read_orientation
+from packstore.images.decoders.pillow import heif_plugin
 from packstore.images.encode.differences import (
     RESIZE_TOLERANCE,
     byte_difference,
@@ -82,6 +83,8 @@ class SourceImages:
         if self.options.check == "none":
             return image, None
         info = check_header(image)
+        if info.kind in ("heif", "avif"):
+            heif_plugin(info.kind)  # kept as a file that nothing here can read, it would show only in training
         reason = too_many_pixels(info.width, info.height, self.options.max_pixels)
         if reason is not None:
             raise HeaderError(reason)
