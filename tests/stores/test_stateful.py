@@ -322,7 +322,7 @@ LIFE = settings(max_examples=max(15, settings().max_examples * 15 // 40), statef
 @pytest.mark.hypothesis
 def test_a_life_of_a_store() -> None:
     Life.taken_over = 0
-    for _ in range(5):  # one lot of random lives may have no interrupted run that is gone on with
+    for _ in range(20):  # one lot of random lives may have no interrupted run that is gone on with
         run_state_machine_as_test(Life, settings=LIFE)
         if Life.taken_over > 0:
             break
