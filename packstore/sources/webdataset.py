@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 from array import array
 from collections import Counter
@@ -22,27 +23,22 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.errors import SampleError, SourceError, printable
+from packstore.core.errors import SourceError, printable
 from packstore.core.fields import RESERVED, Bytes, Field, Image, Json, Label, Text
-from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, first_names, is_tar
 from packstore.sources.base import (
     SPLIT_ORDER,
     Certainty,
-    Entry,
     Kind,
-    Sample,
-    Source,
     SourceOptions,
-    Survey,
-    rounded_size,
-    stamp_of,
 )
-from packstore.sources.listing import IMAGE_SUFFIXES, key_size
+from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.refusals import first_bytes
-from packstore.sources.schema import Schema, make_schema
+from packstore.sources.rows import Row, RowSource, in_packing_order
 from packstore.sources.values import infer
+
+_log = logging.getLogger(__name__)
 
 _LOOKED_AT = 64
 """Files of the first shard by which it is recognised."""
@@ -76,7 +72,7 @@ class _Members:
     files: array[int] = field(default_factory=lambda: array("q"))
 
 
-class WebDatasetSource(Source):
+class WebDatasetSource(RowSource):
     """The shards in a folder, or in its folders ``train``, ``val`` …, or one shard.
 
     A split is named by the folder, or by a part of the shard's name: ``imagenet-train-000042.tar``. Names of classes
@@ -93,82 +89,41 @@ class WebDatasetSource(Source):
         self._names: list[str] = []  # extensions of files, by number
         self._open = lru_cache(_OPEN_SHARDS)(lambda number: OpenTar(self._shards[number][1]))
 
-    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """See :meth:`Source.survey`. Reads the headers of all files."""
-        main, counts, total = self._schema.main, dict.fromkeys(self._chosen(split), 0), 0
-        size_bytes = key_bytes = value_bytes = 0
-        size_counts: Counter[int] = Counter()
-        for number, (name, _) in enumerate(self._shards):
-            if name not in counts:
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return in_packing_order(split for split, _ in self._shards)
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`. Reads the headers of all files, once."""
+        main = self._main
+        for number, (its, _) in enumerate(self._shards):
+            if its != split:
                 continue
             for key, files in self._samples(number):
-                sizes = {self._fields[extension]: size for extension, _, size, _ in files}
-                image = sizes.get(main, 0)
-                counts[name] += 1
-                total += 1
-                size_bytes += image
-                value_bytes += sum(sizes.values()) - image
-                size_counts[rounded_size(image)] += 1
-                key_bytes += key_size(key)
-            progress(Progress("scan", total, None, size_bytes))
-        columns = self._schema.columns
-        return Survey(
-            splits=counts,
-            columns=columns,
-            encoding="original",
-            shape=None,
-            size_bytes=size_bytes,
-            size_counts=size_counts,
-            key_bytes=key_bytes,
-            sampled=frozenset(column.name for column in columns),
-            value_bytes=value_bytes,
-        )
+                size, modified = next(((s, m) for each, _, s, m in files if self._columns[each] == main), (0, 0))
+                rest = sum(size for _, _, size, _ in files) - size
+                yield Row(key, (number, files), size, rest, modified)
 
-    def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """See :meth:`Source.entries`."""
-        chosen = self._chosen(split)
-        return chain.from_iterable(
-            self._entries(number) for name in chosen for number, (its, _) in enumerate(self._shards) if its == name
-        )
-
-    def read(self, entry: Entry) -> Sample:
-        """See :meth:`Source.read`."""
-        shard, files = entry.ref
+    def values(self, ref: Any) -> dict[str, Any]:
+        """See :meth:`RowSource.values`."""
+        shard, files = ref
         raw: dict[str, Any] = {}
-        try:
-            for extension, place, size, _ in files:
-                limit = max_file_bytes(self.options.max_pixels) if _kind(extension) == "image" else _MAX_VALUE
-                if size > limit:
-                    raise ValueError(f".{extension} has {size} bytes, more than {limit} within max_pixels")
-                if self._fields[extension] in raw:
-                    raise ValueError(f".{extension} is there twice")
-                raw[self._fields[extension]] = _value(extension, self._open(shard).read(place, size))
-            return self._schema.sample(entry.key, self._schema.take(raw))
-        except (OSError, ValueError) as error:
-            raise SampleError(entry.key, printable(str(error))) from error
+        for extension, place, size, _ in files:
+            limit = max_file_bytes(self.options.max_pixels) if _kind(extension) == "image" else _MAX_VALUE
+            if size > limit:
+                raise ValueError(f".{extension} has {size} bytes, more than {limit} within max_pixels")
+            if self._columns[extension] in raw:
+                raise ValueError(f".{extension} is there twice")
+            raw[self._columns[extension]] = _value(extension, self._open(shard).read(place, size))
+        return raw
 
-    def stamp(self) -> str:
-        """See :meth:`Source.stamp`."""
-        return stamp_of(path for _, path in self._shards)
+    def files(self) -> Iterator[Path]:
+        """See :meth:`RowSource.files`."""
+        return (path for _, path in self._shards)
 
     def close(self) -> None:
         """See :meth:`Source.close`."""
         self._open.cache_clear()
-
-    def _chosen(self, split: str | None) -> list[str]:
-        known = {name for name, _ in self._shards}
-        names = sorted(known, key=lambda name: (SPLIT_ORDER.index(name) if name in SPLIT_ORDER else 99, name))
-        if split is None:
-            return names
-        if split.lower() not in known or not split:
-            raise self.no_split(split, names)
-        return [split.lower()]
-
-    def _entries(self, number: int) -> Iterator[Entry]:
-        main, split = self._schema.main, self._shards[number][0]
-        for key, files in self._samples(number):
-            size, modified = next(((s, m) for each, _, s, m in files if self._fields[each] == main), (0, 0))
-            yield Entry(key, split, (), size, (number, files), modified)
 
     def _samples(self, number: int) -> Iterator[tuple[str, tuple[tuple[str, int, int, int], ...]]]:
         members, first = self._index[number], 0
@@ -194,7 +149,7 @@ class WebDatasetSource(Source):
         return found
 
     @cached_property
-    def _fields(self) -> dict[str, str]:
+    def _columns(self) -> dict[str, str]:
         """The column of each kind of file, by its extension."""
         assert self._index
         found = {extension: _field_name(extension) for extension in self._names}
@@ -214,30 +169,32 @@ class WebDatasetSource(Source):
                 found.update(name for name, count in names.items() if count > 1)
         return found
 
-    @cached_property
-    def _schema(self) -> Schema:
-        """The fields, from the names of all files and the values of the first samples."""
+    def fields(self) -> dict[str, Field]:
+        """See :meth:`RowSource.fields`: from the names of all files and the values of the first samples."""
         have: Counter[str] = Counter()
         total = 0
         for number in range(len(self._shards)):
             for _, files in self._samples(number):
-                have.update({self._fields[extension] for extension, *_ in files})
+                have.update({self._columns[extension] for extension, *_ in files})
                 total += 1
         probes = [self._probe(number) for number in range(len(self._shards))]
         samples = list(islice(chain.from_iterable(probes), _PROBED))
         declared: dict[str, Field] = {}
-        for extension, name in self._fields.items():
+        for extension, name in self._columns.items():
             if name not in declared:
                 given = [raw[name] for raw in samples if raw.get(name) is not None]
                 declared[name] = self._declared(extension, name, given)
-        images = [name for name, each in declared.items() if isinstance(each, Image)]
+                if have[name] < total and name != self._main:
+                    declared[name] = replace(declared[name], optional=True)
+        return declared
+
+    @cached_property
+    def _main(self) -> str:
+        """The column of the main image."""
+        images = [name for extension, name in self._columns.items() if _kind(extension) == "image"]
         if not images:
             raise SourceError(f"{printable(str(self.path))} holds no images, but {', '.join(sorted(self._names)[:8])}")
-        main = "image" if "image" in images else images[0]
-        for name, each in declared.items():
-            if have[name] < total and name != main:
-                declared[name] = replace(each, optional=True)
-        return make_schema(samples, declared, picks=False, max_pixels=self.options.max_pixels)
+        return "image" if "image" in images else images[0]
 
     def _probe(self, number: int) -> Iterator[dict[str, Any]]:
         """The first samples of a shard, for what values they have; bad ones are named when they are read."""
@@ -245,7 +202,7 @@ class WebDatasetSource(Source):
             raw: dict[str, Any] = {}
             for extension, place, size, _ in files:
                 with suppress(OSError, ValueError):
-                    raw[self._fields[extension]] = _value(
+                    raw[self._columns[extension]] = _value(
                         extension, self._open(number).read(place, min(size, _MAX_VALUE))
                     )
             yield raw
@@ -373,13 +330,20 @@ def _value(extension: str, data: bytes) -> Any:
 
 
 def _classes(path: Path) -> tuple[str, ...] | None:
-    """The names in ``classnames.txt``, beside the shards or a folder above."""
-    folder = path if path.is_dir() else path.parent
-    file = folder / "classnames.txt"
+    """The names in ``classnames.txt``, in the folder of the source; None where there is none, or where two are the
+    same, as ``crane`` is in some lists of ImageNet's. Raises :class:`SourceError` where it cannot be read."""
+    file = (path if path.is_dir() else path.parent) / "classnames.txt"
     if not file.is_file():
         return None
-    names = tuple(line.strip() for line in file.read_text("utf-8").splitlines() if line.strip())
-    return names if len(set(names)) == len(names) else None
+    try:
+        names = tuple(line.strip() for line in file.read_text("utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{printable(str(file))} cannot be read: {error}") from None
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is None:
+        return names
+    _log.warning("%s names %r twice: classes are packed as numbers alone", printable(str(file)), printable(twice))
+    return None
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

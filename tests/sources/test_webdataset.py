@@ -95,6 +95,16 @@ def test_classes_beside_the_shards_and_a_shard_alone(tmp_path: Path) -> None:
     assert manifest.splits == ()
 
 
+def test_names_of_classes_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "0.tar").write_bytes(shard(files(range(6))))
+    (tmp_path / "classnames.txt").write_text("crane\nbee\ncrane\n")
+    assert convert(tmp_path / "0.tar", tmp_path / "x.h5").manifest.classes is None
+    assert "names 'crane' twice: classes are packed as numbers alone" in caplog.text
+    (tmp_path / "classnames.txt").write_bytes(b"caf\xe9\nbee\ncat\n")
+    with pytest.raises(SourceError, match=r"classnames\.txt cannot be read"):
+        convert(tmp_path / "0.tar", tmp_path / "y.h5")
+
+
 def test_folders_are_splits(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     for number, split in enumerate(("val", "train")):

@@ -1,0 +1,258 @@
+"""Sources whose samples are rows: an image and further values by name, which a reference leads to.
+
+What most formats of others are: a kind lists the rows of each split and reads the values of one; counting, declaring
+columns and checking values is done here. :class:`FileRowSource` is for rows whose images are files of a folder or an
+archive.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from packstore.core.errors import SampleError, SourceError, UsageError, printable
+from packstore.core.fields import Field
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.images.sniff import max_file_bytes
+from packstore.sources.archives import open_tree
+from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOptions, Survey, rounded_size, stamp_of
+from packstore.sources.listing import key_size
+from packstore.sources.refusals import not_a_folder
+from packstore.sources.schema import Schema, make_schema
+from packstore.sources.tree import Tree
+
+_PROBED = 16
+"""Rows of each split that are read to tell files from pixels."""
+_REPORT_EVERY = 5000
+
+
+class Row(NamedTuple):
+    """A sample before it is read.
+
+    Attributes:
+        key: Unique in the source.
+        ref: What :meth:`RowSource.values` needs to read it: plain values, which another opening understands.
+        size_bytes: Size of the main image as it lies in the source.
+        value_bytes: About how many bytes the other values have.
+        modified_ns: See :class:`packstore.sources.base.Entry`.
+        changed_ns: Likewise.
+    """
+
+    key: str
+    ref: Any
+    size_bytes: int
+    value_bytes: int = 0
+    modified_ns: int = 0
+    changed_ns: int = 0
+
+
+class RowSource(Source):
+    """A source whose samples are rows.
+
+    Attributes:
+        shape: ``(H, W, 3)`` where all main images are arrays of one shape, else None.
+    """
+
+    shape: tuple[int, ...] | None = None
+
+    @abstractmethod
+    def splits(self) -> Sequence[str]:
+        """Names of the splits in packing order, see :func:`in_packing_order`; ``("",)`` in a source without splits."""
+
+    @abstractmethod
+    def fields(self) -> Mapping[str, Field]:
+        """Declarations of all values by name, in order, the main image among them. Called once."""
+
+    @abstractmethod
+    def rows(self, split: str) -> Iterator[Row]:
+        """The rows of a split, lazily, the same at each call."""
+
+    @abstractmethod
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """The values of a row by the names of :meth:`fields`, as users give them; those that are missing are left out
+        or None. Called from several threads at once. Raises :class:`SampleError`, :class:`ValueError` or
+        :class:`OSError` for a row that cannot be read."""
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :attr:`Survey.ignored`. Called after all rows are listed."""
+        return {}
+
+    def files(self) -> Iterable[Path]:
+        """The files that make up the source; :meth:`stamp` shows when one changes."""
+        return (self.path,)
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """See :meth:`Source.survey`."""
+        splits = dict.fromkeys(self._chosen(split), 0)
+        total = size_bytes = key_bytes = value_bytes = 0
+        size_counts: Counter[int] = Counter()
+        for name in splits:
+            before = total
+            for row in self.rows(name):
+                total += 1
+                size_bytes += row.size_bytes
+                value_bytes += row.value_bytes
+                size_counts[rounded_size(row.size_bytes)] += 1
+                key_bytes += key_size(row.key)
+                if total % _REPORT_EVERY == 0:
+                    progress(Progress("scan", total, None, size_bytes))
+            splits[name] = total - before
+        if not total:
+            raise SourceError(f"{printable(str(self.path))} holds no samples, so there is nothing to pack")
+        progress(Progress("scan", total, total, size_bytes))
+        columns = self.schema.columns
+        return Survey(
+            splits=splits,
+            columns=columns,
+            encoding=self.schema.encoding,
+            shape=self.shape,
+            size_bytes=size_bytes,
+            size_counts=size_counts,
+            key_bytes=key_bytes,
+            ignored=self.ignored(),
+            sampled=frozenset(column.name for column in columns),
+            value_bytes=value_bytes,
+        )
+
+    def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """See :meth:`Source.entries`."""
+        return chain.from_iterable(map(self._entries, self._chosen(split)))
+
+    def read(self, entry: Entry) -> Sample:
+        """See :meth:`Source.read`."""
+        try:
+            return self.schema.sample(entry.key, self.schema.take(self.values(entry.ref)))
+        except (OSError, ValueError) as error:
+            raise SampleError(entry.key, printable(str(error))) from error
+
+    def stamp(self) -> str:
+        """See :meth:`Source.stamp`."""
+        return stamp_of(self.files())
+
+    @cached_property
+    def schema(self) -> Schema:
+        """How rows become records."""
+        declared = self.fields()
+        probes = chain.from_iterable(islice(self.rows(split), _PROBED) for split in self.splits())
+        samples = []
+        for row in probes:
+            with suppress(OSError, ValueError, SampleError):  # named when its turn comes
+                samples.append(dict(self.values(row.ref)))
+        try:
+            return make_schema(samples or [{}], declared, picks=False, max_pixels=self.options.max_pixels)
+        except UsageError as error:  # nobody declared anything: the source is not what it seems
+            raise SourceError(f"{printable(str(self.path))}: {error}") from error
+
+    def _chosen(self, split: str | None) -> Sequence[str]:
+        splits = self.splits()
+        if split is None:
+            return splits
+        name = split if split in splits else split.lower()
+        if name not in splits or not name:
+            raise self.no_split(split, splits)
+        return (name,)
+
+    def _entries(self, split: str) -> Iterator[Entry]:
+        for key, ref, size, _, modified, changed in self.rows(split):
+            yield Entry(key, split, (), size, ref, modified, changed)
+
+
+class FileRow(NamedTuple):
+    """A row whose image is a file.
+
+    Attributes:
+        file: Path of the main image in the tree, also the row's key.
+        values: The other values; a value that is a file is an :class:`InTree`.
+    """
+
+    file: str
+    values: Mapping[str, Any]
+
+
+class InTree(NamedTuple):
+    """A value that is the content of a file, by its path in the tree."""
+
+    file: str
+
+
+class FileRowSource(RowSource):
+    """A source whose main images are files of a folder or an archive, under keys that are their paths.
+
+    A file that is missing is a bad sample.
+
+    Attributes:
+        tree: The folder or archive.
+        main: The name of the main image.
+    """
+
+    main = "image"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        tree = open_tree(path)
+        if tree is None:
+            raise not_a_folder(path)
+        self.tree: Tree = tree
+        self._max_bytes = max_file_bytes(options.max_pixels)
+
+    @abstractmethod
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """The rows of a split, lazily, the same at each call; their values are plain."""
+
+    @abstractmethod
+    def described_by(self) -> Iterable[str]:
+        """The files of the tree that say what the images are; :meth:`stamp` shows when one changes."""
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`."""
+        for file, values in self.file_rows(split):
+            try:
+                found = self.tree.stat(file)
+            except OSError as error:
+                yield Row(file, (file, -1, 0, error.strerror or str(error)), 0)
+                continue
+            size, modified = max(0, found.size), found.modified_ns
+            yield Row(file, (file, found.size, modified, dict(values)), size, 0, modified, found.changed_ns)
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        file, size, modified, rest = ref
+        if size < 0:
+            raise ValueError(rest if isinstance(rest, str) else "is not a file")
+        found = {name: self.content(value.file) if isinstance(value, InTree) else value for name, value in rest.items()}
+        return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
+
+    def content(self, file: str) -> bytes:
+        """The content of a file that goes with an image. Raises :class:`SampleError` or :class:`OSError`."""
+        found = self.tree.stat(file)
+        return self.tree.read(file, found.size, found.modified_ns, self._max_bytes)
+
+    def stamp(self) -> str:
+        """See :meth:`Source.stamp`."""
+        parts = [self.tree.stamp()]
+        for file in self.described_by():
+            try:
+                found = self.tree.stat(file)
+            except OSError as error:
+                raise SourceError(f"{self.tree.name(file)} cannot be reached: {error.strerror or error}") from None
+            parts.append(f"{found.size}@{found.modified_ns}/{found.changed_ns}")
+        return " ".join(filter(None, parts))
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        self.tree.close()
+
+
+def in_packing_order(splits: Iterable[str]) -> tuple[str, ...]:
+    """Names of splits in the order in which they are packed: those of :data:`SPLIT_ORDER`, then others by name."""
+    return tuple(sorted(set(splits), key=lambda name: (_place(name), name)))
+
+
+def _place(name: str) -> int:
+    return SPLIT_ORDER.index(name.lower()) if name.lower() in SPLIT_ORDER else len(SPLIT_ORDER)
