@@ -34,7 +34,7 @@ class Room:
 
 
 ROOMS = (
-    Room("core", "", "numpy xxhash tqdm"),
+    Room("core", "", "numpy xxhash tqdm yaml"),
     Room("images", "core", "numpy torch PIL pillow_heif turbojpeg simplejpeg jpeg4py cv2"),
     Room("stores", "core", "numpy xxhash h5py lmdb"),
     Room("sources", "core images stores", "numpy xxhash torch h5py lmdb pyarrow scipy zarr zstandard"),
@@ -65,6 +65,7 @@ IMPORT_NAMES = {
     "pillow-heif": "pillow_heif",
     "pyturbojpeg": "turbojpeg",
     "opencv-python-headless": "cv2",
+    "pyyaml": "yaml",
 }
 """Import names of distributions that are called otherwise."""
 

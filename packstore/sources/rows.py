@@ -25,7 +25,7 @@ from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOpt
 from packstore.sources.listing import key_size
 from packstore.sources.refusals import not_a_folder
 from packstore.sources.schema import Schema, make_schema
-from packstore.sources.tree import Tree
+from packstore.sources.tree import Found, Tree
 
 _PROBED = 16
 """Rows of each split that are read to tell files from pixels."""
@@ -40,8 +40,8 @@ class Row(NamedTuple):
         ref: What :meth:`RowSource.values` needs to read it: plain values, which another opening understands.
         size_bytes: Size of the main image as it lies in the source.
         value_bytes: About how many bytes the other values have.
-        modified_ns: See :class:`packstore.sources.base.Entry`.
-        changed_ns: Likewise.
+        modified_ns: Time of modification of the newest of its files.
+        changed_ns: Time of change, likewise.
     """
 
     key: str
@@ -176,9 +176,19 @@ class FileRow(NamedTuple):
 
 
 class InTree(NamedTuple):
-    """A value that is the content of a file, by its path in the tree."""
+    """A value that is the content of a file.
+
+    Attributes:
+        file: Its path in the tree.
+        optional: Without the file, the sample has no such value; else it is a bad sample.
+        size_bytes: Its size; the source fills it in, -1 where there is no file.
+        modified_ns: Its time of modification, likewise.
+    """
 
     file: str
+    optional: bool = False
+    size_bytes: int = -1
+    modified_ns: int = 0
 
 
 class FileRowSource(RowSource):
@@ -217,21 +227,37 @@ class FileRowSource(RowSource):
             except OSError as error:
                 yield Row(file, (file, -1, 0, error.strerror or str(error)), 0)
                 continue
-            size, modified = max(0, found.size), found.modified_ns
-            yield Row(file, (file, found.size, modified, dict(values)), size, 0, modified, found.changed_ns)
+            rest = dict(values)
+            value_bytes, modified, changed = 0, found.modified_ns, found.changed_ns
+            for name, value in values.items():
+                if isinstance(value, InTree):
+                    beside = self._found(value.file)
+                    rest[name] = value._replace(size_bytes=beside.size, modified_ns=beside.modified_ns)
+                    value_bytes += max(0, beside.size)
+                    modified, changed = max(modified, beside.modified_ns), max(changed, beside.changed_ns)
+            ref = (file, found.size, found.modified_ns, rest)
+            yield Row(file, ref, max(0, found.size), value_bytes, modified, changed)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         """See :meth:`RowSource.values`."""
         file, size, modified, rest = ref
         if size < 0:
             raise ValueError(rest if isinstance(rest, str) else "is not a file")
-        found = {name: self.content(value.file) if isinstance(value, InTree) else value for name, value in rest.items()}
+        found = {name: self._content(value) if isinstance(value, InTree) else value for name, value in rest.items()}
         return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
 
-    def content(self, file: str) -> bytes:
-        """The content of a file that goes with an image. Raises :class:`SampleError` or :class:`OSError`."""
-        found = self.tree.stat(file)
-        return self.tree.read(file, found.size, found.modified_ns, self._max_bytes)
+    def _found(self, file: str) -> Found:
+        try:
+            return self.tree.stat(file)
+        except OSError:
+            return Found(-1)
+
+    def _content(self, value: InTree) -> bytes | None:
+        if value.size_bytes >= 0:
+            return self.tree.read(value.file, value.size_bytes, value.modified_ns, self._max_bytes)
+        if value.optional:
+            return None
+        raise ValueError(f"its {printable(value.file)} is missing or is no file")
 
     def stamp(self) -> str:
         """See :meth:`Source.stamp`."""

@@ -1,0 +1,43 @@
+"""YAML that others wrote, as plain values: ``data.yaml`` of YOLO, the head of a Hugging Face card."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_MAX_BYTES = 1 << 20
+_MAX_DEPTH = 32
+
+
+def load_yaml(data: bytes) -> Any:
+    """The value of a YAML document: dicts, lists, strings, numbers, booleans, dates, None. Makes no other objects.
+
+    Raises:
+        ValueError: It is no YAML, or has more than 1 MiB, aliases (by which a few bytes stand for gigabytes), or more
+            than 32 levels; also where PyYAML is not installed, saying so.
+    """
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"has {len(data)} bytes; expected YAML of at most {_MAX_BYTES}")
+    try:
+        yaml = importlib.import_module("yaml")
+    except ImportError:
+        raise ValueError("needs PyYAML: pip install 'packstore[yaml]'") from None
+    try:
+        refused = _refused(yaml, data)
+        value = None if refused else yaml.load(data, yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
+        raise ValueError(f"is no YAML: {' '.join(str(error).split())[:200]}") from None
+    if refused:
+        raise ValueError(refused)
+    return value
+
+
+def _refused(yaml: Any, data: bytes) -> str:
+    depth = 0
+    for event in yaml.parse(data, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            return "has an alias (*name), which is not read"
+        if depth > _MAX_DEPTH:
+            return f"is nested more than {_MAX_DEPTH} levels deep"
+    return ""
