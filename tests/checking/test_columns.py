@@ -135,6 +135,7 @@ def test_lmdb_other_copies_of_a_value_are_tried(stores: dict[str, Any], tmp_path
     assert packstore.salvage(bad, tmp_path / "fixed").complete
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["boxes", "a_mask", "a_float64", "a_text_valid"])
 def test_against_another_store(stores: dict[str, Any], tmp_path: Path, name: str) -> None:
     """Every value is compared, and the record and the column are named where one differs."""

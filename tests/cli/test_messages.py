@@ -83,7 +83,7 @@ def test_the_command_names_the_labels(folder: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.sampled(fast=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["verify", "verify --json", "info", "bench", "repair", "salvage"])
 def test_a_source_where_a_store_is_expected(folder: Path, tmp_path: Path, command: str) -> None:
     name, *options = command.split()

@@ -75,6 +75,7 @@ def test_both_ways() -> None:
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.text(), SCALARS),
     st.lists(st.builds(Skipped, st.text(st.characters(codec=None)), st.text())),

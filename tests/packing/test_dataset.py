@@ -212,6 +212,7 @@ class Fatal(Mapped):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_worker_process_that_ends_is_told(tmp_path: Path) -> None:
     with pytest.raises(
