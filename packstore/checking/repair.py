@@ -73,6 +73,9 @@ def repair(
     *,
     source_kind: str | None = None,
     labels: str | os.PathLike[str] | None = None,
+    image_key: str | None = None,
+    label_key: str | None = None,
+    layout: str | None = None,
     partial: bool = False,
     workers: int | None = None,
     decoder: str = "auto",
@@ -90,6 +93,9 @@ def repair(
         destination: Where the new store goes.
         source_kind: Kind of the source instead of recognising it.
         labels: Labels file of the source, as it was given to ``convert``.
+        image_key: Array of the images in the source; None for what ``convert`` was given, and so with the next two.
+        label_key: Array of its class numbers.
+        layout: Order of the images' axes.
         partial: Write the store even when some records are lost, without these.
         workers: Threads; None for one a core.
         decoder: Name of the decoder.
@@ -127,8 +133,11 @@ def repair(
                 source,
                 kind=source_kind,
                 labels=labels,
+                image_key=image_key,
+                label_key=label_key,
+                layout=layout,
                 max_pixels=max_pixels,
-                packed_as=manifest.origin.kind,
+                packed_as=manifest,
                 skip_bad=bool(manifest.skipped),
             )
             with closing(opened):

@@ -70,6 +70,9 @@ class VerifyOptions:
     against: str | os.PathLike[str] | None = None
     source_kind: str | None = None
     labels: str | os.PathLike[str] | None = None
+    image_key: str | None = None
+    label_key: str | None = None
+    layout: str | None = None
     workers: int | None = None
     decoder: str = "auto"
     max_pixels: int = MAX_PIXELS
@@ -92,6 +95,9 @@ def verify(
     against: str | os.PathLike[str] | None = None,
     source_kind: str | None = None,
     labels: str | os.PathLike[str] | None = None,
+    image_key: str | None = None,
+    label_key: str | None = None,
+    layout: str | None = None,
     workers: int | None = None,
     decoder: str = "auto",
     max_pixels: int = MAX_PIXELS,
@@ -112,6 +118,9 @@ def verify(
         against: A source (or another store) to compare with, or None.
         source_kind: Kind of that source instead of recognising it.
         labels: Labels file of that source, as it was given to ``convert``.
+        image_key: Array of the images in that source; None for what ``convert`` was given, and so with the next two.
+        label_key: Array of its class numbers.
+        layout: Order of the images' axes.
         workers: Threads; None for one a core.
         decoder: Name of the decoder.
         max_pixels: An image whose header says more pixels is not decoded and counts as damaged; bounds the memory as
@@ -132,6 +141,9 @@ def verify(
         against=against,
         source_kind=source_kind,
         labels=labels,
+        image_key=image_key,
+        label_key=label_key,
+        layout=layout,
         workers=workers,
         decoder=decoder,
         max_pixels=max_pixels,
@@ -220,8 +232,11 @@ class _Verification:
             path,
             kind=options.source_kind,
             labels=options.labels,
+            image_key=options.image_key,
+            label_key=options.label_key,
+            layout=options.layout,
             max_pixels=options.max_pixels,
-            packed_as=self.reader.manifest.origin.kind,
+            packed_as=self.reader.manifest,
             skip_bad=bool(self.reader.manifest.skipped),
         )
         with closing(source):

@@ -13,6 +13,7 @@ from packstore.cli.common import (
     LocalPath,
     PixelCount,
     PluginChoice,
+    array_options,
     human_bytes,
     pasted,
     progress_bar,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 )
 @click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels: columns file,label[,split].")
 @click.option("--source", "source_kind", type=PluginChoice(SOURCES), help="Kind of SOURCE, instead of recognising it.")
+@array_options
 @click.option(
     "--on-duplicate", type=click.Choice(["raise", "skip", "unchecked"]), default="raise", show_default=True,
     help="At a key that STORE has: stop, or leave the sample out. unchecked: compare no keys.",

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,6 +118,17 @@ def pasted(path: Path) -> str:
         return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
     return f"$'{''.join(map(escaped, text))}'"
+
+
+def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options for sources whose samples lie in named arrays."""
+    for option in (
+        click.option("--layout", metavar="AXES", help="HDF5, npz …: order of the images' axes, e.g. NCHW."),
+        click.option("--label-key", metavar="NAME", help="HDF5, npz …: the array of class numbers."),
+        click.option("--image-key", metavar="NAME", help="HDF5, npz …: the array of images."),
+    ):
+        command = option(command)
+    return command
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from packstore.cli.common import (
     LocalPath,
     PixelCount,
     PluginChoice,
+    array_options,
     describe_normalization,
     echo_rows,
     human_bytes,
@@ -75,6 +76,7 @@ _LISTED = 10
     type=ByteSize(),
     help="Split into shards of about this size, e.g. 1GiB: cut by sizes in SOURCE, before packing.",
 )
+@array_options
 @click.option("--overwrite", is_flag=True, help="Replace DEST, if it is a store, once the new one is complete.")
 @click.option("--restart", is_flag=True, help="Start anew instead of going on from an interrupted run.")
 @click.option(

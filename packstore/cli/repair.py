@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import LocalPath, PixelCount, PluginChoice, expecting_store, progress_bar, quantity
+from packstore.cli.common import (
+    LocalPath,
+    PixelCount,
+    PluginChoice,
+    array_options,
+    expecting_store,
+    progress_bar,
+    quantity,
+)
 from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
 from packstore.core.registry import SOURCES
@@ -34,6 +42,7 @@ _LISTED = 50
 @click.option(
     "--source", "source_kind", type=PluginChoice(SOURCES), metavar="KIND", help="Kind of SOURCE, as for convert."
 )
+@array_options
 @click.option(
     "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
     help="Refuse images of SOURCE that claim more pixels, e.g. 50M.",

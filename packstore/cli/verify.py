@@ -14,6 +14,7 @@ from packstore.cli.common import (
     LocalPath,
     PixelCount,
     PluginChoice,
+    array_options,
     expecting_store,
     human_bytes,
     pasted,
@@ -47,6 +48,7 @@ _LISTED_OF_ANOTHER = 5
 @click.option(
     "--source", "source_kind", type=PluginChoice(SOURCES), metavar="KIND", help="Kind of --against, as for convert."
 )
+@array_options
 @click.option(
     "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
     help="Report images that claim more pixels, e.g. 50M. Each thread needs up to 20 bytes a pixel.",
@@ -74,8 +76,9 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     from packstore.checking.verification import verify as run
     from packstore.stores import format_of
 
-    if options["against"] is None and (options["labels"] is not None or options["source_kind"] is not None):
-        raise click.UsageError("--labels and --source describe what --against names; add --against SOURCE")
+    of_source = ("labels", "source_kind", "image_key", "label_key", "layout")
+    if options["against"] is None and any(options[name] is not None for name in of_source):
+        raise click.UsageError("--labels, --source and the like describe what --against names; add --against SOURCE")
     try:
         with expecting_store(path), progress_bar(quiet or as_json) as progress:
             report = run(path, **options, progress=progress)

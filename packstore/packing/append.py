@@ -82,6 +82,9 @@ def append(
     split: str | None = None,
     source_kind: str | None = None,
     labels: str | os.PathLike[str] | None = None,
+    image_key: str | None = None,
+    label_key: str | None = None,
+    layout: str | None = None,
     on_duplicate: OnDuplicate = "raise",
     on_error: Literal["raise", "skip"] = "raise",
     check: Literal["header", "decode", "none"] = "header",
@@ -103,6 +106,9 @@ def append(
         split: Only this split of ``source``; where that has no splits, the split of the store that its records go to.
         source_kind: Kind of the source instead of recognising it.
         labels: CSV with the columns ``file,label`` and optionally ``split``.
+        image_key: As for :func:`packstore.convert`.
+        label_key: Likewise.
+        layout: Likewise.
         on_duplicate: What to do with a key that the store has: ``raise``, or ``skip`` the sample. ``unchecked`` reads
             no keys, for a caller who knows that all differ.
         on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
@@ -127,6 +133,9 @@ def append(
         split=split,
         source_kind=source_kind,
         labels=labels,
+        image_key=image_key,
+        label_key=label_key,
+        layout=layout,
         on_duplicate=on_duplicate,
         on_error=on_error,
         check=check,

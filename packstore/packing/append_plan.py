@@ -41,6 +41,9 @@ class AppendOptions:
     split: str | None = None
     source_kind: str | None = None
     labels: str | os.PathLike[str] | None = None
+    image_key: str | None = None
+    label_key: str | None = None
+    layout: str | None = None
     on_duplicate: OnDuplicate = "raise"
     on_error: Literal["raise", "skip"] = "raise"
     check: Literal["header", "decode", "none"] = "header"
@@ -147,6 +150,9 @@ def _open(source: Path, options: AppendOptions) -> Source:
         source,
         kind=options.source_kind,
         labels=options.labels,
+        image_key=options.image_key,
+        label_key=options.label_key,
+        layout=options.layout,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
     )
@@ -159,7 +165,7 @@ def request_of(source: Path, options: AppendOptions) -> dict[str, Any]:
 
 
 def _told(source: Source, survey: Survey, options: AppendOptions) -> dict[str, Any]:
-    found = {"source": os.fsdecode(source.path.resolve()), "split": options.split, "stamp": source.stamp()}
+    found = {"source": source.identity(), "split": options.split, "stamp": source.stamp()}
     return found | {"samples": dict(survey.splits), "bytes": survey.size_bytes}
 
 

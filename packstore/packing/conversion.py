@@ -109,6 +109,9 @@ def convert(
     *,
     source_kind: str | None = None,
     labels: str | os.PathLike[str] | None = None,
+    image_key: str | None = None,
+    label_key: str | None = None,
+    layout: str | None = None,
     fields: Mapping[str, Field | str] | None = None,
     split: str | None = None,
     format: str | None = None,
@@ -144,6 +147,9 @@ def convert(
         destination: Where the store goes; its suffix chooses the format.
         source_kind: Kind of the source instead of recognising it, such as ``imagefolder``.
         labels: CSV with the columns ``file,label`` and optionally ``split``.
+        image_key: Of a source of named arrays (HDF5, npz …): the array that holds the images, where that is not clear.
+        label_key: Of such a source: the array that holds the class numbers.
+        layout: Of such a source: the order of the images' axes, such as ``NHWC``, ``NCHW`` or ``NHW``.
         fields: Of a dataset: declarations by name, such as ``{"image": "image", "label": packstore.Label(classes)}``;
             values of other names are left out. None infers them from the first samples. A later sample that does not
             fit is a bad sample.
@@ -189,6 +195,9 @@ def convert(
     options = ConvertOptions(
         source_kind=source_kind,
         labels=labels,
+        image_key=image_key,
+        label_key=label_key,
+        layout=layout,
         split=split,
         format=format,
         encoding=encoding,
@@ -229,8 +238,9 @@ def _plan_of_dataset(
     fields: Mapping[str, Field | str] | None,
     progress: ProgressCallback,
 ) -> Plan:
-    if options.source_kind is not None or options.labels is not None:
-        raise UsageError("source_kind and labels are for paths, not for a dataset")
+    for_paths = (options.source_kind, options.labels, options.image_key, options.label_key, options.layout)
+    if any(value is not None for value in for_paths):
+        raise UsageError("source_kind, labels, image_key, label_key and layout are for paths, not for a dataset")
     by_split = isinstance(data, Mapping)
     if by_split and not all(isinstance(name, str) and name for name in data):
         raise UsageError("a dict of datasets has the names of the splits as its keys")

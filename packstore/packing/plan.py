@@ -39,6 +39,9 @@ class ConvertOptions:
 
     source_kind: str | None = None
     labels: str | os.PathLike[str] | None = None
+    image_key: str | None = None
+    label_key: str | None = None
+    layout: str | None = None
     split: str | None = None
     format: str | None = None
     encoding: str | None = None
@@ -137,6 +140,9 @@ def make_plan(
         source,
         kind=options.source_kind,
         labels=options.labels,
+        image_key=options.image_key,
+        label_key=options.label_key,
+        layout=options.layout,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
     )
@@ -405,6 +411,7 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         "exif_transpose": encode.exif_transpose,
         "quality": encode.quality if "quality" in ENCODINGS[encode.encoding].accepts else None,
         "split": plan.options.split,
+        **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
     }
     store = plan.survey.store
     if store is not None and not encode.resizes:

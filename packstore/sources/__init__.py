@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, UsageError, printable
 from packstore.core.files import check_paths
+from packstore.core.manifest import Manifest
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import annotated
@@ -27,8 +29,11 @@ def open_source(
     kind: str | None = None,
     labels: str | os.PathLike[str] | None = None,
     max_pixels: int = MAX_PIXELS,
-    packed_as: str | None = None,
+    packed_as: Manifest | None = None,
     skip_bad: bool = False,
+    image_key: str | None = None,
+    label_key: str | None = None,
+    layout: str | None = None,
 ) -> Source:
     """Opens the source at ``path``.
 
@@ -40,22 +45,33 @@ def open_source(
         labels: A CSV file with the columns ``file,label`` and optionally ``split``, paths relative to ``path``; the
             source is then of a kind that takes one (``flat``).
         max_pixels: See :class:`SourceOptions`.
-        packed_as: The kind that a store was packed from: decides where the path alone is ambiguous.
+        packed_as: The manifest of a store that was packed from it: its kind of source decides where the path alone is
+            ambiguous, and names of arrays are those that were given then.
         skip_bad: See :class:`SourceOptions`.
+        image_key: See :class:`SourceOptions`.
+        label_key: See :class:`SourceOptions`.
+        layout: See :class:`SourceOptions`.
 
     Raises:
         AmbiguousSourceError: Something annotates the images that no kind reads, and ``kind`` is None.
-        UsageError: A URL, an unknown kind, or labels for a kind that has its own.
+        UsageError: A URL, an unknown kind, labels for a kind that has its own, or names of arrays for a kind that has
+            none.
         SourceError: There is nothing at ``path``, or nothing of a known kind.
     """
     check_paths(path, labels)
     place = Path(path)
     options = SourceOptions(
-        None if labels is None else Path(labels), max_pixels, named=kind is not None, skip_bad=skip_bad
+        labels=None if labels is None else Path(labels),
+        max_pixels=max_pixels,
+        named=kind is not None,
+        skip_bad=skip_bad,
+        image_key=image_key,
+        label_key=label_key,
+        layout=layout,
     )
     named: Kind | None = None if kind is None else SOURCES[kind]
-    if named is not None and options.labels is not None and not named.takes_labels:
-        raise UsageError(f"a source of kind {kind} has its own labels; leave the labels file out, or use another kind")
+    if named is not None and not named.takes(options):
+        raise _takes_not(named, options)
     try:
         place.stat()
     except (OSError, ValueError) as error:
@@ -65,10 +81,35 @@ def open_source(
             try:
                 named = _recognise(place, options)
             except AmbiguousSourceError:
-                if packed_as is None or packed_as not in SOURCES:
+                if packed_as is None or packed_as.origin.kind not in SOURCES:
                     raise
-                named, options = SOURCES[packed_as], replace(options, named=True)
+                named, options = SOURCES[packed_as.origin.kind], replace(options, named=True)
+        if packed_as is not None and packed_as.origin.kind == named.name and named.takes_arrays:
+            options = replace(options, **_recorded_names(packed_as, options))
         return named.open(place, options)
+
+
+def _recorded_names(packed_as: Manifest, options: SourceOptions) -> dict[str, Any]:
+    """The names of arrays that a store was packed with, where no others are given."""
+    if any(value is not None for value in options.array_names.values()):
+        return {}
+    recorded = {name: packed_as.options.get(name) for name in options.array_names}
+    return {name: value for name, value in recorded.items() if isinstance(value, str)}
+
+
+def _takes_not(kind: Kind, options: SourceOptions) -> UsageError:
+    if options.labels is not None and not kind.takes_labels:
+        return UsageError(
+            f"a source of kind {kind.name} has its own labels; leave the labels file out, or use another kind"
+        )
+    return UsageError(
+        f"a source of kind {kind.name} has no arrays to choose from; leave image_key, label_key and layout out, or "
+        f"use another kind ({_kinds_of_arrays()})"
+    )
+
+
+def _kinds_of_arrays() -> str:
+    return ", ".join(kind.name for kind in SOURCES.values() if kind.takes_arrays)
 
 
 def kind_of(path: Path) -> Kind | None:
@@ -88,13 +129,18 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
     best, so_far = None, Certainty.NO
     kind: Kind
     for kind in SOURCES.values():  # plug-ins come last, and are not even looked for where a built-in kind is certain
-        if options.labels is not None and not kind.takes_labels:
+        if not kind.takes(options):
             continue
         certainty = kind.recognise(path, options)
         if certainty is Certainty.CERTAIN:
             return kind
         if certainty > so_far:
             best, so_far = kind, certainty
+    if best is None and options.labels is None and any(options.array_names.values()):
+        raise SourceError(
+            f"{printable(str(path))} is of no kind that has arrays to choose from ({_kinds_of_arrays()}); leave "
+            "image_key, label_key and layout out"
+        )
     if best is None:
         raise unrecognised(path, list(SOURCES.values()))
     if so_far is Certainty.PARTIAL:

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from packstore.core.arguments import text_or_none
 from packstore.core.columns import ImageData
 from packstore.core.errors import NotInSourceError, SourceError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
@@ -47,16 +48,33 @@ class SourceOptions:
             :func:`packstore.images.sniff.max_file_bytes`.
         named: The user named the kind: it decides where the path alone is ambiguous.
         skip_bad: Bad samples are skipped, so that a cycle of links is a bad sample and does not end the listing.
+        image_key: Name of the array that holds the images; for kinds whose samples lie in named arrays.
+        label_key: Name of the array that holds the class numbers; likewise.
+        layout: Order of the axes of that array: ``NHWC``, ``NCHW``, ``NHW``, ``HWCN`` …; likewise.
     """
 
     labels: Path | None = None
     max_pixels: int = MAX_PIXELS
     named: bool = False
     skip_bad: bool = False
+    image_key: str | None = None
+    label_key: str | None = None
+    layout: str | None = None
 
     def __post_init__(self) -> None:
+        text_or_none(**self.array_names)
+        if self.layout is not None and sorted(self.layout) not in (sorted("NHW"), sorted("NHWC")):
+            raise UsageError(
+                f"layout should name the axes N (samples), H, W and C (channels) in their order, such as NHWC or NCHW, "
+                f"got {self.layout!r}"
+            )
         if type(self.max_pixels) is not int or self.max_pixels < 1:
             raise UsageError(f"max_pixels should be a whole number of at least 1, got {self.max_pixels!r}")
+
+    @property
+    def array_names(self) -> dict[str, str | None]:
+        """What is for kinds whose samples lie in named arrays."""
+        return {"image_key": self.image_key, "label_key": self.label_key, "layout": self.layout}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +88,7 @@ class Kind:
             where it is sure that the path is meant for it, and is broken or ambiguous.
         open: Opens a path. Raises :class:`SourceError` where it is not of this kind.
         takes_labels: It uses :attr:`SourceOptions.labels`; other kinds are never given any.
+        takes_arrays: Likewise :attr:`SourceOptions.array_names`.
     """
 
     name: str
@@ -77,6 +96,12 @@ class Kind:
     recognise: Callable[[Path, SourceOptions], Certainty]
     open: Callable[[Path, SourceOptions], Source]
     takes_labels: bool = False
+    takes_arrays: bool = False
+
+    def takes(self, options: SourceOptions) -> bool:
+        """Whether it uses all that is given of what only some kinds use."""
+        given = any(value is not None for value in options.array_names.values())
+        return (options.labels is None or self.takes_labels) and (not given or self.takes_arrays)
 
 
 class Entry(NamedTuple):
@@ -229,7 +254,8 @@ class Source(ABC):
 
     def identity(self) -> str:
         """What tells this source from others, for going on with an interrupted conversion."""
-        return os.fsencode(self.path.resolve()).decode("utf-8", "backslashreplace")
+        names = [f" {name}={value}" for name, value in self.options.array_names.items() if value is not None]
+        return os.fsencode(self.path.resolve()).decode("utf-8", "backslashreplace") + "".join(names)
 
     def stamp(self) -> str:
         """Changes when the source changes in a way that its entries do not show; empty where they show every change.
