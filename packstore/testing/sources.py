@@ -97,11 +97,8 @@ class SourceSuite:
             with pytest.raises(UsageError, match="has its own labels"):
                 open_source(path, kind=self.kind, labels=path)
         if not kind.takes_arrays:
-            for name in ("image_key", "label_key"):
-                with pytest.raises(UsageError, match="has no arrays to choose from"):
-                    open_source(path, kind=self.kind, **{name: "x"})
             with pytest.raises(UsageError, match="has no arrays to choose from"):
-                open_source(path, kind=self.kind, layout="NHWC")
+                open_source(path, kind=self.kind, image_key="x")
 
     def test_the_order_is_the_same_at_each_call(self, path: Path, source: Source) -> None:
         entries = list(source.entries())
