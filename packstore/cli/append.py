@@ -12,16 +12,14 @@ from packstore.cli.common import (
     ByteSize,
     LocalPath,
     PixelCount,
-    PluginChoice,
-    array_options,
     human_bytes,
     pasted,
     progress_bar,
     quantity,
+    source_options,
 )
 from packstore.cli.convert import EXIT_SKIPPED
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -35,9 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--split", metavar="NAME", help="Take this split of SOURCE; if it has none, put its records into this one of STORE."
 )
-@click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels: columns file,label[,split].")
-@click.option("--source", "source_kind", type=PluginChoice(SOURCES), help="Kind of SOURCE, instead of recognising it.")
-@array_options
+@source_options
 @click.option(
     "--on-duplicate", type=click.Choice(["raise", "skip", "unchecked"]), default="raise", show_default=True,
     help="At a key that STORE has: stop, or leave the sample out. unchecked: compare no keys.",

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,15 @@ import click
 from click.shell_completion import CompletionItem
 
 from packstore.core.errors import StoreError, UsageError, printable
+from packstore.core.registry import SOURCES
 from packstore.core.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Normalization
     from packstore.core.progress import ProgressCallback
     from packstore.core.registry import Registry
+
+_LISTED = 10
 
 
 class LocalPath(click.Path):
@@ -90,6 +93,29 @@ class PluginChoice(click.Choice):  # type: ignore[type-arg]
         return [CompletionItem(name) for name in self._registry if name.startswith(incomplete)]
 
 
+def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options for sources whose samples lie in named arrays."""
+    for option in (
+        click.option("--layout", metavar="AXES", help="HDF5, npz …: order of the images' axes, e.g. NCHW."),
+        click.option("--label-key", metavar="NAME", help="HDF5, npz …: the array of class numbers."),
+        click.option("--image-key", metavar="NAME", help="HDF5, npz …: the array of images."),
+    ):
+        command = option(command)
+    return command
+
+
+def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that say how SOURCE is read."""
+    kind_help = "Kind of SOURCE, instead of recognising it: packstore guide sources."
+    for option in (
+        array_options,
+        click.option("--source", "source_kind", type=PluginChoice(SOURCES), metavar="KIND", help=kind_help),
+        click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels: columns file,label[,split]."),
+    ):
+        command = option(command)
+    return command
+
+
 class ImageSize(click.ParamType):  # type: ignore[type-arg]
     """S or HxW in pixels."""
 
@@ -104,7 +130,7 @@ class ImageSize(click.ParamType):  # type: ignore[type-arg]
         return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
 
 
-def pasted(path: Path) -> str:
+def pasted(path: Path | str) -> str:
     """``path`` for a command that is shown: quoted for the shell, where it must be as ``$'…'``."""
     text = str(path)
     if printable(text) == text:
@@ -120,15 +146,10 @@ def pasted(path: Path) -> str:
     return f"$'{''.join(map(escaped, text))}'"
 
 
-def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options for sources whose samples lie in named arrays."""
-    for option in (
-        click.option("--layout", metavar="AXES", help="HDF5, npz …: order of the images' axes, e.g. NCHW."),
-        click.option("--label-key", metavar="NAME", help="HDF5, npz …: the array of class numbers."),
-        click.option("--image-key", metavar="NAME", help="HDF5, npz …: the array of images."),
-    ):
-        command = option(command)
-    return command
+def pasted_options(options: Mapping[str, Any]) -> str:
+    """Those of :func:`source_options` that are given, for a command that is shown, each behind a space."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return "".join(f" --{name.removesuffix('_kind').replace('_', '-')} {pasted(v)}" for name, v in given.items())
 
 
 @contextmanager
@@ -145,11 +166,15 @@ def expecting_store(path: Path) -> Iterator[None]:
         kind = kind_of(path)
         if kind is None:
             raise
-        name = path.name.removesuffix(".tar.gz") or path.resolve().name
         raise UsageError(
-            f"{printable(str(path))} is {kind.help.partition(',')[0]}; pack it first: "
-            f"packstore convert {pasted(path)} {pasted(Path(f'{name}.lmdb'))}"
+            f"{printable(str(path))} is {kind.help.partition(',')[0]}; pack it first: {packing_command(path)}"
         ) from error
+
+
+def packing_command(path: Path, options: str = "") -> str:
+    """The command that packs the source at ``path`` with these options."""
+    name = path.name.removesuffix(".tar.gz") or path.resolve().name
+    return f"packstore convert {pasted(path)} {pasted(Path(f'{name}.lmdb'))}{options}"
 
 
 def human_bytes(n: float) -> str:
@@ -165,6 +190,12 @@ def describe_normalization(normalization: Normalization) -> str:
     """``mean 0.491, 0.482, 0.447, std 0.247, 0.243, 0.262``."""
     mean, std = (", ".join(f"{v:.4g}" for v in values) for values in (normalization.mean, normalization.std))
     return f"mean {mean}, std {std}"
+
+
+def list_classes(classes: tuple[str, ...]) -> str:
+    """``12 (ant, bee, …)``."""
+    shown = ", ".join(printable(name) for name in classes[:_LISTED])
+    return f"{len(classes):,} ({shown}{', …' if len(classes) > _LISTED else ''})"
 
 
 def quantity(n: int, noun: str, plural: str | None = None) -> str:

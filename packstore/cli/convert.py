@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import shlex
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,16 +17,18 @@ from packstore.cli.common import (
     LocalPath,
     PixelCount,
     PluginChoice,
-    array_options,
     describe_normalization,
     echo_rows,
     human_bytes,
+    list_classes,
     pasted,
+    pasted_options,
     progress_bar,
     quantity,
+    source_options,
 )
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
+from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -68,15 +69,13 @@ _LISTED = 10
     help="Turn images as their EXIF orientation says; files that are kept, when loading.",
 )
 @click.option("--split", metavar="NAME", help="Pack only this split.")
-@click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels: columns file,label[,split].")
-@click.option("--source", "source_kind", type=PluginChoice(SOURCES), help="Kind of SOURCE, instead of recognising it.")
+@source_options
 @click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of DEST.")
 @click.option(
     "--shard-size",
     type=ByteSize(),
     help="Split into shards of about this size, e.g. 1GiB: cut by sizes in SOURCE, before packing.",
 )
-@array_options
 @click.option("--overwrite", is_flag=True, help="Replace DEST, if it is a store, once the new one is complete.")
 @click.option("--restart", is_flag=True, help="Start anew instead of going on from an interrupted run.")
 @click.option(
@@ -168,7 +167,7 @@ def describe_plan(plan: Plan) -> str:
     lines += [f"  {name:<10} {count:,}" for name, count in survey.splits.items() if name]
     for column in survey.columns:
         classes = column.classes
-        lines.append(f"{column.name:<12} {'numbers' if classes is None else _list_classes(classes)}")
+        lines.append(f"{column.name:<12} {'numbers' if classes is None else list_classes(classes)}")
     if survey.ignored:
         lines.append(f"ignored      {describe_ignored(survey.ignored)}")
     if plan.shards is not None:
@@ -193,7 +192,7 @@ def describe_report(report: ConvertReport) -> str:
     if manifest.splits:
         lines.append("  splits   " + ", ".join(f"{s.name} {len(s):,}" for s in manifest.splits))
     if manifest.classes is not None:
-        lines.append(f"  classes  {_list_classes(manifest.classes)}")
+        lines.append(f"  classes  {list_classes(manifest.classes)}")
     if not any(column.name == "label" for column in manifest.columns):
         lines.append("  labels   none")
     elif manifest.classes is None:
@@ -234,12 +233,8 @@ def describe_report(report: ConvertReport) -> str:
 
 def proof_command(report: ConvertReport, source: Path, labels: Path | None, source_kind: str | None) -> str:
     """The whole command that compares a new store with its source. The split is in the store."""
-    parts = ["packstore verify", pasted(report.destination), "--against", pasted(source)]
-    if labels is not None:
-        parts += ["--labels", pasted(labels)]
-    if source_kind is not None:
-        parts += ["--source", shlex.quote(source_kind)]
-    return " ".join(parts)
+    command = f"packstore verify {pasted(report.destination)} --against {pasted(source)}"
+    return command + pasted_options({"labels": labels, "source_kind": source_kind})
 
 
 def _uint8_saving(report: ConvertReport) -> str | None:
@@ -272,8 +267,3 @@ def _describe_orientation(report: ConvertReport) -> str:
 
 def describe_ignored(ignored: Any) -> str:
     return ", ".join(f"{reason}: {count:,}" for reason, count in ignored.items())
-
-
-def _list_classes(classes: tuple[str, ...]) -> str:
-    shown = ", ".join(printable(name) for name in classes[:_LISTED])
-    return f"{len(classes):,} ({shown}{', …' if len(classes) > _LISTED else ''})"

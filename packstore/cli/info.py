@@ -1,8 +1,9 @@
-"""``packstore info``."""
+"""``packstore info``: of a store, and in :mod:`.source_info` of a source."""
 
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,13 @@ from packstore.cli.common import (
     LocalPath,
     describe_normalization,
     echo_rows,
-    expecting_store,
     human_bytes,
+    pasted_options,
+    progress_bar,
     quantity,
+    source_options,
 )
-from packstore.core.errors import printable
+from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.registry import FORMATS
 
 if TYPE_CHECKING:
@@ -27,12 +30,15 @@ _LISTED = 10
 _COUNTED_SHARDS = 100
 
 
-@click.command(short_help="Show what a store holds.")
+@click.command(short_help="Show what a store or a source holds.")
 @click.argument("path", type=LocalPath())
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--counts", is_flag=True, help="Count the records of each class, in a store of many shards too.")
-def info(path: Path, as_json: bool, counts: bool) -> None:
+@source_options
+def info(path: Path, as_json: bool, counts: bool, **options: Any) -> None:
     """Show what the store at PATH holds: format, encoding, splits, classes, shapes, sizes, origin.
+
+    Of a SOURCE at PATH, what convert would pack and how it was recognised; nothing is written.
 
     The records of each class are counted if the store has at most 100 shards, since all are opened for it.
 
@@ -40,14 +46,45 @@ def info(path: Path, as_json: bool, counts: bool) -> None:
     Examples:
       packstore info imagenet.lmdb
       packstore info imagenet.lmdb --json | jq .splits
+      packstore info imagenet/                 a source
     """
     from packstore.stores import open_store
 
-    with expecting_store(path), open_store(path) as reader:
+    if any(value is not None for value in options.values()):
+        _show_source(path, as_json, options)
+        return
+    try:
+        reader = open_store(path)
+    except StoreError as error:
+        if isinstance(error, MissingStoreError):
+            raise
+        try:
+            _show_source(path, as_json, options)
+        except StoreError:  # it is meant to be a store
+            raise error from None
+        return
+    with reader:
         if as_json:
             click.echo(json.dumps(to_json(reader, counts), indent=2))
         else:
             echo_rows(describe(reader, counts))
+
+
+def _show_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
+    from packstore.cli.source_info import describe_source, source_to_json
+    from packstore.sources import open_source
+
+    given = {"kind" if name == "source_kind" else name: value for name, value in options.items()}
+    with progress_bar(as_json) as progress, closing(open_source(path, **given)) as source:
+        survey = source.survey(None, progress)
+        if as_json:
+            text = json.dumps(source_to_json(source, survey), indent=2)
+        else:
+            text = describe_source(source, survey, pasted_options(options))
+    if as_json:
+        click.echo(text)
+    else:
+        echo_rows(text)
 
 
 def to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:

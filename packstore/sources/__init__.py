@@ -18,9 +18,12 @@ from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import annotated
 from packstore.sources.archives import kept_indexes
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
-from packstore.sources.refusals import unrecognised
+from packstore.sources.refusals import undecided, unrecognised
 
 __all__ = ["Certainty", "Entry", "Kind", "Source", "SourceOptions", "Survey", "kind_of", "open_source"]
+
+_PLAIN = ("imagefolder", "flat")
+"""Kinds that are partial where something lies beside the images, which :mod:`.annotations` names."""
 
 
 def open_source(
@@ -125,8 +128,10 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Kind:
-    """The first kind that is most certain of ``path``. Raises :class:`AmbiguousSourceError` for a partial one."""
-    best, so_far = None, Certainty.NO
+    """The kind of ``path``: the first that is certain, and specific kinds come first; else the first possible one.
+
+    Raises :class:`AmbiguousSourceError` where kinds are partial."""
+    found: dict[Certainty, list[Kind]] = {}
     kind: Kind
     for kind in SOURCES.values():  # plug-ins come last, and are not even looked for where a built-in kind is certain
         if not kind.takes(options):
@@ -134,18 +139,18 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         certainty = kind.recognise(path, options)
         if certainty is Certainty.CERTAIN:
             return kind
-        if certainty > so_far:
-            best, so_far = kind, certainty
-    if best is None and options.labels is None and any(options.array_names.values()):
+        found.setdefault(certainty, []).append(kind)
+    if partial := found.get(Certainty.PARTIAL):
+        formats = [kind for kind in partial if kind.name not in _PLAIN]
+        raise undecided(path, formats) if formats else annotated(path, partial[0].name)
+    if possible := found.get(Certainty.POSSIBLE):
+        return possible[0]
+    if options.labels is None and any(options.array_names.values()):
         raise SourceError(
             f"{printable(str(path))} is of no kind that has arrays to choose from ({_kinds_of_arrays()}); leave "
             "image_key, label_key and layout out"
         )
-    if best is None:
-        raise unrecognised(path, list(SOURCES.values()))
-    if so_far is Certainty.PARTIAL:
-        raise annotated(path, best.name)
-    return best
+    raise unrecognised(path)
 
 
 def _unreachable(path: Path, error: OSError | ValueError) -> str:

@@ -42,6 +42,7 @@ class FlatSource(FolderSource):
         self._labels = None if options.labels is None else LabelsFile(options.labels)
         self.by_suffix = self._labels is None
         self._summary: LabelsSummary | None = None
+        self.evidence = "images at its top" if options.labels is None else f"the labels in {options.labels.name}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """See :meth:`Source.survey`. Raises :class:`SourceError` for an empty folder, and for a labels file with a

@@ -107,6 +107,7 @@ class ImageFolderSource(FolderSource):
         if not classes and not any(splits):
             self._refuse_without_folders(splits[""], ignored)
         labelled = any(folder.classes for folder in chosen)
+        self.evidence = _evidence(folders, labelled)
         if labelled:
             self._check_classes(classes, per_class, [f for f in folders if f not in chosen], ignored)
         return Survey(
@@ -255,6 +256,12 @@ class ImageFolderSource(FolderSource):
                 f"{self.name()}: {len(empty)} of {len(classes)} class folders hold no images: {named}. Remove them, "
                 f"or move them out of the folder{f' (passed over in all folders: {passed})' if passed else ''}"
             )
+
+
+def _evidence(folders: Sequence[_SplitFolder], labelled: bool) -> str:
+    splits = ", ".join(folder.directory for folder in folders if folder.split)
+    what = "folders of images" if labelled else "images without class folders"
+    return f"{what} in {splits}" if splits else what
 
 
 def _all_classes(folders: Sequence[_SplitFolder]) -> tuple[str, ...]:

@@ -193,7 +193,7 @@ def count_passed_over(names: list[str], ignored: Counter[str] | None) -> None:
         ignored[reason] += 1
 
 
-NO_SOURCE = "give a folder of images (.jpg, .png …), CIFAR, or a packstore store"
+NO_SOURCE = "give a folder of images (.jpg, .png …), or another source (see packstore guide sources)"
 """Advice about a source without images."""
 
 

@@ -5,26 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.base import Kind
 
+SEE = "see packstore guide sources"
 _HEADER = 1 << 20  # enough for the header of any image but one with a megabyte of metadata before it
 _ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ")
 """How gzip, zip, bzip2 and xz files begin."""
 
 
-def unrecognised(path: Path, kinds: Sequence[Kind]) -> SourceError:
-    """The error for a path that is of none of ``kinds``."""
+def unrecognised(path: Path) -> SourceError:
+    """The error for a path that is of no kind."""
     name = printable(str(path))
     start = first_bytes(path, _HEADER)
+    if path.is_file() and not start:
+        return SourceError(f"{name} is an empty file")
     begins = _begins(start)
     if _is_image(start):
         return _one_image(name)
     if start.startswith(_ARCHIVES):
         return SourceError(f"{name} is an archive{begins} of no known kind: unpack it, and give the folder")
-    known = "; ".join(f"{kind.help} ({kind.name})" for kind in kinds)
-    return SourceError(f"{name} is a file{begins}, which is no source; give one of these: {known}")
+    return SourceError(f"{name} is a file{begins}: no store, and no source that packstore reads ({SEE})")
+
+
+def undecided(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceError:
+    """The error for a path that is of each of ``kinds`` to a part: which of them it is, the user has to say."""
+    could_be = " or ".join(kind.help.partition(",")[0] for kind in kinds)
+    answers = " or ".join(f"--source {kind.name}" for kind in kinds)
+    return AmbiguousSourceError(f"{printable(str(path))} could be {could_be}: say which, with {answers}")
 
 
 def not_a_folder(path: Path) -> SourceError:

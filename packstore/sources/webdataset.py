@@ -86,6 +86,8 @@ class WebDatasetSource(RowSource):
         self._shards = find_shards(path)
         if not self._shards:
             raise SourceError(f"{printable(str(path))} holds no tar shards (.tar, .tar.gz …)")
+        more = f" and {len(self._shards) - 1:,} more" if len(self._shards) > 1 else ""
+        self.evidence = f"files of one name after each other in {self._shards[0][1].name}{more}"
         self._names: list[str] = []  # extensions of files, by number
         self._open = lru_cache(_OPEN_SHARDS)(lambda number: OpenTar(self._shards[number][1]))
 

@@ -84,7 +84,7 @@ def test_the_command_names_the_labels(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["verify", "verify --json", "info", "bench", "repair", "salvage"])
+@pytest.mark.parametrize("command", ["verify", "verify --json", "bench", "repair", "salvage"])
 def test_a_source_where_a_store_is_expected(folder: Path, tmp_path: Path, command: str) -> None:
     name, *options = command.split()
     options += {"repair": ["--from", "x", "--out", "y.lmdb"], "salvage": ["--out", "y.lmdb"]}.get(name, [])
@@ -98,9 +98,9 @@ def test_a_source_where_a_store_is_expected(folder: Path, tmp_path: Path, comman
 
 def test_other_sources_where_a_store_is_expected(folder: Path, tmp_path: Path) -> None:
     make_cifar10(tmp_path)
-    said = run("info", "cifar-10-batches-py", cwd=tmp_path).stderr
+    said = run("verify", "cifar-10-batches-py", cwd=tmp_path).stderr
     assert "is CIFAR-10 as downloaded; pack it first: packstore convert cifar-10-batches-py" in said
-    assert "is a folder of images; pack it first" in run("info", folder / "train" / "ant").stderr
+    assert "is a folder of images; pack it first" in run("verify", folder / "train" / "ant").stderr
 
 
 def test_a_damaged_store_is_no_source(folder: Path, tmp_path: Path) -> None:

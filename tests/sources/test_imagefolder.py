@@ -312,7 +312,7 @@ def test_an_empty_source(tmp_path: Path) -> None:
     fill(tmp_path, ["readme.txt", "a.csv"])
     text = failure(tmp_path)
     assert "holds no images (passed over: 1 not images (" in text
-    assert text.endswith("give a folder of images (.jpg, .png …), CIFAR, or a packstore store")
+    assert text.endswith("give a folder of images (.jpg, .png …), or another source (see packstore guide sources)")
 
 
 def test_images_without_class_folders_are_no_image_folder(tmp_path: Path) -> None:
@@ -461,7 +461,7 @@ def test_progress_counts_up(tmp_path: Path) -> None:
 
 
 def test_kinds_and_what_is_no_source(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'folder'; use one of: store, cifar10, cifar100, webdataset, im"):
+    with pytest.raises(UsageError, match=r"'folder'; use one of: .*store, .*imagefolder, flat"):
         open_source(tmp_path, kind="folder")
     with pytest.raises(SourceError, match="missing: No such file"):
         open_source(tmp_path / "missing")
@@ -478,8 +478,13 @@ def test_kinds_and_what_is_no_source(tmp_path: Path) -> None:
     for kind in (None, "imagefolder", "flat"):
         with pytest.raises(SourceError, match="is a file that begins with b'hello wo'"):
             open_source(tmp_path / "text.txt", kind=kind)
-    with pytest.raises(SourceError, match=r"which is no source; give one of these: a packstore store \(store\); CIFAR"):
+    with pytest.raises(
+        SourceError, match=r": no store, and no source that packstore reads \(see packstore guide sources\)$"
+    ):
         open_source(tmp_path / "text.txt")
+    (tmp_path / "empty").touch()
+    with pytest.raises(SourceError, match="empty is an empty file"):
+        open_source(tmp_path / "empty")
     with pytest.raises(UsageError, match="labels"):
         open_source(tmp_path, kind="imagefolder", labels=tmp_path / "text.txt")
 

@@ -1,0 +1,121 @@
+"""What ``packstore info`` says of a source, before anything is packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from packstore.cli.common import human_bytes, list_classes, packing_command, quantity
+from packstore.core.errors import printable
+from packstore.core.registry import SOURCES
+
+if TYPE_CHECKING:
+    from packstore.core.column import Column
+    from packstore.sources import Source, Survey
+
+_KEYS = 3
+_MEANINGS = {
+    "label": "the number of a class",
+    "labels": "numbers of classes",
+    "boxes": "left, top, right, bottom in pixels",
+    "keypoints": "points",
+    "mask": "a class number a pixel",
+    "image": "another image",
+    "text": "text",
+    "json": "JSON",
+    "bytes": "bytes",
+}
+
+
+def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
+    """What a source is, as JSON values. ``records`` and the counts of ``splits`` are None where only reading all
+    samples tells them."""
+    counted = survey.counted
+    return {
+        "path": str(source.path),
+        "kind": source.kind,
+        "help": SOURCES[source.kind].help,
+        "evidence": source.evidence,
+        "records": survey.records if counted else None,
+        "splits": {name: count if counted else None for name, count in survey.splits.items()},
+        "image_bytes": survey.size_bytes,
+        "encoding": survey.encoding,
+        "shape": survey.shape,
+        "columns": [
+            {
+                "name": column.name,
+                "type": column.type,
+                "kind": column.kind,
+                "dtype": column.dtype,
+                "shape": column.shape,
+                "classes": column.classes,
+                "nullable": column.nullable,
+                "parallel": column.parallel,
+            }
+            for column in _columns(survey)
+        ],
+        "sample_keys": sample_keys(source, survey),
+        "ignored": dict(survey.ignored),
+    }
+
+
+def describe_source(source: Source, survey: Survey, options: str) -> str:
+    """The same for people. ``options`` are those of the command line that the source was opened with."""
+    rows = [
+        ("path", printable(str(source.path))),
+        ("source", f"{printable(SOURCES[source.kind].help)} ({source.kind})"),
+    ]
+    if source.evidence:
+        rows.append(("known by", printable(source.evidence)))
+    size = f"{human_bytes(survey.size_bytes)} of images"
+    rows.append(("samples", f"{survey.records:,}, {size}" if survey.counted else "not known before all are read"))
+    for name, count in survey.splits.items():
+        if name:
+            rows.append(("split", f"{printable(name)}: {quantity(count, 'sample')}" if survey.counted else name))
+    shape = f" of shape {_dimensions(survey.shape)}" if survey.shape else ""
+    files = survey.encoding in ("original", "jpeg", "seekable")
+    rows.append(("column image", f"image files, packed byte for byte{shape}" if files else f"{survey.encoding}{shape}"))
+    rows += [(f"column {column.name}", _describe(column)) for column in _columns(survey)]
+    if not any(column.type in ("label", "labels") for column in survey.columns):
+        rows.append(("labels", "none"))
+    rows += [("key" if number == 0 else "", printable(key)) for number, key in enumerate(sample_keys(source, survey))]
+    for number, (reason, count) in enumerate(survey.ignored.items()):
+        rows.append(("passed over" if number == 0 else "", f"{printable(reason)}: {count:,}"))
+    rows.append(("pack it", packing_command(source.path, options)))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def sample_keys(source: Source, survey: Survey) -> list[str]:
+    """Keys of three samples: the first of each split, then the next ones of the first. None where listing would use
+    the samples up."""
+    if not survey.resumable:
+        return []
+    splits: Sequence[str | None] = [name for name in survey.splits if name][:_KEYS]
+    listed = [(entry.key for entry in source.entries(split)) for split in splits or [None]]
+    firsts = [key for keys in listed for key in islice(keys, 1)]
+    return [*islice(chain(firsts, *listed), _KEYS)]
+
+
+def _columns(survey: Survey) -> list[Column]:
+    """Those that are packed of what a sample has, without companions that say which values are missing, or shapes."""
+    hidden = {companion.name for column in survey.columns for companion in column.companions}
+    return [column for column in survey.columns if column.name not in hidden]
+
+
+def _describe(column: Column) -> str:
+    meaning = _MEANINGS.get(column.type)
+    if meaning is None:
+        each = _dimensions(column.shape) or ("values" if column.kind == "ragged" else "a value")
+        meaning = f"{column.dtype}, {'any number of ' if column.kind == 'ragged' else ''}{each}"
+    if column.classes is not None:
+        meaning = f"classes {list_classes(column.classes)}"
+    elif column.type == "label":
+        meaning = "numbers, without names of classes"
+    parallel = f", one a row of {column.parallel}" if column.parallel else ""
+    return f"{column.type}: {meaning}{parallel}{'; may be missing' if column.nullable else ''}"
+
+
+def _dimensions(shape: tuple[int, ...] | None) -> str:
+    return " x ".join(map(str, shape or ()))

@@ -1,0 +1,166 @@
+"""``packstore info`` of a source: what it was recognised as and why, before anything is packed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+import packstore
+from packstore.cli.source_info import describe_source, sample_keys, source_to_json
+from packstore.core.column import Column
+from packstore.sources import Entry, Source, SourceOptions, Survey
+from tests.makers.command import run
+from tests.makers.datasets import make_cifar10, make_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("images") / "my photos")
+
+
+def rows(text: str) -> dict[str, str]:
+    """The rows by name; those without one go on with the row above, behind a bar."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition("  ")
+        if name:
+            last = name if name != "split" else f"split {value.strip().partition(':')[0]}"
+            found[last] = value.strip()
+        else:
+            found[last] += f" | {line.strip()}"
+    return found
+
+
+def test_an_image_folder(folder: Path, tmp_path: Path) -> None:
+    (folder / "notes.txt").write_text("passed over")
+    done = run("info", folder, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = rows(done.stdout)
+    assert said["source"] == "an image folder, whose folders are classes (imagefolder)"
+    assert said["known by"] == "folders of images in train, val"
+    assert said["column image"] == "image files, packed byte for byte"
+    assert "not images (.txt): 1" in said["passed over"]
+    packstore.convert(folder, tmp_path / "store.h5")
+    with packstore.open(tmp_path / "store.h5") as reader:
+        manifest = reader.manifest
+        splits = {f"split {split.name}": f"{split.name}: {len(split)} samples" for split in manifest.splits}
+        assert {name: value for name, value in said.items() if name.startswith("split ")} == splits
+        assert (
+            said["column label"]
+            == f"label: classes {len(manifest.classes or ())} ({', '.join(manifest.classes or ())})"
+        )
+        firsts = [reader.key(split.start) for split in manifest.splits]
+        assert said["key"].split(" | ") == [*firsts, reader.key(1)][:3]
+    assert shlex.split(said["pack it"]) == ["packstore", "convert", str(folder), "my photos.lmdb"]
+    assert run(*shlex.split(said["pack it"])[1:], cwd=tmp_path).returncode == 0
+
+
+def test_as_json(folder: Path) -> None:
+    done = run("info", folder, "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["kind"] == "imagefolder"
+    assert facts["records"] == sum(facts["splits"].values())
+    assert facts["columns"][0]["name"] == "label"
+    assert len(facts["sample_keys"]) == 3
+    assert {"path", "help", "evidence", "image_bytes", "encoding", "shape", "ignored"} <= set(facts)
+
+
+def test_of_arrays(tmp_path: Path) -> None:
+    make_cifar10(tmp_path)
+    said = rows(run("info", tmp_path / "cifar-10-batches-py").stdout)
+    assert said["source"] == "CIFAR-10 as downloaded, a folder or .tar.gz (cifar10)"
+    assert said["column image"] == "uint8 of shape 32 x 32 x 3"
+
+
+def test_options_are_those_of_convert_and_in_its_command(folder: Path, tmp_path: Path) -> None:
+    labels = tmp_path / "the labels.csv"
+    first = next((folder / "train").rglob("*.png")).relative_to(folder)
+    labels.write_text(f"file,label\n{first},3\n")
+    done = run("info", folder, "--labels", labels, "--source", "flat", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = rows(done.stdout)
+    assert said["known by"] == "the labels in the labels.csv"
+    assert said["column label"] == "label: numbers, without names of classes"
+    assert run(*shlex.split(said["pack it"])[1:], cwd=tmp_path).returncode == 0
+    done = run("info", folder, "--source", "webdataset")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "holds no tar shards" in done.stderr
+
+
+def test_a_store_as_a_source(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "a.lmdb")
+    assert "a packstore store (store)" in run("info", tmp_path / "a.lmdb", "--source", "store").stdout
+    assert "a packstore store (store)" not in run("info", tmp_path / "a.lmdb").stdout
+
+
+def test_what_is_neither_a_store_nor_a_source(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("hello world")
+    done = run("info", tmp_path / "text.txt")
+    assert done.returncode == 1
+    assert "no store, and no source that packstore reads (see packstore guide sources)" in done.stderr
+    done = run("info", tmp_path / "missing")
+    assert done.returncode == 2
+    assert "missing does not exist" in done.stderr
+
+
+def test_a_question_is_asked_before_anything_else(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "b")
+    (tmp_path / "b" / "metadata.csv").write_text("file_name,label\n")
+    done = run("info", tmp_path / "b", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "metadata.csv" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+class _Rows(Source):
+    kind = "flat"
+    evidence = "a\x1b file"
+
+    def survey(self, split: str | None = None, progress: object = None) -> Survey:
+        boxes = Column("boxes", "ragged", "float32", (4,), type="boxes", coordinates="xyxy", nullable=True)
+        classes = tuple(f"c{n}" for n in range(12))
+        columns = (
+            boxes,
+            *boxes.companions,
+            Column("labels", "ragged", "int64", classes=classes, type="labels", parallel="boxes"),
+            Column("depth", "fixed", "float32", (2, 3)),
+        )
+        return Survey({"train": 1, "a\nb": 2}, columns, "uint8", None, 5, {}, 9, sampled=frozenset(("depth",)))
+
+    def entries(self, split: str | None = None) -> list[Entry]:  # type: ignore[override]
+        keys = {"train": ["t\x07"], "a\nb": ["x", "y"]}
+        return [Entry(key, name, (), 1, None) for name in keys if split in (None, name) for key in keys[name]]
+
+    def read(self, entry: Entry) -> bytes:
+        raise NotImplementedError("info reads no image")
+
+
+def test_columns_and_hostile_names() -> None:
+    source = _Rows(Path("x"), SourceOptions())
+    survey = source.survey()
+    said = describe_source(source, survey, "")
+    assert all(line.isprintable() for line in said.splitlines())
+    found = rows(said)
+    assert found["column boxes"] == "boxes: left, top, right, bottom in pixels; may be missing"
+    assert (
+        found["column labels"] == "labels: classes 12 (c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, …), one a row of boxes"
+    )
+    assert found["column depth"] == "array: float32, 2 x 3"
+    assert "column boxes_valid" not in found
+    assert found["key"] == r"t\x07 | x | y"
+    facts = json.loads(json.dumps(source_to_json(source, survey)))
+    assert [column["name"] for column in facts["columns"]] == ["boxes", "labels", "depth"]
+    assert facts["sample_keys"] == ["t\x07", "x", "y"]
+
+
+def test_samples_that_can_be_had_once_are_not_used_up() -> None:
+    source = _Rows(Path("x"), SourceOptions())
+    survey = Survey({"": 0}, (), "original", None, 0, {}, 0, counted=False, resumable=False)
+    assert sample_keys(source, survey) == []
+    assert rows(describe_source(source, survey, ""))["samples"] == "not known before all are read"
+    assert source_to_json(source, survey)["records"] is None

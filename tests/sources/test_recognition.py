@@ -1,0 +1,98 @@
+"""Which kind a path is of: specific kinds first, a question where no kind is certain, and light imports."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import packstore
+from packstore.core.errors import AmbiguousSourceError, SourceError
+from packstore.core.registry import SOURCES
+from packstore.sources import Certainty, Kind, open_source
+from packstore.sources.flat import FlatSource
+from tests.makers.datasets import make_folder
+from tests.makers.images import tiny
+
+
+@pytest.fixture
+def two() -> Iterator[dict[str, Certainty]]:
+    """Two plug-ins whose certainty the test sets."""
+    says: dict[str, Certainty] = {"one": Certainty.NO, "two": Certainty.NO}
+    for name in says:
+        SOURCES.register(
+            name, Kind(name, f"what {name} writes, as it is", lambda _p, _o, name=name: says[name], FlatSource)
+        )
+    yield says
+    for name in says:
+        SOURCES.unregister(name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "photos")
+
+
+def test_the_first_certain_kind_is_it(two: dict[str, Certainty], folder: Path) -> None:
+    two.update(one=Certainty.CERTAIN, two=Certainty.CERTAIN)
+    assert open_source(folder).kind == "imagefolder"  # which is asked before plug-ins
+    (folder / "metadata.csv").touch()  # and is a part of it only, now
+    SOURCES["one"].open(folder, packstore.sources.SourceOptions())
+    assert open_source(folder).path == folder
+
+
+def test_a_certain_kind_comes_before_a_partial_one(two: dict[str, Certainty], folder: Path) -> None:
+    two.update(one=Certainty.PARTIAL, two=Certainty.CERTAIN)
+    (folder / "metadata.csv").touch()
+    assert isinstance(open_source(folder), FlatSource)
+
+
+def test_two_that_could_be_are_a_question_with_its_answers(two: dict[str, Certainty], folder: Path) -> None:
+    two.update(one=Certainty.PARTIAL, two=Certainty.PARTIAL)
+    (folder / "metadata.csv").touch()
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(folder)
+    message = str(caught.value)
+    assert message == (
+        f"{folder} could be what one writes or what two writes: say which, with --source one or --source two"
+    )
+    for kind in re.findall(r"--source (\w+)", message):
+        open_source(folder, kind=kind)
+
+
+def test_possible_kinds_are_asked_last(two: dict[str, Certainty], tmp_path: Path) -> None:
+    """The first of them opens the path, and says what is missing."""
+    two.update(one=Certainty.POSSIBLE, two=Certainty.POSSIBLE)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="holds no images"):
+        open_source(tmp_path / "empty").survey()
+
+
+def test_specific_kinds_come_first() -> None:
+    assert list(SOURCES.built_in)[-2:] == ["imagefolder", "flat"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("archived", [False, True])
+def test_an_image_folder_loads_no_library_of_another_kind(archived: bool, tmp_path: Path) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "1.png").write_bytes(tiny(1))
+    root = tmp_path / "photos"
+    if archived:
+        import shutil
+
+        root = Path(shutil.make_archive(str(root), "tar", root))
+    code = (
+        "import sys\nfrom packstore.sources import open_source\n"
+        f"assert open_source({str(root)!r}).kind == 'imagefolder'\n"
+        "heavy = {'torch', 'h5py', 'lmdb', 'PIL', 'pyarrow', 'scipy', 'zarr', 'zstandard', 'pandas', 'yaml'}\n"
+        "heavy &= set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
