@@ -163,6 +163,7 @@ SOURCES = Registry(
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",
         "webdataset": "packstore.sources.webdataset:KIND",
+        "voc": "packstore.sources.voc:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",
         "flat": "packstore.sources.flat:KIND",
     },

@@ -113,6 +113,9 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
     "a list of labels": ({"x/a.jpg": "", "x/b.jpg": "", "anything.csv": "id,y\nb,0\na,1\n"}, "anything.csv"),
 }
 
+READ = {"voc": "voc"}
+"""Layouts that a kind reads with all that annotates them."""
+
 INNOCENT: dict[str, dict[str, str]] = {
     "classes that count from 1": {f"{name}/{i}.jpg": "" for name in ("cat", "dog", "images") for i in range(9)},
     "two classes": {f"{name}/{i}.jpg": "" for name in ("ants", "bees") for i in range(9)},
@@ -170,7 +173,12 @@ def test_real_folders(demo_folder: Path, shared_data: Path) -> None:
     assert find_annotations(FolderTree(shared_data / "imagenet-600")) == []
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", READ)
+def test_what_a_kind_reads_is_no_question(name: str, tmp_path: Path) -> None:
+    assert open_source(fill(tmp_path, LAYOUTS[name][0])).kind == READ[name]
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in READ])
 def test_a_folder_with_annotations_is_a_question(name: str, tmp_path: Path) -> None:
     """Exit code 2 (a usage error), what was seen, and what packs the images alone: that does."""
     files, expected = LAYOUTS[name]

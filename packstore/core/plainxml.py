@@ -1,0 +1,66 @@
+"""XML that others wrote, as plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.parsers import expat
+
+_MAX_BYTES = 16 << 20
+_MAX_DEPTH = 32
+
+
+class _Element:
+    """An element that is being read: its texts, and the values of its children by name."""
+
+    def __init__(self, name: str, attributes: dict[str, str]) -> None:
+        self.name = name
+        self.children: dict[str, list[Any]] = {f"@{key}": [value] for key, value in attributes.items()}
+        self.text: list[str] = []
+
+    def value(self) -> Any:
+        text = "".join(self.text).strip()
+        if not self.children:
+            return text
+        if text:
+            self.children.setdefault("#text", []).append(text)
+        return {name: values[0] if len(values) == 1 else values for name, values in self.children.items()}
+
+
+def load_xml(data: bytes) -> tuple[str, Any]:
+    """The name of the root of an XML document, and its value.
+
+    An element with neither children nor attributes is its text without blanks around it; another is a dict of its
+    children by name, lists where a name comes several times, ``@name`` for an attribute and ``#text`` for its own text.
+
+    Raises:
+        ValueError: It is no XML, or has more than 16 MiB, a document type (which may define entities, by which a few
+            bytes stand for gigabytes or for other files), or more than 32 levels.
+    """
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"has {len(data)} bytes; expected XML of at most {_MAX_BYTES}")
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    open_elements = [_Element("", {})]
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        if len(open_elements) > _MAX_DEPTH:
+            raise ValueError(f"is nested more than {_MAX_DEPTH} levels deep")
+        open_elements.append(_Element(name, attributes))
+
+    def end(name: str) -> None:
+        element = open_elements.pop()
+        open_elements[-1].children.setdefault(element.name, []).append(element.value())
+
+    def document_type(*_: Any) -> None:
+        raise ValueError("has a document type, which is not read")
+
+    parser.StartElementHandler = start
+    parser.EndElementHandler = end
+    parser.CharacterDataHandler = lambda text: open_elements[-1].text.append(text)
+    parser.StartDoctypeDeclHandler = document_type
+    try:
+        parser.Parse(data, True)
+    except (expat.ExpatError, LookupError) as error:  # LookupError: an unknown encoding
+        raise ValueError(f"is no XML: {error}") from None
+    (found,) = open_elements[0].children.items()
+    return found[0], found[1][0]

@@ -1,0 +1,134 @@
+"""Files beside images: their lists, labels and masks, in a folder or an archive."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from packstore.core.errors import SampleError, SourceError, printable
+from packstore.core.fields import Image, Mask
+from packstore.images.sniff import HeaderError, sniff
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.tree import Tree
+
+_HEADER = 1 << 12
+_COLOUR_AT, _ONE_CHANNEL = 25, (0, 3)  # of a PNG's header; gray, palette
+_TEXT_BYTES = 256 << 20
+
+
+def is_folder(tree: Tree, path: str) -> bool:
+    """Whether there is a directory at ``path``."""
+    try:
+        return tree.stat(path).is_directory
+    except OSError:
+        return False
+
+
+def is_file(tree: Tree, path: str) -> bool:
+    """Whether there is a file at ``path``."""
+    try:
+        return tree.stat(path).size >= 0
+    except OSError:
+        return False
+
+
+def join(folder: str, name: str) -> str:
+    """A path in a tree, whose root is ``""``."""
+    return f"{folder}/{name}" if folder else name
+
+
+def plain_path(text: str) -> str:
+    """A path that a file names, without empty parts and ``.``. Raises :class:`ValueError` where it is empty, absolute,
+    or leads upwards, so that no file outside the source is read."""
+    parts = [part for part in text.replace("\\", "/").split("/") if part not in ("", ".")]
+    if not parts or ".." in parts or "\0" in text or text.startswith(("/", "\\")) or text[1:2] == ":":
+        raise ValueError(f"names {printable(text[:80])!r}, which is no path within the source")
+    return "/".join(parts)
+
+
+def finite(text: str) -> float:
+    """A number that a file names. Raises :class:`ValueError` for anything else, infinity and NaN among it."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"found {printable(text[:40])!r}, which is no coordinate")
+    return number
+
+
+def read_whole(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
+    """All bytes of a file that says what the images are. Raises :class:`SourceError`."""
+    try:
+        found = tree.stat(file)
+        return tree.read(file, found.size, found.modified_ns, max_bytes)
+    except OSError as error:
+        raise SourceError(f"{tree.name(file)} cannot be read: {error.strerror or error}") from None
+    except SampleError as error:
+        size = f"has {found.size} bytes; at most {max_bytes} are read" if found.size > max_bytes else error.reason
+        raise SourceError(f"{tree.name(file)} {size}") from None
+
+
+def lines_of(tree: Tree, file: str) -> Iterator[tuple[int, str]]:
+    """Number and text of each line of a file that is not blank, without blanks around it."""
+    text = read_whole(tree, file)
+    begin, number = 0, 0
+    while begin < len(text):
+        end = text.find(b"\n", begin)
+        end = len(text) if end < 0 else end
+        number += 1
+        if line := text[begin:end].strip():
+            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
+        begin = end + 1
+
+
+def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
+    """The value of a JSON file, which is in memory as a whole meanwhile. Raises :class:`SourceError`."""
+    data = read_whole(tree, file, max_bytes)
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise SourceError(f"{tree.name(file)} is no JSON: {printable(reason)}") from None
+
+
+def mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
+    """How masks are declared, by the first of ``files`` that can be read: files of one channel are masks, others (in
+    colour, JPEG) images."""
+    for file in files:
+        start = tree.start(file, _HEADER)
+        try:
+            kind = sniff(start).kind
+        except HeaderError:
+            continue
+        return Mask(optional=True) if kind == "png" and start[_COLOUR_AT] in _ONE_CHANNEL else Image(optional=True)
+    return Mask(optional=True)
+
+
+def by_stem(tree: Tree, folder: str, names: Iterable[str]) -> dict[str, str]:
+    """The suffix of each image of a folder whose suffix is not ``.jpg``, by its name without it. Raises
+    :class:`SourceError` where two images differ by their suffixes alone, so that a list of stems cannot mean both."""
+    others: dict[str, str] = {}
+    plain = set()
+    for name in names:
+        stem, dot, suffix = name.rpartition(".")
+        if stem in plain or stem in others:
+            raise SourceError(f"{tree.name(folder)} has two images called {printable(stem)}: rename one")
+        if dot + suffix == ".jpg":
+            plain.add(stem)
+        elif dot + suffix.lower() in IMAGE_SUFFIXES:
+            others[stem] = dot + suffix
+    return others
+
+
+def class_names(names: Sequence[str], numbers: Sequence[int]) -> tuple[str, ...]:
+    """Names of classes, each once: those that several have get their numbers, ``crane (134)``."""
+    counts = Counter(names)
+    found = tuple(
+        f"{name} ({number})" if counts[name] > 1 else name for name, number in zip(names, numbers, strict=True)
+    )
+    return (
+        found
+        if len(set(found)) == len(found)
+        else tuple(f"{name} ({number})" for name, number in zip(found, numbers, strict=True))
+    )

@@ -1,0 +1,233 @@
+"""Pascal VOC (http://host.robots.ox.ac.uk/pascal/VOC/): JPEGImages with Annotations, ImageSets and masks.
+
+Boxes in its files count pixels from 1, and both corners belong to the object. Here the left edge of the first pixel is
+0, so a box is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its width is their number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.fields import Boxes, Field, Image, Json, Labels
+from packstore.core.plainxml import load_xml
+from packstore.sources.archives import open_tree
+from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.beside import by_stem, finite, is_folder, join, lines_of, mask_field, plain_path, read_whole
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.tree import Tree
+
+CLASSES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+"""The classes of Pascal VOC, numbered as in its development kit, from 0."""
+_MASKS = {"mask": "SegmentationClass", "object_mask": "SegmentationObject"}
+_UNION = "trainval"
+_LOOKED_AT = 64
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+_MAX_CLASSES = 1 << 16
+
+
+class VocSource(FileRowSource):
+    """A folder with ``JPEGImages``, or one that holds a single such folder.
+
+    Splits are the sets of ``ImageSets/Main``; without these, of ``ImageSets/Segmentation``; without both, all images
+    are taken. ``trainval`` is left out where ``train`` and ``val`` are there, of which it is made. Columns: ``boxes``
+    with their ``labels``, whether each is ``difficult`` and the whole annotation as ``json``, in the form of
+    torchvision's ``VOCDetection``; ``mask`` and ``object_mask`` as the files are. Each is missing where the image has
+    no such file.
+    """
+
+    kind = "voc"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._base = _find_base(self.tree)
+        if self._base is None:
+            raise SourceError(f"{printable(str(path))} has no folder JPEGImages, which Pascal VOC has")
+        self._sets = _find_sets(self.tree, self._base)
+        self._annotated = is_folder(self.tree, self._at("Annotations"))
+        self._masks = {name: folder for name, folder in _MASKS.items() if is_folder(self.tree, self._at(folder))}
+        parts = ["JPEGImages", *(["Annotations"] if self._annotated else []), *self._masks.values()]
+        sets = f" and the sets {', '.join(in_packing_order(self._sets))} of {self._set_folder}" if self._sets else ""
+        self.evidence = f"{', '.join(parts)}{sets}"
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        self._images  # noqa: B018 - raises for images in several sets
+        return in_packing_order(self._sets) or ("",)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`. Reads all annotations for the classes in them."""
+        found: dict[str, Field] = {"image": Image()}
+        for name, folder in self._masks.items():
+            names = self.tree.names(self._at(folder))
+            files = (self._at(folder, name) for name, _ in islice(names, _LOOKED_AT))
+            found[name] = mask_field(self.tree, files)
+        if self._annotated:
+            found |= {
+                "boxes": Boxes(optional=True),
+                "labels": Labels(self._classes(), of="boxes", optional=True),
+                "difficult": Labels(of="boxes", optional=True),
+                "json": Json(optional=True),
+            }
+        return found
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        suffixes, _ = self._images
+        for stem in self._stems(split):
+            values: dict[str, Any] = {
+                name: InTree(self._at(folder, f"{stem}.png"), optional=True) for name, folder in self._masks.items()
+            }
+            if self._annotated:
+                values["json"] = InTree(self._at("Annotations", f"{stem}.xml"), optional=True)
+            yield FileRow(self._at("JPEGImages", f"{stem}{suffixes.get(stem, '.jpg')}"), values)
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        found = dict(super().values(ref))
+        document = found.get("json")
+        return found if document is None else found | _objects(document)
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        return self._sets.values()
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        return self._images[1]
+
+    def _at(self, *parts: str) -> str:
+        return join(self._base or "", "/".join(parts))
+
+    @property
+    def _set_folder(self) -> str:
+        return next(iter(self._sets.values())).rpartition("/")[0]
+
+    def _stems(self, split: str) -> Iterator[str]:
+        if not self._sets:
+            yield from (name.rpartition(".")[0] for name in self.tree.list(self._at("JPEGImages")).images)
+            return
+        for number, line in lines_of(self.tree, self._sets[split]):
+            try:
+                yield plain_path(line.split()[0])
+            except ValueError as error:
+                raise SourceError(f"{self.tree.name(self._sets[split])}, line {number}: {error}") from None
+
+    @cached_property
+    def _images(self) -> tuple[dict[str, str], dict[str, int]]:
+        """Suffixes of images that are no ``.jpg``, and what is passed over."""
+        ignored: Counter[str] = Counter()
+        folder = self._at("JPEGImages")
+        listed = self.tree.list(folder, ignored).images
+        suffixes = by_stem(self.tree, folder, listed)
+        if self._sets:
+            seen: set[str] = set()
+            for file in self._sets:
+                for stem in self._stems(file):
+                    if stem in seen:
+                        raise SourceError(
+                            f"{self.tree.name(self._set_folder)}: {printable(stem)} is in two sets, or twice"
+                        )
+                    seen.add(stem)
+            ignored["images in none of the sets"] += sum(name.rpartition(".")[0] not in seen for name in listed)
+        return suffixes, dict(+ignored)
+
+    def _classes(self) -> tuple[str, ...]:
+        """Those of Pascal VOC where all objects are of these; else the names in the annotations, sorted."""
+        found: set[str] = set()
+        for row in chain.from_iterable(map(self.file_rows, self.splits())):
+            try:
+                document = load_xml(read_whole(self.tree, row.values["json"].file))[1]
+                found.update(name for name in map(_name, _list(document["object"])))
+            except (SourceError, ValueError, KeyError, TypeError):
+                continue  # it is missing, or a bad sample when its turn comes
+            if len(found) > _MAX_CLASSES:
+                raise SourceError(f"{self.tree.name(self._at('Annotations'))} names more than {_MAX_CLASSES} classes")
+        return CLASSES if found <= set(CLASSES) else tuple(sorted(found))
+
+
+def _objects(data: bytes) -> dict[str, Any]:
+    """Boxes, labels and the whole of an annotation. Raises :class:`ValueError`."""
+    root, document = load_xml(data)
+    if root != "annotation" or not isinstance(document, dict):
+        raise ValueError(f"its annotation has the root {printable(root)!r} without content; expected 'annotation'")
+    document["object"] = objects = _list(document.get("object", []))
+    return {
+        "boxes": [_box(each) for each in objects],
+        "labels": [_name(each) for each in objects],
+        "difficult": [int(_scalar(each, "difficult", "0")) for each in objects],
+        "json": {"annotation": document},
+    }
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _scalar(value: Any, name: str, default: str | None = None) -> str:
+    found = value.get(name, default) if isinstance(value, dict) else None
+    if not isinstance(found, str):
+        raise ValueError(f"an object of its annotation has {'several values' if found else 'no value'} of {name!r}")
+    return found or default or found
+
+
+def _name(value: Any) -> str:
+    name = _scalar(value, "name")
+    if not name:
+        raise ValueError("an object of its annotation has an empty name")
+    return name
+
+
+def _box(value: dict[str, Any]) -> list[float]:
+    left, top, right, bottom = (finite(_scalar(value.get("bndbox"), corner)) for corner in _CORNERS)
+    return [left - 1, top - 1, right, bottom]
+
+
+def _find_base(tree: Tree) -> str | None:
+    """The folder with ``JPEGImages``: the root, or the only such folder in it or in its ``VOCdevkit``. Raises
+    :class:`AmbiguousSourceError` where there are several: which images belong together depends on the task."""
+    if is_folder(tree, "JPEGImages"):
+        return ""
+    above = "VOCdevkit" if is_folder(tree, "VOCdevkit") else ""
+    names = sorted(name for name, is_directory in islice(tree.names(above), _LOOKED_AT) if is_directory)
+    found = [join(above, name) for name in names if is_folder(tree, join(above, f"{name}/JPEGImages"))]
+    if len(found) > 1:
+        each = " or ".join(tree.name(base) for base in found)
+        raise AmbiguousSourceError(f"{tree.name()} holds several sets of Pascal VOC: give one of them, {each}")
+    return found[0] if found else None
+
+
+def _find_sets(tree: Tree, base: str) -> dict[str, str]:
+    """The file of each split."""
+    for task in ("Main", "Segmentation"):
+        folder = join(base, f"ImageSets/{task}")
+        names = (name for name, is_directory in tree.names(folder) if name.endswith(".txt") and not is_directory)
+        found = {name[:-4]: join(folder, name) for name in names if name[:-4] in (*SPLIT_ORDER, _UNION)}
+        if {"train", "val"} <= found.keys():
+            found.pop(_UNION, None)
+        if found:
+            return found
+    return {}
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """``JPEGImages`` beside ``Annotations`` with XML files, or beside masks."""
+    tree = open_tree(path)
+    base = None if tree is None else _find_base(tree)
+    if tree is None or base is None:
+        return Certainty.NO
+    beside = islice(tree.names(join(base, "Annotations")), _LOOKED_AT)
+    annotated = any(name.endswith(".xml") for name, _ in beside)
+    masks = any(is_folder(tree, join(base, folder)) for folder in _MASKS.values())
+    return Certainty.CERTAIN if annotated or masks else Certainty.NO
+
+
+KIND = Kind("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, VocSource)

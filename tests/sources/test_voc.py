@@ -1,0 +1,204 @@
+"""Pascal VOC: what its development kit holds, as torchvision reads it; and what can be wrong with it."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packstore import AmbiguousSourceError, PackedDataset, convert, verify
+from packstore.core.errors import SampleError, SourceError
+from packstore.core.plainxml import load_xml
+from packstore.sources import Entry, open_source
+from packstore.sources.voc import CLASSES
+from packstore.testing import SourceSuite
+from tests.makers.annotated import fill, jpeg, mask, voc, voc_xml
+from tests.makers.torchvision import import_torchvision
+
+BASE = "VOCdevkit/VOC2012"
+
+
+class TestVoc(SourceSuite):
+    kind = "voc"
+    undecodable_keys = False
+    bytes_per_sample = 400
+    many = 500
+
+    def make(self, folder: Path, samples: int) -> Path:
+        return voc(folder, samples)
+
+    def change(self, path: Path) -> None:
+        (path / BASE / "Annotations/2007_000001.xml").write_text(voc_xml("2007_000001"))
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        Path(path, entry.key.replace("JPEGImages", "Annotations").replace(".jpg", ".xml")).write_text("<annotation>")
+        return True
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        with (path / entry.key).open("r+b") as file:
+            file.truncate((64 << 20) + 100)
+        return True
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    root = voc(tmp_path / "set")
+    convert(root, tmp_path / "x.h5")
+    columns = ("key", "boxes", "labels", "difficult", "json", "mask", "object_mask")
+    train = PackedDataset(tmp_path / "x.h5", "train", columns=columns, output="bytes")
+    manifest = train.manifest
+    assert [(split.name, split.stop - split.start) for split in manifest.splits] == [("train", 4), ("val", 2)]
+    labels = next(column for column in manifest.columns if column.name == "labels")
+    assert (labels.classes, labels.parallel) == (CLASSES, "boxes")
+    key, boxes, numbers, difficult, document, classes, objects = train[2]
+    assert key == f"{BASE}/JPEGImages/2007_000002.jpg"
+    assert boxes.tolist() == [[0, 0, 16, 8], [1.5, 2, 4, 8]]  # as many pixels as from xmin to xmax, both included
+    assert numbers.tolist() == [CLASSES.index("cat"), CLASSES.index("tvmonitor")]
+    assert difficult.tolist() == [0, 0]
+    assert document["annotation"]["object"][1]["pose"] == "Left"
+    assert (bytes(classes), bytes(objects)) == (mask(2), mask(3))
+    assert train[0][1].shape == (0, 4)
+    assert train[0][5] is None
+    assert verify(tmp_path / "x.h5", against=root).problems == ()
+
+
+@pytest.mark.slow
+def test_splits_annotations_and_masks_are_those_of_torchvision(tmp_path: Path) -> None:
+    datasets = import_torchvision().datasets
+    voc(tmp_path / "set", 12)
+    base = f"{tmp_path / 'set'}/"
+    with closing(open_source(tmp_path / "set")) as source:
+        for split in ("train", "val"):
+            entries = list(source.entries(split))
+            theirs = datasets.VOCDetection(tmp_path / "set", "2012", split)
+            assert [base + entry.key for entry in entries] == theirs.images
+            for entry, (_, target) in zip(entries, theirs, strict=True):
+                sample = source.read(entry)
+                assert sample.values["json"] == target
+                boxes = [[float(each["bndbox"][c]) for c in ("xmin", "ymin", "xmax", "ymax")]
+                         for each in target["annotation"]["object"]]  # fmt: skip
+                assert np.allclose(
+                    np.add(np.reshape(sample.values["boxes"], (-1, 4)), (1, 1, 0, 0)), np.reshape(boxes, (-1, 4))
+                )
+            segmented = datasets.VOCSegmentation(tmp_path / "set", "2012", split)
+            masked = [source.read(entry).values["mask"] for entry in entries]
+            assert [Path(file).read_bytes() for file in segmented.masks] == [data for data in masked if data]
+
+
+def test_an_archive_and_the_folder_itself(tmp_path: Path) -> None:
+    root = voc(tmp_path / "set")
+    archive = shutil.make_archive(str(tmp_path / "voc"), "tar", root)
+    for path in (archive, root / "VOCdevkit", root / BASE):
+        with closing(open_source(path)) as source:
+            assert source.kind == "voc"
+            assert [entry.key.rpartition("/")[2] for entry in source.entries("val")] == [
+                "2007_000004.jpg",
+                "2007_000005.jpg",
+            ]
+            assert source.read(next(source.entries("val"))).values["labels"] == [CLASSES.index("cat")]
+            assert source.survey().splits == {"train": 4, "val": 2}
+
+
+def test_years_together_are_a_question(tmp_path: Path) -> None:
+    voc(tmp_path)
+    shutil.copytree(tmp_path / BASE, tmp_path / "VOCdevkit/VOC2007")
+    with pytest.raises(
+        AmbiguousSourceError, match=r"several sets of Pascal VOC: give one of them, .*VOC2007 or .*VOC2012"
+    ):
+        open_source(tmp_path)
+
+
+def test_without_sets_all_images_are_taken_and_classes_are_those_found(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {}
+    for n in range(4):
+        files[f"JPEGImages/{n}.{'png' if n else 'jpg'}"] = jpeg(n)
+        files[f"Annotations/{n}.xml"] = voc_xml(str(n), ("zebra" if n else "ant", (1, 2, 3, 4), 0))
+    files |= {"JPEGImages/9.jpg": jpeg(9), "JPEGImages/notes.txt": "x", "Annotations/7.xml": "<x/>"}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {"": 5}
+        assert dict(survey.ignored) == {"not images (.txt)": 1}
+        assert next(column.classes for column in survey.columns if column.name == "labels") == ("ant", "zebra")
+        assert [source.read(entry).values["boxes"] for entry in source.entries()] == [*[[[0, 1, 3, 4]]] * 4, None]
+
+
+def test_images_in_no_set_are_counted_and_those_missing_are_bad(tmp_path: Path) -> None:
+    voc(tmp_path)
+    (tmp_path / BASE / "JPEGImages/extra.jpg").write_bytes(jpeg(1))
+    (tmp_path / BASE / "JPEGImages/2007_000001.jpg").unlink()
+    with closing(open_source(tmp_path)) as source:
+        assert source.survey().ignored["images in none of the sets"] == 1
+        with pytest.raises(SampleError, match="No such file") as caught:
+            source.read(list(source.entries())[1])
+        assert caught.value.key == f"{BASE}/JPEGImages/2007_000001.jpg"
+
+
+def test_masks_in_colour_are_images(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {f"JPEGImages/{n}.jpg": jpeg(n) for n in range(3)}
+    files |= {f"SegmentationClass/{n}.png": mask(n, mode="RGB") for n in range(3)}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert source.survey().columns[0].type == "image"
+        assert source.read(next(source.entries())).values == {"mask": files["SegmentationClass/0.png"]}
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        ("2007_000001\n2007_000001\n", "2007_000001 is in two sets, or twice"),
+        ("2007_000005\n", "is in two sets"),
+        ("../../../etc/passwd\n", r"train\.txt, line 1: names '\.\./.*no path within the source"),
+        ("a\n/etc/passwd\n", "line 2: names '/etc/passwd'"),
+    ],
+)
+def test_sets_that_cannot_be(listed: str, said: str, tmp_path: Path) -> None:
+    voc(tmp_path)
+    (tmp_path / BASE / "ImageSets/Main/train.txt").write_text(listed)
+    with pytest.raises(SourceError, match=said), closing(open_source(tmp_path)) as source:
+        source.survey()
+
+
+BOMB = '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY b "bbbb"><!ENTITY c "&b;&b;">]><annotation>&c;</annotation>'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<annotation><object><name>x</name></object></annotation>", "no value of 'xmin'"),
+        ("<annotation><object><bndbox/></object></annotation>", "."),
+        (voc_xml("a", ("cat", (1, 2, 3, float("nan")), 0)), "'nan', which is no coordinate"),
+        (voc_xml("a", ("cat", (1, 2, 3, "x"), 0)), "could not convert"),  # type: ignore[arg-type]
+        (voc_xml("a", ("cat", (1, 2, 3, 4), 0)).replace("<pose>", "<name>b</name><pose>"), "several values of 'name'"),
+        ("<other/>", "root 'other'"),
+        (BOMB, "has a document type, which is not read"),
+        ("<a>" * 100_000, "more than 32 levels"),
+        ("<annotation>", "is no XML"),
+        ("", "is no XML"),
+        ('<?xml version="1.0" encoding="nonsense"?><annotation/>', "is no XML"),
+        ("<annotation>\udcff</annotation>", "is no XML"),
+    ],
+)
+def test_a_bad_annotation_is_a_bad_sample(text: str, said: str, tmp_path: Path) -> None:
+    voc(tmp_path)
+    file = tmp_path / BASE / "Annotations/2007_000000.xml"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with closing(open_source(tmp_path)) as source:
+        assert source.survey().records == 6
+        with pytest.raises(SampleError, match=said) as caught:
+            source.read(next(source.entries()))
+        assert str(caught.value).isprintable()
+
+
+def test_xml_as_plain_values() -> None:
+    assert load_xml(b"<a x='1'> t <b>1</b><b/><c><d>2</d></c></a>") == (
+        "a",
+        {"@x": "1", "b": ["1", ""], "c": {"d": "2"}, "#text": "t"},
+    )
+    with pytest.raises(ValueError, match="at most"):
+        load_xml(b" " * (17 << 20))
+
+
+def test_the_classes_are_those_of_the_kit() -> None:
+    assert (len(CLASSES), CLASSES[0], CLASSES[-1]) == (20, "aeroplane", "tvmonitor")
+    assert list(CLASSES) == sorted(CLASSES)
