@@ -12,6 +12,7 @@ import pytest
 
 import packstore
 from packstore.cli.guide import fitted
+from packstore.core.registry import SOURCES
 from tests.makers.command import COMMAND, run
 
 PAGES = {path.stem: path for path in (Path(packstore.__file__).parent / "guide").glob("*.md")}
@@ -86,3 +87,15 @@ def test_an_unknown_topic_is_wrong_usage_and_lists_the_pages() -> None:
     assert "Usage:" in done.stderr
     assert f"no page about 'cooking'; pages: {', '.join(sorted(PAGES))}" in done.stderr
     assert run("guide", "../../README").returncode == 2
+
+
+def test_every_kind_of_source_has_its_row_and_its_section() -> None:
+    """In the order in which they are tried; what is listed is a kind."""
+    page = PAGES["sources"].read_text("utf-8")
+    rows = [re.findall(r"`(\w+)`", first) for first in re.findall(r"^\|([^|]*)\|", page, re.MULTILINE)[2:]]
+    assert [name for row in rows for name in row] == list(SOURCES.built_in)
+    sections = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    headed = [re.findall(r"`(\w+)`", section.partition("\n")[0]) for section in sections]
+    assert sorted(name for names in headed for name in names) == sorted(SOURCES.built_in)
+    for section in sections:
+        assert len(section.partition("\n")[2].split()) >= 15, section
