@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 from array import array
 from collections import Counter
@@ -232,14 +233,20 @@ def find_shards(path: Path) -> list[tuple[str, Path]]:
     if not path.is_dir():
         return [("", path)] if path.is_file() else []
     found: list[tuple[str, Path]] = []
-    for folder in [path, *sorted(p for p in path.iterdir() if p.is_dir() and p.name.lower() in SPLIT_ORDER)]:
-        for file in sorted(folder.iterdir()):
-            if file.name.endswith(_SUFFIXES) and file.name[0] != "." and file.is_file():
-                found.append((folder.name.lower() if folder is not path else _split_of(file.name), file))
+    top = sorted(os.listdir(path))  # names alone: in a folder of images there may be any number
+    found += ((_split_of(name), path / name) for name in top if _is_shard(path, name))
+    for folder in top:
+        if folder.lower() in SPLIT_ORDER and (path / folder).is_dir():
+            names = sorted(os.listdir(path / folder))
+            found += ((folder.lower(), path / folder / name) for name in names if _is_shard(path / folder, name))
     without = [file for split, file in found if not split]
     if without and len(without) < len(found):
         raise SourceError(f"{printable(str(without[0]))}: its name says no split, as those of other shards do")
     return found
+
+
+def _is_shard(folder: Path, name: str) -> bool:
+    return name.endswith(_SUFFIXES) and name[0] != "." and (folder / name).is_file()
 
 
 def _split_of(name: str) -> str:
@@ -356,7 +363,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.POSSIBLE
     if not shards or not is_tar(first_bytes(shards[0][1], 512)):
         return Certainty.NO
-    if path.is_dir() and any(file.name.lower().endswith(IMAGE_SUFFIXES) for file in islice(path.iterdir(), 1000)):
+    if path.is_dir() and any(name.lower().endswith(IMAGE_SUFFIXES) for name in islice(os.listdir(path), 1000)):
         return Certainty.NO
     try:
         names = first_names(shards[0][1], _LOOKED_AT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,22 +78,25 @@ def test_specific_kinds_come_first() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("archived", [False, True])
-def test_an_image_folder_loads_no_library_of_another_kind(archived: bool, tmp_path: Path) -> None:
-    for name in ("ant", "bee"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        (tmp_path / "photos" / name / "1.png").write_bytes(tiny(1))
+@pytest.mark.parametrize("layout", ["imagefolder", "flat", "archive"])
+def test_plain_images_are_recognised_without_reading_them_or_loading_libraries(layout: str, tmp_path: Path) -> None:
     root = tmp_path / "photos"
-    if archived:
-        import shutil
-
-        root = Path(shutil.make_archive(str(root), "tar", root))
-    code = (
-        "import sys\nfrom packstore.sources import open_source\n"
-        f"assert open_source({str(root)!r}).kind == 'imagefolder'\n"
-        "heavy = {'torch', 'h5py', 'lmdb', 'PIL', 'pyarrow', 'scipy', 'zarr', 'zstandard', 'pandas', 'yaml'}\n"
-        "heavy &= set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
+    for number in range(100):
+        file = root / ("" if layout == "flat" else f"class {number % 2}") / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(tiny(number))
+    kind = "flat" if layout == "flat" else "imagefolder"
+    path = Path(shutil.make_archive(str(root), "tar", root)) if layout == "archive" else root
+    code = f"""
+import sys
+opened = []
+sys.addaudithook(lambda event, what: opened.append(what[0]) if event == "open" else None)
+from packstore.sources import open_source
+assert open_source({str(path)!r}).kind == {kind!r}
+images = [name for name in opened if str(name).endswith(".png")]
+assert len(images) <= 4, images
+heavy = {{"torch", "h5py", "lmdb", "PIL", "pyarrow", "scipy", "zarr", "zstandard", "pandas", "yaml"}} & set(sys.modules)
+assert not heavy, heavy
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
