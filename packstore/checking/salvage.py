@@ -263,14 +263,18 @@ class _Salvage:
 
     def _choose(self, scavenged: Scavenged, i: int, expected: int) -> bool:
         """Whether other places of values that lie record by record give the row checksum of a record."""
-        places = {name: find(i) for name, find in scavenged.alternatives.items()}
+        # The likeliest first; a value that lies in several places is one.
+        places = {
+            name: [*{bytes(value): value for value in reversed(find(i))}.values()]
+            for name, find in scavenged.alternatives.items()
+        }
         if all(len(found) == 1 for found in places.values()):
             return False
         try:
             fields = {c.name: scavenged.columns[c.name][i] for c in self.fields if c.name not in places}
         except StoreError:
             return False
-        for combination in islice(product(*map(reversed, places.values())), _MAX_COMBINATIONS):
+        for combination in islice(product(*places.values()), _MAX_COMBINATIONS):
             tried = fields | dict(zip(places, combination, strict=True))
             if row_checksum(self.manifest.columns, tried) == expected:
                 self.chosen[i] = tried
@@ -318,7 +322,7 @@ class _Salvage:
             self._flush()
         self.batch.split = split
         self.batch.images.append(image)
-        self.batch.nbytes += nbytes
+        self.batch.nbytes += nbytes + sum(memoryview(value).nbytes for value in values.values())
         for name, value in values.items():
             self.batch.values.setdefault(name, []).append(value)
         self.recovered += 1

@@ -24,7 +24,7 @@ from packstore.core.checksums import (
     row_columns,
     value_hashes,
 )
-from packstore.core.columns import ColumnData, Ragged
+from packstore.core.columns import NUMPY_DTYPE, ColumnData
 from packstore.core.errors import PackstoreError, StoreError
 from packstore.core.manifest import Column
 from packstore.core.parallel import ordered_map
@@ -33,7 +33,7 @@ from packstore.stores.base import Problem, Reader
 from packstore.stores.sharded import ShardedReader
 
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
-_ROWS = 4096
+_ROWS, _ROW_BYTES = 4096, 64 << 20
 _Told = Generator[Problem, None, set[str]]
 """Yields problems, and returns the columns whose damage they explain."""
 
@@ -187,8 +187,10 @@ class StoreCheck:
         stored = columns[ROW_CHECKSUM.name]
         assert isinstance(stored, np.ndarray)
         bad: dict[int, Mismatch] = {}
-        for start in range(0, len(file.reader), _ROWS):
-            stop = min(start + _ROWS, len(file.reader))
+        width = sum(column.record_nbytes for column in row_columns(manifest.columns) if column.kind == "fixed")
+        step = max(1, min(_ROWS, _ROW_BYTES // max(1, width)))
+        for start in range(0, len(file.reader), step):
+            stop = min(start + step, len(file.reader))
             for i, (found, why) in row_checksums_of(manifest.columns, columns, start, stop).items():
                 if found != int(stored[i]):
                     bad[i] = Mismatch(found, int(stored[i]), why)
@@ -288,17 +290,20 @@ def row_checksums_of(
     values: dict[str, NDArray[Any]] = {}
     for column in row_columns(columns):
         whole = data[column.name]
-        if not isinstance(whole, Ragged):
+        if isinstance(whole, np.ndarray):
             values[column.name] = whole[start:stop]
             continue
-        items = []
+        items: dict[int, Any] = {}
         for i in range(start, stop):
             try:
-                items.append(whole[i])
+                items[i] = whole[i]
             except StoreError as error:
                 unreadable[i] = str(error)
-                items.append(b"")
-        values[column.name] = value_hashes(items, count)
+        if column.kind == "ragged":
+            values[column.name] = value_hashes((items.get(i, b"") for i in range(start, stop)), count)
+        else:
+            nothing = next(iter(items.values()), np.zeros(0, NUMPY_DTYPE[column.dtype]))
+            values[column.name] = np.stack([items.get(i, nothing) for i in range(start, stop)])
     sums = row_checksums(columns, values, count).tolist()
     return {
         i: (None, unreadable[i]) if i in unreadable else (found, "")
@@ -309,8 +314,7 @@ def row_checksums_of(
 def batches(reader: Reader) -> Iterator[range]:
     """Ranges of records of about the same number of bytes."""
     total = len(reader)
-    mean = max(1, reader.manifest.image.nbytes // max(1, total))
-    step = max(1, min(_BATCH_RECORDS, _BATCH_BYTES // mean))
+    step = max(1, min(_BATCH_RECORDS, _BATCH_BYTES // reader.manifest.mean_nbytes))
     return (range(start, min(start + step, total)) for start in range(0, total, step))
 
 

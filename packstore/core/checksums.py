@@ -38,7 +38,7 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.column import ROW_CHECKSUM as ROW_CHECKSUM
 from packstore.core.column import Column
-from packstore.core.columns import Buffer, ColumnData, OneByOne, Ragged
+from packstore.core.columns import Buffer, ColumnData, OneByOne, OneByOneArray, Ragged
 
 _NOT_IN_ROWS = ("image", "checksum", ROW_CHECKSUM.name)
 _PRIME = (1 << 127) - 1
@@ -136,15 +136,19 @@ def joined_records_digest(parts: Iterable[tuple[str, int]]) -> str:
 def column_digest(values: ColumnData) -> str:
     """The digest of a column of one file."""
     data = hashlib.sha256()
+    if isinstance(values, OneByOneArray):
+        for value in values:
+            data.update(value.data)
+        return data.hexdigest()
     if not isinstance(values, Ragged):
         _hash(data, values)
         return data.hexdigest()
     offsets = hashlib.sha256(bytes(8))
     if isinstance(values, OneByOne):
         ends, end = array("q"), 0
-        for value in values:
-            data.update(value)
-            end += len(value)
+        for raw in values:
+            data.update(raw)
+            end += len(raw)
             ends.append(end)
         _hash(offsets, np.frombuffer(ends, np.int64))
     else:

@@ -48,7 +48,10 @@ TYPES = ("image", "mask", "label", "labels", "boxes", "keypoints", "text", "json
 MAX_ARRAY_BYTES = 1 << 62
 """Bytes of a column, with each empty dimension counted as one: what numpy can address."""
 _WHOLE_BYTES = 1 << 30
-"""The most bytes of a ragged column that an LMDB holds as one value; they have to be in memory to be written."""
+"""The most bytes of a column that an LMDB holds as one value, unless it is of single numbers; they have to be in memory
+to be written."""
+_SINGLE_BYTES = 8
+"""The most bytes that a record's single number takes, such as a label or a checksum."""
 
 _COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _RESERVED = ("manifest",)
@@ -153,8 +156,10 @@ class Column:
     @property
     def one_by_one(self) -> bool:
         """Whether an LMDB keeps each value under a key of its own: those that may be large, and those of a large
-        column."""
-        return self.kind == "ragged" and (self.type in ("image", "mask", "bytes") or self.nbytes > _WHOLE_BYTES)
+        column. Single numbers always lie together."""
+        if self.kind == "fixed":
+            return self.nbytes > _WHOLE_BYTES and self.record_nbytes > _SINGLE_BYTES
+        return self.type in ("image", "mask", "bytes") or self.nbytes > _WHOLE_BYTES
 
     @property
     def declared(self) -> tuple[Any, ...]:

@@ -106,8 +106,65 @@ class OneByOne(Ragged):
         return memoryview(self._read(index))
 
 
-ColumnData = NDArray[Any] | Ragged
+class OneByOneArray(Sequence[NDArray[Any]]):
+    """A fixed column whose values lie apart, each read when it is asked for.
+
+    A loop over the values holds one at a time; a slice or an array of numbers as index gives a new array of them."""
+
+    def __init__(self, column: Column, count: int, read: Callable[[int], Buffer]) -> None:
+        """``read`` gives the bytes of a value by its number, 0 to ``count - 1``."""
+        self.dtype = NUMPY_DTYPE[column.dtype]
+        self.shape = (count, *column.shape)
+        self._column = column
+        self._read = read
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return len(self) * self._column.record_nbytes
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """A value, ``column.shape``, read-only; or of a slice or an array of numbers ``(n, *column.shape)``."""
+        if isinstance(index, slice):
+            return self._several(range(*index.indices(len(self))))
+        if isinstance(index, np.ndarray) and index.ndim:
+            return self._several(index.tolist())
+        if not 0 <= index < len(self):
+            raise IndexError(f"value {index} of {len(self)}")
+        return fixed_value(self._column, self._read(int(index)))
+
+    def _several(self, numbers: Sequence[int]) -> NDArray[Any]:
+        # Read before memory is asked for: a manifest may promise any shape.
+        found = [self[number] for number in numbers]
+        return np.stack(found) if found else np.empty((0, *self._column.shape), self.dtype)
+
+
+def fixed_value(column: Column, raw: Buffer) -> NDArray[Any]:
+    """One value of a fixed column from its bytes, read-only. Raises :class:`StoreError` where they are too few or too
+    many."""
+    view = memoryview(raw).toreadonly()
+    if view.nbytes != column.record_nbytes:
+        raise StoreError(f"a value of column {column.name!r} has {view.nbytes} bytes, not {column.record_nbytes}")
+    value: NDArray[Any] = np.frombuffer(view, NUMPY_DTYPE[column.dtype]).reshape(column.shape)
+    if not value.flags.aligned:
+        value = value.copy()
+        value.flags.writeable = False
+    return value
+
+
+def one_by_one(column: Column, count: int, read: Callable[[int], Buffer]) -> OneByOne | OneByOneArray:
+    """The data of a column whose values lie apart; ``read`` gives the bytes of one by its number."""
+    return OneByOneArray(column, count, read) if column.kind == "fixed" else OneByOne(count, read)
+
+
+WholeColumn = NDArray[Any] | Ragged
 """All values of a column: an array of shape ``(N, *column.shape)``, or :class:`Ragged`."""
+
+ColumnData = WholeColumn | OneByOneArray
+"""The same, or with values that lie apart."""
 
 
 ImageData = bytes | memoryview | NDArray[Any]

@@ -194,6 +194,11 @@ class Manifest:
         return self.image.layout is None
 
     @property
+    def mean_nbytes(self) -> int:
+        """Bytes of a record in all columns, on average; at least 1."""
+        return max(1, sum(column.nbytes for column in self.columns) // max(1, self.records))
+
+    @property
     def holds_floats(self) -> bool:
         """Whether an image at rest is an array of normalised floating point values."""
         return self.image.layout == "CHW"

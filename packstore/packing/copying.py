@@ -66,8 +66,7 @@ def renumbered(labels: Any, numbers: NDArray[np.int64]) -> Any:
 
 
 def _batches(reader: Reader, records: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    mean = max(1, reader.manifest.image.nbytes // max(1, len(reader)))
-    step = max(1, min(_RECORDS, _BYTES // mean))
+    step = max(1, min(_RECORDS, _BYTES // reader.manifest.mean_nbytes))
     return (records[start : start + step] for start in range(0, len(records), step))
 
 

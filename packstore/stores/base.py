@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged, from_rest
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, OneByOneArray, Ragged, WholeColumn, from_rest
 from packstore.core.errors import CorruptRecordError, ManifestError, StoreError, printable
 from packstore.core.manifest import Column, Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
@@ -123,8 +123,9 @@ class Reader(ABC):
     def column(self, name: str) -> ColumnData:
         """A whole column, mapped or loaded once and then kept (a sharded store opens all shards for it: take
         :meth:`values` of what is needed): shape ``(N, *column.shape)`` for a fixed one
-        (``bfloat16`` as ``uint16`` bit patterns), :class:`Ragged` for a ragged one. Raises :class:`KeyError` for an
-        unknown name, and :class:`StoreError` for ``image`` without :attr:`has_image_array`."""
+        (``bfloat16`` as ``uint16`` bit patterns), :class:`Ragged` for a ragged one. Values that lie apart are read when
+        they are asked for, see :class:`packstore.core.columns.OneByOneArray`. Raises :class:`KeyError` for an unknown
+        name, and :class:`StoreError` for ``image`` without :attr:`has_image_array`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -174,7 +175,12 @@ class Reader(ABC):
         return shaped(self.view(index), column, shape, f"record {index} of {printable(str(self.path))}")
 
     def fixed(self, name: str) -> NDArray[Any]:
-        """The fixed column ``name``. Raises :class:`StoreError` when it is ragged."""
+        """The fixed column ``name``; one whose values lie apart is loaded whole. Raises :class:`StoreError` when it is
+        ragged."""
+        column = self._fixed(name)
+        return column[:] if isinstance(column, OneByOneArray) else column
+
+    def _fixed(self, name: str) -> NDArray[Any] | OneByOneArray:
         column = self.column(name)
         if isinstance(column, Ragged):
             raise StoreError(f"column {name!r} of {self.path} is ragged")
@@ -210,7 +216,8 @@ class Reader(ABC):
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
         """The values of the fixed column ``name`` of some records: ``(len(records), *column.shape)``, a copy."""
-        return self.fixed(name)[records]
+        values: NDArray[Any] = self._fixed(name)[records]
+        return values
 
     def parts(self) -> Iterator[Reader]:
         """Readers of the files of the store, in order: of its shards, or this one."""
@@ -322,7 +329,7 @@ class Writer(ABC):
         return
 
     @abstractmethod
-    def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
+    def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
         """Writes all other columns and the manifest, and closes the file. The caller makes it durable."""
 
     def synced(self) -> None:

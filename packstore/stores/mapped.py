@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, ColumnData, Ragged
+from packstore.core.columns import NUMPY_DTYPE, ColumnData, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.stores.base import Problem, Reader
@@ -25,10 +25,10 @@ class MappedReader(Reader):
 
     has_image_array = True
 
-    def __init__(self, path: Path, manifest: Manifest, data: Mapping[str, ColumnData]) -> None:
+    def __init__(self, path: Path, manifest: Manifest, data: Mapping[str, WholeColumn]) -> None:
         """``data`` holds every column of the manifest, of the right dtypes and shapes."""
         super().__init__(path, manifest)
-        self._data: Mapping[str, ColumnData] | None = data
+        self._data: Mapping[str, WholeColumn] | None = data
         self._records = manifest.records
         image = data["image"]
         offsets: NDArray[np.int64] | None = None
@@ -66,14 +66,14 @@ class MappedReader(Reader):
         self._data = None
         self._images = None, memoryview(b""), 1  # read finds the map too short
 
-    def _open(self) -> Mapping[str, ColumnData]:
+    def _open(self) -> Mapping[str, WholeColumn]:
         data = self._data
         if data is None:
             raise StoreError(f"{printable(str(self.path))} is closed")
         return data
 
 
-def check_column(column: Column, records: int, data: ColumnData, where: str) -> None:
+def check_column(column: Column, records: int, data: WholeColumn, where: str) -> None:
     """Raises :class:`StoreError` when ``data`` has another kind, dtype, shape or size than ``column``.
 
     Of ragged offsets it checks the first and the last only; :func:`check_offsets` checks all.

@@ -41,7 +41,7 @@ class Scavenged:
     records: int
     images: Callable[[int], list[Buffer]]
     orphans: Callable[[set[int]], Iterator[tuple[int, Buffer]]]
-    alternatives: Mapping[str, Callable[[int], list[Buffer]]] = field(default_factory=dict)
+    alternatives: Mapping[str, Callable[[int], list[Any]]] = field(default_factory=dict)
 
 
 def no_orphans(_: set[int]) -> Iterator[tuple[int, Buffer]]:

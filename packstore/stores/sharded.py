@@ -125,11 +125,14 @@ class ShardedReader(Reader):
         local = chosen - self._table.starts[numbers]
         order = np.argsort(numbers, kind="stable")
         edges = np.flatnonzero(np.diff(numbers[order], prepend=-1, append=-1)).tolist()
-        out = np.empty((len(chosen), *column.shape), NUMPY_DTYPE[column.dtype])
+        out: NDArray[Any] | None = None
         for first, last in itertools.pairwise(edges):
             some = order[first:last]
-            out[some] = self.shard(int(numbers[some[0]])).values(name, local[some])
-        return out
+            values = self.shard(int(numbers[some[0]])).values(name, local[some])
+            if out is None:  # not before: a manifest may promise any shape
+                out = np.empty((len(chosen), *column.shape), NUMPY_DTYPE[column.dtype])
+            out[some] = values
+        return np.empty((0, *column.shape), NUMPY_DTYPE[column.dtype]) if out is None else out
 
     def part(self, number: int) -> Reader:
         return self.shard(number)
@@ -385,7 +388,7 @@ def _joined(column: Column, values: Iterable[ColumnData], copy: bool) -> ColumnD
     if len(parts) == 1:
         return parts[0]
     if column.kind == "fixed":
-        joined: NDArray[Any] = np.concatenate([p for p in parts if isinstance(p, np.ndarray)])
+        joined: NDArray[Any] = np.concatenate([p[:] for p in parts if not isinstance(p, Ragged)])
         joined.flags.writeable = False
         return joined
     ragged = [p for p in parts if isinstance(p, Ragged)]
@@ -401,7 +404,7 @@ def _joined(column: Column, values: Iterable[ColumnData], copy: bool) -> ColumnD
 def _copied(values: ColumnData) -> ColumnData:
     if isinstance(values, Ragged):
         return Ragged(values.offsets.copy(), values.data.copy())
-    return values.copy()
+    return values[:].copy() if isinstance(values, np.ndarray) else values[:]
 
 
 def same_columns(shard: Sequence[Column], whole: Sequence[Column]) -> bool:

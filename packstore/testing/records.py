@@ -228,7 +228,7 @@ def assert_holds(reader: Reader, records: Records) -> None:
             assert column.dtype == expected.dtype
             assert column.shape == expected.shape
             assert np.array_equal(column, expected)
-            assert not (column.size and column.flags.writeable)
+            assert not (column[0].size and column[0].flags.writeable)
 
 
 def listing(directory: Path) -> set[str]:

@@ -7,10 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 import pytest
 
 import packstore
+from packstore.core import column as column_module
+from packstore.core.errors import StoreError
 from packstore.stores import open_store
 from packstore.testing.records import flip, make_records, write
 from tests.makers.stores import content
@@ -34,7 +37,7 @@ class Stores(dict[str, Any]):
         self.root = root
 
     def __missing__(self, name: str) -> Any:
-        write(self.root / name, RECORDS, shard_size=60 if name.startswith("shards") else None)
+        write(self.root / name, RECORDS, shard_size=60 if "shards" in name else None)
         self[name] = flips.Store(self.root / name)
         return self[name]
 
@@ -53,6 +56,49 @@ def damaged(good: Any, to: Path, column: str) -> Path:
                 flip(to / file.relative_to(good.path) if to.is_dir() else to, (start + stop) // 2, 0x40)
                 return to
     pytest.skip("its values occur in many places")
+
+
+@pytest.fixture
+def few_bytes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An LMDB keeps every column that may lie so record by record, of whatever size."""
+    monkeypatch.setattr(column_module, "_WHOLE_BYTES", 40)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(12, per="kind")
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("kind", ["large", "large shards"])
+def test_a_damaged_value_of_a_large_column(
+    stores: dict[str, Any], tmp_path: Path, kind: str, column: str, few_bytes_are_many: None
+) -> None:
+    test_a_damaged_value(stores, tmp_path, "lmdb", kind, column)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_bytes_are_many")
+@pytest.mark.parametrize("what", ["gone", "longer", "shorter"])
+def test_a_value_of_a_large_array_that_is_none(stores: dict[str, Any], tmp_path: Path, what: str) -> None:
+    """The record is named, all others are saved, and another store of the same records mends it."""
+    bad, key = tmp_path / "bad.lmdb", b"a_float32/%010d" % RECORD
+    shutil.copytree(stores["large.lmdb"].path, bad)
+    with lmdb.open(str(bad), lock=False, map_size=1 << 24) as env, env.begin(write=True) as txn:
+        value = txn.get(key)
+        txn.put(key, value + b"x" if what == "longer" else value[:-1])
+        if what == "gone":  # another takes its place, so that the count is right
+            txn.delete(key)
+            txn.put(b"a_float32/%010d" % len(RECORDS), value)
+    for quick in (False, True):
+        problems = packstore.verify(bad, quick=quick).problems
+        assert {problem.record for problem in problems} - {None} == {RECORD}, problems
+    with open_store(bad) as reader:
+        with pytest.raises(StoreError, match="a_float32"):
+            reader.item("a_float32", RECORD)
+        assert reader.value("a_float32", RECORD + 1).shape == (2, 3)
+    saved = packstore.salvage(bad, tmp_path / "saved.lmdb")
+    # Old pages of the file still hold the value, which the row checksum proves.
+    assert {problem.record for problem in saved.missing} <= {RECORD}
+    assert packstore.repair(bad, stores["good.h5"].path, tmp_path / "fixed.lmdb").identical
+    assert content(tmp_path / "fixed.lmdb") == content(stores["large.lmdb"].path)
 
 
 @pytest.mark.slow
@@ -90,9 +136,20 @@ def values(reader: Any, record: int) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
+def test_a_store_of_large_columns_with_a_broken_beginning(
+    stores: dict[str, Any], tmp_path: Path, few_bytes_are_many: None
+) -> None:
+    check_broken(stores["large.lmdb"].path, tmp_path, "lmdb")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_store_with_a_broken_beginning_and_end(stores: dict[str, Any], tmp_path: Path, suffix: str) -> None:
-    good = stores[f"good.{suffix}"].path
+    check_broken(stores[f"good.{suffix}"].path, tmp_path, suffix)
+
+
+def check_broken(good: Path, tmp_path: Path, suffix: str) -> None:
+    """Everything is saved of a store without its beginning and end."""
     bad = tmp_path / f"bad.{suffix}"
     shutil.copytree(good, bad) if good.is_dir() else shutil.copy(good, bad)
     file = bad / "data.mdb" if bad.is_dir() else bad
@@ -117,18 +174,20 @@ def test_quick_leaves_out_what_is_large(stores: dict[str, Any], tmp_path: Path, 
     assert not packstore.verify(bad, quick=True).ok
 
 
-def test_lmdb_other_copies_of_a_value_are_tried(stores: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("few_bytes_are_many")
+@pytest.mark.parametrize("name", ["raw_mask", "a_float32"])
+def test_lmdb_other_copies_of_a_value_are_tried(stores: dict[str, Any], tmp_path: Path, name: str) -> None:
     """A page that is no longer used may hold a damaged copy of a value, behind the one that is read."""
     bad = tmp_path / "bad.lmdb"
-    shutil.copytree(stores["good.lmdb"].path, bad)
+    shutil.copytree(stores["large.lmdb"].path, bad)
     file = bad / "data.mdb"
     data = file.read_bytes()
     page = next(
         data[at : at + 4096]
         for at in range(8192, len(data), 4096)
-        if data[at + 10 : at + 12] == b"\2\0" and b"raw_mask/0000000003" in data[at : at + 4096]
+        if data[at + 10 : at + 12] == b"\2\0" and f"{name}/0000000003".encode() in data[at : at + 4096]
     )
-    value = RECORDS.values["raw_mask"][RECORD]
+    value = bytes(RECORDS.values[name][RECORD])
     assert value in page
     copy = page.replace(value, bytes([value[0] ^ 1]) + value[1:])
     file.write_bytes(data + copy)

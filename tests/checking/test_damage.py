@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import packstore
+from packstore.core import column as column_module
 from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.stores import create_store, open_store
 from packstore.stores.pth.layout import layout
@@ -45,11 +46,22 @@ ENCODINGS: dict[str, dict[str, Any]] = {
     "uint8-ragged": {"encoding": "uint8"},
     "float16": {"encoding": "float16", "size": 2},
     "typed": {},
+    "large": {},
 }
+STORES = [
+    (suffix, encoding) for suffix in SUFFIXES for encoding in ENCODINGS if encoding != "large" or suffix == "lmdb"
+]
+
+
+@pytest.fixture(autouse=True)
+def few_bytes_are_many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a store called large, an LMDB keeps every column that may lie so record by record."""
+    if getattr(request.node, "callspec", None) and request.node.callspec.params.get("encoding") == "large":
+        monkeypatch.setattr(column_module, "_WHOLE_BYTES", 40)
 
 
 def pack(source: Path, out: Path, encoding: str, shard_size: int | None = None) -> Any:
-    if encoding == "typed":  # every type of column
+    if encoding in ("typed", "large"):  # every type of column
         write(out, make_records("typed", 6, sizes=range(9, 15)), shard_size=shard_size)
     else:
         packstore.convert(source, out, shard_size=shard_size, **ENCODINGS[encoding])
@@ -62,8 +74,7 @@ def places_in_records(store: Any) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.sampled(1, per="suffix")
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(("suffix", "encoding"), STORES)
 def test_bytes_of_records(source: Path, tmp_path: Path, rng: random.Random, suffix: str, encoding: str) -> None:
     store = pack(source, tmp_path / f"a.{suffix}", encoding)
     tally, places = flips.Tally(), places_in_records(store)
@@ -79,8 +90,7 @@ def test_bytes_of_records(source: Path, tmp_path: Path, rng: random.Random, suff
 @pytest.mark.slow
 @pytest.mark.sampled(1, per="suffix")
 @pytest.mark.parametrize("first", range(40))
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(("suffix", "encoding"), STORES)
 def test_every_byte(source: Path, tmp_path: Path, rng: random.Random, suffix: str, encoding: str, first: int) -> None:
     """Each 40th, from that of number ``first`` on."""
     store = pack(source, tmp_path / f"a.{suffix}", encoding)
@@ -99,8 +109,10 @@ def test_every_byte(source: Path, tmp_path: Path, rng: random.Random, suffix: st
 
 @pytest.mark.slow
 @pytest.mark.sampled(1, per="suffix")
-@pytest.mark.parametrize(("encoding", "shard_size"), [("uint8", 60), ("typed", 30)])
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    ("suffix", "encoding", "shard_size"),
+    [*((suffix, *kind) for suffix in SUFFIXES for kind in (("uint8", 60), ("typed", 30))), ("lmdb", "large", 30)],
+)
 def test_bytes_of_a_sharded_store(
     source: Path, tmp_path: Path, rng: random.Random, suffix: str, encoding: str, shard_size: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from packstore.core.checksums import column_digest
 from packstore.core.column import ITEM_SIZE, Column
-from packstore.core.columns import NUMPY_DTYPE, from_rest, shape_to_rest, to_rest
+from packstore.core.columns import NUMPY_DTYPE, OneByOneArray, from_rest, shape_to_rest, to_rest
 from packstore.core.errors import ManifestError, StoreError
 
 LABEL = Column("label", "fixed", "int64", classes=("ant", "bee"), type="label")
@@ -75,6 +77,53 @@ def test_which_lie_one_by_one() -> None:
     assert not TEXT.one_by_one
     assert Column("caption", "ragged", "uint8", type="text", nbytes=(1 << 30) + 1).one_by_one
     assert not Column("mask", "fixed", "uint8", (3, 4), "HW", type="mask").one_by_one
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "records", "apart"),
+    [
+        ("float32", (512, 512), 1 << 10, False),
+        ("float32", (512, 512), (1 << 10) + 1, True),
+        ("int8", (9,), 1 << 27, True),
+        ("uint64", (), 1 << 28, False),
+        ("float64", (1,), 1 << 28, False),
+        ("bool", (8,), 1 << 28, False),
+        ("int8", (0,), 1 << 40, False),
+    ],
+)
+def test_which_fixed_ones_lie_one_by_one(dtype: str, shape: tuple[int, ...], records: int, apart: bool) -> None:
+    """Of more than 1 GiB, unless a record has at most 8 bytes, as a checksum or a label has."""
+    column = Column("array", "fixed", dtype, shape)
+    assert dataclasses.replace(column, nbytes=records * column.record_nbytes).one_by_one is apart
+
+
+def test_an_array_whose_values_lie_apart() -> None:
+    column = Column("array", "fixed", "int16", (2, 3))
+    whole = np.arange(24, dtype="<i2").reshape(4, 2, 3)
+    asked: list[int] = []
+
+    def read(record: int) -> bytes:
+        asked.append(record)
+        return whole[record].tobytes()
+
+    data = OneByOneArray(column, 4, read)
+    assert (len(data), data.shape, data.dtype, data.nbytes) == (4, (4, 2, 3), whole.dtype, whole.nbytes)
+    assert asked == []
+    assert data[2].tolist() == whole[2].tolist()
+    assert asked == [2]
+    assert not data[2].flags.writeable
+    assert [value.tolist() for value in data] == whole.tolist()
+    for index in (slice(None), slice(1, 3), slice(3, 0, -2), slice(4, 9), np.array([3, 0, 3]), np.array([], np.int64)):
+        found = data[index]
+        assert (found.dtype, found.shape) == (whole.dtype, whole[index].shape)
+        assert found.tolist() == whole[index].tolist()
+    for out in (4, -1, np.array([4])):
+        with pytest.raises(IndexError):
+            data[out]
+    assert column_digest(data) == column_digest(whole)
+    for wrong in (bytes(11), bytes(13), b""):
+        with pytest.raises(StoreError, match=rf"a value of column 'array' has {len(wrong)} bytes, not 12"):
+            OneByOneArray(column, 4, lambda _, wrong=wrong: wrong)[1]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import packstore
+from packstore.core import column as column_module
 from packstore.core.errors import DestinationError
 from packstore.core.progress import Progress
 from packstore.packing import conversion
@@ -23,6 +24,7 @@ from packstore.stores.builder.work_directory import WorkDirectory
 from packstore.stores.lmdb import store as lmdb_store
 from tests.makers.datasets import pixels
 from tests.makers.samples import Voc, coco
+from tests.makers.stores import content
 from tests.makers.tools import load_tool
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
@@ -110,6 +112,24 @@ def test_a_store_of_every_type_goes_on(tmp_path: Path, suffix: str) -> None:
     report = packstore.convert(tmp_path / "coco.h5", out, encoding="original")
     assert 0 < report.resumed <= 24
     assert report.manifest.dataset_digest == expected
+
+
+@pytest.mark.parametrize("shard_size", [None, 4000])
+def test_large_arrays_go_on_to_the_byte(
+    tmp_path: Path, shard_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an LMDB keeps them record by record."""
+    monkeypatch.setattr(column_module, "_WHOLE_BYTES", 200)
+    samples = [sample | {"array": np.full((4, 5), i, np.float32)} for i, sample in enumerate(coco(40))]
+    options: dict[str, Any] = {"split": "train", "shard_size": shard_size}
+    packstore.convert(samples, tmp_path / "reference.lmdb", **options)
+    out = tmp_path / "out.lmdb"
+    cut_short(samples, out, 20, **options)
+    assert 0 < packstore.convert(samples, out, **options).resumed <= 24
+    with packstore.open(out) as store:
+        assert next(store.parts()).manifest.column("array").one_by_one
+        assert (store.item("array", 39) == 39).all()
+    assert content(out) == content(tmp_path / "reference.lmdb")
 
 
 def test_keys_go_on_where_samples_have_nothing_else(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from hypothesis.extra import numpy as hnp
 from packstore import verify
 from packstore.core import column as columns_module
 from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, ROW_CHECKSUM, Column
-from packstore.core.columns import NUMPY_DTYPE, OneByOne, Ragged, shape_to_rest, to_rest
+from packstore.core.columns import NUMPY_DTYPE, OneByOne, OneByOneArray, Ragged, shape_to_rest, to_rest
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Origin
 from packstore.stores import create_store, format_of, open_store
-from packstore.testing.records import make_records, write
+from packstore.testing.records import assert_holds, make_records, write
 from tests.makers.stores import content
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
@@ -166,16 +166,82 @@ def test_a_large_column_lies_record_by_record(tmp_path: Path, monkeypatch: pytes
     """Of any type, where it is too large to be written as one value."""
     records = make_records("typed", 40)
     write(tmp_path / "whole.lmdb", records)
-    monkeypatch.setattr(columns_module, "_WHOLE_BYTES", 1000)
+    monkeypatch.setattr(columns_module, "_WHOLE_BYTES", 900)
     write(tmp_path / "apart.lmdb", records)
     with open_store(tmp_path / "apart.lmdb") as reader:
+        assert_holds(reader, records)
         assert list(reader.check_structure()) == []
+        assert reader.value("a_float32", 3).tolist() == records.values["a_float32"][3].tolist()
+        chosen = np.array([39, 0, 3])
+        assert reader.values("square", chosen).tolist() == records.values["square"][chosen].tolist()
+        assert isinstance(reader.column("a_float32"), OneByOneArray)
+        assert isinstance(reader.column("square"), OneByOneArray)
+        assert isinstance(reader.column("a_bfloat16"), np.ndarray)
         assert bytes(reader.value("a_text", 3)) == records.values["a_text"][3]
         assert reader.key(3) == records.values["key"][3]
         assert isinstance(reader.column("a_text"), OneByOne)
         assert isinstance(reader.column("a_json"), Ragged)
     assert verify(tmp_path / "apart.lmdb").ok
     assert content(tmp_path / "whole.lmdb") != content(tmp_path / "apart.lmdb")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard_size", [None, 60])
+def test_any_large_columns_come_back(
+    tmp_path_factory: pytest.TempPathFactory, shard_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As :func:`test_any_columns_come_back`, with every column that can lying record by record."""
+    monkeypatch.setattr(columns_module, "_WHOLE_BYTES", 0)
+
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        count = data.draw(st.integers(1, 5))
+        found = [data.draw(column_and_values(f"c{i}", count)) for i in range(data.draw(st.integers(1, 6)))]
+        path = tmp_path_factory.mktemp("any") / "out.lmdb"
+        build(path, found, count, shard_size)
+        with open_store(path) as reader:
+            assert list(reader.check_structure()) == []
+            for column, values in found:
+                for record, value in enumerate(values):
+                    assert same(reader.item(column.name, record), value, column)
+                if column.kind == "fixed":
+                    assert np.array_equal(reader.fixed(column.name), reader.values(column.name, np.arange(count)))
+        assert verify(path).ok
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_memory_while_an_array_is_large(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither writing, reading one record, checking nor mending holds a fixed column of 96 MiB in memory."""
+    monkeypatch.setattr(columns_module, "_WHOLE_BYTES", 64 << 20)
+    array = Column("array", "fixed", "float32", (128, 128))
+    path = tmp_path / f"x{suffix}"
+    tracemalloc.start()
+    try:
+        columns = [IMAGE, array, KEY, CHECKSUM, ROW_CHECKSUM]
+        with create_store(path, format=str(format_of(path)), encoding="original", columns=columns) as builder:
+            for i in range(96):
+                arrays = np.full((16, 128, 128), i, np.float32)
+                builder.append([b"x"] * 16, {"key": [f"{i}/{j}" for j in range(16)], "array": arrays}, "")
+            builder.commit(origin=Origin("made", "large"))
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20
+        tracemalloc.reset_peak()
+        with open_store(path) as reader:
+            assert (reader.manifest.column("array").one_by_one, isinstance(reader.column("array"), OneByOneArray)) == (
+                True,
+                suffix == ".lmdb",
+            )
+            assert (reader.value("array", 1000) == 1000 // 16).all()
+            assert (reader.values("array", np.array([1000, 1001])) == 1000 // 16).all()
+        with open_store(path, "auto") as reader:
+            assert (reader.value("array", 1000) == 1000 // 16).all()
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+        assert verify(path).ok
+        assert tracemalloc.get_traced_memory()[1] < 80 << 20 + 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from packstore import verify
+from packstore.core import column as column_module
 from packstore.core.errors import PackstoreError, StoreError
 from packstore.stores import open_store
 from packstore.testing.records import make_records, write
@@ -19,6 +20,8 @@ from tests.makers.fuzz_targets import signed
 from tests.makers.hostile_stores import plain_manifest, put_manifest, survives
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
+LARGE = "large.lmdb"
+"""An LMDB that keeps every column that may lie so record by record."""
 RECORDS = make_records("typed", 6, sizes=range(9, 15))
 
 
@@ -27,14 +30,19 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("typed")
     for suffix in SUFFIXES:
         write(root / f"typed{suffix}", RECORDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(column_module, "_WHOLE_BYTES", 40)
+        write(root / f"typed{LARGE}", RECORDS)
     return root
 
 
 @pytest.fixture
-def store(stores: Path, tmp_path: Path) -> Callable[[str], Path]:
+def store(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """``store(".h5")`` is a copy of that store."""
 
     def copied(suffix: str) -> Path:
+        if suffix == LARGE:
+            monkeypatch.setattr(column_module, "_WHOLE_BYTES", 40)
         source, path = stores / f"typed{suffix}", tmp_path / f"typed{suffix}"
         shutil.copytree(source, path) if source.is_dir() else shutil.copy(source, path)
         return path
@@ -80,12 +88,17 @@ LIES: dict[str, tuple[str, Lie]] = {
     "more than is there": ("a_mask", {"nbytes": 2**61}),
     "more than an LMDB holds as one": ("a_json", {"nbytes": 2**31}),
     "fewer bytes": ("a_bytes", {"nbytes": 1}),
+    "arrays that are wider": ("a_float32", {"shape": [2, 4], "nbytes": 2 * 4 * 4 * 6}),
+    "arrays without end": ("a_float32", {"shape": [2**40, 2**17], "nbytes": 2**57 * 4 * 6}),
+    "arrays of another dtype": ("a_float32", {"dtype": "int32"}),
+    "arrays with fewer dimensions": ("a_float32", {"shape": [6]}),
+    "arrays of which there is nothing": ("a_float32", {"shape": [2, 0], "nbytes": 0}),
     "a name that leads out": ("a_mask", {"name": "a_mask/0000000000"}),
 }
 
 
 @pytest.mark.sampled(30, fast=2)
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", [*SUFFIXES, LARGE])
 @pytest.mark.parametrize("lie", LIES)
 def test_manifests_that_lie_about_columns(lie: str, suffix: str, store: Callable[[str], Path]) -> None:
     path, (name, changes) = store(suffix), LIES[lie]
@@ -152,12 +165,24 @@ DISORDER = {
     "one twice in another place": _entries((b"a_mask/0000000003", None), (b"a_mask/0000000009", b"x")),
     "a longer one": _entries((b"a_mask/0000000003", b"longer than before" * 500)),
 }
+DISORDER |= {
+    f"of an array, {what}": _entries(*changes)
+    for what, changes in {
+        "a longer one": [(b"a_float32/0000000003", bytes(25))],
+        "a much longer one": [(b"a_float32/0000000003", bytes(1 << 20))],
+        "a shorter one": [(b"a_float32/0000000003", bytes(23))],
+        "an empty one": [(b"a_float32/0000000003", b"")],
+        "one too few": [(b"a_float32/0000000003", None)],
+        "one in another place": [(b"a_float32/0000000003", None), (b"a_float32/0000000006", bytes(24))],
+        "all of them together, too": [(b"a_float32", bytes(24 * 6))],
+    }.items()
+}
 
 
 @pytest.mark.parametrize("what", DISORDER)
 def test_an_lmdb_with_values_in_disorder(what: str, store: Callable[[str], Path]) -> None:
     """Entries too many, too few and of other columns among those that lie one by one."""
-    path = store(".lmdb")
+    path = store(LARGE if "array" in what else ".lmdb")
     DISORDER[what](path)
     survives(path)
     try:

@@ -73,7 +73,9 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             for name, values in data.items():
                 if manifest.column(name).one_by_one:
                     for i in range(len(records)):
-                        txn.put(b"%s/%010d" % (name.encode(), i), values[0][values[1][i] : values[1][i + 1]])
+                        whole = isinstance(values, tuple)
+                        value = values[0][values[1][i] : values[1][i + 1]] if whole else values[i].tobytes()
+                        txn.put(b"%s/%010d" % (name.encode(), i), value)
                 elif isinstance(values, tuple):
                     txn.put(f"{name}/bytes".encode(), npy(np.frombuffer(values[0], np.uint8)))
                     txn.put(f"{name}/offsets".encode(), npy(values[1]))
@@ -121,8 +123,15 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         with pytest.raises(StoreError, match="record 4 has 9000 bytes; LMDB holds up to 5000"):
             write(path, make_records())
         assert listing(path.parent) == set()
-        with pytest.raises(StoreError, match=r"column 'checksum' has .* use a shard size"):
-            write(path, make_records("ragged", 700, sizes=[1] * 700))
+
+    def test_too_many_records(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The checksums of all are one value: refused with the record that is too many, not at the end."""
+        assert 8 * (lmdb_store._MAX_RECORDS + 1) + 1024 <= lmdb_store._MAX_VALUE
+        monkeypatch.setattr(lmdb_store, "_MAX_RECORDS", 6)
+        with pytest.raises(StoreError, match="LMDB holds up to 6 records a file; use a shard size"):
+            write(path, make_records())
+        assert listing(path.parent) == set()
+        write(path, make_records(count=6))
 
     def test_a_full_disk(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         class Full:

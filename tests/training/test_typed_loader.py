@@ -177,7 +177,7 @@ def test_without_operations_nothing_moves(stores: dict[str, Typed]) -> None:
             np.testing.assert_array_equal(depth, np.asarray(Image.open(io.BytesIO(values["depth"]))).astype(np.int32))
         np.testing.assert_array_equal(batch["right"][number], made.images[number][:, ::-1].transpose(2, 0, 1))
     assert batch["label"].tolist() == [n % 3 for n in range(9)]
-    assert (batch["vector"].shape, batch["vector"].dtype) == ((9, 3), torch.float16)
+    assert (batch["vector"].shape, batch["vector"].dtype) == ((9, 5), torch.float16)
     assert (batch["brain"].dtype, batch["crowd"].dtype) == (torch.bfloat16, torch.bool)
 
 

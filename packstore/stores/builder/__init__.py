@@ -20,7 +20,7 @@ from packstore.core.checksums import (
     row_checksums,
     value_hashes,
 )
-from packstore.core.columns import Buffer, ColumnData, Ragged
+from packstore.core.columns import Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import device_and_inode, writing
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped, Split
@@ -390,7 +390,7 @@ class StoreBuilder:
         assert self._base is not None
         options = {**self._base.options, **counted}
 
-        def describe(file: OutputFile) -> tuple[Manifest, dict[str, ColumnData]]:
+        def describe(file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
             manifest, columns = self._describe(file)
             if not self._files.sharded:
                 manifest = dataclasses.replace(manifest, options=options, skipped=skipped)
@@ -426,10 +426,10 @@ class StoreBuilder:
         assert isinstance(rows, np.ndarray)
         return records_digest(checksums, rows)
 
-    def _describe(self, file: OutputFile) -> tuple[Manifest, dict[str, ColumnData]]:
+    def _describe(self, file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
         """The manifest of a file and its columns except ``image``."""
         assert self._base is not None
-        data: dict[str, ColumnData] = {}
+        data: dict[str, WholeColumn] = {}
         columns = [dataclasses.replace(self._columns[0], nbytes=file.nbytes)]
         for column in self._columns[1:]:
             spool = self._spools[column.name]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from packstore.core.checksums import file_digest
-from packstore.core.columns import ColumnData
+from packstore.core.columns import WholeColumn
 from packstore.core.errors import StoreError
 from packstore.core.files import sync_tree
 from packstore.core.manifest import Column, Manifest
@@ -40,7 +40,7 @@ class OutputFile:
     adopted: Shard | None = None
 
 
-Describe = Callable[[OutputFile], tuple[Manifest, Mapping[str, ColumnData]]]
+Describe = Callable[[OutputFile], tuple[Manifest, Mapping[str, WholeColumn]]]
 """Gives the manifest of a file and all its columns but ``image``."""
 
 
@@ -147,7 +147,7 @@ def _append(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> None:
     file.stop += len(buffers)
 
 
-def _seal(file: OutputFile, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
+def _seal(file: OutputFile, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
     """Seals a file, makes it durable, and reads it back meanwhile: the one waits, the other computes."""
     assert file.writer is not None  # a reused shard is sealed already
     file.writer.seal(manifest, columns)

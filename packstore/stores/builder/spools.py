@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.checksums import column_digest, ragged_digest
-from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragged
+from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Column
@@ -76,7 +76,7 @@ class ColumnSpool:
             self._data.write(b"".join(values))
         self.records += count
 
-    def values(self, start: int, stop: int) -> ColumnData:
+    def values(self, start: int, stop: int) -> WholeColumn:
         """The values of records ``start`` to ``stop - 1``, mapped; offsets count from the first of them."""
         if self._offsets is None:
             dtype, width = NUMPY_DTYPE[self.column.dtype], self.column.record_nbytes

@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragged
+from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
@@ -68,7 +68,7 @@ class Hdf5Writer(Writer):
             self._file.close()
             self._file = None
 
-    def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
+    def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
         self.suspend()
         with beyond_standard_streams():
             skeleton = cast("IO[bytes]", tempfile.TemporaryFile(dir=self.path.parent))  # noqa: SIM115 - dropped below
@@ -95,7 +95,7 @@ class Hdf5Writer(Writer):
         if self._ends is not None:
             self._ends.close()
 
-    def _write_skeleton(self, file: Any, manifest: Manifest, columns: Mapping[str, ColumnData]) -> int:
+    def _write_skeleton(self, file: Any, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> int:
         """Writes everything but the images; returns the offset at which they belong."""
         import h5py  # for writing only: reading does without
 
@@ -126,7 +126,7 @@ class Hdf5Reader(MappedReader):
         """``descriptor`` is the file's, if it is open already; the caller may close it afterwards."""
         shown = printable(str(path))
         hdf5, mapped = _open(path, descriptor)
-        data: dict[str, ColumnData] = {}
+        data: dict[str, WholeColumn] = {}
         with _as_store_errors(path):
             root = hdf5.messages(hdf5.root)
             manifest = _manifest_of(hdf5, root, path)
@@ -185,7 +185,7 @@ def _manifest_of(file: Hdf5File, root: list[Message], path: Path) -> Manifest:
 
 def _column(
     file: Hdf5File, members: Members, column: Column, records: int, mapped: NDArray[np.uint8], shown: str
-) -> ColumnData:
+) -> WholeColumn:
     if column.kind == "fixed":
         wanted = NUMPY_DTYPE[column.dtype], (records, *column.shape)
         return _array(file, members, column.name, *wanted, mapped, shown)

@@ -45,7 +45,7 @@ def check_entries(pages: Pages, manifest: Manifest, *, quick: bool, progress: Pr
 
 def _in_order(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
     """Whether every page and entry is in order; if not, :func:`_faults` says what is wrong."""
-    width = _width(manifest)
+    widths = _widths(manifest)
     sizes = {f"{c.name}/".encode("ascii"): c.nbytes for c in manifest.columns[1:] if c.one_by_one}
     sizes[b""] = manifest.image.nbytes
     counts = dict.fromkeys(sizes, 0)
@@ -58,7 +58,7 @@ def _in_order(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
             done, count = counts[item.prefix], len(item.numbers)
             if not done:
                 names.append(item.prefix)
-            wrong_size = width is not None and not item.prefix and (item.sizes != width).any()
+            wrong_size = item.prefix in widths and (item.sizes != widths[item.prefix]).any()
             in_order = names[-1] == item.prefix and (item.numbers == np.arange(done, done + count)).all()
             if wrong_size or not in_order:
                 return False
@@ -76,7 +76,7 @@ def _faults(
     """Yields what is wrong with pages and entries; returns the bytes of all values, by column, of images and those
     that lie one by one."""
     named = named_keys(manifest)
-    width = _width(manifest)
+    widths = _widths(manifest)
     numbered = {b"": "image"} | {prefix: prefix[:-1].decode("ascii") for prefix in prefixes(manifest)}
     next_record, nbytes = dict.fromkeys(numbered, 0), dict.fromkeys(numbered.values(), 0)
     for item in pages.walk(overflow=not quick):
@@ -95,8 +95,9 @@ def _faults(
                 yield _missing(numbered[prefix], missing)
             record = next_record[prefix] = int(digits) + 1
             nbytes[numbered[prefix]] += item.size
-            if width is not None and not prefix and item.size != width:
-                yield Problem(f"its entry has {item.size} bytes, expected {width}", record=record - 1)
+            if item.size != widths.get(prefix, item.size):
+                what = f"{_entry(numbered[prefix])} has {item.size} bytes, expected {widths[prefix]}"
+                yield Problem(what, record=record - 1)
             if record % _REPORT_EVERY == 0:
                 progress(Progress("structure", record, manifest.records, nbytes["image"]))
         else:
@@ -110,9 +111,17 @@ def _faults(
 
 
 def _missing(column: str, record: int) -> Problem:
-    what = "its entry is missing" if column == "image" else f"its entry of {column!r} is missing"
-    return Problem(what, record=record)
+    return Problem(f"{_entry(column)} is missing", record=record)
 
 
-def _width(manifest: Manifest) -> int | None:
-    return manifest.image.record_nbytes if manifest.image.kind == "fixed" else None
+def _entry(column: str) -> str:
+    return "its entry" if column == "image" else f"its entry of {column!r}"
+
+
+def _widths(manifest: Manifest) -> dict[bytes, int]:
+    """The bytes of each value, by the prefix of its keys, in fixed columns that lie one by one."""
+    widths = {f"{c.name}/".encode("ascii"): c.record_nbytes for c in manifest.columns[1:] if c.one_by_one
+              and c.kind == "fixed"}  # fmt: skip
+    if manifest.image.kind == "fixed":
+        widths[b""] = manifest.image.record_nbytes
+    return widths

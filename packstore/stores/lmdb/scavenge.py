@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from xxhash import xxh3_64
 
 from packstore.core.checksums import column_digest
 from packstore.core.column import guessed
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, OneByOne
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, fixed_value, one_by_one
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
@@ -54,9 +55,7 @@ def scavenge(data: memoryview, hint: RecoveredManifest | None) -> Scavenged:
     found = named if named is not None and named.proven else find_manifest(data) or named
     records = scan.records if found is None else found.manifest.records
     columns = scan.columns(found, records)
-    alternatives = {
-        name: partial(scan.candidates, f"{name}/".encode("ascii")) for name in scan.numbered & columns.keys()
-    }
+    alternatives = {name: partial(scan.values, column) for name, column in scan.one_by_one.items()}
     return Scavenged(found, columns, records, scan.images, scan.orphans, alternatives)
 
 
@@ -67,6 +66,7 @@ class _Scan:
         self.named: dict[str, list[memoryview]] = {}
         self._arrays: list[int] = []
         self._long_values: dict[int, int] = {}  # first page of each long value, and its pages
+        self.one_by_one: dict[str, Column] = {}  # of the columns that were found
         entries: dict[bytes, array[int]] = {b"": array("q")}
         for page in self._candidates():
             for prefix, *entry in self._entries(page):
@@ -107,7 +107,8 @@ class _Scan:
         wanted = self._described(records) if found is None else found.manifest.columns[1:]
         for column in wanted:
             if column.name in self.numbered and (found is None or column.one_by_one):
-                columns[column.name] = OneByOne(records, partial(self._value, column.name))
+                self.one_by_one[column.name] = column
+                columns[column.name] = one_by_one(column, records, partial(self._value, column))
                 continue
             chosen: ColumnData | None = None
             for data in self._copies(column, records):
@@ -124,10 +125,20 @@ class _Scan:
                 columns[column.name] = chosen
         return columns
 
-    def _value(self, name: str, record: int) -> Buffer:
-        found = self.candidates(f"{name}/".encode("ascii"), record)
+    def values(self, column: Column, record: int) -> list[Any]:
+        """Candidates for the value of a record in a column that lies record by record, as :func:`one_by_one` gives
+        them."""
+        found = self._raw_values(column, record)
+        return [fixed_value(column, raw) for raw in found] if column.kind == "fixed" else [*found]
+
+    def _raw_values(self, column: Column, record: int) -> list[Buffer]:
+        found = self.candidates(f"{column.name}/".encode("ascii"), record)
+        return [raw for raw in found if column.kind == "ragged" or len(raw) == column.record_nbytes]
+
+    def _value(self, column: Column, record: int) -> Buffer:
+        found = self._raw_values(column, record)
         if not found:
-            raise StoreError(f"nothing says where the {name} of record {record} lies")
+            raise StoreError(f"nothing says where the {column.name} of record {record} lies")
         return found[-1]
 
     def _candidates(self) -> Iterator[int]:

@@ -1,9 +1,10 @@
 """LMDB: the image of record ``i`` alone under ten decimal digits, then whole columns and the manifest by name.
 
 Layout: ``b"%010d" % i`` → image bytes; ``b"label"`` and other fixed columns → ``.npy``; a ragged column as
-``b"key/bytes"`` (``.npy`` uint8) and ``b"key/offsets"`` (``.npy`` int64, N + 1), or where its values may be large
-(:attr:`packstore.core.column.Column.one_by_one`) each value as ``b"mask/%010d" % i``; ``b"manifest"`` → JSON. Letters
-sort after digits, so the whole file is written by sorted appends.
+``b"key/bytes"`` (``.npy`` uint8) and ``b"key/offsets"`` (``.npy`` int64, N + 1); ``b"manifest"`` → JSON. A column that
+is large, or whose values may be (:attr:`packstore.core.column.Column.one_by_one`), lies record by record, fixed or
+ragged: the bytes of each value as ``b"mask/%010d" % i``. Letters sort after digits, so the whole file is written by
+sorted appends.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, OneByOne, Ragged
+from packstore.core.columns import (
+    NUMPY_DTYPE,
+    OFFSET,
+    Buffer,
+    ColumnData,
+    OneByOne,
+    OneByOneArray,
+    Ragged,
+    WholeColumn,
+    one_by_one,
+)
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, file_size_limit, reading, sync_file
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
@@ -36,6 +47,8 @@ from packstore.stores.mapped import check_offsets
 
 KEY = b"%010d"
 _MAX_VALUE = 0xFFFFFFFF  # LMDB keeps the size of a value in 32 bits
+_MAX_RECORDS = (_MAX_VALUE - HEADER_BYTES) // 8 - 1
+"""The checksums of all records are one value, and so are the offsets of a ragged column."""
 _TXN_BYTES = 4 << 20
 _TXN_RECORDS = 1 << 16
 _FIRST_MAP = 64 << 20
@@ -68,6 +81,8 @@ class LmdbWriter(Writer):
         self._open()
 
     def append(self, images: Sequence[Buffer]) -> None:
+        if self._records + len(images) > _MAX_RECORDS:
+            raise StoreError(f"LMDB holds up to {_MAX_RECORDS:,} records a file; use a shard size")
         self._records = self._put(images, KEY, self._records)
 
     def _put(self, values: Iterable[Buffer], key: bytes, record: int) -> int:
@@ -96,31 +111,26 @@ class LmdbWriter(Writer):
         self._syncer.shutdown(wait=True, cancel_futures=True)
         self._close()
 
-    def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
+    def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
         # Always into an environment that was just opened: LMDB takes other free pages in one that has written before,
         # and the file must not depend on whether it was suspended.
         self._close()
         self._open()
-        parts: dict[str, NDArray[Any] | Ragged | bytes] = {MANIFEST: manifest.to_json().encode("ascii")}
+        parts: dict[str, NDArray[Any] | Iterable[Buffer] | bytes] = {MANIFEST: manifest.to_json().encode("ascii")}
         for name, data in columns.items():
-            if not isinstance(data, Ragged):
-                parts[name] = data
-            elif manifest.column(name).one_by_one:
-                parts[f"{name}/"] = data
-            else:
+            if manifest.column(name).one_by_one:
+                parts[f"{name}/"] = data if isinstance(data, Ragged) else map(_raw, data)
+            elif isinstance(data, Ragged):
                 parts |= {f"{name}/bytes": data.data, f"{name}/offsets": data.offsets}
+            else:
+                parts[name] = data
         for name in sorted(parts):
             part = parts[name]
-            if isinstance(part, Ragged):
+            if not isinstance(part, bytes | np.ndarray):
                 self._put(part, name.encode("ascii") + KEY, 0)
                 self._flush()
                 continue
-            value = part if isinstance(part, bytes) else _npy(part)
-            if len(value) > _MAX_VALUE:
-                raise StoreError(
-                    f"column {name!r} has {len(value)} bytes; LMDB holds up to {_MAX_VALUE} a value: use a shard size"
-                )
-            self._pending = [(name.encode("ascii"), value)]
+            self._pending = [(name.encode("ascii"), part if isinstance(part, bytes) else _npy(part))]
             self._flush()
         self._syncer.shutdown(wait=False, cancel_futures=True)  # the sync that follows waits for the running one
         self.abort(wait=False)
@@ -267,10 +277,10 @@ class LmdbReader(Reader):
             column = self.manifest.column(name)
             if name == "image":
                 raise StoreError("an LMDB has no array of all images; read them one by one")
-            if column.kind == "fixed":
+            if column.one_by_one:
+                columns[name] = _values(self._open(), column, self._records, printable(str(self.path)))
+            elif column.kind == "fixed":
                 columns[name] = self._array(name, NUMPY_DTYPE[column.dtype], (self._records, *column.shape))
-            elif column.one_by_one:
-                columns[name] = _values(self._open(), name, self._records, printable(str(self.path)))
             else:
                 data = self._array(f"{name}/bytes", np.dtype("u1"), (column.nbytes,))
                 columns[name] = Ragged(self._array(f"{name}/offsets", OFFSET, (self._records + 1,)), data)
@@ -351,8 +361,9 @@ def _manifest_of(pages: Pages, path: Path) -> Manifest:
     return manifest
 
 
-def _values(pages: Pages, name: str, records: int, path: str) -> OneByOne:
+def _values(pages: Pages, column: Column, records: int, path: str) -> OneByOne | OneByOneArray:
     """A column whose values lie one by one. It stays valid when the reader is closed."""
+    name = column.name
     find = pages.numbered(f"{name}/".encode("ascii")).value
 
     def read(record: int) -> memoryview:
@@ -364,13 +375,17 @@ def _values(pages: Pages, name: str, records: int, path: str) -> OneByOne:
             raise StoreError(f"the {name} of record {record} of {path} is missing")
         return value
 
-    return OneByOne(records, read)
+    return one_by_one(column, records, read)
 
 
 def _npy(array: NDArray[Any]) -> bytes:
     head = io.BytesIO()
     _NPY.write_array_header_1_0(head, _NPY.header_data_from_array_1_0(array))
-    return b"".join((head.getvalue(), array.reshape(-1).view(np.uint8).data if array.size else b""))
+    return b"".join((head.getvalue(), _raw(array) if array.size else b""))
+
+
+def _raw(array: NDArray[Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -24,7 +24,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
+from packstore.core.columns import NUMPY_DTYPE, Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
@@ -80,7 +80,7 @@ class PthWriter(Writer):
             self._file.close()
             self._file = None
 
-    def seal(self, manifest: Manifest, columns: Mapping[str, ColumnData]) -> None:
+    def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
         self.suspend()
         storages: list[NDArray[Any]] = []
 
@@ -181,7 +181,7 @@ def _manifest_of(content: dict[str, Any], path: Path) -> Manifest:
     return manifest
 
 
-def _column(archive: Archive, value: Any, column: Column, shown: str) -> ColumnData:
+def _column(archive: Archive, value: Any, column: Column, shown: str) -> WholeColumn:
     if column.kind == "fixed":
         return _array(archive, value, column.dtype, f"{shown}: column {column.name!r}")
     if not isinstance(value, dict):
