@@ -162,6 +162,7 @@ SOURCES = Registry(
         "store": "packstore.sources.store:KIND",
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",
+        "hdf5": "packstore.sources.arrays.hdf5:KIND",
         "webdataset": "packstore.sources.webdataset:KIND",
         "voc": "packstore.sources.voc:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",

@@ -17,7 +17,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, SourceOptions, Survey
 from packstore.sources.refusals import first_bytes
-from packstore.stores import open_store
+from packstore.stores import is_store, open_store
 from packstore.stores.base import Reader, shaped
 from packstore.stores.opening import START_BYTES, looks_like_store
 
@@ -163,9 +163,10 @@ def _is_label(column: Column) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """By the outward form of a store; opening it finds whether it is one."""
-    found = looks_like_store(path, first_bytes(path, START_BYTES))
-    return Certainty.CERTAIN if found else Certainty.NO
+    """By its manifest. What has the outward form of a store alone is a damaged one, or a file of others."""
+    if not looks_like_store(path, first_bytes(path, START_BYTES)):
+        return Certainty.NO
+    return Certainty.CERTAIN if is_store(path) else Certainty.POSSIBLE
 
 
 KIND = Kind("store", "a packstore store", _recognise, StoreSource)

@@ -1,0 +1,244 @@
+"""HDF5 files of others: datasets of images and labels by name, shape and dtype, read by h5py.
+
+A dataset that lies in one piece is read from the file itself; a compressed one in whole chunks. What a file refers to
+beyond its own folder is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import SourceError, printable
+from packstore.images.sniff import begins_like_image
+from packstore.sources.arrays.source import ArraySource, recognise_arrays
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, read_at
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.refusals import first_bytes
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_STARTS = (0, 512, 1024, 2048)
+_MAX_DATASETS, _MAX_DEPTH = 10_000, 16
+_MAX_RATIO = 1100
+"""Deflate does not shrink anything more; a dataset that claims more than its file can hold was never written."""
+
+
+class Hdf5Source(ArraySource):
+    """HDF5 files."""
+
+    kind = "hdf5"
+    suffixes = (".h5", ".hdf5", ".he5", ".hdf")
+    what = "HDF5 files"
+
+    @classmethod
+    def open_file(cls, path: Path, folder: Path) -> OpenArrays:
+        """See :meth:`ArraySource.open_file`."""
+        return _OpenHdf5(path, folder)
+
+
+class _OpenHdf5(OpenArrays):
+    def __init__(self, path: Path, folder: Path) -> None:
+        import h5py
+
+        self._path = path
+        self._shown = printable(str(path))
+        self._folder = folder.resolve()
+        try:
+            self._file = h5py.File(path, "r", locking=False)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise SourceError(
+                f"{self._shown} is no HDF5 file that can be read: {printable(str(error))[:200]}"
+            ) from None
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._places: dict[str, tuple[int, np.dtype[Any], tuple[int, ...]] | None] = {}
+
+    def infos(self) -> list[ArrayInfo]:
+        """See :meth:`OpenArrays.infos`."""
+        import h5py
+
+        found: list[ArrayInfo] = []
+        waiting: list[tuple[str, int]] = [("", 0)]
+        seen = set()
+        while waiting:
+            name, depth = waiting.pop(0)
+            group = self._file[name] if name else self._file
+            for child in group:
+                inside = f"{name}/{child}" if name else child
+                link = group.get(child, getlink=True)
+                if isinstance(link, h5py.ExternalLink):
+                    raise SourceError(
+                        f"{self._shown}: {printable(inside)} is a link to another file ({printable(link.filename)}), "
+                        "which is not followed; give that file"
+                    )
+                if not isinstance(link, h5py.HardLink):
+                    continue
+                item = group.get(child)
+                if isinstance(item, h5py.Group) and depth < _MAX_DEPTH:
+                    if item.id not in seen:
+                        seen.add(item.id)
+                        waiting.append((inside, depth + 1))
+                elif isinstance(item, h5py.Dataset):
+                    found.append(self._info(inside, item))
+                if len(found) > _MAX_DATASETS:
+                    raise SourceError(f"{self._shown} holds more than {_MAX_DATASETS:,} datasets")
+        return found
+
+    def _info(self, name: str, dataset: Any) -> ArrayInfo:
+        """What is known of a dataset, once it is certain that it lies in this file or folder."""
+        import h5py
+
+        shape = dataset.shape
+        if shape is None:
+            return _nothing(name, (), "it is empty")
+        self._refuse_outside(name, dataset)
+        dtype = dataset.dtype
+        reversed_axes = "MATLAB_class" in dataset.attrs
+        if h5py.check_string_dtype(dtype) is not None:
+            what: Literal["files", "texts"] = "files" if begins_like_image(self._first(dataset)[:64]) else "texts"
+            return ArrayInfo("", name, shape, np.dtype("u1"), what)
+        inner = h5py.check_vlen_dtype(dtype)
+        if inner is not None:
+            if inner != np.uint8 and inner != np.int8:
+                return _nothing(name, shape, f"{printable(name)} holds arrays of {inner} of different lengths")
+            return ArrayInfo("", name, shape, np.dtype("u1"), "files")
+        if dtype.kind == "V" and dtype.fields is None and dtype.subdtype is None:
+            return ArrayInfo("", name, shape, np.dtype("u1"), "files")
+        if dtype.kind not in "uifb" or dtype.itemsize > 8:
+            return _nothing(
+                name, shape, f"{printable(name)} holds values of {dtype}, of which packstore makes no columns"
+            )
+        self._refuse_unwritten(name, dataset)
+        chunk = dataset.chunks[0] if dataset.chunks else 1
+        return ArrayInfo("", name, shape, dtype, "numbers", chunk, reversed=reversed_axes)
+
+    def _first(self, dataset: Any) -> bytes:
+        try:
+            found = dataset[0] if len(dataset.shape) == 1 and dataset.shape[0] else b""
+        except (OSError, RuntimeError, ValueError, UnicodeDecodeError):
+            return b""
+        return found if isinstance(found, bytes) else b""
+
+    def _refuse_outside(self, name: str, dataset: Any) -> None:
+        """Raises :class:`SourceError` for a dataset whose values lie in files of another folder."""
+        outside = [entry[0] for entry in dataset.external or ()]
+        sources = dataset.virtual_sources() if dataset.is_virtual else ()
+        outside += [source.file_name for source in sources if source.file_name != "."]
+        for file in outside:
+            if not (self._path.parent / file).resolve().is_relative_to(self._folder):
+                raise SourceError(
+                    f"{self._shown}: the values of {printable(name)} lie outside its folder, in {printable(file)}; "
+                    "that is not followed"
+                )
+        for source in sources:
+            self._refuse_chain(name, source.file_name, source.dset_name)
+
+    def _refuse_chain(self, name: str, file_name: str, dataset_name: str) -> None:
+        """Raises :class:`SourceError` where what a virtual dataset is made of is missing, or is virtual itself."""
+        import h5py
+
+        try:
+            if file_name == ".":
+                found = self._file[dataset_name]
+                plain = not found.is_virtual and not found.external
+            else:
+                with h5py.File(self._path.parent / file_name, "r", locking=False) as file:
+                    found = file[dataset_name]
+                    plain = not found.is_virtual and not found.external and found.file.filename == file.filename
+        except (OSError, KeyError, RuntimeError, ValueError, AttributeError):
+            reason = f"is missing: {printable(file_name)}, {printable(dataset_name)}"
+        else:
+            if plain:
+                return
+            reason = "refers to other files in turn, which is not followed"
+        raise SourceError(f"{self._shown}: what {printable(name)} is made of {reason}")
+
+    def _refuse_unwritten(self, name: str, dataset: Any) -> None:
+        if dataset.is_virtual or dataset.external:
+            return
+        stored = dataset.id.get_storage_size()
+        size = int(np.prod(dataset.shape, dtype=object)) * dataset.dtype.itemsize
+        if size > stored * _MAX_RATIO + (1 << 20):
+            raise SourceError(
+                f"{self._shown}: {printable(name)} should have {size:,} bytes, of which {stored:,} were written"
+            )
+
+    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """See :meth:`OpenArrays.read`."""
+        dataset = self._file[name]
+        place = self._place(name, dataset) if axis == 0 else None
+        if place is not None:
+            offset, dtype, shape = place
+            row = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+            data = read_at(self._descriptor, (stop - start) * row, offset + start * row)
+            return np.frombuffer(data, dtype).reshape(stop - start, *shape[1:])
+        try:
+            found = np.asarray(dataset[(slice(None),) * axis + (slice(start, stop),)])
+        except (RuntimeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{name} cannot be read: {error}") from None
+        if found.dtype.kind in "SV":
+            return _objects([bytes(item) for item in found])
+        return found
+
+    def _place(self, name: str, dataset: Any) -> tuple[int, np.dtype[Any], tuple[int, ...]] | None:
+        """Where a dataset lies that is in one piece, of plain numbers."""
+        import h5py
+
+        if name not in self._places:
+            offset = dataset.id.get_offset()
+            plain = not dataset.external and dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype)
+            self._places[name] = (offset, dataset.dtype, dataset.shape) if offset is not None and plain else None
+        return self._places[name]
+
+    def close(self) -> None:
+        """See :meth:`OpenArrays.close`."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._file.close()
+
+
+def _nothing(name: str, shape: tuple[int, ...], why: str) -> ArrayInfo:
+    return ArrayInfo("", name, shape, np.dtype("u1"), "nothing", why=why)
+
+
+def _objects(items: list[bytes]) -> NDArray[Any]:
+    found = np.empty(len(items), object)
+    found[:] = items
+    return found
+
+
+def is_hdf5(path: Path) -> bool:
+    """Whether a file is HDF5, which may begin with a block of its user's."""
+    start = first_bytes(path, _STARTS[-1] + len(_SIGNATURE))
+    return any(start[place : place + len(_SIGNATURE)] == _SIGNATURE for place in _STARTS)
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """A file whose arrays are clear, or a folder of such files. A packstore store, whole or damaged, is none."""
+    if path.is_dir():
+        if Hdf5Source.recognise_folder(path) is Certainty.NO:
+            return Certainty.NO
+        files = Hdf5Source.find(path)[0]
+        if any(not is_hdf5(file) or _is_own(file) for file in files):
+            return Certainty.NO
+    elif not is_hdf5(path) or _is_own(path):
+        return Certainty.NO
+    return recognise_arrays(Hdf5Source, path, options)
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a file is a packstore store, or something that cannot be opened."""
+    import h5py
+
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            return "manifest" in file.attrs or "row_checksum" in file
+    except (OSError, RuntimeError, ValueError):
+        return True  # the store says what is wrong with it
+
+
+KIND = Kind(Hdf5Source.kind, "HDF5 files with arrays of images", _recognise, Hdf5Source, takes_arrays=True)

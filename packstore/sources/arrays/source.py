@@ -1,0 +1,340 @@
+"""Sources whose samples are rows of named arrays: what HDF5, npz, Zarr and others have in common."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.column import ITEM_SIZE
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
+from packstore.images.sniff import max_file_bytes, too_many_pixels
+from packstore.sources.arrays.choosing import IMAGE_WORDS, LABEL_WORDS, Choice, Chosen, Part, choose, words_of
+from packstore.sources.arrays.stored import ArrayInfo, Blocks, OpenArrays, block_rows, row_bytes
+from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
+from packstore.sources.dataset import key_of
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.rows import Row, RowSource
+
+_log = logging.getLogger(__name__)
+
+_PROBED = 4
+_MAX_FILES = 10_000
+_MAX_CLASSES = 1 << 20
+
+
+class ArraySource(RowSource):
+    """The samples of arrays in one file, or in the files of a folder.
+
+    Attributes:
+        suffixes: Of its files in a folder, in lower case.
+        what: What these are, for messages: ``HDF5 files``.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]]
+    what: ClassVar[str]
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._files, self._ignored = self.find(path)
+        if not self._files:
+            raise SourceError(f"{printable(str(path))} holds no {self.what} ({', '.join(self.suffixes)})")
+        self._blocks = Blocks(self._files, partial(self.open_file, folder=path if path.is_dir() else path.parent))
+        try:
+            infos = [self._infos(number, file) for number, file in enumerate(self._files)]
+            self._choice: Choice = choose(printable(str(path)), infos, options)
+            self._refuse_lone()
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    @abstractmethod
+    def open_file(cls, path: Path, folder: Path) -> OpenArrays:
+        """Opens a file. What it refers to lies in ``folder``. Raises :class:`SourceError`."""
+
+    @classmethod
+    def find(cls, path: Path) -> tuple[list[Path], Counter[str]]:
+        """The files of a source, and what else lies in its folder. See :attr:`Survey.ignored`."""
+        if not path.is_dir():
+            return [path], Counter()
+        found, ignored = [], Counter[str]()
+        for folder in [path, *_split_folders(path)]:
+            for file in sorted(folder.iterdir()):
+                if is_passed_over(file.name):
+                    ignored["hidden"] += 1
+                elif cls.takes_file(file):
+                    found.append(file)
+                elif file.is_file():
+                    ignored[f"not arrays ({printable(file.suffix) or 'no suffix'})"] += 1
+                if len(found) > _MAX_FILES:
+                    raise SourceError(f"{printable(str(path))} holds more than {_MAX_FILES:,} {cls.what}")
+        return found, ignored
+
+    @classmethod
+    def takes_file(cls, path: Path) -> bool:
+        """Whether a file of a folder is one of its files."""
+        return path.name.lower().endswith(cls.suffixes) and path.is_file()
+
+    @classmethod
+    def recognise_folder(cls, path: Path) -> Certainty:
+        """Of a folder: whether it holds nothing but such files, directly or in folders of splits."""
+        found = False
+        for folder in [path, *_split_folders(path)]:
+            for file in folder.iterdir():
+                name = file.name.lower()
+                if is_passed_over(file.name) or (folder == path and name in SPLIT_ORDER):
+                    continue
+                if file.is_dir() or name.endswith((*IMAGE_SUFFIXES, *_OTHER_DATA)):
+                    if not cls.takes_file(file):
+                        return Certainty.NO
+                    found = True
+                found = found or cls.takes_file(file)
+        return Certainty.CERTAIN if found else Certainty.NO
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return list(dict.fromkeys(part.split for part in self._choice.parts))
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`. Of encoded images the size is a mean."""
+        index = 0
+        for number, part in enumerate(self._choice.parts):
+            if part.split == split:
+                size, rest = self._sizes[number]
+                for row in range(part.length):
+                    yield Row(key_of(split, index), (number, row), size, rest)
+                    index += 1
+
+    def values(self, ref: Any) -> dict[str, Any]:
+        """See :meth:`RowSource.values`."""
+        number, row = ref
+        part = self._choice.parts[number]
+        found = {}
+        for name, chosen in part.columns.items():
+            value = self._blocks.row(chosen.file, chosen.info, chosen.axis, row, len(part.columns))
+            found[name] = self._value(name, chosen, value)
+        return found
+
+    def fields(self) -> dict[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        declared: dict[str, Field] = {}
+        for part in self._choice.parts:
+            for name, chosen in part.columns.items():
+                field = self._field(name, chosen)
+                if declared.setdefault(name, field) != field:
+                    raise SourceError(
+                        f"{printable(str(self.path))}: {chosen.info.shown} is of another shape or dtype than the array "
+                        "of that name elsewhere; give a source that holds one kind of them"
+                    )
+        lacking = {name for part in self._choice.parts for name in declared if name not in part.columns}
+        return {name: _optional(field) if name in lacking else field for name, field in declared.items()}
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        left_out = Counter({"arrays that are no values of samples": len(self._choice.left_out)})
+        return {reason: count for reason, count in (self._ignored + left_out).items() if count}
+
+    def files(self) -> Sequence[Path]:
+        """See :meth:`RowSource.files`."""
+        return self._files
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        self._blocks.close()
+
+    def _infos(self, number: int, file: Path) -> Sequence[ArrayInfo]:
+        name = "" if file == self.path else file.relative_to(self.path).as_posix()
+        found = self._blocks.file(number).infos()
+        return [replace(info, file=name or file.name if info.alone else name) for info in found]
+
+    def _refuse_lone(self) -> None:
+        """Raises :class:`AmbiguousSourceError` for one file of images beside another file of their labels."""
+        path = self.path
+        if path.is_dir() or self.options.named or any("label" in part.columns for part in self._choice.parts):
+            return
+        own = words_of(path.stem)
+        for other in sorted(path.parent.iterdir()):
+            words = words_of(other.stem)
+            changed = [(a, b) for a, b in zip(own, words, strict=False) if a != b]
+            beside = len(own) == len(words) and len(changed) == 1 and self.takes_file(other)
+            if beside and changed[0][0] in IMAGE_WORDS and changed[0][1] in LABEL_WORDS:
+                raise AmbiguousSourceError(
+                    f"{printable(str(path))} holds images, and their labels seem to lie in {printable(other.name)}: "
+                    f"give the folder {printable(str(path.parent))}, or --source {self.kind} for the images alone"
+                )
+
+    def _check(self) -> None:
+        """Sizes that would not fit, said at once; and what the arrays are, in :attr:`evidence`."""
+        shapes: set[tuple[int, ...]] = set()
+        for part in self._choice.parts:
+            if len({name for name in part.columns if part.columns[name].length != part.length}):
+                raise SourceError(f"{printable(str(self.path))}: its arrays have different lengths")
+            for chosen in part.columns.values():
+                block_rows(chosen.info, chosen.axis)
+            image = part.columns["image"]
+            if image.info.what == "numbers":
+                height, width = (image.info.shape[axis] for axis in image.order[:2])
+                reason = too_many_pixels(width, height, self.options.max_pixels)
+                if reason is not None:
+                    raise SourceError(f"{printable(str(self.path))}: {image.info.shown}: {reason}")
+                shapes.add((height, width, 3))
+            else:
+                shapes.add(())
+        if len(shapes) == 1:
+            self.shape = shapes.pop() or None
+        images = [part.columns["image"] for part in self._choice.parts]
+        labels = [part.columns["label"].info.shown for part in self._choice.parts if "label" in part.columns]
+        self.evidence = f"images {images[0].info.shown}" + (f", labels {labels[0]}" if labels else ", no labels")
+        if len(images) > 1:
+            self.evidence += f", and {len(images) - 1} more like these"
+
+    @cached_property
+    def _sizes(self) -> list[tuple[int, int]]:
+        """Of each part, bytes of an image and of the other values of a sample; of files, by the first ones."""
+        found = []
+        for part in self._choice.parts:
+            sizes = {name: self._size(chosen, len(part.columns)) for name, chosen in part.columns.items()}
+            found.append((sizes.pop("image"), sum(sizes.values())))
+        return found
+
+    def _size(self, chosen: Chosen, columns: int) -> int:
+        info = chosen.info
+        if info.what == "numbers":
+            return row_bytes(info, chosen.axis)
+        total = 0
+        for row in range(min(_PROBED, chosen.length)):
+            try:
+                total += len(self._blocks.row(chosen.file, info, 0, row, columns))
+            except (OSError, ValueError):
+                continue
+        return total // max(1, min(_PROBED, chosen.length))
+
+    def _field(self, name: str, chosen: Chosen) -> Field:
+        info = chosen.info
+        if name == "image":
+            return Image("original" if info.what == "files" else "uint8")
+        if name == "label":
+            return Label(self._classes)
+        if info.what == "texts":
+            return Text()
+        if info.what == "files":
+            return Image() if _begins_like_files(self._first(chosen)) else Bytes()
+        if "mask" in name and len(info.shape) == 3 and info.dtype.kind in "uib" and info.dtype.itemsize <= 4:
+            return Mask(_MASK_DTYPES.get(info.dtype.name))
+        if info.dtype.name not in ITEM_SIZE:
+            raise SourceError(f"{printable(str(self.path))}: {info.shown}: no column holds {info.dtype}")
+        return Array(info.dtype.name, info.shape[1:])
+
+    def _first(self, chosen: Chosen) -> bytes:
+        try:
+            return bytes(self._blocks.row(chosen.file, chosen.info, 0, 0, 1)) if chosen.length else b""
+        except (OSError, ValueError):
+            return b""
+
+    def _value(self, name: str, chosen: Chosen, value: Any) -> Any:
+        info = chosen.info
+        if name == "image":
+            return self._image(chosen, value)
+        if name == "label":
+            return _whole(value)
+        if info.what == "files":
+            limit = max_file_bytes(self.options.max_pixels)
+            if len(value) > limit:
+                raise ValueError(f"{name} has {len(value)} bytes, more than {limit} within max_pixels")
+            return bytes(value)
+        if info.what == "texts":
+            return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+        native = np.asarray(value).astype(info.dtype.newbyteorder("="), copy=True)
+        return native.astype(np.uint8) if "mask" in name and native.dtype == np.bool_ and native.ndim == 2 else native
+
+    def _image(self, chosen: Chosen, value: Any) -> Any:
+        if chosen.info.what == "files":
+            limit = max_file_bytes(self.options.max_pixels)
+            if len(value) > limit:
+                raise ValueError(f"it has {len(value)} bytes, more than the {limit} of an image within max_pixels")
+            return bytes(value)
+        pixels = np.transpose(value, [axis - (axis > chosen.axis) for axis in chosen.order])
+        return np.ascontiguousarray(pixels if pixels.dtype == np.uint8 else _as_pixels(pixels))
+
+    @cached_property
+    def _classes(self) -> tuple[str, ...] | None:
+        """Names of classes, of an array of texts; None where labels do not go with it."""
+        if self._choice.classes is None:
+            return None
+        file, info = self._choice.classes
+        shown = info.shown
+        if not 0 < info.shape[0] <= _MAX_CLASSES:
+            return None
+        raw = self._blocks.file(file).read(info.name, 0, 0, info.shape[0])
+        names = tuple(item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item) for item in raw)
+        most = max((int(self._labels(part).max(initial=0)) for part in self._choice.parts), default=0)
+        if len(set(names)) == len(names) and all(names) and most < len(names):
+            return names
+        _log.warning("%s: %s does not name the classes of the labels; they are packed as numbers alone",
+                     printable(str(self.path)), shown)  # fmt: skip
+        return None
+
+    def _labels(self, part: Part) -> NDArray[Any]:
+        chosen = part.columns.get("label")
+        if chosen is None or not chosen.length:
+            return np.zeros(0, np.int64)
+        return self._blocks.file(chosen.file).read(chosen.info.name, 0, 0, chosen.length)
+
+
+_OTHER_DATA = (".h5", ".hdf5", ".npz", ".npy", ".mdb", ".tar", ".zip", ".parquet", ".arrow", ".tfrecord", ".mds")
+_MASK_DTYPES = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "uint16": "uint16", "int16": "int32"}
+
+
+def recognise_arrays(source: type[ArraySource], path: Path, options: SourceOptions) -> Certainty:
+    """Opens the source to see whether its arrays are clear. Raises what opening it raises: no other kind reads it."""
+    opened = source(path, options)
+    opened.close()
+    return Certainty.CERTAIN
+
+
+def _split_folders(path: Path) -> list[Path]:
+    return sorted(folder for folder in path.iterdir() if folder.name.lower() in SPLIT_ORDER and folder.is_dir())
+
+
+def _optional(field: Field) -> Field:
+    if isinstance(field, Image):
+        return field
+    return replace(field, optional=True)
+
+
+def _begins_like_files(data: bytes) -> bool:
+    return data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"))
+
+
+def _whole(value: Any) -> int:
+    """A class number. Raises :class:`ValueError` for a fraction, or more than one number."""
+    array = np.asarray(value)
+    if array.size != 1:
+        raise ValueError(f"label: found {array.size} numbers, expected one")
+    number = array.reshape(-1)[0].item()
+    if number != int(number):
+        raise ValueError(f"label: found {number}, expected a whole number")
+    return int(number)
+
+
+def _as_pixels(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    """Whole numbers from 0 to 255 as uint8. Raises :class:`ValueError` for others: they would have to be rounded."""
+    found = pixels.astype(np.uint8)
+    if not np.array_equal(found, pixels):
+        least, most = pixels.min(), pixels.max()
+        raise ValueError(
+            f"image: found {pixels.dtype} from {least} to {most}; expected whole numbers from 0 to 255, since packing "
+            "would round these: write the array again as uint8"
+        )
+    return found

@@ -1,0 +1,385 @@
+"""HDF5 files of others, made by h5py: which arrays are taken for what, and what is asked instead of guessed."""
+
+from __future__ import annotations
+
+import statistics
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from packstore import PackedDataset, convert, verify
+from packstore.checking.repair import repair
+from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError, UsageError
+from packstore.sources import Source, open_source
+from packstore.testing import SourceSuite
+from tests.makers.images import tiny
+
+RNG = np.random.default_rng(5)
+
+
+def pixels(*shape: int) -> Any:
+    return RNG.integers(0, 256, shape, dtype=np.uint8)
+
+
+def write(path: Path, arrays: dict[str, Any], **options: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, **options)
+    return path
+
+
+def images(source: Source) -> list[Any]:
+    return [source.image(entry) for entry in source.entries()]
+
+
+class TestHdf5(SourceSuite):
+    kind = "hdf5"
+    undecodable_keys = False
+
+    def make(self, folder: Path, samples: int) -> Path:
+        numbers = np.arange(samples, dtype=np.uint32)
+        x = np.repeat(numbers.view(np.uint8).reshape(samples, 2, 2, 1), 3, axis=3)
+        path, half = folder / "data.h5", samples // 2
+        arrays = {"x_train": x[:half], "y_train": numbers[:half] % 3, "x_test": x[half:], "y_test": numbers[half:] % 3}
+        return write(path, arrays)
+
+    def change(self, path: Path) -> None:
+        with h5py.File(path, "r+") as file:
+            file["y_train"][1] = 2
+
+
+PCAM = "camelyonpatch_level_2_split_{}_{}.h5"
+
+
+def pcam(folder: Path) -> dict[str, tuple[Any, Any]]:
+    folder.mkdir()
+    found = {}
+    for split, count in (("train", 7), ("valid", 4), ("test", 3)):
+        x, y = pixels(count, 8, 8, 3), RNG.integers(0, 2, (count, 1, 1, 1), dtype=np.uint8)
+        write(folder / PCAM.format(split, "x"), {"x": x}, chunks=(3, 8, 8, 3), compression="gzip")
+        write(folder / PCAM.format(split, "y"), {"y": y})
+        found[split] = x, y
+    (folder / "camelyonpatch_level_2_split_train_meta.csv").write_text("id\n")
+    return found
+
+
+def test_pcam_has_images_and_labels_in_files_of_their_own(tmp_path: Path) -> None:
+    made = pcam(tmp_path / "pcam")
+    report = convert(tmp_path / "pcam", tmp_path / "p.lmdb")
+    assert [(s.name, len(s)) for s in report.manifest.splits] == [("train", 7), ("valid", 4), ("test", 3)]
+    assert dict(report.ignored) == {"not arrays (.csv)": 1}
+    for split, (x, y) in made.items():
+        ds = PackedDataset(tmp_path / "p.lmdb", split, output="numpy")
+        assert [label for _, label in ds] == y.ravel().tolist()
+        assert all(np.array_equal(image, x[n]) for n, (image, _) in enumerate(ds))
+    assert verify(tmp_path / "p.lmdb", against=tmp_path / "pcam").problems == ()
+
+
+def test_one_file_of_pcam_leads_to_its_folder(tmp_path: Path) -> None:
+    pcam(tmp_path / "pcam")
+    file = tmp_path / "pcam" / PCAM.format("train", "x")
+    with pytest.raises(AmbiguousSourceError, match=r"labels seem to lie in .*_y\.h5: give the folder"):
+        open_source(file)
+    with closing(open_source(file, kind="hdf5")) as source:
+        assert source.survey().columns == ()
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "layout"),
+    [
+        ((6, 5, 4, 3), {}, "NHWC"),
+        ((6, 3, 5, 4), {}, "NCHW"),
+        ((6, 5, 4, 1), {}, "NHWC"),
+        ((6, 1, 5, 4), {}, "NCHW"),
+        ((6, 5, 4), {}, "NHW"),
+        ((5, 4, 6), {}, "HWN"),
+        ((5, 4, 3, 6), {}, "HWCN"),
+        ((6, 3, 5, 3), {"layout": "NCHW"}, "NCHW"),
+        ((6, 3, 4, 5), {"layout": "NCWH"}, "NCWH"),
+    ],
+)
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_layouts(shape: tuple[int, ...], options: Any, layout: str, compression: str | None, tmp_path: Path) -> None:
+    x = pixels(*shape)
+    path = write(tmp_path / "a.h5", {"images": x, "labels": np.arange(6)}, compression=compression)
+    expected = np.moveaxis(x, layout.index("N"), 0)
+    letters = layout.replace("N", "")
+    expected = expected[..., None] if "C" not in letters else expected
+    letters = letters if "C" in letters else letters + "C"
+    expected = expected.transpose(0, *(1 + letters.index(letter) for letter in "HWC"))
+    with closing(open_source(path, **options)) as source:
+        survey = source.survey()
+        assert survey.shape == (*expected.shape[1:3], 3)
+        for image, wanted in zip(images(source), expected, strict=True):
+            assert np.array_equal(image, np.broadcast_to(wanted, image.shape))
+
+
+def test_big_endian_labels_other_columns_and_classes(tmp_path: Path) -> None:
+    x, vectors = pixels(3, 4, 4, 3), np.arange(6, dtype=">f4").reshape(3, 2)
+    arrays = {
+        "data/images": x,
+        "data/labels": np.array([2, 0, 1], ">i2"),
+        "data/embedding": vectors,
+        "data/caption": np.array(["a", "ä", ""], dtype=h5py.string_dtype()),
+        "data/good": np.array([True, False, True]),
+        "data/masks": pixels(3, 4, 4),
+        "class_names": np.array(["ant", "bee", "cat"], dtype=h5py.string_dtype()),
+        "mean": np.zeros(2),
+    }
+    report = convert(write(tmp_path / "a.h5", arrays), tmp_path / "o.lmdb")
+    assert report.manifest.classes == ("ant", "bee", "cat")
+    assert dict(report.ignored) == {"arrays that are no values of samples": 1}
+    names = ("label", "data_embedding", "data_caption", "data_good", "data_masks")
+    assert {name for name in names if report.manifest.has_column(name)} == set(names)
+    ds = PackedDataset(tmp_path / "o.lmdb", columns=("image", *names), output="numpy")
+    for n in range(3):
+        image, label, vector, text, good, mask = ds[n]
+        assert np.array_equal(image, x[n])
+        assert (label, text, bool(good)) == ([2, 0, 1][n], ["a", "ä", ""][n], n != 1)
+        assert np.array_equal(vector, vectors[n])
+        assert np.array_equal(mask, arrays["data/masks"][n])
+
+
+def test_encoded_images_of_any_length(tmp_path: Path) -> None:
+    many = [tiny(n) for n in range(60)]
+    size = statistics.mode(map(len, many))
+    files = [data for data in many if len(data) == size][:5]  # opaque values have one length
+    with h5py.File(tmp_path / "v.h5", "w") as file:
+        ragged = file.create_dataset("images", (5,), h5py.vlen_dtype(np.uint8))
+        opaque = h5py.File(tmp_path / "o.h5", "w")
+        voids = opaque.create_dataset("images", (5,), f"V{len(files[0])}")
+        strings = h5py.File(tmp_path / "s.h5", "w").create_dataset("images", (5,), h5py.string_dtype("ascii"))
+        for n, data in enumerate(files):
+            ragged[n] = np.frombuffer(data, np.uint8)
+            voids[n] = np.void(data)
+            strings[n] = b"\xff\xd8\xff" + b"jpeg %d" % n
+        file["labels"] = np.arange(5)
+        opaque.close()
+        strings.file.close()
+    for name in ("v.h5", "o.h5"):
+        report = convert(tmp_path / name, tmp_path / f"{name}.lmdb")
+        assert report.manifest.encoding == "original"
+        ds = PackedDataset(tmp_path / f"{name}.lmdb", columns=("image",), output="bytes")
+        assert [bytes(image) for image in ds] == files
+    with closing(open_source(tmp_path / "s.h5")) as source:
+        assert images(source)[4] == b"\xff\xd8\xffjpeg 4"
+
+
+def test_files_with_numbers_are_parts_in_their_order(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    for number in (10, 9, 2):
+        write(tmp_path / "d" / f"part_{number}.h5", {"x": np.full((2, 4, 5, 3), number, np.uint8), "y": [number] * 2})
+    with closing(open_source(tmp_path / "d")) as source:
+        assert [int(image[0, 0, 0]) for image in images(source)] == [2, 2, 9, 9, 10, 10]
+    (tmp_path / "d" / "part_9.h5").rename(tmp_path / "d" / "cats_9.h5")
+    with pytest.raises(AmbiguousSourceError, match="do not go together by their names"):
+        open_source(tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "asked"),
+    [
+        ({"left": (5, 4, 4, 3), "right": (5, 4, 4, 3)}, "--image-key left or --image-key right"),
+        ({"images": (5, 3, 4, 3)}, "--layout NHWC or --layout NCHW"),
+        ({"volume": (5, 40, 40)}, "--layout NHW"),
+        ({"image": (40, 40, 3)}, "--layout NHW"),
+        ({"images": (4, 4, 3, 9)}, "--layout NHWC or --layout NCHW"),
+    ],
+)
+def test_what_is_not_clear_is_asked(arrays: dict[str, tuple[int, ...]], asked: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", {name: pixels(*shape) for name, shape in arrays.items()})
+    with pytest.raises(AmbiguousSourceError, match=asked):
+        open_source(path)
+
+
+def test_several_labels_are_asked_for(tmp_path: Path) -> None:
+    arrays = {"x": pixels(4, 5, 5, 3), "fine_labels": np.arange(4), "coarse_labels": np.arange(4) // 2}
+    path = write(tmp_path / "a.h5", arrays)
+    with pytest.raises(AmbiguousSourceError, match="--label-key coarse_labels or --label-key fine_labels"):
+        open_source(path)
+    report = convert(path, tmp_path / "o.h5", label_key="fine_labels")
+    assert [c.name for c in report.manifest.columns if c.name.endswith(("label", "labels"))] == [
+        "label",
+        "coarse_labels",
+    ]
+
+
+def test_what_matlab_wrote_has_its_axes_reversed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.mat", {"X": pixels(6, 3, 5, 4), "y": np.arange(6)})
+    with h5py.File(path, "r+") as file:
+        file["X"].attrs["MATLAB_class"] = np.bytes_("uint8")
+    with pytest.raises(AmbiguousSourceError, match="MATLAB wrote its axes in reverse; say it by --layout NCWH"):
+        open_source(path)
+    with closing(open_source(path, layout="NCWH")) as source:
+        assert source.survey().shape == (4, 5, 3)
+
+
+def test_names_of_arrays_are_kept_for_going_on_and_for_proofs(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", {"left": pixels(5, 4, 4, 3), "right": pixels(5, 4, 4, 3), "z": np.arange(5.0)})
+    report = convert(path, tmp_path / "o.lmdb", image_key="right", label_key="z", layout="NHWC")
+    options = report.manifest.options
+    assert (options["image_key"], options["label_key"], options["layout"]) == ("right", "z", "NHWC")
+    assert report.manifest.has_column("left")
+    assert verify(tmp_path / "o.lmdb", against=path).problems == ()
+    assert verify(tmp_path / "o.lmdb", against=path, image_key="left", label_key="z").problems
+    assert not repair(tmp_path / "o.lmdb", path, tmp_path / "r.lmdb").lost
+    sources = [open_source(path, image_key=name, label_key="z") for name in ("left", "right")]
+    assert len({source.identity() for source in sources}) == 2
+    for source in sources:
+        source.close()
+
+
+def test_options_that_do_not_fit(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", {"x": pixels(5, 4, 4, 3), "y": np.arange(5), "z": np.arange(4)})
+    for options, said in (
+        ({"image_key": "no"}, "has no array 'no', as --image-key says; arrays: x"),
+        ({"label_key": "z"}, "5 images, and there are 4 labels"),
+        ({"label_key": "x"}, "is not a number for each of 5 images"),
+        ({"layout": "NHW"}, "has 4 axes, and the layout NHW 3"),
+        ({"layout": "HWCN"}, "layout HWCN|4 channels|images, and there are 5 labels"),
+    ):
+        with pytest.raises(SourceError, match=said):
+            open_source(path, **options)  # type: ignore[arg-type]
+    for layout in ("NCHWC", "HWC", "nhwc", "NNHW"):
+        with pytest.raises(UsageError, match="layout should name the axes"):
+            open_source(path, layout=layout)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.png").write_bytes(tiny(1))
+    with pytest.raises(SourceError, match="is of no kind that has arrays to choose from"):
+        open_source(tmp_path / "folder", image_key="x")
+
+
+def test_pixels_are_never_rounded(tmp_path: Path) -> None:
+    exact = {"images": pixels(5, 4, 4, 3).astype(np.float32), "labels": np.arange(5)}
+    with closing(open_source(write(tmp_path / "a.h5", exact))) as source:
+        assert all(np.array_equal(image, exact["images"][n]) for n, image in enumerate(images(source)))
+    exact["images"][3] /= 255
+    with pytest.raises(SampleError, match="expected whole numbers from 0 to 255") as caught:
+        convert(write(tmp_path / "b.h5", exact), tmp_path / "o.h5")
+    assert caught.value.key == "0000000003"
+
+
+def test_labels_that_are_no_numbers_of_classes_keep_their_name(tmp_path: Path) -> None:
+    targets = np.array([[0.5, 1], [2, 3], [4, 5]], np.float64)
+    path = write(tmp_path / "a.h5", {"x": pixels(3, 4, 4, 3), "y": targets})
+    report = convert(path, tmp_path / "o.h5")
+    assert report.manifest.column("y").shape == (2,)
+    assert not report.manifest.has_column("label")
+    one = write(tmp_path / "b.h5", {"x": pixels(3, 4, 4, 3), "y": [0.0, 1.0, 1.5]})
+    with pytest.raises(SampleError, match=r"found 1\.5, expected a whole number"):
+        convert(one, tmp_path / "p.h5", label_key="y")
+
+
+def test_a_split_without_labels(tmp_path: Path) -> None:
+    arrays = {"x_train": pixels(3, 4, 4, 3), "y_train": np.arange(3), "x_test": pixels(2, 4, 4, 3)}
+    report = convert(write(tmp_path / "a.h5", arrays), tmp_path / "o.h5")
+    assert report.manifest.column("label").nullable
+
+
+def test_files_that_refer_to_others_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "secret.h5", {"x": pixels(4, 4, 4, 3)})
+    (tmp_path / "secret").write_bytes(bytes(4 * 4 * 4 * 3))
+    with h5py.File(tmp_path / "in" / "link.h5", "w") as file:
+        file["x"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "x")
+    layout = h5py.VirtualLayout((4, 4, 4, 3), "u1")
+    layout[:] = h5py.VirtualSource(str(tmp_path / "secret.h5"), "x", (4, 4, 4, 3))
+    with h5py.File(tmp_path / "in" / "virtual.h5", "w") as file:
+        file.create_virtual_dataset("x", layout)
+    with h5py.File(tmp_path / "in" / "raw.h5", "w") as file:
+        file.create_dataset("x", (4, 4, 4, 3), "u1", external=[(str(tmp_path / "secret"), 0, 192)])
+    for name, said in (("link", "is a link to another file"), ("virtual", "lie outside"), ("raw", "lie outside")):
+        with pytest.raises(SourceError, match=said):
+            open_source(tmp_path / "in" / f"{name}.h5")
+
+
+def test_virtual_datasets_within_the_folder(tmp_path: Path) -> None:
+    x = pixels(4, 4, 4, 3)
+    write(tmp_path / "part.hdf", {"x": x})
+    for number, (source, said) in enumerate((("part.hdf", ""), ("v0.h5", "in turn"), ("gone.h5", "is missing"))):
+        layout = h5py.VirtualLayout(x.shape, "u1")
+        layout[:] = h5py.VirtualSource(source, "x", x.shape)
+        with h5py.File(tmp_path / f"v{number}.h5", "w") as file:
+            file.create_virtual_dataset("x", layout)
+        if said:
+            with pytest.raises(SourceError, match=said):
+                open_source(tmp_path / f"v{number}.h5")
+            continue
+        with closing(open_source(tmp_path / f"v{number}.h5")) as opened:
+            assert all(np.array_equal(image, x[n]) for n, image in enumerate(images(opened)))
+
+
+def test_claims_that_no_file_can_hold(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (10**9, 64, 64, 3), "u1", chunks=(1, 64, 64, 3))
+    with pytest.raises(SourceError, match="of which 0 were written"):
+        open_source(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file.create_dataset("x", (2, 40_000, 40_000, 3), "u1", chunks=(1, 100, 100, 3))[0, :99, :99] = 7
+    with pytest.raises(SourceError, match="were written"):
+        open_source(tmp_path / "b.h5")
+    path = write(tmp_path / "c.h5", {"x": pixels(2, 50, 50, 3)})
+    with pytest.raises(SourceError, match="pixels"):
+        open_source(path, max_pixels=2499)
+
+
+def test_damaged_files_and_files_without_images(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", {"x": pixels(4, 9, 9, 3), "y": np.arange(4)}, compression="gzip")
+    whole = path.read_bytes()
+    for size in (9, 100, 600, len(whole) - 200):
+        path.write_bytes(whole[:size])
+        with pytest.raises(PackstoreError) as caught:
+            convert(path, tmp_path / "o.h5")
+        assert str(caught.value).isprintable()
+    write(path, {"weights": np.zeros((3, 3, 64, 64), np.float32)})
+    with pytest.raises(SourceError, match=r"holds no arrays of images .* but weights"):
+        open_source(path)
+    with h5py.File(path, "w") as file:
+        file.create_group("empty")
+    with pytest.raises(SourceError, match="holds no arrays"):
+        open_source(path)
+
+
+def test_a_damaged_chunk_is_a_bad_sample(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", {"x": pixels(4, 9, 9, 3)}, compression="gzip", chunks=(1, 9, 9, 3))
+    with h5py.File(path) as file:
+        place = file["x"].id.get_chunk_info(2).byte_offset
+    with path.open("r+b") as raw:
+        raw.seek(place)
+        raw.write(b"\0" * 40)
+    report = convert(path, tmp_path / "o.h5", on_error="skip")
+    assert report.manifest.records < 4
+    assert "0000000002" in [skipped.key for skipped in report.manifest.skipped]
+
+
+def test_a_store_of_our_own_is_no_file_of_others(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", {"x": pixels(4, 9, 9, 3), "y": np.arange(4)})
+    convert(path, tmp_path / "own.h5")
+    with closing(open_source(tmp_path / "own.h5")) as source:
+        assert source.kind == "store"
+    with h5py.File(tmp_path / "own.h5", "r+") as file:
+        file.attrs["manifest"] = "{}"
+    with pytest.raises(PackstoreError, match="not as packstore writes it"):
+        open_source(tmp_path / "own.h5")
+
+
+def test_a_chunk_is_decompressed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from packstore.sources.arrays.hdf5 import _OpenHdf5
+
+    path = write(tmp_path / "a.h5", {"x": pixels(60, 4, 4, 3)}, compression="gzip", chunks=(20, 4, 4, 3))
+    monkeypatch.setattr("packstore.sources.arrays.stored._BLOCK_BYTES", 100)
+    asked: list[tuple[int, int]] = []
+    read = _OpenHdf5.read
+
+    def counted(self: Any, name: str, axis: int, start: int, stop: int) -> Any:
+        asked.append((start, stop))
+        return read(self, name, axis, start, stop)
+
+    monkeypatch.setattr(_OpenHdf5, "read", counted)
+    with closing(open_source(path)) as source:
+        assert len(images(source)) == 60
+    assert asked == [(0, 20), (20, 40), (40, 60)]
