@@ -67,6 +67,7 @@ def pcam(folder: Path) -> dict[str, tuple[Any, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_pcam_has_images_and_labels_in_files_of_their_own(tmp_path: Path) -> None:
     made = pcam(tmp_path / "pcam")
     report = convert(tmp_path / "pcam", tmp_path / "p.lmdb")
@@ -144,6 +145,7 @@ def test_big_endian_labels_other_columns_and_classes(tmp_path: Path) -> None:
         assert np.array_equal(mask, arrays["data/masks"][n])
 
 
+@pytest.mark.slow
 def test_encoded_images_of_any_length(tmp_path: Path) -> None:
     many = [tiny(n) for n in range(60)]
     size = statistics.mode(map(len, many))
