@@ -163,6 +163,7 @@ SOURCES = Registry(
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",
         "hdf5": "packstore.sources.arrays.hdf5:KIND",
+        "tfrecord": "packstore.sources.records.tfrecord:KIND",
         "webdataset": "packstore.sources.webdataset:KIND",
         "voc": "packstore.sources.voc:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",

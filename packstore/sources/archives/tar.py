@@ -48,13 +48,13 @@ class OpenTar:
 
     def __init__(self, path: Path) -> None:
         """Raises :class:`SourceError` for a compressed tar that is damaged, :class:`OSError` for one that is gone."""
-        kind = _compression_of(path)
+        kind = compression_of(path)
         self.compressed = kind is not None
         if kind is None:
             with beyond_standard_streams():
                 self.file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             return
-        with _decompressed(path, kind, printable(str(path))) as spooled:
+        with decompressed(path, kind, printable(str(path))) as spooled:
             self.file = OpenFile(os.dup(spooled.fileno()))
 
     def members(self) -> Iterator[tarfile.TarInfo]:
@@ -72,10 +72,10 @@ class OpenTar:
 
 def first_names(path: Path, count: int) -> list[str]:
     """The names of the first ``count`` files of a tar, without decompressing more of it than these."""
-    kind = _compression_of(path)
+    kind = compression_of(path)
     with path.open("rb") as file:
         # A stream reads what lies between, too.
-        members = _members(file) if kind is None else _streamed(_decompressor(file, kind, printable(str(path))))
+        members = _members(file) if kind is None else _streamed(decompressor(file, kind, printable(str(path))))
         return list(islice((member.name for member in members if member.isreg()), count))
 
 
@@ -98,7 +98,8 @@ def read_tar(path: Path) -> Index:
     return builder.index(tar.file if tar.compressed else None)
 
 
-def _compression_of(path: Path) -> str | None:
+def compression_of(path: Path) -> str | None:
+    """How a file is compressed, by its first bytes; None where it is not."""
     with path.open("rb") as file:
         return _compression(file.read(8))
 
@@ -150,14 +151,17 @@ def _add(builder: IndexBuilder, file: IO[bytes], member: tarfile.TarInfo, folder
         builder.add(name, Member(0, NOWHERE, 0))  # a pipe, a device
 
 
-def _decompressed(path: Path, kind: str, name: str) -> IO[bytes]:
-    """The decompressed archive, in a temporary file without a name."""
+def decompressed(path: Path, kind: str, name: str) -> IO[bytes]:
+    """The content of a compressed file, in a temporary file without a name; ``name`` is its own in messages.
+
+    Raises :class:`SourceError` for a damaged one, one that is much larger decompressed than it should be, and where
+    there is no room for it."""
     folder = tempfile.gettempdir()
     with beyond_standard_streams():
         spooled = cast("IO[bytes]", tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the index keeps it open
     total, compressed = 0, path.stat().st_size
     try:
-        with path.open("rb") as file, _decompressor(file, kind, name) as stream:
+        with path.open("rb") as file, decompressor(file, kind, name) as stream:
             while data := stream.read(_STEP):
                 total += len(data)
                 if total > _BOMB_BYTES and total > _BOMB_RATIO * compressed:
@@ -182,13 +186,16 @@ def _decompressed(path: Path, kind: str, name: str) -> IO[bytes]:
     return spooled
 
 
-def _decompressor(file: IO[bytes], kind: str, name: str) -> Any:
+def decompressor(file: IO[bytes], kind: str, name: str) -> Any:
+    """A stream of what a file holds that is compressed as ``kind`` says."""
     if kind == "gz":
         return gzip.GzipFile(fileobj=file)
     if kind == "bz2":
         return bz2.BZ2File(file)
     if kind == "xz":
         return lzma.LZMAFile(file)
+    if kind == "zlib":
+        return _ZlibFile(file)
     try:
         zstandard = importlib.import_module("zstandard")
     except ImportError:
@@ -196,6 +203,30 @@ def _decompressor(file: IO[bytes], kind: str, name: str) -> Any:
             f"{name} is compressed by Zstandard: pip install 'packstore[zstd]', or unpack it with tar --zstd -xf"
         ) from None
     return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+
+
+class _ZlibFile:
+    """A zlib stream (RFC 1950) as a file that is read once, in order."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._inflate = file, zlib.decompressobj()
+
+    def __enter__(self) -> _ZlibFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def read(self, size: int) -> bytes:
+        """At most ``size`` bytes, none at the end. Raises :class:`zlib.error` or :class:`EOFError`."""
+        while not self._inflate.eof:
+            given = self._inflate.unconsumed_tail or self._file.read(_STEP)
+            data = self._inflate.decompress(given, size)
+            if data:
+                return data
+            if not given and not self._inflate.eof:
+                raise EOFError("the zlib stream is cut off")
+        return b""
 
 
 def _zstd_error() -> type[BaseException]:

@@ -1,0 +1,181 @@
+"""``tf.train.Example`` (``tensorflow/core/example/{example,feature}.proto``) in the wire format of Protocol Buffers.
+
+A message is walked where it lies: of a record whose image alone takes most of it, only the rest is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_WINDOW = 1 << 11
+_MAX_FEATURES = 4096
+_KINDS: dict[int, Literal["bytes", "floats", "ints"]] = {1: "bytes", 2: "floats", 3: "ints"}
+
+
+class Message:
+    """The bytes of a message, read as they are needed.
+
+    Attributes:
+        size: Number of its bytes.
+    """
+
+    def __init__(self, size: int, read: Callable[[int, int], bytes], start: bytes = b"") -> None:
+        """``read(size, at)`` gives the bytes from ``at`` on; ``start`` are the first ones."""
+        self.size = size
+        self._read = read
+        self._data, self._from = start, 0
+
+    @classmethod
+    def of(cls, data: bytes) -> Message:
+        """That of bytes in memory."""
+        return cls(len(data), lambda size, at: data[at : at + size], data)
+
+    def get(self, start: int, stop: int) -> bytes:
+        """The bytes from ``start`` to ``stop``. Raises :class:`ValueError` where there are fewer."""
+        if not 0 <= start <= stop <= self.size:
+            raise ValueError("it ends within a value")
+        low = start - self._from
+        if low < 0 or stop - self._from > len(self._data):
+            self._data, self._from, low = (
+                self._read(min(max(stop - start, _WINDOW), self.size - start), start),
+                start,
+                0,
+            )
+            if len(self._data) < stop - start:
+                raise ValueError("it is cut off")
+        return self._data[low : low + stop - start]
+
+    def varint(self, at: int, stop: int) -> tuple[int, int]:
+        """A number of 64 bits, and where it ends."""
+        data = self.get(at, min(at + 10, stop))
+        value = 0
+        for place, byte in enumerate(data):
+            value |= (byte & 127) << 7 * place
+            if byte < 128:
+                return value & 0xFFFFFFFFFFFFFFFF, at + place + 1
+        raise ValueError("it has a number without an end")
+
+    def fields(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """Number and wire type of each field from ``start`` to ``stop``, and where its value begins and ends.
+
+        Raises :class:`ValueError` for what is no message."""
+        while start < stop:
+            tag, start = self.varint(start, stop)
+            wire = tag & 7
+            if wire == _BYTES:
+                length, start = self.varint(start, stop)
+            elif wire == _VARINT:
+                length = self.varint(start, stop)[1] - start
+            elif wire in (_FIXED64, _FIXED32):
+                length = 8 if wire == _FIXED64 else 4
+            else:
+                raise ValueError(f"it has a field of wire type {wire}")
+            if length > stop - start:
+                raise ValueError("it has a value that is longer than itself")
+            yield tag >> 3, wire, start, start + length
+            start += length
+
+
+@dataclass(slots=True)
+class Feature:
+    """The values of a feature, unread.
+
+    Attributes:
+        kind: What they are; empty where there are none.
+        spans: Where they lie: wire type, start and stop.
+    """
+
+    kind: Literal["bytes", "floats", "ints", ""] = ""
+    spans: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def count(self, message: Message) -> int:
+        """Number of values."""
+        if self.kind == "bytes":
+            return len(self.spans)
+        total = 0
+        for wire, start, stop in self.spans:
+            if wire != _BYTES:
+                total += 1
+            elif self.kind == "floats":
+                total += (stop - start) // 4
+            else:
+                total += int(np.count_nonzero(np.frombuffer(message.get(start, stop), np.uint8) < 128))
+        return total
+
+    def bytes(self, message: Message) -> list[bytes]:
+        """Values of the kind ``bytes``."""
+        return [message.get(start, stop) for _, start, stop in self.spans]
+
+    def numbers(self, message: Message) -> NDArray[np.float32] | NDArray[np.int64]:
+        """Values of the kinds ``floats`` and ``ints``. Raises :class:`ValueError`."""
+        if self.kind == "floats":
+            data = b"".join(message.get(start, stop) for _, start, stop in self.spans)
+            return np.frombuffer(data, "<f4").astype(np.float32)
+        found: list[int] = []
+        for _, start, stop in self.spans:
+            data, value, shift = message.get(start, stop), 0, 0
+            for byte in data:
+                value |= (byte & 127) << shift
+                shift += 7
+                if byte < 128:
+                    found.append(value & 0xFFFFFFFFFFFFFFFF)
+                    value = shift = 0
+                elif shift > 63:
+                    raise ValueError("it has a number without an end")
+            if shift:
+                raise ValueError("it has a number without an end")
+        return np.array(found, np.uint64).view(np.int64)
+
+
+def read_example(message: Message) -> dict[str, Feature]:
+    """The features of a ``tf.train.Example`` by name. Raises :class:`ValueError` for what is none."""
+    found: dict[str, Feature] = {}
+    for number, wire, start, stop in message.fields(0, message.size):
+        if number == 2 and wire == _BYTES:
+            raise ValueError("it is a SequenceExample, of which no images are known")
+        if number != 1 or wire != _BYTES:
+            raise ValueError("it is no tf.train.Example")
+        for entry, inner, low, high in message.fields(start, stop):
+            if entry == 1 and inner == _BYTES:
+                name, feature = _entry(message, low, high)
+                found[name] = feature
+                if len(found) > _MAX_FEATURES:
+                    raise ValueError(f"it has more than {_MAX_FEATURES} features")
+    return found
+
+
+def _entry(message: Message, start: int, stop: int) -> tuple[str, Feature]:
+    name, feature = "", Feature()
+    for number, wire, low, high in message.fields(start, stop):
+        if number == 1 and wire == _BYTES:
+            if high - low > 1024:
+                raise ValueError("it has a feature of a name too long")
+            name = message.get(low, high).decode("utf-8")
+        elif number == 2 and wire == _BYTES:
+            feature = _feature(message, low, high)
+    return name, feature
+
+
+def _feature(message: Message, start: int, stop: int) -> Feature:
+    feature = Feature()
+    for number, wire, low, high in message.fields(start, stop):
+        kind = _KINDS.get(number)
+        if kind is None or wire != _BYTES:
+            continue
+        if kind != feature.kind:  # of a oneof, the last one counts
+            feature = Feature(kind)
+        for each, inner, first, last in message.fields(low, high):
+            if each != 1:
+                continue
+            if inner not in ((_BYTES,) if kind == "bytes" else (_BYTES, _FIXED32 if kind == "floats" else _VARINT)):
+                raise ValueError(f"it has {kind} of wire type {inner}")
+            if kind == "floats" and (last - first) % 4:
+                raise ValueError("it has floats that are cut off")
+            feature.spans.append((inner, first, last))
+    return feature

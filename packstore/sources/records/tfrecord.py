@@ -1,0 +1,296 @@
+"""TFRecord files of ``tf.train.Example``, without a description of what they hold.
+
+The layouts of TF-slim (``research/inception/inception/data/build_imagenet_data.py``,
+``research/slim/datasets/dataset_utils.py``), of the TF Object Detection API (``using_your_own_dataset.md``), and any
+other with an image file in a feature. Names of classes come from ``labels.txt`` or a label map beside them, or from
+features that name the class of each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import RESERVED, Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Text
+from packstore.images.sniff import HeaderError, sniff
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.records.examples import ExampleSource, Facts, is_tfrecord
+from packstore.sources.records.files import find_shards, first_shards, holds_images, refuse_missing
+from packstore.sources.records.labels import Names, Numbering, find_names, numbering
+from packstore.sources.records.protobuf import Feature, Message
+
+SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz", ".tfrec.gz", ".tfrecord.zlib")
+_MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")
+_LABELS = {
+    "image/class/label": ("image/class/synset", "image/class/text"),
+    "label": ("class_name", "label_name", "label_text", "synset"),
+    "class": ("class_name", "label_name", "class_text"),
+    "image/object/class/label": ("image/object/class/text",),
+    "image/object/bbox/label": (),
+}
+"""Features that are numbers of classes, and those that name them."""
+_OF_BOXES = ("image/object/class/label", "image/object/bbox/label")
+_SAID = ("height", "width", "depth", "channels", "format", "colorspace", "encoding")
+_EDGES = ("xmin", "ymin", "xmax", "ymax")
+_PIXELS = 2.0
+"""Edges of boxes beyond this are pixels and no fractions of the image."""
+
+Decode = Callable[[Feature, Message], Any]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A column: how it is declared, and how it is made of its feature, or with ``edges`` of four."""
+
+    field: Field
+    feature: str
+    decode: Decode
+
+
+class TfrecordSource(ExampleSource):
+    """TFRecord files in a folder, or one file."""
+
+    kind = "tfrecord"
+    label_names = _LABELS
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        found = find_shards(path, SUFFIXES, is_tfrecord)
+        if not found.files:
+            raise SourceError(f"{printable(str(path))} holds no TFRecord files")
+        if not options.named:
+            refuse_missing(path, self.kind, found.missing)
+        super().__init__(path, options, found.files)
+        self._passed = found.ignored
+        self.evidence = f"{len(found.files)} TFRecord file{'s' * (len(found.files) != 1)} of tf.train.Example"
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        return {name: part.field for name, part in self._parts.items()} | (
+            {"boxes": Boxes()} if self._boxes is not None else {}
+        )
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        found = Counter(self._passed)
+        found["features that the images say themselves (size, format)"] = len(self._said)
+        found["features of several files each"] = len(self._unkept)
+        return +found
+
+    def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
+        """See :meth:`ExampleSource.decoded`."""
+        unknown = features.keys() - self.facts.keys()
+        if unknown:
+            raise ValueError(f"it has a feature {printable(min(unknown))}, which no other record has")
+        found = {}
+        for name, part in self._parts.items():
+            feature = features.get(part.feature)
+            if feature is not None and feature.kind:
+                try:
+                    found[name] = part.decode(feature, message)
+                except ValueError as error:
+                    raise ValueError(f"{printable(part.feature)}: {error}") from error
+            elif isinstance(part.field, (Labels, Array)) and getattr(part.field, "ragged", True):
+                found[name] = np.zeros(0, np.int64 if isinstance(part.field, Labels) else part.field.dtype)
+        if self._boxes is not None:
+            found["boxes"] = self._pixels(features, message, found.get("image"))
+        return found
+
+    def _pixels(self, features: Mapping[str, Feature], message: Message, image: Any) -> NDArray[np.float32]:
+        prefix, fractions = self._boxes or ("", False)
+        edges = [features[f"{prefix}/{edge}"].numbers(message) for edge in _EDGES if f"{prefix}/{edge}" in features]
+        if not edges or not any(map(len, edges)):
+            return np.zeros((0, 4), np.float32)
+        if len({len(edge) for edge in edges}) > 1 or len(edges) < len(_EDGES):
+            raise ValueError(f"{printable(prefix)}: the edges of its boxes differ in number")
+        boxes = np.stack(edges, 1).astype(np.float64)
+        if fractions:
+            try:
+                info = sniff(image or b"")
+            except HeaderError as error:
+                raise ValueError(error.reason) from None
+            boxes *= (info.width, info.height, info.width, info.height)
+        return boxes.astype(np.float32)
+
+    @cached_property
+    def _main(self) -> str:
+        """The feature of the main image."""
+        assert self.index
+        images = [name for name, facts in self.facts.items() if facts.looks == {"image"} and facts.high == 1]
+        known = [name for name in _MAIN if name in self.facts and "image" in self.facts[name].looks]
+        if not known and not images:
+            raw = next((name for name in _MAIN if name in self.facts), None)
+            what = f"{raw} is no image file (raw pixels?)" if raw else ", ".join(sorted(self.facts)[:8])
+            raise SourceError(f"{printable(str(self.path))}: its records hold no image files: {printable(what)}")
+        return (known or images)[0]
+
+    @cached_property
+    def _boxes(self) -> tuple[str, bool] | None:
+        """The beginning of the names of the features of boxes, and whether they are fractions of the image."""
+        assert self.index
+        for name in sorted(self.facts):
+            prefix = name.removesuffix("/xmin")
+            facts = [self.facts.get(f"{prefix}/{edge}") for edge in _EDGES]
+            if prefix != name and all(each is not None and each.kinds <= {"floats", "ints", ""} for each in facts):
+                given = [each for each in facts if each is not None]
+                floats = all("ints" not in each.kinds for each in given)
+                return prefix, floats and max(each.largest for each in given) <= _PIXELS
+        return None
+
+    @cached_property
+    def _said(self) -> frozenset[str]:
+        """Features that repeat what the image says."""
+        beside = self._main.rpartition("/")[0]
+        return frozenset({f"{beside}/{name}" if beside else name for name in _SAID} & self.facts.keys())
+
+    @cached_property
+    def _unkept(self) -> frozenset[str]:
+        """Features of which a record has several files: no column can hold them."""
+        lists = (name for name, facts in self.facts.items() if facts.kinds <= {"bytes", ""} and facts.high > 1)
+        return frozenset(name for name in lists if self.facts[name].looks != {"text"})
+
+    @cached_property
+    def _numberings(self) -> dict[str, Numbering]:
+        assert self.index
+        beside: Names | None = find_names(self.path if self.path.is_dir() else self.path.parent)
+        given = {label: facts for label, facts in self.labels.items() if self.facts[label].kinds <= {"ints", ""}}
+        found: dict[str, Numbering] = {}
+        for label in given:
+            if label == "image/object/bbox/label" and "image/class/label" in given:  # the image's class for each box
+                found[label] = found["image/class/label"]
+                continue
+            named = self.options.named
+            found[label] = numbering(self.path, self.kind, label, given[label], beside, named=named)
+        reasons = dict.fromkeys(each.why for each in found.values() if each.why)
+        self.evidence = "; ".join([self.evidence, *reasons])
+        return found
+
+    @cached_property
+    def _parts(self) -> dict[str, _Part]:
+        main, boxes = self._main, self._boxes
+        edges = {f"{boxes[0]}/{edge}" for edge in _EDGES} if boxes else set()
+        named = {each.by for each in self._numberings.values()}
+        gone = edges | named | self._said | self._unkept | {main, self.key_feature}
+        left = [name for name in sorted(self.facts) if name not in gone and self.facts[name].kinds != {""}]
+        of = next((name for name in _OF_BOXES if name in self._numberings), None) if boxes else None
+        found = {"image": _Part(Image(), main, _one)}
+        for name, feature in _columns(left, of).items():
+            found[name] = self._part(feature, of)
+        return found
+
+    def _part(self, name: str, of: str | None) -> _Part:
+        facts = self.facts[name]
+        missing = facts.examples < self.parsed or facts.low == 0
+        kinds = facts.kinds - {""}
+        if len(kinds) > 1:
+            both = " and ".join(sorted(kinds))
+            raise SourceError(f"{printable(str(self.path))}: {printable(name)} holds {both} in different records")
+        kind = kinds.pop()
+        if name in self._numberings:
+            numbers = self._numberings[name]
+            if name == of:
+                return _Part(Labels(numbers.classes, of="boxes"), name, _labels(numbers))
+            if facts.high <= 1:
+                missing = missing or self.labels[name].missing
+                return _Part(Label(numbers.classes, optional=missing), name, _label(numbers))
+            return _Part(Labels(numbers.classes, of=False), name, _labels(numbers))
+        if kind == "bytes":
+            return _bytes_part(name, facts, missing)
+        dtype = "float32" if kind == "floats" else "int64"
+        if facts.high <= 1:
+            return _Part(Array(dtype, optional=missing), name, _number)
+        if facts.low == facts.high:
+            return _Part(Array(dtype, (facts.high,), optional=missing), name, _numbers)
+        return _Part(Array(dtype, ragged=True), name, _numbers)
+
+
+def _columns(features: Sequence[str], of: str | None) -> dict[str, str]:
+    """The features by the names of their columns: the parts of a path with ``_``, without the ``image/`` before."""
+    usual = {"image/class/label": "label", "class": "label", of: "labels", "caption": "caption"}
+    short = {feature: usual.get(feature) or _identifier(feature.removeprefix("image/")) for feature in features}
+    names = list(short.values())
+    found: dict[str, str] = {}
+    for feature, name in short.items():
+        whole = name if names.count(name) == 1 and name not in ("image", "boxes") else f"{_identifier(feature)}_"
+        if whole in found:
+            raise SourceError(
+                f"two features would be the column {whole!r}: {printable(feature)}, {printable(found[whole])}"
+            )
+        found[whole] = feature
+    return found
+
+
+def _identifier(name: str) -> str:
+    name = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:56]
+    name = name if name[:1].isalpha() else f"x{name}"
+    return f"{name}_" if name in RESERVED else name
+
+
+def _bytes_part(name: str, facts: Facts, missing: bool) -> _Part:
+    if facts.high > 1:
+        return _Part(Json(optional=missing), name, _texts)
+    if facts.looks == {"image"}:
+        return _Part(Image(optional=missing), name, _one)
+    if facts.looks <= {"text"}:
+        return _Part(Text(optional=missing), name, lambda feature, message: _one(feature, message).decode("utf-8"))
+    return _Part(Bytes(optional=missing), name, _one)
+
+
+def _one(feature: Feature, message: Message) -> Any:
+    values = feature.bytes(message) if feature.kind == "bytes" else []
+    if len(values) > 1 or feature.kind != "bytes":
+        raise ValueError(f"found {len(values)} values, expected one of bytes")
+    return values[0] if values else None
+
+
+def _number(feature: Feature, message: Message) -> Any:
+    values = _numbers(feature, message)
+    if len(values) > 1:
+        raise ValueError(f"found {len(values)} numbers, expected one")
+    return values[0] if len(values) else None
+
+
+def _numbers(feature: Feature, message: Message) -> NDArray[Any]:
+    if feature.kind == "bytes":
+        raise ValueError("found bytes, expected numbers")
+    return feature.numbers(message)
+
+
+def _texts(feature: Feature, message: Message) -> list[str]:
+    return [value.decode("utf-8") for value in feature.bytes(message)]
+
+
+def _label(numbers: Numbering) -> Decode:
+    def decode(feature: Feature, message: Message) -> int | None:
+        number = _number(feature, message)
+        return None if number is None else numbers(int(number))
+
+    return decode
+
+
+def _labels(numbers: Numbering) -> Decode:
+    def decode(feature: Feature, message: Message) -> NDArray[np.int64]:
+        found = [numbers(number) for number in _numbers(feature, message).tolist()]
+        if None in found:
+            raise ValueError("found -1 among numbers of classes")
+        return np.array(found, np.int64)
+
+    return decode
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    if path.is_dir() and holds_images(path):
+        return Certainty.NO
+    files = [path] if path.is_file() else first_shards(path, SUFFIXES)
+    return Certainty.CERTAIN if any(map(is_tfrecord, files)) else Certainty.NO
+
+
+KIND = Kind("tfrecord", "TFRecord files of tf.train.Example", _recognise, TfrecordSource)
