@@ -37,7 +37,7 @@ ROOMS = (
     Room("core", "", "numpy xxhash tqdm yaml"),
     Room("images", "core", "numpy torch PIL pillow_heif turbojpeg simplejpeg jpeg4py cv2"),
     Room("stores", "core", "numpy xxhash h5py lmdb"),
-    Room("sources", "core images stores", "numpy xxhash torch h5py lmdb pyarrow scipy zarr zstandard"),
+    Room("sources", "core images stores", "numpy xxhash torch google_crc32c h5py lmdb pyarrow scipy zarr zstandard"),
     Room("packing", "core images stores sources", "numpy xxhash"),
     Room("checking", "core images stores sources packing", "numpy xxhash"),
     Room("training", "core images stores", "numpy torch PIL torchvision"),
@@ -49,7 +49,14 @@ ROOMS = (
 )
 
 TOOLS = (
-    *("execnet", "mypy", "packstore[heif,jpeg4py,mat,opencv,parquet,zarr,zstd]", "packstore", "pytest-xdist", "ruff"),
+    *(
+        "execnet",
+        "mypy",
+        "packstore[heif,jpeg4py,mat,opencv,parquet,tfrecord,zarr,zstd]",
+        "packstore",
+        "pytest-xdist",
+        "ruff",
+    ),
     "types-tqdm",
 )
 """Distributions of the test extra that nothing in the package imports."""
@@ -65,6 +72,7 @@ IMPORT_NAMES = {
     "pillow-heif": "pillow_heif",
     "pyturbojpeg": "turbojpeg",
     "opencv-python-headless": "cv2",
+    "google-crc32c": "google_crc32c",
     "pyyaml": "yaml",
 }
 """Import names of distributions that are called otherwise."""

@@ -160,10 +160,10 @@ SOURCES = Registry(
     "packstore.sources.base:Kind",
     {
         "store": "packstore.sources.store:KIND",
+        "tfrecord": "packstore.sources.records.tfrecord:KIND",
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",
         "hdf5": "packstore.sources.arrays.hdf5:KIND",
-        "tfrecord": "packstore.sources.records.tfrecord:KIND",
         "webdataset": "packstore.sources.webdataset:KIND",
         "voc": "packstore.sources.voc:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",

@@ -42,6 +42,8 @@ from packstore.sources.cifar import CifarSource
 from packstore.sources.cifar.files import LAYOUTS, find_files
 from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
 from packstore.sources.labels import LabelsFile
+from packstore.sources.records.examples import framed
+from packstore.sources.records.tfrecord import TfrecordSource
 from packstore.sources.webdataset import WebDatasetSource
 from packstore.stores import open_store
 from packstore.stores.base import Reader
@@ -211,6 +213,29 @@ def _webdataset(data: bytes) -> None:
                 source.read(entry)
 
 
+def _tfrecord(data: bytes) -> None:
+    """A file of records, plain or compressed, beside other inputs as label maps."""
+    path = _scratch() / "records.tfrecord"
+    path.write_bytes(data)
+    with closing(TfrecordSource(path, SourceOptions(max_pixels=1 << 16, named=True))) as source:
+        source.survey()
+        for entry in source.entries():
+            with suppress(SampleError):
+                source.read(entry)
+
+
+def _repair_tfrecord(data: bytes, rng: random.Random) -> bytes:
+    """The checksums anew, as far as the lengths lead."""
+    out, at = bytearray(data), 0
+    while at + 16 <= len(out):
+        length = int.from_bytes(out[at : at + 8], "little")
+        if length > len(out) - at - 16:
+            length = rng.randrange(len(out) - at - 15)
+        out[at : at + 16 + length] = framed(bytes(out[at + 12 : at + 12 + length]))
+        at += 16 + length
+    return bytes(out)
+
+
 def _labels(data: bytes) -> None:
     path = _scratch() / "labels.csv"
     path.write_bytes(data)
@@ -360,6 +385,13 @@ TARGETS = (
     Target("cifar_archive", _cifar_archive, (PackstoreError,), ("cifar/__init__.py", "cifar/files.py", "gzipped.py")),
     Target("archive", _archive, (PackstoreError,), ("archives/index.py", "archives/tar.py", "archives/zip.py")),
     Target("webdataset", _webdataset, (PackstoreError, OSError, EOFError, zlib.error), ("sources/webdataset.py",)),
+    Target(
+        "tfrecord",
+        _tfrecord,
+        (PackstoreError,),
+        ("records/protobuf.py", "records/examples.py", "records/tfrecord.py"),
+        _repair_tfrecord,
+    ),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/column.py"), _repair_manifest),

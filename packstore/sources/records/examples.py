@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.images.sniff import begins_like_image
@@ -51,6 +52,16 @@ def record_length(header: bytes, left: int) -> int:
     if length > left - _HEADER - 4:
         raise ValueError(f"a record of {length} bytes is cut off")
     return int(length)
+
+
+def framed(data: bytes) -> bytes:
+    """A record of TFRecord."""
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, _crc(length), data, _crc(data)))
+
+
+def _crc(data: bytes) -> bytes:
+    return struct.pack("<I", masked_crc32c(data))
 
 
 def is_tfrecord(path: Path) -> bool:
@@ -223,9 +234,30 @@ class ExampleSource(RowSource):
     @cached_property
     def _has_keys(self) -> bool:
         """Every record has a key, and no two have the same."""
-        names = (key for index in self.index for key in index.keys if key)
+        names = [name for index in self.index for name in index.keys]
         digests = np.fromiter((xxhash.xxh3_64_intdigest(name.encode()) for name in names), np.uint64)
-        return len(digests) >= self.parsed > 0 and len(np.unique(digests)) == len(digests)
+        empty = names.count("")
+        if not names or len(names) - empty < self.parsed:
+            return False
+        values, counts = np.unique(digests, return_counts=True)
+        twice = set(values[counts > 1].tolist()) - {xxhash.xxh3_64_intdigest(b"")}
+        return not twice or not self._share_a_key(digests, twice)
+
+    def _share_a_key(self, digests: NDArray[np.uint64], twice: set[int]) -> bool:
+        """Whether two records really have one key; where one of them is damaged, its key is not to be believed."""
+        good: set[int] = set()
+        places = ((number, i) for number, index in enumerate(self.index) for i in range(len(index.keys)))
+        for digest, (number, i) in zip(digests.tolist(), places, strict=True):
+            if digest not in twice:
+                continue
+            index = self.index[number]
+            if self._checked(number, index.places[i], index.lengths[i]) is None:
+                index.keys[i] = ""
+            elif digest in good:
+                return True
+            else:
+                good.add(digest)
+        return False
 
     @cached_property
     def _key_feature(self) -> str:
@@ -278,7 +310,7 @@ class ExampleSource(RowSource):
     ) -> tuple[bool, list[tuple[str, str, int, str, float]]]:
         """What a record says of its features, and whether that is news."""
         facts: list[tuple[str, str, int, str, float]] = []
-        new = False
+        new = any(known.examples == self.parsed and name not in features for name, known in self.facts.items())
         for name, feature in features.items():
             count, look, largest = feature.count(message), "", 0.0
             if feature.kind == "bytes" and count:

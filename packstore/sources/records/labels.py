@@ -1,6 +1,7 @@
 """Numbers of classes in files of others: where they begin, and what their names are.
 
-Nothing is guessed: either a file beside the data or the data themselves say it, or it is a question.
+Nothing is guessed: either a file beside the data or the data themselves say it, or it is a question. Features that
+begin with ``image/`` are TF-slim's and the Object Detection API's, whose writers keep 0 for the background.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def numbering(path: Path, kind: str, label: str, facts: LabelFacts, beside: Name
         names = [value.decode("utf-8", "replace") for value in values if value]
         if len(set(names)) < len(seen):
             continue
-        if row and seen[0] in (0, 1):
+        if row and (seen[0] == 0 or (seen[0] == 1 and label.startswith("image/"))):
             why = f"{label} is {seen[0]} to {seen[-1]}, and {by} names each"
             return Numbering(seen[0], None, tuple(names), by, why)
         if seen[0] > 0 and by == "image/class/synset" and seen[-1] <= 1000 and _is_imagenet(values):

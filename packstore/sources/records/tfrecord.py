@@ -161,7 +161,10 @@ class TfrecordSource(ExampleSource):
     def _numberings(self) -> dict[str, Numbering]:
         assert self.index
         beside: Names | None = find_names(self.path if self.path.is_dir() else self.path.parent)
-        given = {label: facts for label, facts in self.labels.items() if self.facts[label].kinds <= {"ints", ""}}
+        facts = self.facts
+        given = {
+            each: self.labels[each] for each in _LABELS if each in self.labels and facts[each].kinds <= {"ints", ""}
+        }
         found: dict[str, Numbering] = {}
         for label in given:
             if label == "image/object/bbox/label" and "image/class/label" in given:  # the image's class for each box
@@ -240,7 +243,7 @@ def _bytes_part(name: str, facts: Facts, missing: bool) -> _Part:
     if facts.looks == {"image"}:
         return _Part(Image(optional=missing), name, _one)
     if facts.looks <= {"text"}:
-        return _Part(Text(optional=missing), name, lambda feature, message: _one(feature, message).decode("utf-8"))
+        return _Part(Text(optional=missing), name, _text)
     return _Part(Bytes(optional=missing), name, _one)
 
 
@@ -249,6 +252,11 @@ def _one(feature: Feature, message: Message) -> Any:
     if len(values) > 1 or feature.kind != "bytes":
         raise ValueError(f"found {len(values)} values, expected one of bytes")
     return values[0] if values else None
+
+
+def _text(feature: Feature, message: Message) -> str | None:
+    value = _one(feature, message)
+    return None if value is None else value.decode("utf-8")
 
 
 def _number(feature: Feature, message: Message) -> Any:
