@@ -19,9 +19,11 @@ from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, Sourc
 from packstore.sources.refusals import first_bytes
 from packstore.stores import is_store, open_store
 from packstore.stores.base import Reader, shaped
-from packstore.stores.opening import START_BYTES, looks_like_store
+from packstore.stores.opening import START_BYTES, looks_like_store, recognise
 
 _CHUNK = 4096
+_OF_OTHERS = ("lmdb", "hdf5")
+"""Formats in which others keep images, too."""
 _INTERNAL = ("image", "key", "checksum", "row_checksum", "shape")
 
 
@@ -163,10 +165,13 @@ def _is_label(column: Column) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """By its manifest. What has the outward form of a store alone is a damaged one, or a file of others."""
+    """By its outward form; of a format that others write as well, also by its manifest: what has none is a damaged
+    store, or a file of others."""
     if not looks_like_store(path, first_bytes(path, START_BYTES)):
         return Certainty.NO
-    return Certainty.CERTAIN if is_store(path) else Certainty.POSSIBLE
+    format = recognise(path)
+    others = format is not None and format.name in _OF_OTHERS
+    return Certainty.POSSIBLE if others and not is_store(path) else Certainty.CERTAIN
 
 
 KIND = Kind("store", "a packstore store", _recognise, StoreSource)
