@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from packstore.packing.writer import Writer
     from packstore.stores import open_store
     from packstore.stores.base import Problem, Reader
+    from packstore.training.coco_masks import coco_masks
     from packstore.training.dataset import PackedDataset
     from packstore.training.loader import PackedLoader, prefetch
     from packstore.training.loader.rows import SizeError
@@ -79,6 +80,7 @@ _LAZY = {
     "SizeError": ("packstore.training.loader.rows", "SizeError"),
     "VerifyReport": ("packstore.checking.verification", "VerifyReport"),
     "Writer": ("packstore.packing.writer", "Writer"),
+    "coco_masks": ("packstore.training.coco_masks", "coco_masks"),
     "convert": ("packstore.packing.conversion", "convert"),
     "open": ("packstore.stores", "open_store"),
     "repair": ("packstore.checking.repair", "repair"),
@@ -124,6 +126,7 @@ __all__ = [
     "VerifyReport",
     "Writer",
     "append",
+    "coco_masks",
     "convert",
     "merge",
     "prefetch",

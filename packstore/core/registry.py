@@ -165,6 +165,7 @@ SOURCES = Registry(
         "cifar100": "packstore.sources.cifar:CIFAR100",
         "hdf5": "packstore.sources.arrays.hdf5:KIND",
         "webdataset": "packstore.sources.webdataset:KIND",
+        "coco": "packstore.sources.coco:KIND",
         "voc": "packstore.sources.voc:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",
         "flat": "packstore.sources.flat:KIND",

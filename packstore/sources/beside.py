@@ -43,6 +43,7 @@ def join(folder: str, name: str) -> str:
 def plain_path(text: str) -> str:
     """A path that a file names, without empty parts and ``.``. Raises :class:`ValueError` where it is empty, absolute,
     or leads upwards, so that no file outside the source is read."""
+    text.encode("utf-8", "surrogateescape")  # a lone surrogate is no name of a file
     parts = [part for part in text.replace("\\", "/").split("/") if part not in ("", ".")]
     if not parts or ".." in parts or "\0" in text or text.startswith(("/", "\\")) or text[1:2] == ":":
         raise ValueError(f"names {printable(text[:80])!r}, which is no path within the source")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -63,4 +65,43 @@ def voc(root: Path, samples: int = 6) -> Path:
         files[f"VOCdevkit/VOC2012/ImageSets/Main/cat_{split}.txt"] = "".join(f"{name} -1\n" for name in chosen)
         masked = [name for name in chosen if names.index(name) % 3]
         files[f"VOCdevkit/VOC2012/ImageSets/Segmentation/{split}.txt"] = "".join(f"{name}\n" for name in masked)
+    return fill(root, files)
+
+
+CATS = [{"id": 18, "name": "dog", "supercategory": "animal"}, {"id": 3, "name": "car", "supercategory": "vehicle"}]
+POINTS = {"id": 1, "name": "person", "keypoints": ["nose", "tail"], "skeleton": [[1, 2]]}
+
+
+def coco_image(number: int) -> dict[str, Any]:
+    """The entry of an image."""
+    return {"id": number, "file_name": f"{number:012}.jpg", "width": 16, "height": 8, "license": 2}
+
+
+def coco_object(number: int, image: int, **more: Any) -> dict[str, Any]:
+    """The entry of an object."""
+    polygon = [[1.5, 1.0, 6.0, 1.25, 4.0, 7.5]]
+    found = {"id": number, "image_id": image, "category_id": 18, "bbox": [1.5, 1, 4.5, 6.5], "area": 14.5, "iscrowd": 0}
+    return found | {"segmentation": polygon} | more
+
+
+def coco(root: Path, samples: int = 6) -> Path:
+    """COCO's layout: train2017 and val2017 with objects, keypoints and captions; one of three images has no object."""
+    files: dict[str, str | bytes] = {}
+    for split, numbers in (("train", range(samples - 2)), ("val", range(samples - 2, samples))):
+        images = [coco_image(number) for number in reversed(numbers)]
+        files |= {f"{split}2017/{number:012}.jpg": jpeg(number) for number in numbers}
+        objects = [coco_object(10 * n, n) for n in numbers if n % 3]
+        runs = {"size": [8, 16], "counts": [10, 20, 98]}
+        objects += [coco_object(10 * n + 1, n, category_id=3, iscrowd=1, segmentation=runs) for n in numbers if n % 3]
+        head = {"info": {"year": 2017}, "licenses": [{"id": 2, "name": "x"}], "images": images}
+        instances = head | {"annotations": objects, "categories": CATS}
+        people = [{**each, "keypoints": [1, 2, 2, 3.5, 4, 1], "num_keypoints": 2} for each in objects[:1]]
+        captions = [
+            {"id": 5 * n + k, "image_id": n, "caption": f"caption {k} of {n}"} for n in numbers for k in range(2)
+        ]
+        files[f"annotations/instances_{split}2017.json"] = json.dumps(instances)
+        files[f"annotations/person_keypoints_{split}2017.json"] = json.dumps(
+            head | {"annotations": people, "categories": [POINTS]}
+        )
+        files[f"annotations/captions_{split}2017.json"] = json.dumps(head | {"annotations": captions})
     return fill(root, files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
         {
             "train2017/000000000009.jpg": "",
             "train2017/000000000025.jpg": "",
-            "annotations/instances_train2017.json": '{"images": [{"file_name": "000000000009.jpg"}, '
-            '{"file_name": "000000000025.jpg"}]}',
+            "annotations/instances_train2017.json": '{"images": [{"id": 9, "file_name": "000000000009.jpg"}, '
+            '{"id": 25, "file_name": "000000000025.jpg"}], "annotations": []}',
         },
         "instances_train2017.json (it names the images)",
     ),
@@ -93,7 +94,8 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
         {
             **{f"train2017/{number:012}.jpg": "" for number in range(9)},
             **{f"val2017/{number:012}.jpg": "" for number in range(9, 12)},
-            "annotations/instances_train2017.json": '{"images": [{"file_name": "a name far down the list"}]}',
+            "annotations/instances_train2017.json": '{"images": [{"id": 1, "file_name": "000000000001.jpg"}], '
+            '"annotations": []}',
         },
         "annotations/instances_train2017.json",
     ),
@@ -113,7 +115,7 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
     "a list of labels": ({"x/a.jpg": "", "x/b.jpg": "", "anything.csv": "id,y\nb,0\na,1\n"}, "anything.csv"),
 }
 
-READ = {"voc": "voc"}
+READ = {"voc": "voc", "coco": "coco", "coco in full": "coco"}
 """Layouts that a kind reads with all that annotates them."""
 
 INNOCENT: dict[str, dict[str, str]] = {
@@ -175,7 +177,8 @@ def test_real_folders(demo_folder: Path, shared_data: Path) -> None:
 
 @pytest.mark.parametrize("name", READ)
 def test_what_a_kind_reads_is_no_question(name: str, tmp_path: Path) -> None:
-    assert open_source(fill(tmp_path, LAYOUTS[name][0])).kind == READ[name]
+    with closing(open_source(fill(tmp_path, LAYOUTS[name][0]))) as source:
+        assert source.kind == READ[name]
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in READ])

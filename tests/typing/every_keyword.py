@@ -244,6 +244,7 @@ def load() -> float:
         PackedLoader(dataset, augment=doubled),
     )
     print(*singles)
+    print(packstore.coco_masks(segmentations=[[[1, 2, 3, 4, 5, 6]]], height=8, width=8, max_bytes=64).shape)
     try:
         ahead = packstore.prefetch(
             iterable=loader, device="cpu", normalize=([0.5] * 3, [0.2] * 3), dtype=torch.float16, ahead=2

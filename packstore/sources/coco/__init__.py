@@ -1,0 +1,188 @@
+"""COCO (https://cocodataset.org/#format-data): folders of images, and JSON files that say what is on them.
+
+Category ids are not class numbers: classes are numbered from 0 in the order of ids. Boxes are ``x, y, width, height``
+from the corner of the first pixel, so ``xyxy`` is ``(x, y, x + width, y + height)``. A file of annotations is read as
+a whole, so opening takes several times its size in memory; afterwards a temporary file holds what it says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Labels
+from packstore.sources.archives import open_tree
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.beside import class_names, join
+from packstore.sources.coco.documents import Documents, boxes_of, keypoints_of, labels_of
+from packstore.sources.coco.files import READ, by_split, find_files, image_folder
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.rows import FileRow, FileRowSource, Row
+
+_NAMES = 64
+
+
+class CocoSource(FileRowSource):
+    """Images that ``instances_*.json``, ``person_keypoints_*.json`` and ``captions_*.json`` name, together by split.
+
+    Columns: ``boxes``, ``labels``, ``keypoints`` where all categories have as many, ``captions`` (a list of strings),
+    and ``json``: the entries of the image and of its annotations as they stand in the files, masks among them. An
+    image without annotations has 0 boxes; one of a split for which nobody looked for objects has none.
+    """
+
+    kind = "coco"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        files = find_files(self.tree)
+        splits = by_split(self.tree, files)
+        if not splits:
+            raise SourceError(f"{printable(str(path))} has no annotations of COCO (annotations/instances_train.json)")
+        self._ignored: Counter[str] = Counter()
+        self._count_unread([file.path for file in files if file.kind not in READ])
+        self._splits: dict[str, tuple[str, Documents]] = {}
+        try:
+            for split, kinds in splits.items():
+                documents = Documents(self.tree, kinds)
+                self._splits[split] = ("", documents)  # closed with the others
+                first = next(iter(kinds.values()))
+                folder = image_folder(self.tree, first, list(documents.names()))
+                if folder is None:
+                    del self._splits[split]
+                    documents.close()
+                    self._count_unread([file.path for file in kinds.values()], " of images that are not there")
+                    continue
+                self._splits[split] = (folder, documents)
+            if not self._splits:
+                raise SourceError(f"{self.tree.name()}: no image is there that {printable(first.path)} names")
+            self._categories = self._all_categories()
+        except BaseException:
+            self.close()
+            raise
+        self._files = [file.path for split in self._splits for file in splits[split].values()]
+        self.evidence = ", ".join(map(printable, self._files))
+        self._classes = class_names([*self._categories.values()], [*self._categories])
+        self._numbers = {category: number for number, category in enumerate(self._categories)}
+        points = {documents.points for _, documents in self._splits.values() if documents.annotated}
+        self._points = points.pop() if len(points) == 1 else 0
+        self._listed: dict[str, int] | None = None
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return tuple(self._splits)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        found: dict[str, Field] = {"image": Image()}
+        if any(documents.annotated for _, documents in self._splits.values()):
+            found |= {"boxes": Boxes(optional=True), "labels": Labels(self._classes, of="boxes", optional=True)}
+            if self._points:
+                found["keypoints"] = Keypoints(3, of="boxes", points=self._points, optional=True)
+        if any(documents.captioned for _, documents in self._splits.values()):
+            found["captions"] = Json(optional=True)
+        return found | {"json": Json()}
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        folder, documents = self._splits[split]
+        for number, name in enumerate(documents.names()):
+            yield FileRow(join(folder, name), {"entry": (split, number)})
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`."""
+        documents = self._splits[split][1]
+        for number, row in enumerate(super().rows(split)):
+            yield row._replace(value_bytes=documents.size(number))
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        found = dict(super().values(ref))
+        split, number = found.pop("entry")
+        document = self._splits[split][1].read(number)
+        annotations = document.get("annotations")
+        if annotations is not None:
+            found["boxes"] = boxes_of(annotations)
+            found["labels"] = labels_of(annotations, self._numbers)
+            if self._points:
+                found["keypoints"] = keypoints_of(annotations, self._points)
+        if "captions" in document:
+            captions = document["captions"]
+            found["captions"] = [each.pop("caption", None) for each in captions]
+            if not all(isinstance(text, str) for text in found["captions"]):
+                raise ValueError("a caption of it is no text")
+        return found | {"json": document}
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        return self._files
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        if self._listed is None:
+            counts = self._ignored.copy()
+            for _, documents in self._splits.values():
+                counts.update(documents.ignored)
+            counts.update(self._not_named())
+            self._listed = dict(+counts)
+        return self._listed
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        for _, documents in self._splits.values():
+            documents.close()
+        super().close()
+
+    def _not_named(self) -> Counter[str]:
+        """Images that no file names: in the folders of those that are named, and in others beside these."""
+        counts: Counter[str] = Counter()
+        used = {folder for folder, _ in self._splits.values()}
+        for folder in used:
+            named = {
+                name for place, documents in self._splits.values() if place == folder for name in documents.names()
+            }
+            with suppress(SourceError):
+                counts["images that no annotations name"] += len(set(self.tree.list(folder).images) - named)
+        beside = {folder.rpartition("/")[0] for folder in used if folder}
+        for above in beside:
+            folders = (name for name, is_directory in islice(self.tree.names(above), _NAMES) if is_directory)
+            for name in folders:
+                place = join(above, name)
+                inside = islice(self.tree.names(place), _NAMES)
+                if (
+                    not any(f"{each}/".startswith(f"{place}/") for each in used)
+                    and not is_passed_over(name)
+                    and any(file.lower().endswith(IMAGE_SUFFIXES) for file, _ in inside)
+                ):
+                    counts[f"folders of images without annotations ({printable(place)})"] += 1
+        return counts
+
+    def _count_unread(self, paths: Iterable[str], why: str = "") -> None:
+        for path in paths:
+            self._ignored[f"files of annotations{why} ({printable(path)})"] += 1
+
+    def _all_categories(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for split, (_, documents) in self._splits.items():
+            for number, name in documents.categories.items():
+                if found.setdefault(number, name) != name:
+                    raise SourceError(
+                        f"{self.tree.name()}: category {number} is {printable(name)!r} in {printable(split)}, and "
+                        f"{printable(found[number])!r} in another split"
+                    )
+        return dict(sorted(found.items()))
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """A JSON file whose first bytes are COCO's, where such files lie."""
+    tree = open_tree(path)
+    return (
+        Certainty.CERTAIN if tree is not None and any(file.kind in READ for file in find_files(tree)) else Certainty.NO
+    )
+
+
+KIND = Kind("coco", "COCO: images with annotations/instances_*.json", _recognise, CocoSource)

@@ -1,0 +1,115 @@
+"""COCO's files of annotations: which there are, and which split each is of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from packstore.core.errors import AmbiguousSourceError, printable
+from packstore.sources.base import SPLIT_ORDER
+from packstore.sources.beside import is_file, join
+from packstore.sources.listing import is_passed_over
+from packstore.sources.rows import in_packing_order
+from packstore.sources.tree import Tree
+
+_START = 1 << 16
+_FOLDERS, _NAMES, _PROBED = 64, 256, 16
+_NAME = re.compile(
+    r"(?:(instances|captions|person_keypoints|keypoints|panoptic|stuff|image_info)(?=[_.-]))?[_-]?(.*?)[.]json"
+)
+_NO_SPLIT = frozenset({"", "annotation", "annotations", "annotations.coco", "coco", "default", "instances", "labels"})
+_LISTS = re.compile(rb'"(?:images|annotations|categories)"\s*:\s*\[')
+_ENTRIES = re.compile(rb'"(?:file_name|image_id|category_id|supercategory)"\s*:')
+_BESIDE = ("annotations", "Annotations", "annotation", "labels", "coco")
+_KINDS = {"person_keypoints": "keypoints", "": "instances"}
+READ = ("instances", "keypoints", "captions", "image_info")
+"""Kinds of files that are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationFile:
+    """A file of annotations.
+
+    Attributes:
+        path: In the tree.
+        kind: One of :data:`READ`; or ``panoptic`` or ``stuff``, which are not read.
+        split: Its split, ``""`` for none.
+        token: As its name writes the split: ``train2017``.
+    """
+
+    path: str
+    kind: str
+    split: str
+    token: str
+
+
+def find_files(tree: Tree) -> list[AnnotationFile]:
+    """The files of annotations, by a bounded number of names and the first bytes of each."""
+    folders = ["", *_BESIDE]
+    names = sorted(name for name, is_directory in islice(tree.names(""), _FOLDERS * 4) if is_directory)
+    folders += [name for name in names[:_FOLDERS] if name not in folders and not is_passed_over(name)]
+    return [file for folder in folders for file in _in_folder(tree, folder)]
+
+
+def by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[str, AnnotationFile]]:
+    """The files of each split by kind, in packing order. Raises :class:`AmbiguousSourceError` where two are the same,
+    or only some name a split."""
+    found: dict[str, dict[str, AnnotationFile]] = {}
+    for file in files:
+        if file.kind not in READ:
+            continue
+        kinds = found.setdefault(file.split, {})
+        other = kinds.setdefault(file.kind, file)
+        if other is not file:
+            raise AmbiguousSourceError(
+                f"{tree.name(other.path)} and {printable(file.path)} are both {file.kind} of "
+                f"{f'the split {printable(file.split)}' if file.split else 'all images'}: leave only one in the folder"
+            )
+    if len(found) > 1 and "" in found:
+        odd = next(iter(found[""].values()))
+        raise AmbiguousSourceError(
+            f"{tree.name(odd.path)}: its name says no split, but others do: rename it (instances_train.json), or take "
+            "it out of the folder"
+        )
+    order = in_packing_order(found)
+    return {split: {kind: found[split][kind] for kind in READ if kind in found[split]} for split in order}
+
+
+def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | None:
+    """The folder to which the ``names`` of images of a file are relative; None where none of them is anywhere."""
+    beside = file.path.rpartition("/")[0]
+    above = beside.rpartition("/")[0]
+    wanted = dict.fromkeys(filter(None, (file.token, file.split)))
+    places = [place for name in wanted for place in (name, f"images/{name}", f"{name}/images")]
+    places += ["images", "data", "JPEGImages", ""]
+    folders = dict.fromkeys(join(base, place) for base in (beside, above) for place in places)
+    step = max(1, len(names) // _PROBED)
+    some = names[::step][:_PROBED]
+    hits = {folder: sum(is_file(tree, join(folder, name)) for name in some) for folder in folders}
+    best = max(hits, key=hits.__getitem__)  # the first of those with most
+    return best.rstrip("/") if hits[best] else None
+
+
+def _in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
+    names = (name for name, is_directory in islice(tree.names(folder), _NAMES) if not is_directory)
+    for name in sorted(name for name in names if name.lower().endswith(".json") and name[0] != "."):
+        path = join(folder, name)
+        start = tree.start(path, _START)
+        if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{" or not _LISTS.search(start):
+            continue
+        match = _NAME.fullmatch(name.lower())
+        kind, token = (match[1] or "", match[2]) if match else ("", "")
+        if not kind and not _ENTRIES.search(start):
+            continue
+        yield AnnotationFile(path, _KINDS.get(kind, kind), _split_of(kind, token, folder), token)
+
+
+def _split_of(kind: str, token: str, folder: str) -> str:
+    name = re.sub(r"[_-]?(19|20)\d\d$", "", token)
+    known = next((part for part in re.split(r"[_.-]", name) if part in SPLIT_ORDER), "")
+    if known or (kind and token not in _NO_SPLIT):
+        return known or name
+    last = folder.rpartition("/")[2].lower()
+    return last if last in SPLIT_ORDER else ""

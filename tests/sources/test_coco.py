@@ -1,0 +1,274 @@
+"""COCO: what its files of annotations say of each image, together by split; and what can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packstore import PackedDataset, coco_masks, convert, verify
+from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
+from packstore.sources import Entry, open_source
+from packstore.testing import SourceSuite
+from tests.makers.annotated import CATS, coco, coco_image, coco_object, fill, jpeg
+
+
+class TestCoco(SourceSuite):
+    kind = "coco"
+    undecodable_keys = False
+    bytes_per_sample = 400
+    many = 500
+
+    def make(self, folder: Path, samples: int) -> Path:
+        return coco(folder, samples)
+
+    def change(self, path: Path) -> None:
+        change(path / "annotations/captions_val2017.json", lambda document: document["annotations"].pop())
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        def shorten(document: Any) -> None:
+            for annotation in document["annotations"]:
+                if entry.key.endswith(f"{annotation['image_id']:012}.jpg"):
+                    annotation["bbox"] = [1]
+
+        change(path / "annotations/instances_train2017.json", shorten)
+        return True
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        with (path / entry.key).open("r+b") as file:
+            file.truncate((64 << 20) + 100)
+        return True
+
+
+def change(file: Path, how: Any) -> None:
+    document = json.loads(file.read_text())
+    how(document)
+    file.write_text(json.dumps(document))
+
+
+def plain(root: Path, images: list[Any], annotations: list[Any], categories: Any = CATS) -> Path:
+    """A single file of annotations beside its images."""
+    document = {"images": images, "annotations": annotations, "categories": categories}
+    numbers = [image["id"] for image in images if isinstance(image.get("id"), int)]
+    files: dict[str, str | bytes] = {f"{number:012}.jpg": jpeg(number) for number in numbers}
+    return fill(root, {**files, "annotations.json": json.dumps(document)})
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    root = coco(tmp_path / "set")
+    convert(root, tmp_path / "x.h5")
+    ds = PackedDataset(tmp_path / "x.h5", "train", columns=("key", "boxes", "labels", "keypoints", "captions", "json"))
+    assert [(split.name, len(split)) for split in ds.manifest.splits] == [("train", 4), ("val", 2)]
+    classes = next(column.classes for column in ds.manifest.columns if column.name == "labels")
+    assert classes == ("person", "car", "dog")  # in the order of the ids 1, 3, 18
+    key, boxes, labels, keypoints, captions, document = ds[1]
+    assert key == "train2017/000000000001.jpg"
+    assert boxes.tolist() == [[1.5, 1, 6, 7.5]] * 2
+    assert labels.tolist() == [2, 1]
+    assert keypoints.tolist() == [[[1, 2, 2], [3.5, 4, 1]], [[0, 0, 0]] * 2]
+    assert captions == ["caption 0 of 1", "caption 1 of 1"]
+    assert document["image"] == coco_image(1)
+    assert document["captions"] == [{"id": 5}, {"id": 6}]
+    first, crowd = document["annotations"]
+    assert {**coco_object(10, 1), "keypoints": [1, 2, 2, 3.5, 4, 1], "num_keypoints": 2} == {**first, "image_id": 1}
+    assert (crowd["iscrowd"], crowd["id"], crowd["area"]) == (1, 11, 14.5)
+    masks = coco_masks([each["segmentation"] for each in document["annotations"]], 8, 16)
+    assert masks.sum((1, 2)).tolist()[1] == 20
+    assert ds[0][1].shape == (0, 4)  # without objects, and not lost
+    assert verify(tmp_path / "x.h5", against=root).problems == ()
+
+
+def test_images_come_in_the_order_of_their_ids_as_from_torchvision(tmp_path: Path) -> None:
+    with closing(open_source(coco(tmp_path))) as source:
+        keys = [entry.key for entry in source.entries()]
+        assert keys == sorted(keys)
+        assert source.evidence.startswith("annotations/instances_train2017.json, annotations/person_keypoints_")
+
+
+def test_an_archive(tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "coco"), "zip", coco(tmp_path / "set"))
+    with closing(open_source(Path(archive))) as source, closing(open_source(tmp_path / "set")) as folder:
+        pairs = zip(source.entries(), folder.entries(), strict=True)
+        assert all(source.read(one) == folder.read(other) for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    ("image", "annotations"),
+    [
+        ("images/train2017/{}", "annotations/instances_train2017.json"),
+        ("images/train/{}", "annotations/instances_train.json"),
+        ("train/images/{}", "annotations/train.json"),
+        ("images/{}", "annotations/instances_default.json"),
+        ("data/{}", "labels.json"),
+        ("train/{}", "train/_annotations.coco.json"),
+        ("{}", "_annotations.coco.json"),
+        ("{}", "anything.json"),
+        ("deep/{}", "annotations/train.json"),
+    ],
+)
+def test_where_images_may_lie(image: str, annotations: str, tmp_path: Path) -> None:
+    name = "deep/0.jpg" if image.startswith("deep") else "0.jpg"
+    document = {"images": [{"id": 4, "file_name": name}], "annotations": [coco_object(1, 4)], "categories": CATS}
+    fill(tmp_path, {image.format("0.jpg"): jpeg(1), annotations: json.dumps(document)})
+    with closing(open_source(tmp_path)) as source:
+        assert source.kind == "coco"
+        (entry,) = source.entries()
+        assert (entry.key, entry.split) == (image.format("0.jpg"), "train" if "train" in annotations else "")
+        assert source.read(entry).values["labels"] == [1]
+
+
+def test_what_is_missing_or_not_named_is_said(tmp_path: Path) -> None:
+    coco(tmp_path)
+    files: dict[str, str | bytes] = {"train2017/extra.jpg": jpeg(9), "test2017/1.jpg": jpeg(8), "docs/x.txt": ""}
+    files |= {f"annotations/{kind}_train2017.json": '{"images": []}' for kind in ("stuff", "panoptic")}
+    fill(tmp_path, files)
+    shutil.rmtree(tmp_path / "val2017")
+    (tmp_path / "train2017/000000000001.jpg").unlink()
+    change(tmp_path / "annotations/instances_train2017.json", lambda it: it["annotations"].append(coco_object(7, 99)))
+    with closing(open_source(tmp_path)) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {"train": 4}
+        assert dict(survey.ignored) == {
+            "files of annotations (annotations/panoptic_train2017.json)": 1,
+            "files of annotations (annotations/stuff_train2017.json)": 1,
+            "files of annotations of images that are not there (annotations/captions_val2017.json)": 1,
+            "files of annotations of images that are not there (annotations/instances_val2017.json)": 1,
+            "files of annotations of images that are not there (annotations/person_keypoints_val2017.json)": 1,
+            "annotations of images that are not listed": 1,
+            "images that no annotations name": 1,
+            "folders of images without annotations (test2017)": 1,
+            "licenses": 3,
+            "values 'supercategory' of categories": 2,
+            "values 'keypoints' of categories": 1,
+            "values 'skeleton' of categories": 1,
+        }
+        with pytest.raises(SampleError, match="No such file"):
+            source.read(list(source.entries())[1])
+
+
+def test_without_any_image_it_says_so(tmp_path: Path) -> None:
+    coco(tmp_path)
+    for split in ("train", "val"):
+        shutil.rmtree(tmp_path / f"{split}2017")
+    with pytest.raises(SourceError, match=r"no image is there that annotations/instances_val2017\.json names"):
+        open_source(tmp_path)
+
+
+def test_images_for_which_nobody_looked_for_objects_have_no_boxes(tmp_path: Path) -> None:
+    coco(tmp_path)
+    fill(tmp_path, {"annotations/image_info_test2017.json": json.dumps({"images": [coco_image(50)]})})
+    fill(tmp_path, {"test2017/000000000050.jpg": jpeg(50)})
+    with closing(open_source(tmp_path)) as source:
+        (entry,) = source.entries("test")
+        values = source.read(entry).values
+        assert values["boxes"] is values["labels"] is values["captions"] is None
+
+
+def test_captions_alone(tmp_path: Path) -> None:
+    coco(tmp_path)
+    for split in ("train", "val"):
+        for kind in ("instances", "person_keypoints"):
+            (tmp_path / f"annotations/{kind}_{split}2017.json").unlink()
+    with closing(open_source(tmp_path)) as source:
+        assert [column.name for column in source.survey().columns] == ["captions", "captions_valid", "json"]
+        assert source.read(next(source.entries())).values["captions"] == ["caption 0 of 0", "caption 1 of 0"]
+
+
+def test_names_that_several_categories_have_get_their_ids(tmp_path: Path) -> None:
+    categories = [{"id": 9, "name": "crane"}, {"id": 2, "name": "crane"}, {"id": 5, "name": "bat"}]
+    root = plain(tmp_path, [coco_image(1)], [coco_object(1, 1, category_id=9)], categories)
+    with closing(open_source(root)) as source:
+        classes = next(column.classes for column in source.survey().columns if column.name == "labels")
+        assert classes == ("crane (2)", "bat", "crane (9)")
+        assert source.read(next(source.entries())).values["labels"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("images", "annotations", "categories", "said"),
+    [
+        ([coco_image(1), coco_image(1) | {"file_name": "x.jpg"}], [], CATS, "two images have the id 1"),
+        ([coco_image(1), coco_image(1) | {"id": 2}], [], CATS, "two images have the file name '000000000001.jpg'"),
+        ([{"id": 1}], [], CATS, "an image without an id or a file name"),
+        ([{"id": [1], "file_name": "x"}], [], CATS, "an image without an id"),
+        ([coco_image(1) | {"file_name": "../x.jpg"}], [], CATS, "no path within the source"),
+        ([coco_image(1) | {"file_name": "/etc/passwd"}], [], CATS, "no path within the source"),
+        ([coco_image(1) | {"file_name": "\ud800.jpg"}], [], CATS, "surrogates not allowed"),
+        ([coco_image(1), 5], [], CATS, "'images' is no list of objects"),
+        ([coco_image(1)], {"a": 1}, CATS, "'annotations' is no list of objects"),
+        ([coco_image(1)], [], [{"id": "x", "name": "y"}], "a category without a number"),
+        ([coco_image(1)], [], [{"id": 1, "name": "y"}, {"id": 1, "name": "z"}], "two categories have the id 1"),
+    ],
+)
+def test_what_is_not_coco(images: Any, annotations: Any, categories: Any, said: str, tmp_path: Path) -> None:
+    plain(tmp_path, [image for image in images if isinstance(image, dict)], [], categories)
+    change(tmp_path / "annotations.json", lambda it: it.update(images=images, annotations=annotations))
+    with pytest.raises(SourceError, match=said) as caught:
+        open_source(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"bbox": [1, 2, 3]}, r"annotation 1 has the bbox \[1, 2, 3\]; expected 4 numbers"),
+        ({"bbox": [1, 2, 3, "x"]}, "expected 4 numbers"),
+        ({"bbox": [1, 2, 3, 1e99]}, "expected 4 numbers"),
+        ({"bbox": None}, "expected 4 numbers"),
+        ({"category_id": 7}, "category_id 7, which is no category"),
+        ({"category_id": [18]}, "which is no category"),
+        ({"bbox": [1, 2, float("nan"), 4]}, "expected 4 numbers"),
+    ],
+)
+def test_a_bad_annotation_is_a_bad_sample(more: Any, said: str, tmp_path: Path) -> None:
+    with closing(open_source(plain(tmp_path, [coco_image(1)], [coco_object(1, 1, **more)]))) as source:
+        with pytest.raises(SampleError, match=said) as caught:
+            source.read(next(source.entries()))
+        assert caught.value.key == "000000000001.jpg"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"images": [', "is no JSON"),
+        ('{"images": [], "annotations": [' + "[" * 100_000, "nested too deeply"),
+        ('{"images": [{"file_name": "\udcff"}]', "is no JSON"),
+    ],
+)
+def test_a_file_that_is_no_json(text: str, said: str, tmp_path: Path) -> None:
+    data = text.encode("utf-8", "surrogateescape")
+    fill(tmp_path, {"train2017/1.jpg": jpeg(1), "annotations/instances_train2017.json": data})
+    with pytest.raises(SourceError, match=said) as caught:
+        open_source(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+def test_two_files_for_one_split_are_a_question(tmp_path: Path) -> None:
+    coco(tmp_path)
+    shutil.copy(tmp_path / "annotations/instances_val2017.json", tmp_path / "annotations/instances_val2014.json")
+    with pytest.raises(AmbiguousSourceError, match="are both instances of the split val"):
+        open_source(tmp_path)
+
+
+def test_classes_that_differ_between_splits(tmp_path: Path) -> None:
+    coco(tmp_path)
+    change(tmp_path / "annotations/instances_val2017.json", lambda it: it["categories"][0].update(name="wolf"))
+    with pytest.raises(SourceError, match="category 18 is 'wolf' in val, and 'dog' in another split"):
+        open_source(tmp_path)
+
+
+def test_other_json_beside_images_is_not_taken(tmp_path: Path) -> None:
+    fill(tmp_path, {"cat/1.jpg": jpeg(1), "config.json": '{"images": [], "size": 3}'})
+    with closing(open_source(tmp_path)) as source:
+        assert source.kind == "imagefolder"
+
+
+def test_boxes_are_float32_of_the_sum(tmp_path: Path) -> None:
+    root = plain(tmp_path / "set", [coco_image(1)], [coco_object(1, 1, bbox=[0.1, 0.2, 0.3, 7])])
+    convert(root, tmp_path / "x.h5")
+    boxes = PackedDataset(tmp_path / "x.h5", columns=("boxes",))[0]
+    assert np.array_equal(np.reshape(np.asarray(boxes), (1, 4)), np.float32([[0.1, 0.2, 0.1 + 0.3, 0.2 + 7]]))
