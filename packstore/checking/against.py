@@ -128,7 +128,7 @@ class Comparison:
 
     def _batches(self) -> Iterator[list[Entry]]:
         skipped = {s.key for s in self.reader.manifest.skipped}
-        entries = (e for e in self.source.entries(self.split) if e.key not in skipped)
+        entries = self.source.fetch(e for e in self.source.entries(self.split) if e.key not in skipped)
         while batch := list(islice(entries, _BATCH)):
             yield batch
 

@@ -167,6 +167,8 @@ SOURCES = Registry(
         "webdataset": "packstore.sources.webdataset:KIND",
         "coco": "packstore.sources.coco:KIND",
         "voc": "packstore.sources.voc:KIND",
+        "arrow": "packstore.sources.huggingface.arrow:KIND",
+        "parquet": "packstore.sources.huggingface.parquet:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",
         "flat": "packstore.sources.flat:KIND",
     },

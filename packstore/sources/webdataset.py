@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import RESERVED, Bytes, Field, Image, Json, Label, Text
+from packstore.core.fields import Bytes, Field, Image, Json, Label, Text
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, first_names, is_tar
 from packstore.sources.base import (
@@ -35,6 +35,7 @@ from packstore.sources.base import (
     SourceOptions,
 )
 from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.names import identifier
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row, RowSource, in_packing_order
 from packstore.sources.values import infer
@@ -300,19 +301,13 @@ def _field_name(extension: str) -> str:
     name = first or usual.get(_kind(extension), last)
     if re.fullmatch(r"cls\d", last) and not first:
         name = f"label{last[-1]}"
-    return "image_" if name == "image" != _kind(extension) else _identifier(name)
+    return "image_" if name == "image" != _kind(extension) else identifier(name)
 
 
 def _own_name(extension: str) -> str:
     """The column of a file whose usual one is another's: ``png`` of a ``jpg`` with a ``png``."""
-    name = _identifier(extension)
+    name = identifier(extension)
     return f"{name}_" if name == "image" else name
-
-
-def _identifier(name: str) -> str:
-    name = re.sub(r"[^a-z0-9_]", "_", name)[:60]
-    name = name if name[:1].isalpha() else f"x{name}"
-    return f"{name}_" if name in RESERVED else name
 
 
 def _value(extension: str, data: bytes) -> Any:

@@ -1,0 +1,154 @@
+"""The card of a dataset: the YAML at the head of ``README.md``, with its splits and the names of its classes.
+
+https://huggingface.co/docs/hub/datasets-manual-configuration
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.yamltext import load_yaml
+
+_NAME = "README.md"
+_MAX_BYTES = 8 << 20
+_HEAD = re.compile(rb"\A(?:\xef\xbb\xbf)?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+_SPEAKS = re.compile(rb"^(configs|dataset_info)\s*:", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a card says.
+
+    Attributes:
+        data_files: Patterns of the files of each split; None where it says nothing of them.
+        features: Features of Hugging Face by column: images and classes alone; the types of others show.
+        drop_labels: Whether names of folders are no classes; None where it does not say.
+    """
+
+    data_files: dict[str, list[str]] | None = None
+    features: Mapping[str, Any] = field(default_factory=dict)
+    drop_labels: bool | None = None
+
+
+def read_card(folder: Path) -> Card:
+    """The card in a folder; an empty one where there is none.
+
+    Raises :class:`SourceError` for one that says what cannot be followed, :class:`AmbiguousSourceError` where it has
+    several configurations and none is the default."""
+    path = folder / _NAME
+    if not path.is_file():
+        return Card()
+    try:
+        with path.open("rb") as file:
+            return parse_card(file.read(_MAX_BYTES), folder)
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{printable(str(path))}: its head {error}") from error
+
+
+def parse_card(data: bytes, folder: Path) -> Card:
+    """See :func:`read_card`. Raises :class:`ValueError` for a head that is not as it should be."""
+    head = _HEAD.match(data)
+    if head is None or _SPEAKS.search(head[1]) is None:
+        return Card()
+    said = load_yaml(head[1])
+    if not isinstance(said, dict):
+        raise ValueError("is no mapping")
+    configs = _listed(said.get("configs"), "configs")
+    chosen = _chosen(configs, folder)
+    name = chosen.get("config_name", "default")
+    infos = _listed(said.get("dataset_info"), "dataset_info")
+    named = [info for info in infos if info.get("config_name", "default") == name]
+    info = named[0] if named else infos[0] if len(infos) == 1 and not configs else {}
+    drop_labels = chosen.get("drop_labels")
+    return Card(
+        _data_files(chosen.get("data_files"), chosen.get("data_dir")),
+        _features(info.get("features")),
+        drop_labels if isinstance(drop_labels, bool) else None,
+    )
+
+
+def _listed(value: Any, name: str) -> list[dict[Any, Any]]:
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(each, dict) for each in found):
+        raise ValueError(f"has {name} that are no mappings")
+    return found
+
+
+def _chosen(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any]:
+    """The configuration that ``datasets`` loads unasked."""
+    names = [str(config.get("config_name")) for config in configs]
+    if len(configs) < 2:
+        return configs[0] if configs else {}
+    for config, name in zip(configs, names, strict=True):
+        if config.get("default") is True or name == "default":
+            return config
+    raise _ambiguous(folder, names)
+
+
+def _ambiguous(folder: Path, configs: list[str]) -> AmbiguousSourceError:
+    some = ", ".join(map(printable, configs[:8])) + (", …" if len(configs) > 8 else "")
+    return AmbiguousSourceError(
+        f"{printable(str(folder))} has {len(configs)} configurations ({some}), none of them the default: "
+        "give the folder or the files of one"
+    )
+
+
+def _data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
+    """Patterns by split (``datasets.data_files.sanitize_patterns``)."""
+    if value is None:
+        return None if data_dir is None else {"train": [_inside(f"{data_dir}/**", None)]}
+    entries = value if isinstance(value, list) else [value]
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        split, paths = (entry.get("split"), entry.get("path")) if isinstance(entry, dict) else ("train", entry)
+        patterns = paths if isinstance(paths, list) else [paths]
+        good = all(isinstance(pattern, str) for pattern in patterns)
+        if not isinstance(split, str) or not good or (isinstance(entry, dict) and split in found):
+            raise ValueError(f"has data_files that are not split and path: {printable(repr(entry))[:100]}")
+        found.setdefault(split, []).extend(_inside(pattern, data_dir) for pattern in patterns)
+    return found
+
+
+def _inside(pattern: Any, data_dir: Any) -> str:
+    """A pattern from the folder of the card on."""
+    if "://" in pattern or pattern.startswith("/") or ".." in pattern.split("/"):
+        raise ValueError(f"has data_files that are not in its folder: {printable(pattern)[:100]}")
+    return (
+        f"{data_dir.strip('/')}/{pattern}"
+        if isinstance(data_dir, str) and not pattern.startswith(data_dir)
+        else pattern
+    )
+
+
+def _features(value: Any) -> dict[str, Any]:
+    """Features as a schema has them, of those in a card (``datasets.Features._to_yaml_list``)."""
+    found = {}
+    for each in value if isinstance(value, list) else []:
+        if isinstance(each, dict) and isinstance(each.get("name"), str):
+            feature = _feature(each)
+            if feature is not None:
+                found[each["name"]] = feature
+    return found
+
+
+def _feature(said: Mapping[Any, Any]) -> dict[str, Any] | None:
+    inner = next((said[name] for name in ("list", "sequence", "large_list") if name in said), None)
+    if inner is not None:
+        feature = _feature(inner if isinstance(inner, dict) else {"dtype": inner})
+        return None if feature is None else {"_type": "List", "feature": feature}
+    dtype = said.get("dtype", said)
+    if isinstance(dtype, str):
+        kind = {"image": "Image", "audio": "Audio", "video": "Video", "pdf": "Pdf", "nifti": "Nifti"}.get(dtype)
+        return None if kind is None else {"_type": kind}
+    label = dtype.get("class_label") if isinstance(dtype, dict) else None
+    names = label.get("names") if isinstance(label, dict) else None
+    if isinstance(names, dict):
+        if sorted(map(str, names)) != sorted(map(str, range(len(names)))):
+            raise ValueError("has names of classes that are not numbered from 0")
+        names = [name for _, name in sorted(names.items(), key=lambda each: int(each[0]))]
+    return {"_type": "ClassLabel", "names": list(map(str, names))} if isinstance(names, list) else None

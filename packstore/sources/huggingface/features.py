@@ -1,0 +1,375 @@
+"""The columns of an Arrow table as fields of a dataset, by their types and by Hugging Face's features.
+
+Features lie in the metadata of a schema, under ``huggingface`` (``datasets.Features.arrow_schema``), or in a card.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import numpy as np
+
+from packstore.core.column import ITEM_SIZE
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Array, Bytes, Field, Image, Json, Label, Labels, Mask, Text
+from packstore.images.sniff import begins_like_image
+from packstore.sources.names import column_names
+from packstore.sources.values import infer, names_an_image
+
+_log = logging.getLogger(__name__)
+
+_NUMBERS = {**{name: name for name in ITEM_SIZE}, "halffloat": "float16", "float": "float32", "double": "float64"}
+"""Dtypes by the names of Arrow's types."""
+_OTHER_FILES = ("Audio", "Video", "Pdf", "Nifti")
+"""Features that lie as images do, and are none."""
+_GRAY_OR_PALETTE = (0, 3)  # of a PNG, byte 25
+_MAX_FEATURES = 64 << 20
+
+Cells = Callable[[int], Any]
+"""The value of a row of an array."""
+
+
+class File(NamedTuple):
+    """An image or another file, as it lies in a table.
+
+    Attributes:
+        data: Its bytes; None where it is named alone.
+        path: Its name; None where it has none.
+    """
+
+    data: bytes | None
+    path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of a table as a field.
+
+    Attributes:
+        name: Of the field.
+        column: Of the column.
+        field: What it is.
+        cells: Makes of an array of the column what gives the value of each row; a :class:`File` of a struct of one.
+        path: Name of the field that has the path of each :class:`File`; None where none is kept.
+    """
+
+    name: str
+    column: str
+    field: Field
+    cells: Callable[[Any], Cells]
+    path: str | None = None
+
+
+class Facts(NamedTuple):
+    """What the tables of a dataset say of their columns, by name.
+
+    Attributes:
+        optional: Columns that may have rows without a value.
+        negative: Columns of integers some of which may be below 0: as a class, unknown.
+        pathless: Columns of files none of which has a path.
+    """
+
+    optional: Collection[str] = ()
+    negative: Collection[str] = ()
+    pathless: Collection[str] = ()
+
+
+def load_pyarrow(module: str = "pyarrow") -> Any:
+    """A module of pyarrow. Raises :class:`SourceError` where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise SourceError("Parquet and Arrow files are read by pyarrow: pip install 'packstore[parquet]'") from None
+
+
+def features_of(schema: Any) -> dict[str, Any]:
+    """Hugging Face's features in the metadata of a schema, by column; empty where there are none.
+
+    Raises :class:`ValueError` for metadata that are damaged."""
+    found = (schema.metadata or {}).get(b"huggingface")
+    if found is None:
+        return {}
+    if len(found) > _MAX_FEATURES:
+        raise ValueError(f"its features have {len(found)} bytes; expected at most {_MAX_FEATURES}")
+    try:
+        info = json.loads(found)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its features are no JSON: {error}") from None
+    features = (info.get("info") or {}).get("features") if isinstance(info, dict) else None
+    return features if isinstance(features, dict) else {}
+
+
+def class_names(feature: Any) -> tuple[str, ...] | None:
+    """The names of the classes of a feature; None where it is no ``ClassLabel``, or its classes have no names."""
+    names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    return tuple(names)
+
+
+def is_image_column(type: Any, feature: Any, *, only_files: bool) -> bool:
+    """Whether a column of this Arrow type is one of ``datasets.Image``, or unless ``only_files`` one of bytes."""
+    kind = _kind(feature)
+    return kind == "Image" or (
+        kind not in _OTHER_FILES and (_is_file_struct(type) or (_is_binary(type) and not only_files))
+    )
+
+
+def columns_of(first: Any, features: Mapping[str, Any], facts: Facts) -> list[TableColumn]:
+    """The fields of tables that begin with the record batch ``first``.
+
+    Raises :class:`SourceError` for a column that no field holds, and where none is an image."""
+    schema = first.schema
+    if len(set(schema.names)) < len(schema.names):
+        raise SourceError("its tables have two columns of one name")
+    labels = [name for name in schema.names if _kind(features.get(name)) == "ClassLabel"]
+    declared = {}
+    for number, name in enumerate(schema.names):
+        try:
+            field, cells = _declare(name, schema.types[number], features.get(name), first.column(number), facts)
+        except ValueError as error:
+            raise SourceError(f"column {printable(name)!r}: {error}") from error
+        declared[name] = field, cells
+    images = [name for name, (field, _) in declared.items() if isinstance(field, Image)]
+    if not images:
+        found = ", ".join(f"{printable(name)} ({type})" for name, type in zip(schema.names, schema.types, strict=True))
+        raise SourceError(f"no column holds images; columns: {found[:500]}")
+    main = "image" if "image" in images else images[0]
+    usual = {main: "image"} | ({labels[0]: "label"} if len(labels) == 1 and "label" not in declared else {})
+    names = usual | column_names((name for name in declared if name not in usual), usual.values())
+    columns = []
+    used = set(names.values())
+    for name, (field, cells) in declared.items():
+        path = None
+        if _is_file_struct(schema.field(name).type) and name not in facts.pathless:
+            wanted = "path" if name == main else f"{names[name]}_path"
+            path = next(iter(column_names([wanted], used).values()))
+            used.add(path)
+        missing = name in facts.optional or (isinstance(field, Label) and name in facts.negative)
+        # Of JSON, null is a value.
+        optional = missing and name != main and not isinstance(field, Json)
+        columns.append(TableColumn(names[name], name, replace(field, optional=optional), cells, path))
+    return columns
+
+
+def _declare(name: str, type: Any, feature: Any, array: Any, facts: Facts) -> tuple[Field, Callable[[Any], Cells]]:
+    """The field of a column, and what reads its arrays. Raises :class:`ValueError` where no field holds it."""
+    types = load_pyarrow("pyarrow.types")
+    if types.is_dictionary(type):
+        type = type.value_type
+    if _is_file_struct(type) or _is_binary(type):
+        cells = _files if _is_file_struct(type) else _values
+        return (Bytes() if _kind(feature) in _OTHER_FILES else _file_field(name, cells(array), feature)), cells
+    if types.is_integer(type) and _kind(feature) == "ClassLabel":
+        return Label(_distinct(name, class_names(feature))), _labels if name in facts.negative else _values
+    if types.is_boolean(type) or types.is_integer(type) or types.is_floating(type):
+        return Array(_NUMBERS[str(type)]), _values
+    if types.is_string(type) or types.is_large_string(type) or _is(type, "string_view"):
+        return Text(), _values
+    if types.is_temporal(type) or types.is_decimal(type):
+        return Text(), _texts
+    inner = _inner_feature(feature)
+    if _kind(feature) in ("Array2D", "Array3D", "Array4D", "Array5D"):
+        shape, dtype = _declared_shape(feature)
+        return Array(dtype, shape), _arrays(shape, dtype)
+    if types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type):
+        item = type.value_type
+        if types.is_integer(item) and _kind(inner) == "ClassLabel":
+            return Labels(_distinct(name, class_names(inner)), of=False), _lists
+        if types.is_boolean(item) or types.is_integer(item) or types.is_floating(item):
+            dtype = _NUMBERS[str(item)]
+            if types.is_fixed_size_list(type):
+                return Array(dtype, (type.list_size,)), _lists
+            return Array(dtype, ragged=True), _lists
+    _check_json(type)
+    for path, names in _nested_classes(feature):
+        _log.warning(
+            "%s: the numbers in %s are kept without the names of their classes: %s",
+            *(printable(name), printable(path), ", ".join(map(printable, names[:5]))),
+        )
+    return Json(), _documents
+
+
+def _file_field(name: str, cells: Cells, feature: Any) -> Field:
+    """Of bytes: an image, a mask or something else, by its feature, its name and how the first ones begin."""
+    data = b""
+    for row in range(getattr(cells, "rows", 0)):
+        value = cells(row)
+        data = (value.data if isinstance(value, File) else value) or b""
+        if data:
+            break
+    if not data:
+        return Bytes() if feature is None and not names_an_image(name) else Image()
+    found = infer(name.lower(), [data])
+    if isinstance(found, Mask) and (len(data) < 26 or data[25] not in _GRAY_OR_PALETTE):
+        return Image()
+    is_image = _kind(feature) == "Image" or begins_like_image(data[:16])
+    return Image() if is_image and isinstance(found, Bytes) else found
+
+
+def _distinct(name: str, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Names of classes that can be those of a column: None where two are the same."""
+    if names is None or len(set(names)) == len(names):
+        return names
+    twice = next(each for each in names if names.count(each) > 1)
+    _log.warning(
+        "%s: %r is the name of two classes: they are packed as numbers alone", printable(name), printable(twice)
+    )
+    return None
+
+
+def _declared_shape(feature: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
+    shape, dtype = feature.get("shape"), _NUMBERS.get(str(feature.get("dtype")))
+    if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape) or dtype is None:
+        raise ValueError(f"its shape {shape!r:.80} and dtype {feature.get('dtype')!r:.80} are not those of an array")
+    return tuple(shape), dtype
+
+
+def _kind(feature: Any) -> str:
+    kind = feature.get("_type") if isinstance(feature, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def _inner_feature(feature: Any) -> Any:
+    """Of a list, the feature of its items."""
+    if isinstance(feature, list):
+        return feature[0] if len(feature) == 1 else None
+    return feature.get("feature") if _kind(feature) in ("Sequence", "List", "LargeList") else None
+
+
+def _nested_classes(feature: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, tuple[str, ...]]]:
+    names = class_names(feature)
+    if names is not None:
+        yield path, names
+    elif depth < 32:
+        inner = _inner_feature(feature)
+        if inner is not None:
+            yield from _nested_classes(inner, path, depth + 1)
+        elif isinstance(feature, dict) and not _kind(feature):
+            for name, each in feature.items():
+                yield from _nested_classes(each, f"{path}.{name}" if path else str(name), depth + 1)
+
+
+def _is(type: Any, name: str) -> bool:
+    return str(type) == name
+
+
+def _is_binary(type: Any) -> bool:
+    types = load_pyarrow("pyarrow.types")
+    return bool(
+        types.is_binary(type)
+        or types.is_large_binary(type)
+        or types.is_fixed_size_binary(type)
+        or _is(type, "binary_view")
+    )
+
+
+def _is_file_struct(type: Any) -> bool:
+    """Whether a type is that of ``datasets.Image``: a struct of ``bytes`` and mostly ``path``."""
+    if not load_pyarrow("pyarrow.types").is_struct(type):
+        return False
+    names = {type.field(number).name for number in range(type.num_fields)}
+    return names in ({"bytes"}, {"bytes", "path"}) and type.num_fields == len(names) and _is_binary(
+        type.field("bytes").type
+    )  # fmt: skip
+
+
+def _check_json(type: Any, depth: int = 0) -> None:
+    """Raises :class:`ValueError` for what JSON does not hold."""
+    if depth > 32:
+        raise ValueError("is nested more than 32 levels deep")
+    if _is_binary(type):
+        raise ValueError("holds files in lists or structs, for which packstore has no column: write them one a column")
+    for number in range(type.num_fields):
+        _check_json(type.field(number).type, depth + 1)
+
+
+class _Cells:
+    """The values of an array, by row."""
+
+    def __init__(self, array: Any, value: Callable[[Any], Any]) -> None:
+        self.rows = len(array)
+        self._array, self._value = array, value
+
+    def __call__(self, row: int) -> Any:
+        return self._value(self._array[row])
+
+
+def _as_py(scalar: Any) -> Any:
+    return scalar.as_py()
+
+
+def _values(array: Any) -> Cells:
+    return _Cells(array, _as_py)
+
+
+def _labels(array: Any) -> Cells:
+    """Numbers of classes; those below 0 stand for an unknown class, as in test splits."""
+
+    def number(scalar: Any) -> Any:
+        value = scalar.as_py()
+        return None if value is None or value < 0 else value
+
+    return _Cells(array, number)
+
+
+def _texts(array: Any) -> Cells:
+    def text(scalar: Any) -> str | None:
+        value = scalar.as_py()
+        return None if value is None else str(_plain(value))
+
+    return _Cells(array, text)
+
+
+def _lists(array: Any) -> Cells:
+    def numbers(scalar: Any) -> Any:
+        values = scalar.values
+        if values is None:
+            return None
+        if values.null_count:
+            raise ValueError(f"{values.null_count} of the {len(values)} numbers in a list are null")
+        return values.to_numpy(zero_copy_only=False)
+
+    return _Cells(array, numbers)
+
+
+def _arrays(shape: Sequence[int], dtype: str) -> Callable[[Any], Cells]:
+    def numbers(scalar: Any) -> Any:
+        value = scalar.as_py()
+        return None if value is None else np.array(value, dtype).reshape(shape)
+
+    return lambda array: _Cells(array, numbers)
+
+
+def _documents(array: Any) -> Cells:
+    return _Cells(array, lambda scalar: _plain(scalar.as_py()))
+
+
+def _plain(value: Any) -> Any:
+    """A value of Arrow as JSON holds it."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, (date, datetime, time)):
+        return value.isoformat()
+    return str(value) if isinstance(value, (timedelta, Decimal, UUID)) else value
+
+
+def _files(array: Any) -> Cells:
+    parts = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
+    data, paths = parts["bytes"], parts.get("path")
+
+    class Files(_Cells):
+        def __call__(self, row: int) -> File:
+            return File(data[row].as_py(), None if paths is None else paths[row].as_py())
+
+    return Files(array, _as_py)

@@ -1,0 +1,432 @@
+"""Tables in files as a source: rows in groups, each decoded once where samples are read in order.
+
+A kind finds the tables of each split and decodes their groups (row groups of Parquet, record batches of Arrow). Of a
+large group only a part is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Field, Text
+from packstore.core.parallel import ordered_pieces
+from packstore.images.sniff import max_file_bytes
+from packstore.sources.base import Entry, SourceOptions
+from packstore.sources.dataset import key_of
+from packstore.sources.huggingface.features import (
+    Cells,
+    Facts,
+    File,
+    TableColumn,
+    class_names,
+    columns_of,
+    features_of,
+    load_pyarrow,
+)
+from packstore.sources.labels import split_name
+from packstore.sources.rows import Row, RowSource, in_packing_order
+from packstore.sources.values import nbytes_of
+from packstore.sources.workers import Failed
+
+STEP_BYTES = 16 << 20
+"""About how much of a group is decoded at a time."""
+_PIECE_BYTES = 4 << 20
+_AHEAD_BYTES = 32 << 20
+_OPEN, _NEAR = 4, 4
+
+
+class Group(NamedTuple):
+    """Rows of a table that lie together.
+
+    Attributes:
+        rows: How many there are.
+        nbytes: Bytes of each column, by its name.
+    """
+
+    rows: int
+    nbytes: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Overview:
+    """What a table says of itself.
+
+    Attributes:
+        schema: Its schema, as Arrow has it.
+        groups: Its groups, in order.
+        optional: See :class:`packstore.sources.huggingface.features.Facts`.
+        negative: Likewise.
+        with_paths: Columns of files some of which may have a path.
+    """
+
+    schema: Any
+    groups: list[Group] = field(default_factory=list)
+    optional: set[str] = field(default_factory=set)
+    negative: set[str] = field(default_factory=set)
+    with_paths: set[str] = field(default_factory=set)
+
+
+class Table(ABC):
+    """An open table, for one thread. Its methods raise what pyarrow raises; see :func:`faults`."""
+
+    @abstractmethod
+    def overview(self) -> Overview:
+        """What it says of itself."""
+
+    @abstractmethod
+    def batches(self, group: int) -> Iterator[Any]:
+        """The record batches of a group, in order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes its file. Arrays that were read stay valid."""
+
+
+@dataclass(slots=True)
+class _File:
+    """A file of a source, in some 24 bytes a group.
+
+    Attributes:
+        split: Its split.
+        rows: Rows of each group.
+        image: Bytes of the main image on average, for each group.
+        rest: Bytes of the other values, likewise.
+    """
+
+    split: str
+    rows: array[int] = field(default_factory=lambda: array("q"))
+    image: array[int] = field(default_factory=lambda: array("q"))
+    rest: array[int] = field(default_factory=lambda: array("q"))
+
+
+class _Block(NamedTuple):
+    """Rows that are decoded: ``first`` up to ``stop`` of a group of a file."""
+
+    place: tuple[int, int]
+    first: int
+    stop: int
+    cells: tuple[Cells, ...]
+
+    def holds(self, file: int, group: int, row: int) -> bool:
+        return self.place == (file, group) and self.first <= row < self.stop
+
+
+class TableSource(RowSource):
+    """A source whose samples are rows of tables in files, under keys of split and number.
+
+    Image files are kept as they are. A class number below 0 is a missing label.
+    """
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._found = [(split_name(split), file) for split, file in self.find()]
+        if not self._found:
+            raise SourceError(f"{printable(str(path))} holds no files of kind {self.kind}")
+        self._max_bytes = max_file_bytes(options.max_pixels)
+        self._open: OrderedDict[int, Table] = OrderedDict()
+        self._near: deque[_Block] = deque(maxlen=_NEAR)
+        self._lock = threading.Lock()
+        main = next(column.column for column in self._probed if column.name == "image")
+        files = "1 file" if len(self._found) == 1 else f"{len(self._found)} files"
+        self.evidence = f"{files} of kind {self.kind}, with images in the column {printable(main)!r}"
+
+    @abstractmethod
+    def find(self) -> Iterable[tuple[str, Path]]:
+        """The files with their splits; those of a split in their order."""
+
+    @abstractmethod
+    def open_table(self, path: Path) -> Table:
+        """Opens a file. Raises what pyarrow raises."""
+
+    def features(self) -> Mapping[str, Any]:
+        """Features by column, for tables whose schema has none."""
+        return {}
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return in_packing_order(split for split, _ in self._found)
+
+    def files(self) -> Iterator[Path]:
+        """See :meth:`RowSource.files`."""
+        return (file for _, file in self._found)
+
+    def fields(self) -> dict[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        found: dict[str, Field] = {}
+        for column in self._columns:
+            found[column.name] = column.field
+            if column.path is not None:
+                found[column.path] = Text(optional=True)
+        return found
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`. Sizes are means of each group."""
+        index = 0
+        for number, file in enumerate(self._files):
+            if file.split != split:
+                continue
+            for group, (count, image, rest) in enumerate(zip(file.rows, file.image, file.rest, strict=True)):
+                for row in range(count):
+                    yield Row(key_of(split, index), (number, group, row), image, rest)
+                    index += 1
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        if isinstance(ref, dict):
+            return ref
+        if isinstance(ref, Failed):
+            raise ValueError(ref.reason)
+        number, group, row = ref
+        with self._lock:
+            block = next((each for each in self._near if each.holds(number, group, row)), None)
+            if block is None:
+                block = _reach(self._blocks(self._table(number), number, group), row)
+                self._near.append(block)
+        return self._row(block, row)
+
+    def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        """Reads the rows, in a thread of its own, some 32 MB ahead."""
+        pieces = ordered_pieces(lambda _: self._pieces(entries), [None], 1, lambda piece: piece[1], _AHEAD_BYTES)
+        return chain.from_iterable(piece for piece, _ in pieces)
+
+    def nbytes(self, entry: Entry) -> int:
+        """See :meth:`Source.nbytes`."""
+        return sum(map(nbytes_of, entry.ref.values())) if isinstance(entry.ref, dict) else entry.size_bytes
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        with self._lock:
+            self._near.clear()
+            while self._open:
+                self._open.popitem()[1].close()
+
+    def _pieces(self, entries: Iterator[Entry]) -> Iterator[tuple[list[Entry], int]]:
+        """The entries with their values, in pieces of some 4 MB, and the size of each piece."""
+        piece: list[Entry] = []
+        size = 0
+        for number, run in groupby(entries, lambda entry: int(entry.ref[0])):
+            with closing(self._cursor(number)) as cursor:
+                next(cursor)
+                for entry in run:
+                    entry = entry._replace(ref=cursor.send(entry.ref))
+                    piece.append(entry)
+                    size += self.nbytes(entry)
+                    if size >= _PIECE_BYTES:
+                        yield piece, size
+                        piece, size = [], 0
+        yield piece, size
+
+    def _cursor(self, number: int) -> Generator[Any, Any, None]:
+        """Takes references to rows of a file in their order; gives the values of each, or why there are none."""
+        found: Any = None
+        try:
+            table = self._opened(number)
+        except ValueError as error:
+            while True:
+                yield Failed(str(error))
+        with closing(table):
+            block, failed = _NO_BLOCK, (-1, "")
+            blocks: Iterator[_Block] = iter(())
+            while True:
+                _, group, row = yield found
+                try:
+                    if group == failed[0]:
+                        raise ValueError(failed[1])
+                    if not block.holds(number, group, row):
+                        if block.place != (number, group) or row < block.first:
+                            blocks = self._blocks(table, number, group)
+                        block = _reach(blocks, row)
+                except ValueError as error:
+                    block, failed, found = _NO_BLOCK, (group, str(error)), Failed(str(error))
+                    continue
+                try:
+                    found = self._row(block, row)
+                except ValueError as error:
+                    found = Failed(str(error))
+
+    def _blocks(self, table: Table, number: int, group: int) -> Iterator[_Block]:
+        """The rows of a group, decoded part by part. Raises :class:`ValueError`."""
+        first = 0
+        columns = self._columns
+        try:
+            for batch in table.batches(group):
+                cells = tuple(column.cells(batch.column(column.column)) for column in columns)
+                yield _Block((number, group), first, first + len(batch), cells)
+                first += len(batch)
+        except faults() as error:
+            raise ValueError(f"its rows cannot be read: {_line(error)}") from error
+
+    def _row(self, block: _Block, row: int) -> dict[str, Any]:
+        """The values of a row. Raises :class:`ValueError`."""
+        found: dict[str, Any] = {}
+        for column, cells in zip(self._columns, block.cells, strict=True):
+            try:
+                value = cells(row - block.first)
+            except faults() as error:
+                raise ValueError(f"{column.name}: {_line(error)}") from error
+            if isinstance(value, File):
+                if column.path is not None:
+                    found[column.path] = value.path
+                value = value.data if value.data is not None else self._beside(block.place[0], value.path)
+            if type(value) is bytes and len(value) > self._max_bytes:
+                raise ValueError(
+                    f"{column.name} has {len(value)} bytes, more than the {self._max_bytes} that an image within "
+                    "max_pixels can have"
+                )
+            found[column.name] = value
+        return found
+
+    def _beside(self, number: int, path: str | None) -> Path | None:
+        """The file that a table names and does not hold. Raises :class:`ValueError` unless it is named from the
+        table's folder on."""
+        if path is None:
+            return None
+        named = Path(path)
+        if named.is_absolute() or ".." in named.parts or "\0" in path:
+            raise ValueError(f"the table holds only the path {printable(path)!r}, which is none from its folder on")
+        return self._found[number][1].parent / named
+
+    def _table(self, number: int) -> Table:
+        """An open table; few are kept."""
+        table = self._open.pop(number, None) or self._opened(number)
+        self._open[number] = table
+        while len(self._open) > _OPEN:
+            self._open.popitem(last=False)[1].close()
+        return table
+
+    def _opened(self, number: int) -> Table:
+        """A table, opened. Raises :class:`ValueError`."""
+        path = self._found[number][1]
+        try:
+            return self.open_table(path)
+        except faults() as error:
+            raise ValueError(f"{printable(str(path))} cannot be read: {_line(error)}") from error
+
+    @cached_property
+    def _probed(self) -> list[TableColumn]:
+        """The columns, by the first rows that there are; without what only all tables say."""
+        return self._columns_by(Facts())
+
+    @cached_property
+    def _columns(self) -> list[TableColumn]:
+        assert self._files
+        return self._columns_by(self._facts)
+
+    def _columns_by(self, facts: Facts) -> list[TableColumn]:
+        try:
+            return columns_of(self._first, self._features, facts)
+        except SourceError as error:
+            raise SourceError(f"{printable(str(self.path))}: {error}") from error
+
+    @cached_property
+    def _first(self) -> Any:
+        """The first rows that there are."""
+        empty = None
+        for number in range(len(self._found)):
+            try:
+                with closing(self._opened(number)) as table:
+                    overview = table.overview()
+                    empty = empty or overview.schema.empty_table().combine_chunks().to_batches()
+                    for group, its in enumerate(overview.groups):
+                        if its.rows:
+                            return next(table.batches(group))
+            except faults() as error:
+                raise SourceError(_named(self._found[number][1], error)) from error
+        raise SourceError(f"{printable(str(self.path))} holds no samples, so there is nothing to pack")
+
+    @cached_property
+    def _features(self) -> Mapping[str, Any]:
+        try:
+            return features_of(self._first.schema) or self.features()
+        except ValueError as error:
+            raise SourceError(_named(self._found[0][1], error)) from error
+
+    @cached_property
+    def _files(self) -> list[_File]:
+        """What all files say of themselves. Raises :class:`SourceError` where one is not like the first."""
+        main = next(column.column for column in self._probed if column.name == "image")
+        schema = self._first.schema
+        optional: set[str] = set()
+        negative: set[str] = set()
+        with_paths: set[str] = set()
+        found = []
+        for number, (split, path) in enumerate(self._found):
+            try:
+                with closing(self._opened(number)) as table:
+                    overview = table.overview()
+                self._check_like_first(overview.schema)
+                size = path.stat().st_size
+            except faults() as error:
+                raise SourceError(_named(path, error)) from error
+            file = _File(split)
+            for rows, nbytes in overview.groups:
+                if not 0 <= rows <= size:
+                    raise SourceError(f"{printable(str(path))} says that {size} bytes hold {rows} rows")
+                image = max(0, nbytes.get(main, 0))
+                file.rows.append(rows)
+                file.image.append(image // max(1, rows))
+                file.rest.append(max(0, sum(nbytes.values()) - image) // max(1, rows))
+            found.append(file)
+            optional |= overview.optional
+            negative |= overview.negative
+            with_paths |= overview.with_paths
+        self._facts = Facts(optional, negative, set(schema.names) - with_paths)
+        return found
+
+    def _check_like_first(self, schema: Any) -> None:
+        first = self._first.schema
+        if dict(zip(schema.names, schema.types, strict=True)) != dict(zip(first.names, first.types, strict=True)):
+            differing = sorted({*schema.names} ^ {*first.names}) or [
+                name for name in first.names if schema.field(name).type != first.field(name).type
+            ]
+            columns = ", ".join(map(printable, differing))
+            raise ValueError(f"its columns are not those of {self._found[0][1].name} ({columns}): pack them apart")
+        features = features_of(schema)
+        for name, feature in features.items():
+            if name in self._features and class_names(feature) != class_names(self._features[name]):
+                raise ValueError(f"the classes of {printable(name)!r} are not those of {self._found[0][1].name}")
+
+
+_NO_BLOCK = _Block((-1, -1), 0, 0, ())
+
+
+def _reach(blocks: Iterator[_Block], row: int) -> _Block:
+    """The part that holds a row. Raises :class:`ValueError`."""
+    found = next((block for block in blocks if block.first <= row < block.stop), None)
+    if found is None:
+        raise ValueError("its table has fewer rows than it says")
+    return found
+
+
+def faults() -> tuple[type[Exception], ...]:
+    """What pyarrow raises for files that are damaged, or gone."""
+    return (
+        OSError,
+        ValueError,
+        KeyError,
+        NotImplementedError,
+        MemoryError,
+        OverflowError,
+        load_pyarrow().ArrowException,
+    )
+
+
+def _named(path: Path, error: Exception) -> str:
+    text = _line(error)
+    return text if text.startswith(printable(str(path))) else f"{printable(str(path))} cannot be read: {text}"
+
+
+def _line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return printable(" ".join(str(error).split())[:300]) or type(error).__name__
