@@ -56,8 +56,18 @@ def annotated(path: Path, kind: str) -> AmbiguousSourceError:
     folders = [] if tree is None else list(_look(tree))
     found = [] if tree is None else _all_annotations(tree, folders)
     some = ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+    return _question(path, f"holds more than images: {some}", kind, folders)
+
+
+def asked(path: Path, why: str) -> AmbiguousSourceError:
+    """The error for a folder of images that is not certain to be what it seems; ``why`` continues its name."""
+    tree = open_tree(path)
+    return _question(path, why, "imagefolder", [] if tree is None else list(_look(tree)))
+
+
+def _question(path: Path, why: str, kind: str, folders: list[_Folder]) -> AmbiguousSourceError:
     return AmbiguousSourceError(
-        f"{printable(str(path))} holds more than images: {some}. Pack the images alone {_alone(path, kind, folders)}; "
+        f"{printable(str(path))} {why}. Pack the images alone {_alone(path, kind, folders)}; "
         "give labels in a CSV file (columns file,label) with --labels; or pack all of it from Python "
         "(packstore guide packing)"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -20,6 +21,8 @@ from packstore.sources.archives.zip import is_zip, read_zip
 from packstore.sources.tree import FolderTree, Tree
 
 _START = 512
+_Key = tuple[str, int, int, int]
+"""Path, size, times of modification and of change of an archive."""
 
 
 def open_tree(path: Path) -> Tree | None:
@@ -39,25 +42,41 @@ def open_tree(path: Path) -> Tree | None:
     if not is_zip(start) and not is_tar(start):
         return None
     key = (str(path.absolute()), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    kept = _kept.get()
     index = _INDEXES.get(key)
     if index is None:
-        index = _INDEXES[key] = read_zip(path) if is_zip(start) else read_tar(path)
-    kept = _kept.get()
+        if kept is not None and key in kept.damaged:
+            raise kept.damaged[key]
+        try:
+            index = _INDEXES[key] = read_zip(path) if is_zip(start) else read_tar(path)
+        except SourceError as error:
+            if kept is not None:
+                kept.damaged[key] = error
+            raise
     if kept is not None:
-        kept.append(index)
+        kept.indexes.append(index)
     return ArchiveTree(path.absolute(), index)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What was found out of archives meanwhile."""
+
+    indexes: list[Index] = field(default_factory=list)
+    damaged: dict[_Key, SourceError] = field(default_factory=dict)
 
 
 @contextmanager
 def kept_indexes() -> Iterator[None]:
-    """Keeps what is indexed meanwhile: each kind of source asks for the tree of a path, one after the other."""
-    token = _kept.set([])
+    """Keeps what is indexed meanwhile: each kind of source asks for the tree of a path, one after the other. What is
+    damaged is not read again, either."""
+    token = _kept.set(_Kept())
     try:
         yield
     finally:
         _kept.reset(token)
 
 
-_INDEXES: WeakValueDictionary[tuple[str, int, int, int], Index] = WeakValueDictionary()
+_INDEXES: WeakValueDictionary[_Key, Index] = WeakValueDictionary()
 """Those of trees that are in use."""
-_kept: ContextVar[list[Index] | None] = ContextVar("kept indexes", default=None)
+_kept: ContextVar[_Kept | None] = ContextVar("kept indexes", default=None)

@@ -1,0 +1,83 @@
+"""CelebA (http://mmlab.ie.cuhk.edu.hk/projects/CelebA.html): ``img_align_celeba/`` and lists beside it.
+
+``labels`` are the attributes that a face has, of 40; ``keypoints`` are eyes, nose and corners of the mouth. ``bbox``
+(left, top, width, height) is of the photographs out of which these images were cut, so it is no column of boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels
+from packstore.sources.named import NamedSource, named
+from packstore.sources.named.tables import Table
+from packstore.sources.rows import FileRow
+
+_ATTRIBUTES, _PARTITION, _IMAGES = "list_attr_celeba.txt", "list_eval_partition.txt", "img_align_celeba"
+_IDENTITY, _BOXES, _POINTS = "identity_CelebA.txt", "list_bbox_celeba.txt", "list_landmarks_align_celeba.txt"
+_PARTS = {"train": "0", "valid": "1", "test": "2"}
+
+
+class CelebA(NamedSource):
+    """Its images in the order of ``list_eval_partition.txt``."""
+
+    kind = "celeba"
+    title = "CelebA"
+    signs = (_ATTRIBUTES, _PARTITION)
+    needs = (_IMAGES,)
+    lists = (_IDENTITY, _BOXES, _POINTS)
+
+    def splits(self) -> tuple[str, ...]:
+        """See :meth:`RowSource.splits`."""
+        return tuple(_PARTS)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        found: dict[str, Field] = {"image": Image(), "labels": Labels(self._names, of=False)}
+        more: dict[str, Field] = {
+            _IDENTITY: Label(),
+            _BOXES: Array("int64", (4,)),
+            _POINTS: Keypoints(2, of=False, points=5),
+        }
+        return found | {name: more[file] for file, name in self._more.items()}
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        attributes, partition = self.table(_ATTRIBUTES, skip=2), self.table(_PARTITION)
+        tables = {file: self.table(file, skip=0 if file == _IDENTITY else 2) for file in self._more}
+        for line in partition:
+            if len(line) != 2 or line[1] not in _PARTS.values():
+                partition.refuse(line, "an image and 0, 1 or 2")
+            if line[1] != _PARTS[split]:
+                continue
+            flags = _numbers(attributes, line[0], len(self._names))
+            values: dict[str, Any] = {"labels": [n for n, flag in enumerate(flags) if flag == 1]}
+            for file, table in tables.items():
+                found = _numbers(table, line[0], {_IDENTITY: 1, _BOXES: 4, _POINTS: 10}[file])
+                if file == _POINTS:
+                    values["keypoints"] = [[found[n : n + 2] for n in range(0, 10, 2)]]
+                else:
+                    values[self._more[file]] = found if file == _BOXES else found[0]
+            yield FileRow(self.at(f"{_IMAGES}/{line[0]}"), values)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(next(iter(self.table(_ATTRIBUTES, skip=1)), []))
+
+    @cached_property
+    def _more(self) -> dict[str, str]:
+        """The columns of those lists that are there, by file."""
+        columns = {_IDENTITY: "identity", _BOXES: "bbox", _POINTS: "keypoints"}
+        return {file: name for file, name in columns.items() if self.has(file)}
+
+
+def _numbers(table: Table, image: str, count: int) -> list[int]:
+    line = table.get(image)
+    if line is None or len(line) != count + 1:
+        table.refuse(line or [image], f"{image} and {count} numbers")
+    return [table.whole(text, "numbers", line) for text in line[1:]]
+
+
+KIND = named(CelebA)

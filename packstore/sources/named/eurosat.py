@@ -1,0 +1,43 @@
+"""EuroSAT in RGB (https://github.com/phelber/eurosat): the folder ``2750/`` of ten classes, as torchvision puts it.
+
+The folder ``2750`` itself, and the archive, are image folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from packstore.core.fields import Field, Image, Label
+from packstore.sources.named import NamedSource, named
+from packstore.sources.rows import FileRow
+
+_CLASSES = (
+    *("AnnualCrop", "Forest", "HerbaceousVegetation", "Highway", "Industrial"),
+    *("Pasture", "PermanentCrop", "Residential", "River", "SeaLake"),
+)
+
+
+class EuroSat(NamedSource):
+    """Its images class by class."""
+
+    kind = "eurosat"
+    title = "EuroSAT"
+    signs = ("|".join(f"2750/{name}" for name in _CLASSES),)
+    needs = tuple(f"2750/{name}" for name in _CLASSES)
+
+    def splits(self) -> tuple[str, ...]:
+        """See :meth:`RowSource.splits`."""
+        return ("",)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        return {"image": Image(), "label": Label(_CLASSES)}
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        for number, name in enumerate(_CLASSES):
+            for image in self.images(f"2750/{name}"):
+                yield FileRow(image, {"label": number})
+
+
+KIND = named(EuroSat)

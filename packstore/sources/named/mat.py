@@ -1,0 +1,222 @@
+"""MATLAB files (MAT-File Level 5; https://www.mathworks.com/help/pdf_doc/matlab/matfile_format.pdf).
+
+Numbers, texts, cells and structs, which is what data sets have. scipy reads more, and ends the process for some files
+that are damaged; here every size is checked, and nothing nests deeper than eight levels.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import mmap
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import SourceError, printable
+
+_HEADER = 128
+_MATRIX, _COMPRESSED = 14, 15
+_CELL, _STRUCT, _CHAR, _NUMBERS = 1, 2, 4, range(6, 16)
+"""Classes of arrays; others are objects, sparse arrays and functions."""
+_DTYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
+_TEXTS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
+_COMPLEX = 0x800
+_MAX_BYTES = 1 << 26
+_MAX_SPOOLED = 1 << 34
+_MAX_DEPTH = 8
+_MAX_ELEMENTS = 2_000_000
+_STEP = 1 << 20
+
+
+class _MatError(Exception):
+    """A file that is broken."""
+
+
+def load_mat(name: str, data: bytes | mmap.mmap, *, spool: bool = False) -> dict[str, Any]:
+    """The variables of a MAT file: an array for numbers (read-only, in the dtype in which they lie in the file), a
+    string for text, a list for a cell, a dict of lists by field for a struct, in MATLAB's order.
+
+    Args:
+        name: Of the file, for messages.
+        data: Its content.
+        spool: What is compressed is decompressed into a temporary file, for large ones, and not into memory.
+
+    Raises:
+        SourceError: It is broken, or holds something else.
+    """
+    order = {b"IM": "<", b"MI": ">"}.get(bytes(data[126:_HEADER]))
+    try:
+        if order is None:
+            raise _MatError("its header is not that of one")
+        whole = _inflated(data, order, spool)
+        return _Reader(whole, order).variables()
+    except OSError as error:
+        raise SourceError(f"{name} is decompressed into {printable(tempfile.gettempdir())}: {error.strerror}") from None
+    except (_MatError, struct.error, zlib.error, UnicodeDecodeError) as error:
+        raise SourceError(f"{name} is no MAT file of level 5, or it is damaged: {printable(str(error))}") from None
+
+
+def variable(name: str, data: bytes, key: str) -> Any:
+    """One variable of a MAT file. Raises :class:`SourceError`, also where it is not there."""
+    found = load_mat(name, data)
+    if key not in found:
+        raise SourceError(f"{name} has no variable {key!r}")
+    return found[key]
+
+
+def numbers(name: str, value: Any) -> NDArray[np.int64]:
+    """Whole numbers in a row, int64 ``(n,)``, whatever their dtype. Raises :class:`SourceError`."""
+    if not isinstance(value, np.ndarray) or value.size not in (max(value.shape), 0):
+        raise SourceError(f"{name} has something else where numbers in a row are expected")
+    with np.errstate(invalid="ignore"):
+        whole = value.ravel().astype(np.int64)
+    if not np.array_equal(whole, value.ravel()):
+        raise SourceError(f"{name} has numbers that are not whole")
+    return whole
+
+
+def number(name: str, value: Any) -> int:
+    """One whole number. Raises :class:`SourceError`."""
+    found = numbers(name, value)
+    if len(found) != 1:
+        raise SourceError(f"{name} has {len(found)} numbers where one is expected")
+    return int(found[0])
+
+
+def texts(name: str, value: Any) -> list[str]:
+    """The texts of a cell, or of one field of a struct. Raises :class:`SourceError`."""
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise SourceError(f"{name} has something else where names are expected")
+    return value
+
+
+def fields(name: str, value: Any, wanted: tuple[str, ...]) -> list[list[Any]]:
+    """Fields of an array of structs, each the values of all structs. Raises :class:`SourceError`."""
+    if not isinstance(value, dict) or not value.keys() >= set(wanted):
+        raise SourceError(f"{name} has no structs with the fields {', '.join(wanted)}")
+    return [value[field] for field in wanted]
+
+
+def _inflated(data: bytes | mmap.mmap, order: str, spool: bool) -> memoryview:
+    """The same file without compression."""
+    out = cast("IO[bytes]", tempfile.TemporaryFile()) if spool else io.BytesIO()  # noqa: SIM115 - closed below
+    with out:
+        room = _MAX_SPOOLED if spool else _MAX_BYTES
+        for piece in _pieces(data, order):
+            room -= len(piece)
+            if room < 0:
+                raise _MatError("decompressed, it is larger than any data set")
+            out.write(piece)
+        out.flush()
+        return memoryview(
+            mmap.mmap(out.fileno(), 0, access=mmap.ACCESS_READ) if spool else cast(io.BytesIO, out).getvalue()
+        )
+
+
+def _pieces(data: bytes | mmap.mmap, order: str) -> Iterator[bytes]:
+    yield data[:_HEADER]
+    position = _HEADER
+    while position < len(data):
+        kind, size = struct.unpack_from(f"{order}II", data, position)
+        end = position + 8 + size
+        if end > len(data):
+            raise _MatError(f"it ends {end - len(data)} bytes too early")
+        inflate = zlib.decompressobj()
+        for start in range(position + 8 * (kind == _COMPRESSED), end, _STEP):
+            piece = data[start : min(end, start + _STEP)]
+            if kind != _COMPRESSED:
+                yield piece
+                continue
+            yield inflate.decompress(piece, _STEP)
+            while inflate.unconsumed_tail:
+                yield inflate.decompress(inflate.unconsumed_tail, _STEP)
+        yield inflate.flush()
+        position = end
+
+
+class _Reader:
+    """Reads a file without compression."""
+
+    def __init__(self, data: memoryview, order: str) -> None:
+        self.data = data
+        self.order = order
+        self.left = _MAX_ELEMENTS
+
+    def variables(self) -> dict[str, Any]:
+        return {name.decode("latin-1"): value for name, value in self.arrays(_HEADER, len(self.data), 0)}
+
+    def arrays(self, start: int, end: int, depth: int) -> Iterator[tuple[bytes, Any]]:
+        """Name and value of the arrays from ``start`` to ``end``."""
+        while start < end:
+            kind, begin, stop, after = self.element(start, end)
+            if kind != _MATRIX:
+                raise _MatError(f"an element of type {kind} at byte {start}, where an array is expected")
+            if depth > _MAX_DEPTH:
+                raise _MatError("it is nested too deeply")
+            yield self.array(begin, stop, depth) if begin < stop else (b"", np.zeros(0))
+            start = after
+
+    def array(self, start: int, end: int, depth: int) -> tuple[bytes, Any]:
+        _, begin, _, after = self.element(start, end)
+        (flags,) = struct.unpack_from(f"{self.order}I", self.data, begin)
+        _, begin, stop, after = self.element(after, end)
+        shape = struct.unpack_from(f"{self.order}{(stop - begin) // 4}i", self.data, begin)
+        if not 2 <= len(shape) <= _MAX_DEPTH or min(shape) < 0 or math.prod(shape) > end - start:
+            raise _MatError(f"an array of the shape {shape[:_MAX_DEPTH]} in {end - start} bytes")
+        _, begin, stop, after = self.element(after, end)
+        return bytes(self.data[begin:stop]), self.value(flags, shape, after, end, depth)
+
+    def value(self, flags: int, shape: tuple[int, ...], at: int, end: int, depth: int) -> Any:
+        kind, count = flags & 0xFF, math.prod(shape)
+        if kind == _CELL:
+            return self.values(at, end, depth, count)
+        if kind == _STRUCT:
+            _, begin, _, at = self.element(at, end)
+            (width,) = struct.unpack_from(f"{self.order}i", self.data, begin)
+            _, begin, stop, at = self.element(at, end)
+            if not 0 < width <= 64 or (stop - begin) % width:
+                raise _MatError("a struct without names of fields")
+            names = [bytes(self.data[n : n + width]).partition(b"\0")[0] for n in range(begin, stop, width)]
+            values = self.values(at, end, depth, count * len(names))
+            return {name.decode("latin-1"): values[n :: len(names)] for n, name in enumerate(names)}
+        stored, begin, stop, _ = self.element(at, end)
+        if kind == _CHAR:
+            if stored not in _TEXTS or (count and shape[0] != 1):
+                raise _MatError(f"a text of type {stored} and shape {shape}")
+            wide = {"<": "-le", ">": "-be"}[self.order] if stored in (4, 17, 18) else ""
+            return bytes(self.data[begin:stop]).decode(_TEXTS[stored] + wide)
+        if kind not in _NUMBERS or flags & _COMPLEX or stored not in _DTYPES:
+            raise _MatError(f"an array of class {kind} and type {stored}")
+        dtype = np.dtype(self.order + _DTYPES[stored])
+        if count * dtype.itemsize != stop - begin:
+            raise _MatError(f"an array of the shape {shape} with {stop - begin} bytes")
+        return np.frombuffer(self.data, dtype, count, begin).reshape(shape, order="F")
+
+    def values(self, at: int, end: int, depth: int, count: int) -> list[Any]:
+        found = [value for _, value in self.arrays(at, end, depth + 1)]
+        if len(found) != count:
+            raise _MatError(f"{len(found)} values where {count} are expected")
+        return found
+
+    def element(self, start: int, end: int) -> tuple[int, int, int, int]:
+        """Type of the element at ``start``, where its data begin and end, and where the next one is."""
+        self.left -= 1
+        if self.left < 0:
+            raise _MatError(f"it has more than {_MAX_ELEMENTS} elements")
+        if start + 8 > end:
+            raise _MatError(f"it ends within the element at byte {start}")
+        kind, size = struct.unpack_from(f"{self.order}II", self.data, start)
+        if kind >> 16:  # the data are in the tag
+            kind, size, begin, after = kind & 0xFFFF, kind >> 16, start + 4, start + 8
+        else:
+            begin = start + 8
+            after = begin + size + -size % 8
+        if begin + size > min(end, after):
+            raise _MatError(f"the element at byte {start} is longer than what holds it")
+        return kind, begin, begin + size, min(after, end)

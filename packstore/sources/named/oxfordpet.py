@@ -1,0 +1,93 @@
+"""Oxford-IIIT Pet (https://www.robots.ox.ac.uk/~vgg/data/pets/): ``images/``, ``annotations/``.
+
+Names of classes are torchvision's: "Abyssinian", "American Bulldog". Masks are the trimaps: 1 the pet, 2 the
+background, 3 the border. The box of the head, in ``annotations/xmls``, is there for some images only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from packstore.core.fields import Boxes, Field, Image, Label, Mask
+from packstore.sources.named import NamedSource, named
+from packstore.sources.rows import FileRow, InTree
+
+_SIDES = (b"xmin", b"ymin", b"xmax", b"ymax")
+
+
+class OxfordPet(NamedSource):
+    """Its images in the order of ``annotations/trainval.txt`` and ``annotations/test.txt``."""
+
+    kind = "oxfordpet"
+    title = "Oxford-IIIT Pet"
+    signs = ("annotations/list.txt", "annotations/trainval.txt")
+    needs = ("annotations/test.txt", "annotations/trimaps", "images")
+
+    def splits(self) -> tuple[str, ...]:
+        """See :meth:`RowSource.splits`."""
+        return ("test", "trainval")
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        found: dict[str, Field] = {
+            "image": Image(),
+            "label": Label(self._classes),
+            "species": Label(("Cat", "Dog")),
+            "mask": Mask(),
+        }
+        return found | ({"boxes": Boxes(optional=True)} if self.has("annotations/xmls") else {})
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        for name, label, species in self._lines(split):
+            values: dict[str, Any] = {
+                "label": label,
+                "species": species,
+                "mask": InTree(self.at(f"annotations/trimaps/{name}.png")),
+            }
+            if self.has("annotations/xmls"):
+                values["boxes"] = InTree(self.at(f"annotations/xmls/{name}.xml"), optional=True)
+            yield FileRow(self.at(f"images/{name}.jpg"), values)
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        found = dict(super().values(ref))
+        if found.get("boxes") is not None:
+            found["boxes"] = _boxes(found["boxes"])
+        return found
+
+    def is_value(self, path: str) -> bool:
+        """See :meth:`NamedSource.is_value`."""
+        return path.startswith((self.at("annotations/trimaps/"), self.at("annotations/xmls/")))
+
+    @cached_property
+    def _classes(self) -> tuple[str, ...]:
+        names = {label: name for split in self.splits() for name, label, _ in self._lines(split)}
+        found = [names.get(label, f"class_{label}_1") for label in range(max(names, default=-1) + 1)]
+        return tuple(" ".join(part.title() for part in name.rpartition("_")[0].split("_")) for name in found)
+
+    def _lines(self, split: str) -> Iterator[tuple[str, int, int]]:
+        table = self.table(f"annotations/{split}.txt")
+        for line in table:
+            if line[0].startswith("#"):
+                continue
+            if len(line) != 4 or line[2] not in ("1", "2"):
+                table.refuse(line, "a name and three numbers")
+            label = table.whole(line[1], "a name and three numbers", line)
+            if not 1 <= label <= 10_000:
+                table.refuse(line, "classes from 1 on")
+            yield line[0], label - 1, int(line[2]) - 1
+
+
+def _boxes(xml: bytes) -> list[list[float]]:
+    """Left, top, right and bottom of each object. Raises :class:`ValueError`."""
+    sides = [re.findall(rb"<%s>\s*(\d{1,7})\s*</%s>" % (side, side), xml) for side in _SIDES]
+    if len(set(map(len, sides))) != 1:
+        raise ValueError("its .xml has boxes without a side")
+    return [[float(side) for side in box] for box in zip(*sides, strict=True)]
+
+
+KIND = named(OxfordPet)

@@ -1,0 +1,102 @@
+"""Places365 (http://places2.csail.mit.edu/): ``categories_places365.txt``, lists, and folders of images.
+
+Folders are named as torchvision names them (``data_256_standard``) or as the archives do (``data_256``). Images of
+``test`` have no labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+from packstore.core.errors import SourceError
+from packstore.core.fields import Field, Image, Label
+from packstore.sources.named import NamedSource, holds, named
+from packstore.sources.rows import FileRow
+from packstore.sources.tree import Tree
+
+_LISTS = {
+    "train-standard": "places365_train_standard.txt",
+    "train-challenge": "places365_train_challenge.txt",
+    "val": "places365_val.txt",
+    "test": "places365_test.txt",
+}
+_FOLDERS = {
+    "train-standard": ("data_256_standard", "data_large_standard"),
+    "train-challenge": ("data_256_challenge", "data_large_challenge"),
+    "val": ("val_256", "val_large"),
+    "test": ("test_256", "test_large"),
+}
+_UNNAMED = ("data_256", "data_large")
+"""What archives of training images unpack to: of the standard or the challenge set, whose list is there."""
+
+
+class Places365(NamedSource):
+    """Its images in the order of the lists: ``train-standard`` or ``train-challenge``, ``val``, ``test``."""
+
+    kind = "places365"
+    title = "Places365"
+    signs = ("categories_places365.txt",)
+    lists = tuple(_LISTS.values())
+
+    @classmethod
+    def missing(cls, tree: Tree, base: str) -> list[str]:
+        """See :meth:`NamedSource.missing`: a list for each folder, and one folder for each."""
+        folders = _folders(tree, base)
+        without = [_LISTS[split] for split in folders if not holds(tree, base, _LISTS[split])]
+        return without if folders else ["data_256_standard or val_256"]
+
+    def splits(self) -> tuple[str, ...]:
+        """See :meth:`RowSource.splits`."""
+        return tuple(self._folders)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        return {"image": Image(), "label": Label(self._classes, optional="test" in self._folders)}
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        table = self.table(_LISTS[split])
+        for line in table:
+            if len(line) != (1 if split == "test" else 2):
+                table.refuse(line, "an image and its class" if split != "test" else "an image")
+            values = {} if split == "test" else {"label": table.whole(line[1], "an image and a number", line)}
+            if not 0 <= values.get("label", 0) < len(self._classes):
+                table.refuse(line, f"one of {len(self._classes)} classes")
+            yield FileRow(self.at(f"{self._folders[split]}/{line[0].lstrip('/')}"), values)
+
+    @cached_property
+    def _folders(self) -> dict[str, str]:
+        return _folders(self.tree, self.base)
+
+    @cached_property
+    def _classes(self) -> tuple[str, ...]:
+        table = self.table("categories_places365.txt")
+        found = {}
+        for line in table:
+            if len(line) != 2:
+                table.refuse(line, "a class and its number")
+            found[table.whole(line[1], "a class and its number", line)] = line[0]
+        if sorted(found) != list(range(len(found))):
+            raise SourceError(f"{table.name} does not number its classes from 0 on")
+        return tuple(found[number] for number in range(len(found)))
+
+
+def _folders(tree: Tree, base: str) -> dict[str, str]:
+    """The folder of each split that is there. Raises :class:`SourceError` where there are two of one."""
+    found: dict[str, str] = {}
+    variants = [split for split in ("train-standard", "train-challenge") if holds(tree, base, _LISTS[split])]
+    for split, names in _FOLDERS.items():
+        folders = [name for name in names if holds(tree, base, name)]
+        if variants == [split]:
+            folders += [name for name in _UNNAMED if holds(tree, base, name)]
+        if len(folders) > 1:
+            raise SourceError(
+                f"{tree.name(base)} holds {' and '.join(folders)}, the same images twice: move one of them out"
+            )
+        if folders:
+            found[split] = folders[0]
+    return dict(sorted(found.items(), key=lambda item: ("val", "test", *_LISTS).index(item[0])))
+
+
+KIND = named(Places365)

@@ -1,0 +1,250 @@
+"""Data sets in the layouts in which they are published, tiny: ``make_layout("food101", folder)``.
+
+Each is made as torchvision's class wants it below its ``root``; the images are :func:`tests.makers.images.tiny`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.makers.images import tiny
+
+Files = dict[str, bytes | str]
+
+
+def make_layout(kind: str, root: Path, samples: int = 12) -> Path:
+    """Makes about ``samples`` images in the layout of ``kind`` in ``root``. Returns the data set's own folder."""
+    folder, files = MAKERS[kind](samples)
+    for name, content in files.items():
+        path = root / folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return root / folder
+
+
+def mat(**variables: Any) -> bytes:
+    """A MAT file, compressed as published ones are."""
+    import io
+
+    from scipy.io import savemat
+
+    out = io.BytesIO()
+    savemat(out, variables, do_compression=True)
+    return out.getvalue()
+
+
+def structs(fields: dict[str, list[Any]]) -> Any:
+    """An array of structs for :func:`mat`, ``1 x n``."""
+    count = len(next(iter(fields.values())))
+    array = np.empty((1, count), dtype=[(name, object) for name in fields])
+    for name, values in fields.items():
+        for n, value in enumerate(values):
+            array[name][0, n] = value
+    return array
+
+
+def tinyimagenet(samples: int) -> tuple[str, Files]:
+    wnids = ["n03", "n01", "n02"]
+    files: Files = {"wnids.txt": "".join(f"{w}\n" for w in wnids), "words.txt": "n01\tant\nn02\tbee\nn03\tcat\n"}
+    numbers = range(samples - 4)
+    for wnid in wnids:
+        its = [n for n in numbers if wnids[n % 3] == wnid]
+        files |= {f"train/{wnid}/images/{wnid}_{n}.JPEG": tiny(n) for n in its}
+        files[f"train/{wnid}/{wnid}_boxes.txt"] = "".join(f"{wnid}_{n}.JPEG\t0\t{n}\t62\t63\n" for n in its)
+    val = [(f"val_{n}.JPEG", n) for n in range(samples - 4, samples - 2)]
+    files |= {f"val/images/{name}": tiny(n) for name, n in val}
+    files["val/val_annotations.txt"] = "".join(f"{name}\t{wnids[n % 3]}\t1\t2\t3\t4\n" for name, n in val)
+    files |= {f"test/images/test_{n}.JPEG": tiny(n) for n in range(samples - 2, samples)}
+    return "tiny-imagenet-200", files
+
+
+def cub200(samples: int) -> tuple[str, Files]:
+    classes = ["001.Black_footed_Albatross", "002.Laysan_Albatross", "003.Sooty_Albatross"]
+    names = [f"{classes[n % 3]}/Bird_{n:04}.jpg" for n in range(samples)]
+    ids = range(1, samples + 1)
+    return "CUB_200_2011", {
+        "README": "text",
+        "classes.txt": "".join(f"{n} {name}\n" for n, name in enumerate(classes, 1)),
+        "images.txt": "".join(f"{i} {name}\n" for i, name in zip(ids, names, strict=True)),
+        "image_class_labels.txt": "".join(f"{i} {(i - 1) % 3 + 1}\n" for i in ids),
+        "train_test_split.txt": "".join(f"{i} {int(i % 2 or i == 2)}\n" for i in ids),
+        "bounding_boxes.txt": "".join(f"{i} {i}.0 2.0 10.0 20.5\n" for i in ids),
+        "parts/parts.txt": "1 back\n2 beak\n",
+        "parts/part_locs.txt": "".join(f"{i} {part} {i}.5 {part}.0 {part % 2}\n" for i in ids for part in (1, 2)),
+        "attributes/certainties.txt": "1 not visible\n",
+        **{f"images/{name}": tiny(n) for n, name in enumerate(names)},
+    }
+
+
+def flowers102(samples: int) -> tuple[str, Files]:
+    labels = np.array([n * 7 % 102 + 1 for n in range(samples)], np.uint8)
+    ids = np.random.default_rng(1).permutation(samples) + 1
+    return "flowers-102", {
+        **{f"jpg/image_{n + 1:05}.jpg": tiny(n) for n in range(samples)},
+        "imagelabels.mat": mat(labels=labels),
+        "setid.mat": mat(trnid=ids[4:], valid=ids[2:4], tstid=ids[:2]),
+    }
+
+
+def food101(samples: int) -> tuple[str, Files]:
+    names = [f"{('waffles', 'apple_pie', 'ceviche')[n % 3]}/{1000 + n}" for n in range(samples)]
+    files: Files = {f"images/{name}.jpg": tiny(n) for n, name in enumerate(names)}
+    for split, its in (("train", names[3:]), ("test", names[:3])):
+        by_class: dict[str, list[str]] = {}
+        for name in its:
+            by_class.setdefault(name.partition("/")[0], []).append(name)
+        files[f"meta/{split}.json"] = json.dumps(by_class)
+        files[f"meta/{split}.txt"] = "\n".join(name for of_class in by_class.values() for name in of_class)
+    files["meta/classes.txt"] = "apple_pie\nceviche\nwaffles\n"
+    return "food-101", files
+
+
+def oxfordpet(samples: int) -> tuple[str, Files]:
+    from PIL import Image
+
+    from tests.makers.images import encode
+
+    breeds = [("Abyssinian", 1), ("american_bulldog", 2), ("Bengal", 1)]
+    lines = [f"{breeds[n % 3][0]}_{n + 1} {n % 3 + 1} {breeds[n % 3][1]} 1\n" for n in range(samples)]
+    names = [line.split()[0] for line in lines]
+    box = "<annotation><object><bndbox><xmin>3</xmin><ymin>4</ymin><xmax>5</xmax><ymax>6</ymax></bndbox></object>"
+    files: Files = {f"images/{name}.jpg": tiny(n) for n, name in enumerate(names)}
+    for n, name in enumerate(names):
+        trimap = Image.new("L", (3, 2), n % 3 + 1)
+        files[f"annotations/trimaps/{name}.png"] = encode(trimap, "PNG")
+    return "oxford-iiit-pet", {
+        **files,
+        "annotations/list.txt": "#Image CLASS-ID SPECIES BREED ID\n" + "".join(lines),
+        "annotations/trainval.txt": "".join(lines[: samples - 3]),
+        "annotations/test.txt": "".join(lines[samples - 3 :]),
+        f"annotations/xmls/{names[0]}.xml": box,
+    }
+
+
+def stanfordcars(samples: int) -> tuple[str, Files]:
+    def annotations(numbers: range) -> bytes:
+        side = [np.uint16(n) for n in numbers]
+        return mat(
+            annotations=structs(
+                {
+                    "bbox_x1": side,
+                    "bbox_y1": [np.uint8(2)] * len(side),
+                    "bbox_x2": [np.uint16(n + 9) for n in numbers],
+                    "bbox_y2": [np.uint8(8)] * len(side),
+                    "class": [np.uint8(n % 3 + 1) for n in numbers],
+                    "fname": [f"{n:05}.jpg" for n in numbers],
+                }
+            )
+        )
+
+    names = np.array([["AM General Hummer SUV 2000", "Acura RL Sedan 2012", "smart fortwo 2012"]], object)
+    train, test = range(2, samples), range(2)
+    return "stanford_cars", {
+        "devkit/cars_meta.mat": mat(class_names=names),
+        "devkit/cars_train_annos.mat": annotations(train),
+        "devkit/cars_test_annos.mat": annotations(test),
+        "cars_test_annos_withlabels.mat": annotations(test),
+        **{f"cars_train/{n:05}.jpg": tiny(n) for n in train},
+        **{f"cars_test/{n:05}.jpg": tiny(n) for n in test},
+    }
+
+
+def sun397(samples: int) -> tuple[str, Files]:
+    classes = ["a/abbey", "a/apse/indoor", "b/bar"]
+    return "SUN397", {
+        "ClassName.txt": "".join(f"/{name}\n" for name in classes),
+        **{f"{classes[n % 3]}/sun_{n:016x}.jpg": tiny(n) for n in range(samples)},
+    }
+
+
+def dtd(samples: int) -> tuple[str, Files]:
+    names = [f"{('woven', 'banded', 'dotted')[n % 3]}/{n:04}.jpg" for n in range(samples)]
+    parts = {"train": names[6:] or names[:3], "val": names[3:6], "test": names[:3]}
+    joint = "".join(f"{name} {name.partition('/')[0]} {'dotted ' * (n % 3 == 1)}\n" for n, name in enumerate(names))
+    return "dtd/dtd", {
+        **{f"images/{name}": tiny(n) for n, name in enumerate(names)},
+        **{f"labels/{split}{k}.txt": "\n".join(its[:: (1, -1)[k - 1]]) for split, its in parts.items() for k in (1, 2)},
+        "labels/labels_joint_anno.txt": joint,
+        "imdb/imdb.mat": mat(meta=1),
+    }
+
+
+def eurosat(samples: int) -> tuple[str, Files]:
+    classes = ["AnnualCrop", "Forest", "HerbaceousVegetation", "Highway", "Industrial"]
+    classes += ["Pasture", "PermanentCrop", "Residential", "River", "SeaLake"]
+    numbers = range(max(samples, 10))
+    return "eurosat", {f"2750/{classes[n % 10]}/{classes[n % 10]}_{n}.jpg": tiny(n) for n in numbers}
+
+
+def places365(samples: int) -> tuple[str, Files]:
+    classes = ["/a/airfield", "/a/airplane_cabin", "/z/zen_garden"]
+    train = [f"{classes[n % 3]}/{n:08}.jpg {n % 3}" for n in range(samples - 4)]
+    val = [f"Places365_val_{n:08}.jpg {(n + 1) % 3}" for n in range(samples - 4, samples - 2)]
+    test = [f"Places365_test_{n:08}.jpg" for n in range(samples - 2, samples)]
+    files: Files = {"categories_places365.txt": "".join(f"{name} {n}\n" for n, name in enumerate(classes))}
+    number = 0
+    for split, folder, lines in (
+        ("train_standard", "data_256_standard", train),
+        ("val", "val_256", val),
+        ("test", "test_256", test),
+    ):
+        files[f"places365_{split}.txt"] = "".join(f"{line}\n" for line in lines)
+        for line in lines:
+            files[f"{folder}/{line.split()[0].lstrip('/')}"] = tiny(number)
+            number += 1
+    return "", files
+
+
+def celeba(samples: int) -> tuple[str, Files]:
+    names, attributes = [f"{n + 1:06}.jpg" for n in range(samples)], ["5_o_Clock_Shadow", "Bald", "Young"]
+    points = "lefteye_x lefteye_y righteye_x righteye_y nose_x nose_y leftmouth_x leftmouth_y rightmouth_x rightmouth_y"
+
+    def rows(values: Callable[[int], str]) -> str:
+        return "".join(f"{name} {values(n)}\n" for n, name in enumerate(names))
+
+    flags = rows(lambda n: " ".join(f"{1 if (n >> k) % 2 else -1:2}" for k in range(3)))
+    return "celeba", {
+        **{f"img_align_celeba/{name}": tiny(n) for n, name in enumerate(names)},
+        "list_eval_partition.txt": rows(lambda n: str(max(0, n - samples + 5) // 2)),
+        "list_attr_celeba.txt": f"{samples}\n{' '.join(attributes)} \n{flags}",
+        "identity_CelebA.txt": rows(lambda n: str(2000 + n)),
+        "list_bbox_celeba.txt": f"{samples}\nimage_id x_1 y_1 width height\n" + rows(lambda n: f" {n}  72 221 306"),
+        "list_landmarks_align_celeba.txt": f"{samples}\n{points}\n"
+        + rows(lambda n: " ".join(str(n + k) for k in range(10))),
+    }
+
+
+def gtsrb(samples: int) -> tuple[str, Files]:
+    header = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
+    files: Files = {}
+    for label in range(3):
+        its = [n for n in range(2, samples) if n % 3 == label]
+        folder = f"GTSRB/Training/{label:05}"
+        files |= {f"{folder}/00000_{n:05}.ppm": tiny(n) for n in its}
+        files[f"{folder}/GT-{label:05}.csv"] = header + "".join(
+            f"00000_{n:05}.ppm;3;2;1;0;2;{n};{label}\n" for n in its
+        )
+    files |= {f"GTSRB/Final_Test/Images/{n:05}.ppm": tiny(n) for n in range(2)}
+    files["GT-final_test.csv"] = header + "".join(f"{n:05}.ppm;3;2;0;0;2;1;{2 - n}\n" for n in range(2))
+    return "gtsrb", files
+
+
+MAKERS: dict[str, Callable[[int], tuple[str, Files]]] = {
+    "tinyimagenet": tinyimagenet,
+    "cub200": cub200,
+    "flowers102": flowers102,
+    "food101": food101,
+    "oxfordpet": oxfordpet,
+    "stanfordcars": stanfordcars,
+    "sun397": sun397,
+    "dtd": dtd,
+    "eurosat": eurosat,
+    "places365": places365,
+    "celeba": celeba,
+    "gtsrb": gtsrb,
+}
