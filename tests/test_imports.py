@@ -37,7 +37,7 @@ ROOMS = (
     Room("core", "", "numpy xxhash tqdm yaml"),
     Room("images", "core", "numpy torch PIL pillow_heif turbojpeg simplejpeg jpeg4py cv2"),
     Room("stores", "core", "numpy xxhash h5py lmdb"),
-    Room("sources", "core images stores", "numpy xxhash torch google_crc32c h5py lmdb pyarrow scipy zarr zstandard"),
+    Room("sources", "core images stores", "numpy xxhash torch google_crc32c h5py lmdb pyarrow zarr zstandard"),
     Room("packing", "core images stores sources", "numpy xxhash"),
     Room("checking", "core images stores sources packing", "numpy xxhash"),
     Room("training", "core images stores", "numpy torch PIL torchvision"),
@@ -52,12 +52,12 @@ TOOLS = (
     *(
         "execnet",
         "mypy",
-        "packstore[heif,jpeg4py,mat,opencv,parquet,tfrecord,zarr,zstd]",
+        "packstore[heif,jpeg4py,opencv,parquet,tfrecord,zarr,zstd]",
         "packstore",
         "pytest-xdist",
         "ruff",
     ),
-    "types-tqdm",
+    *("scipy", "types-tqdm"),
 )
 """Distributions of the test extra that nothing in the package imports."""
 

@@ -42,6 +42,7 @@ from packstore.sources.cifar import CifarSource
 from packstore.sources.cifar.files import LAYOUTS, find_files
 from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
 from packstore.sources.labels import LabelsFile
+from packstore.sources.named.mat import load_mat
 from packstore.sources.records.examples import framed
 from packstore.sources.records.tfrecord import TfrecordSource
 from packstore.sources.webdataset import WebDatasetSource
@@ -392,6 +393,7 @@ TARGETS = (
         ("records/protobuf.py", "records/examples.py", "records/tfrecord.py"),
         _repair_tfrecord,
     ),
+    Target("mat", functools.partial(load_mat, "x.mat"), (PackstoreError,), ("named/mat.py",)),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/column.py"), _repair_manifest),

@@ -210,7 +210,7 @@ def celeba(samples: int) -> tuple[str, Files]:
     flags = rows(lambda n: " ".join(f"{1 if (n >> k) % 2 else -1:2}" for k in range(3)))
     return "celeba", {
         **{f"img_align_celeba/{name}": tiny(n) for n, name in enumerate(names)},
-        "list_eval_partition.txt": rows(lambda n: str(max(0, n - samples + 5) // 2)),
+        "list_eval_partition.txt": rows(lambda n: str(max(0, n - samples + 6) // 2)),
         "list_attr_celeba.txt": f"{samples}\n{' '.join(attributes)} \n{flags}",
         "identity_CelebA.txt": rows(lambda n: str(2000 + n)),
         "list_bbox_celeba.txt": f"{samples}\nimage_id x_1 y_1 width height\n" + rows(lambda n: f" {n}  72 221 306"),
