@@ -1,0 +1,215 @@
+"""What an export says of itself: ``packstore.json`` beside its data, and ``packstore.rows.jsonl`` where records need it.
+
+An export is a store in a foreign format. What that format cannot hold is here: the manifest (class lists, types of
+columns, order of splits, normalisation, what was skipped), and a line a record for whole keys and for the values of
+columns that the format has no place for. A source that finds it gives back the records of the store, bit for bit; other
+readers pass it over.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import mmap
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packstore.core.column import Column
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.errors import ManifestError
+from packstore.core.manifest import MAX_JSON_BYTES, Manifest
+from packstore.core.plainjson import canonical, to_plain, unique
+
+SHEET, ROWS = "packstore.json", "packstore.rows.jsonl"
+INTERNAL = ("image", "key", "checksum", "row_checksum", "shape")
+"""Columns that packing makes itself; an export says nothing of their values but the key."""
+_MAGIC, _VERSION = "packstore_export", 1
+_FORMS = ("kept", "png")
+
+
+class Shard(NamedTuple):
+    """A file of an export that holds consecutive records of one split, in their order.
+
+    Attributes:
+        file: Its path from the export's folder, with ``/``.
+        split: Name of the split; ``""`` in a store without splits.
+        records: How many.
+    """
+
+    file: str
+    split: str
+    records: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sheet:
+    """The content of ``packstore.json``.
+
+    Attributes:
+        kind: The kind of export, a name of :data:`packstore.core.registry.EXPORTS`.
+        source: The kind of source that reads it, a name of :data:`packstore.core.registry.SOURCES`.
+        manifest: That of the exported records.
+        held: The columns whose values the format itself holds; of all others they are in the rows.
+        image: ``kept``: images lie there as in the store, as files or arrays. ``png``: arrays lie there as PNG files.
+        shards: The files with the records, in the records' order; empty where a record is a file of its own.
+        files: All other files of the export but this one and the rows.
+        rows: There is a line for each record.
+    """
+
+    kind: str
+    source: str
+    manifest: Manifest
+    held: tuple[str, ...]
+    image: str = "kept"
+    shards: tuple[Shard, ...] = ()
+    files: tuple[str, ...] = ()
+    rows: bool = False
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """All columns of the store but those of :data:`INTERNAL`."""
+        return tuple(column for column in self.manifest.columns if column.name not in INTERNAL)
+
+    def to_json(self) -> str:
+        """Canonical JSON."""
+        plain = {name: to_plain(getattr(self, name)) for name in ("kind", "source", "held", "image", "files", "rows")}
+        plain |= {"shards": [list(shard) for shard in self.shards], "manifest": json.loads(self.manifest.to_json())}
+        return canonical({_MAGIC: _VERSION} | plain)
+
+
+def parse_sheet(text: str | bytes) -> Sheet | None:
+    """The sheet in ``text``; None where it is JSON of something else, or no JSON.
+
+    Raises :class:`ManifestError` for one that is damaged, or written by a later packstore."""
+    if len(text) > 2 * MAX_JSON_BYTES:
+        return None
+    try:
+        plain = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(plain, dict) or _MAGIC not in plain:
+        return None
+    if plain[_MAGIC] != _VERSION:
+        raise ManifestError(f"{SHEET} has version {plain[_MAGIC]!r:.20}, this packstore reads {_VERSION}")
+    try:
+        sheet = Sheet(
+            kind=_text(plain["kind"]),
+            source=_text(plain["source"]),
+            manifest=Manifest.from_json(canonical(plain["manifest"])),
+            held=tuple(map(_text, plain["held"])),
+            image=_text(plain["image"]),
+            shards=tuple(Shard(_path(file), _text(split), _count(n)) for file, split, n in plain["shards"]),
+            files=tuple(map(_path, plain["files"])),
+            rows=plain["rows"] is True,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ManifestError(f"{SHEET} is damaged: {type(error).__name__}: {error}") from None
+    if sheet.image not in _FORMS:
+        raise ManifestError(f"{SHEET} says an unknown form of images: {sheet.image!r:.20}")
+    return sheet
+
+
+def read_sheet(folder: Path) -> Sheet | None:
+    """The sheet in a folder; None where there is none. Raises :class:`ManifestError`."""
+    file = folder / SHEET
+    try:
+        if not file.is_file() or file.stat().st_size > 2 * MAX_JSON_BYTES:
+            return None
+        return parse_sheet(file.read_bytes())
+    except OSError as error:
+        raise ManifestError(f"{SHEET} cannot be read: {error.strerror or error}") from None
+
+
+def row_line(columns: Iterable[Column], values: Mapping[str, Any], **more: str) -> bytes:
+    """The line of a record: ``values`` at rest, by column, and what else is said of it (``key``, ``file``)."""
+    plain = {column.name: _plain(column, values[column.name]) for column in columns}
+    return json.dumps({**more, **({"values": plain} if plain else {})}, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+class Rows:
+    """The lines of all records, each parsed when it is asked for. Memory: 8 bytes a record."""
+
+    def __init__(self, data: bytes | mmap.mmap) -> None:
+        self._data = data
+        self._starts = array("q", [0])
+        at = 0
+        while (at := data.find(b"\n", at) + 1) > 0:
+            self._starts.append(at)
+
+    @classmethod
+    def of_file(cls, file: Path) -> Rows:
+        """Those in a file, which may be removed or changed meanwhile. Raises :class:`OSError`."""
+        with file.open("rb") as opened:
+            empty = not opened.seek(0, 2)
+            return cls(b"" if empty else mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, record: int) -> dict[str, Any]:
+        """Raises :class:`ValueError` for a line that is damaged."""
+        line = json.loads(self._data[self._starts[record] : self._starts[record + 1]])
+        if not isinstance(line, dict) or not isinstance(line.get("values", {}), dict):
+            raise ValueError(f"line {record + 1} of {ROWS} is damaged")
+        return line
+
+
+def value_of(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[Any, Any]:
+    """The value of a column at rest, out of a record's line. Raises :class:`ValueError`."""
+    plain = line.get("values", {}).get(column.name)
+    scalar = column.kind == "fixed" and isinstance(plain, int)
+    if plain is None or not (scalar or isinstance(plain, str)):
+        raise ValueError(f"{ROWS} has no value of column {column.name!r}")
+    try:
+        if scalar:
+            return np.array(plain, NUMPY_DTYPE[column.dtype]).reshape(column.shape)
+        if column.type in ("text", "json"):
+            return plain.encode("utf-8", "surrogateescape")
+        raw = base64.b64decode(plain, validate=True)
+        if column.kind == "ragged":
+            return raw
+        return np.frombuffer(raw, NUMPY_DTYPE[column.dtype]).reshape(column.shape)
+    except (binascii.Error, ValueError, OverflowError) as error:
+        raise ValueError(f"{ROWS}: the value of column {column.name!r} is damaged: {error}") from None
+
+
+def _plain(column: Column, value: Any) -> int | str:
+    if column.kind == "fixed" and column.shape == () and NUMPY_DTYPE[column.dtype].kind in "biu":
+        return int(value)
+    if column.kind == "fixed":
+        value = np.ascontiguousarray(value, NUMPY_DTYPE[column.dtype]).tobytes()
+    elif column.type in ("text", "json"):
+        return bytes(value).decode("utf-8", "surrogateescape")
+    return base64.b64encode(value).decode("ascii")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a string, got {value!r:.40}")
+    return value
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"expected a number of records, got {value!r:.40}")
+    return value
+
+
+def _path(value: object) -> str:
+    """A path that stays within the export."""
+    path = _text(value)
+    if not is_inside(path):
+        raise ValueError(f"the path {path!r:.80} leads out of the export")
+    return path
+
+
+def is_inside(path: str) -> bool:
+    """Whether a relative path, with ``/``, stays within its folder."""
+    parts = path.split("/")
+    return bool(path) and "\0" not in path and "\\" not in path and not {"", ".", ".."} & set(parts)

@@ -1,0 +1,154 @@
+"""An export of packstore as the source of the records that it was made of, see :mod:`packstore.core.sheet`.
+
+:class:`packstore.sources.rows.RowSource` asks it wherever a sheet lies with the data, so no kind has to know more than
+how its format holds a value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_rest, to_rest
+from packstore.core.errors import SourceError, printable
+from packstore.core.progress import Progress, ProgressCallback
+from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, value_of
+from packstore.images.decoders import get_decoder
+from packstore.sources.base import Entry, Sample, Survey, rounded_size
+from packstore.sources.listing import key_size
+
+if TYPE_CHECKING:
+    from packstore.sources.rows import Row, RowSource
+
+_REPORT_EVERY = 5000
+
+
+class Restored:
+    """The records that an export was made of, from the rows of its source."""
+
+    def __init__(self, source: RowSource, sheet: Sheet, lines: Rows | None) -> None:
+        """``lines`` are those of the sheet's rows. Raises :class:`SourceError` where they do not fit it."""
+        self.sheet = sheet
+        self._source = source
+        self._lines = lines
+        self._manifest = sheet.manifest
+        self._image = sheet.manifest.image
+        columns = sheet.columns
+        companions = {each.name for column in columns for each in column.companions}
+        self._columns = [column for column in columns if column.name not in companions]
+        self._decoder = get_decoder(max_pixels=source.options.max_pixels) if sheet.image == "png" else None
+        self._starts = {s.name: s.start for s in self._manifest.splits} or {"": 0}
+        self._counts = {s.name: len(s) for s in self._manifest.splits} or {"": self._manifest.records}
+        if lines is not None and len(lines) != self._manifest.records:
+            raise self._changed(f"{ROWS} has {len(lines):,} lines, {SHEET} {self._manifest.records:,} records")
+
+    @property
+    def splits(self) -> Sequence[str]:
+        return tuple(self._starts)
+
+    def survey(self, chosen: Sequence[str], progress: ProgressCallback) -> Survey:
+        """See :meth:`packstore.sources.base.Source.survey`."""
+        splits = {}
+        size_bytes = key_bytes = value_bytes = 0
+        size_counts: Counter[int] = Counter()
+        for split in chosen:
+            count = 0
+            for number, row in self._rows(split):
+                size_bytes += row.size_bytes
+                value_bytes += row.value_bytes
+                size_counts[rounded_size(row.size_bytes)] += 1
+                key_bytes += key_size(self._key(number, row))
+                count += 1
+                if count % _REPORT_EVERY == 0:
+                    progress(Progress("scan", sum(splits.values()) + count, None, size_bytes))
+            splits[split] = count
+        records = sum(splits.values())
+        if not records:
+            raise SourceError(f"{printable(str(self._source.path))} holds no samples, so there is nothing to pack")
+        progress(Progress("scan", records, records, size_bytes))
+        columns = self.sheet.columns
+        return Survey(
+            splits=splits,
+            columns=columns,
+            encoding=self._manifest.encoding,
+            shape=self._image.shape if self._image.kind == "fixed" else None,
+            size_bytes=size_bytes,
+            size_counts=size_counts,
+            key_bytes=key_bytes,
+            store=self._manifest,
+            sampled=frozenset(column.name for column in columns),
+            value_bytes=value_bytes,
+        )
+
+    def entries(self, split: str) -> Iterator[Entry]:
+        """The samples of a split."""
+        for number, row in self._rows(split):
+            key = self._key(number, row)
+            yield Entry(key, split, (), row.size_bytes, (number, row.ref), row.modified_ns, row.changed_ns)
+
+    def read(self, entry: Entry) -> Sample:
+        """See :meth:`packstore.sources.base.Source.read`. Raises :class:`ValueError` too."""
+        number, ref = entry.ref
+        given = self._source.values(ref)
+        line = {} if self._lines is None else self._lines[number]
+        values: dict[str, Any] = {}
+        for column in self._columns:
+            if column.name not in self.sheet.held:
+                for each in (column, *column.companions):
+                    values[each.name] = value_of(each, line)
+                continue
+            value = given.get(column.name)
+            values[column.name] = to_rest(column, value)
+            if column.kind == "ragged" and column.layout is not None:
+                values[column.shape_name] = shape_to_rest(column, value)
+            if column.nullable:
+                values[column.valid_name] = value is not None
+        return Sample(self._image_of(given.get("image")), values, at_rest=True)
+
+    def _image_of(self, value: Any) -> ImageData:
+        """The image as a store of its encoding gives it. Raises :class:`ValueError`."""
+        if self._decoder is not None and isinstance(value, bytes):
+            value = self._decoder.decode(value)
+        image = self._image
+        if image.layout is None:
+            if not isinstance(value, bytes):
+                raise ValueError(f"found {type(value).__name__}, expected the bytes of an image file")
+            return value
+        if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[image.dtype]:
+            raise ValueError(f"found {getattr(value, 'dtype', type(value).__name__)}, expected an array {image.dtype}")
+        if (image.kind == "fixed" and value.shape != image.shape) or value.ndim != 3:
+            raise ValueError(f"found shape {value.shape}, expected {image.shape or image.layout}")
+        return np.ascontiguousarray(value)
+
+    def _rows(self, split: str) -> Iterator[tuple[int, Row]]:
+        """The rows of a split with the numbers of their records. Raises :class:`SourceError` where there are not as
+        many as the sheet says."""
+        start, expected, found = self._starts[split], self._counts[split], 0
+        for row in self._source.rows(split):
+            if found < expected:
+                yield start + found, row
+            found += 1
+        if found != expected:
+            where = f" of {printable(split)}" if split else ""
+            raise self._changed(f"it holds {found:,} samples{where}, {SHEET} says {expected:,}")
+
+    def _key(self, number: int, row: Row) -> str:
+        if self._lines is None:
+            return row.key
+        with suppress(ValueError):
+            key = self._lines[number].get("key", row.key)
+            if isinstance(key, str):
+                return key
+        raise self._changed(f"line {number + 1} of {ROWS} is damaged")
+
+    def _changed(self, how: str) -> SourceError:
+        return SourceError(
+            f"{printable(str(self._source.path))} is not as packstore exported it: {how}; remove {SHEET} to read it "
+            f"like any other {self._source.kind}"
+        )
+
+
