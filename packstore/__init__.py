@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from packstore.checking.verification import VerifyReport, verify
     from packstore.core.fields import Array, Boxes, Bytes, Image, Json, Keypoints, Label, Labels, Mask, Text
     from packstore.core.manifest import Manifest
+    from packstore.exports.run import ExportReport, export
     from packstore.packing.append import AppendReport, append
     from packstore.packing.conversion import ConvertReport, convert
     from packstore.packing.merge import MergeReport, merge
@@ -66,6 +67,8 @@ _LAZY = {
     },
     "AppendReport": ("packstore.packing.append", "AppendReport"),
     "append": ("packstore.packing.append", "append"),
+    "ExportReport": ("packstore.exports.run", "ExportReport"),
+    "export": ("packstore.exports.run", "export"),
     "ConvertReport": ("packstore.packing.conversion", "ConvertReport"),
     "MergeReport": ("packstore.packing.merge", "MergeReport"),
     "merge": ("packstore.packing.merge", "merge"),
@@ -99,6 +102,7 @@ __all__ = [
     "CorruptRecordError",
     "DecodeError",
     "DestinationError",
+    "ExportReport",
     "Image",
     "Json",
     "Keypoints",
@@ -128,6 +132,7 @@ __all__ = [
     "append",
     "coco_masks",
     "convert",
+    "export",
     "merge",
     "prefetch",
     "repair",

@@ -38,14 +38,15 @@ ROOMS = (
     Room("images", "core", "numpy torch PIL pillow_heif turbojpeg simplejpeg jpeg4py cv2"),
     Room("stores", "core", "numpy xxhash h5py lmdb"),
     Room("sources", "core images stores", "numpy xxhash torch google_crc32c h5py lmdb pyarrow zarr zstandard"),
+    Room("exports", "core images stores", "numpy xxhash"),
     Room("packing", "core images stores sources", "numpy xxhash"),
     Room("checking", "core images stores sources packing", "numpy xxhash"),
     Room("training", "core images stores", "numpy torch PIL torchvision"),
     Room("diagnose", "core images stores packing training", "numpy torch PIL matplotlib"),
-    Room("testing", "core images stores sources packing checking face", "numpy xxhash pytest hypothesis PIL"),
-    Room("cli", "core images stores sources packing checking training diagnose face", "click tqdm numpy torch"),
+    Room("testing", "core images stores sources exports packing checking face", "numpy xxhash pytest hypothesis PIL"),
+    Room("cli", "core images stores sources exports packing checking training diagnose face", "click tqdm numpy torch"),
     # The modules beside the rooms: the public names, each loaded on first use, and the command.
-    Room("face", "core stores packing checking training cli"),
+    Room("face", "core stores exports packing checking training cli"),
 )
 
 TOOLS = (

@@ -27,6 +27,7 @@ from packstore.cli.completion import completion
 from packstore.cli.convert import convert
 from packstore.cli.demo import demo
 from packstore.cli.doctor import doctor
+from packstore.cli.export import export
 from packstore.cli.guide import guide
 from packstore.cli.info import info
 from packstore.cli.merge import merge
@@ -88,6 +89,7 @@ for command in (
     append,
     merge,
     select,
+    export,
     verify,
     info,
     repair,

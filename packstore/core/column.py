@@ -203,6 +203,8 @@ def _checked_classes(classes: tuple[str, ...]) -> tuple[str, ...]:
 KEY = Column("key", "ragged", "uint8", type="text")
 CHECKSUM = Column("checksum", "fixed", "uint64")
 ROW_CHECKSUM = Column("row_checksum", "fixed", "uint64")
+INTERNAL = ("image", "key", "checksum", "row_checksum", "shape")
+"""Names of the columns that packing makes itself."""
 
 
 def guessed(

@@ -160,6 +160,7 @@ SOURCES = Registry(
     "packstore.sources.base:Kind",
     {
         "store": "packstore.sources.store:KIND",
+        "exported": "packstore.sources.exported:KIND",
         "tfrecord": "packstore.sources.records.tfrecord:KIND",
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",
@@ -186,6 +187,17 @@ SOURCES = Registry(
     },
 )
 """Kinds of sources: objects of :class:`packstore.sources.base.Kind`, asked in this order whether a path is theirs."""
+
+EXPORTS = Registry(
+    "kind of export",
+    "packstore.exports",
+    "packstore.exports.base:Export",
+    {
+        "webdataset": "packstore.exports.webdataset:WebDatasetExport",
+    },
+    classes=True,
+)
+"""Kinds of exports: classes of :class:`packstore.exports.base.Export`."""
 
 ENCODINGS = Registry(
     "encoding",

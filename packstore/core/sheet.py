@@ -1,4 +1,4 @@
-"""What an export says of itself: ``packstore.json`` beside its data, and ``packstore.rows.jsonl`` where records need it.
+"""What an export says of itself: ``packstore.json`` beside its data, and ``packstore.rows.jsonl`` where needed.
 
 An export is a store in a foreign format. What that format cannot hold is here: the manifest (class lists, types of
 columns, order of splits, normalisation, what was skipped), and a line a record for whole keys and for the values of
@@ -20,15 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packstore.core.column import Column
+from packstore.core.column import INTERNAL, Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import ManifestError
 from packstore.core.manifest import MAX_JSON_BYTES, Manifest
 from packstore.core.plainjson import canonical, to_plain, unique
 
 SHEET, ROWS = "packstore.json", "packstore.rows.jsonl"
-INTERNAL = ("image", "key", "checksum", "row_checksum", "shape")
-"""Columns that packing makes itself; an export says nothing of their values but the key."""
 _MAGIC, _VERSION = "packstore_export", 1
 _FORMS = ("kept", "png")
 
@@ -160,6 +158,10 @@ class Rows:
         return line
 
 
+class AtRest(bytes):
+    """A ragged value as it lies in a store, where a source of an export has it just so."""
+
+
 def value_of(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[Any, Any]:
     """The value of a column at rest, out of a record's line. Raises :class:`ValueError`."""
     plain = line.get("values", {}).get(column.name)
@@ -170,7 +172,7 @@ def value_of(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[Any,
         if scalar:
             return np.array(plain, NUMPY_DTYPE[column.dtype]).reshape(column.shape)
         if column.type in ("text", "json"):
-            return plain.encode("utf-8", "surrogateescape")
+            return str(plain).encode("utf-8", "surrogateescape")
         raw = base64.b64decode(plain, validate=True)
         if column.kind == "ragged":
             return raw

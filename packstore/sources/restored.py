@@ -7,24 +7,50 @@ how its format holds a value.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_rest, to_rest
 from packstore.core.errors import SourceError, printable
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, value_of
+from packstore.core.sheet import ROWS, SHEET, AtRest, Rows, Sheet, value_of
 from packstore.images.decoders import get_decoder
-from packstore.sources.base import Entry, Sample, Survey, rounded_size
+from packstore.sources.base import Entry, Sample, SourceOptions, Survey, rounded_size
 from packstore.sources.listing import key_size
 
-if TYPE_CHECKING:
-    from packstore.sources.rows import Row, RowSource
-
 _REPORT_EVERY = 5000
+
+
+class Row(Protocol):
+    """See :class:`packstore.sources.rows.Row`."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def ref(self) -> Any: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def value_bytes(self) -> int: ...
+    @property
+    def modified_ns(self) -> int: ...
+    @property
+    def changed_ns(self) -> int: ...
+
+
+class RowSource(Protocol):
+    """What is needed of a :class:`packstore.sources.rows.RowSource`."""
+
+    kind: str
+    path: Path
+    options: SourceOptions
+
+    def rows(self, split: str) -> Iterator[Row]: ...
+    def values(self, ref: Any) -> Mapping[str, Any]: ...
 
 
 class Restored:
@@ -52,7 +78,7 @@ class Restored:
 
     def survey(self, chosen: Sequence[str], progress: ProgressCallback) -> Survey:
         """See :meth:`packstore.sources.base.Source.survey`."""
-        splits = {}
+        splits: dict[str, int] = {}
         size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()
         for split in chosen:
@@ -96,13 +122,14 @@ class Restored:
         given = self._source.values(ref)
         line = {} if self._lines is None else self._lines[number]
         values: dict[str, Any] = {}
+        in_line = line.get("values", {})
         for column in self._columns:
-            if column.name not in self.sheet.held:
+            if column.name not in self.sheet.held or column.name in in_line:
                 for each in (column, *column.companions):
                     values[each.name] = value_of(each, line)
                 continue
             value = given.get(column.name)
-            values[column.name] = to_rest(column, value)
+            values[column.name] = bytes(value) if isinstance(value, AtRest) else to_rest(column, value)
             if column.kind == "ragged" and column.layout is not None:
                 values[column.shape_name] = shape_to_rest(column, value)
             if column.nullable:
@@ -150,5 +177,3 @@ class Restored:
             f"{printable(str(self._source.path))} is not as packstore exported it: {how}; remove {SHEET} to read it "
             f"like any other {self._source.kind}"
         )
-
-

@@ -16,14 +16,16 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packstore.core.errors import SampleError, SourceError, UsageError, printable
+from packstore.core.errors import ManifestError, SampleError, SourceError, UsageError, printable
 from packstore.core.fields import Field
 from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, read_sheet
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOptions, Survey, rounded_size, stamp_of
 from packstore.sources.listing import key_size
 from packstore.sources.refusals import not_a_folder
+from packstore.sources.restored import Restored
 from packstore.sources.schema import Schema, make_schema
 from packstore.sources.tree import Found, Tree
 
@@ -87,8 +89,60 @@ class RowSource(Source):
         """The files that make up the source; :meth:`stamp` shows when one changes."""
         return (self.path,)
 
+    def find_sheet(self) -> Sheet | None:
+        """What packstore wrote beside the data when it exported them, where that is of this kind of source: then
+        :meth:`rows` are those of the sheet's records, in their order, split by split; :meth:`values` gives those of
+        the columns that it says are held (as :meth:`packstore.stores.Reader.item` does); and :meth:`splits` and
+        :meth:`fields` are not asked. Raises :class:`ManifestError`."""
+        return read_sheet(self.path)
+
+    def find_lines(self) -> Rows:
+        """The lines beside the sheet. Raises :class:`OSError`."""
+        return Rows.of_file(self.path / ROWS)
+
+    @cached_property
+    def sheet(self) -> Sheet | None:
+        """See :meth:`find_sheet`."""
+        try:
+            sheet = self.find_sheet()
+        except ManifestError as error:
+            raise SourceError(f"{printable(str(self.path))}: {error}") from error
+        return sheet if sheet is not None and sheet.source == self.kind else None
+
+    @property
+    def shards(self) -> list[tuple[str, Path]]:
+        """Split and path of each shard that the sheet names. Raises :class:`SourceError` where one is missing."""
+        assert self.sheet is not None
+        found = [(shard.split, self.path / shard.file) for shard in self.sheet.shards]
+        missing = next((path for _, path in found if not path.is_file()), None)
+        if missing is not None:
+            raise SourceError(f"{printable(str(missing))} is missing, one of the shards that {SHEET} names")
+        return found
+
+    def numbers(self, split: str) -> range:
+        """The numbers of a split's records, from the sheet."""
+        assert self.sheet is not None
+        splits = self.sheet.manifest.splits
+        return next((range(s.start, s.stop) for s in splits if s.name == split), range(self.sheet.manifest.records))
+
+    @cached_property
+    def lines(self) -> Rows:
+        """The lines that :attr:`Sheet.rows` promises. Raises :class:`SourceError`."""
+        try:
+            return self.find_lines()
+        except OSError as error:
+            raise SourceError(f"{printable(str(self.path))}: {ROWS}: {error.strerror or error}") from None
+
+    @cached_property
+    def _restored(self) -> Restored | None:
+        if self.sheet is None:
+            return None
+        return Restored(self, self.sheet, self.lines if self.sheet.rows else None)
+
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """See :meth:`Source.survey`."""
+        if self._restored is not None:
+            return self._restored.survey(self._chosen(split), progress)
         splits = dict.fromkeys(self._chosen(split), 0)
         total = size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()
@@ -127,6 +181,8 @@ class RowSource(Source):
     def read(self, entry: Entry) -> Sample:
         """See :meth:`Source.read`."""
         try:
+            if self._restored is not None:
+                return self._restored.read(entry)
             return self.schema.sample(entry.key, self.schema.take(self.values(entry.ref)))
         except (OSError, ValueError) as error:
             raise SampleError(entry.key, printable(str(error))) from error
@@ -150,7 +206,7 @@ class RowSource(Source):
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
 
     def _chosen(self, split: str | None) -> Sequence[str]:
-        splits = self.splits()
+        splits = self.splits() if self._restored is None else self._restored.splits
         if split is None:
             return splits
         name = split if split in splits else split.lower()
@@ -159,6 +215,9 @@ class RowSource(Source):
         return (name,)
 
     def _entries(self, split: str) -> Iterator[Entry]:
+        if self._restored is not None:
+            yield from self._restored.entries(split)
+            return
         for key, ref, size, _, modified, changed in self.rows(split):
             yield Entry(key, split, (), size, ref, modified, changed)
 

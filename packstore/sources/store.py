@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
+from packstore.core.column import INTERNAL
 from packstore.core.columns import Buffer, ImageData
-from packstore.core.errors import CorruptRecordError, SourceError, printable
+from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, SourceOptions, Survey
@@ -20,11 +19,11 @@ from packstore.sources.refusals import first_bytes
 from packstore.stores import is_store, open_store
 from packstore.stores.base import Reader, shaped
 from packstore.stores.opening import START_BYTES, looks_like_store, recognise
+from packstore.stores.records import ProvenRecords
 
 _CHUNK = 4096
 _OF_OTHERS = ("lmdb", "hdf5")
 """Formats in which others keep images, too."""
-_INTERNAL = ("image", "key", "checksum", "row_checksum", "shape")
 
 
 class StoreSource(Source):
@@ -39,8 +38,9 @@ class StoreSource(Source):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self.reader: Reader = open_store(path)
+        self._records = ProvenRecords(self.reader)
         manifest = self.manifest
-        self._columns = tuple(c for c in manifest.columns if c.name not in _INTERNAL)
+        self._columns = tuple(c for c in manifest.columns if c.name not in INTERNAL)
         self._label_columns = tuple(c for c in self._columns if _is_label(c))
         self._sampled = tuple(c.name for c in self._columns if not _is_label(c))
         self._encoded = manifest.holds_files
@@ -116,24 +116,14 @@ class StoreSource(Source):
     def image(self, entry: Entry) -> ImageData:
         """See :meth:`Source.image`."""
         record: int = entry.ref
-        data = self.reader.read(record)
-        found = xxhash.xxh3_64_intdigest(data)
-        expected = int(self.reader.value("checksum", record))
-        if found != expected:
-            raise CorruptRecordError(record, entry.key, f"{expected:016x}", f"{found:016x}")
+        data = self._records.image(record)
         if self._encoded:
             return data if isinstance(data, bytes) else bytes(data)
         return self._array(record, data)
 
     def _values(self, entry: Entry) -> dict[str, Any]:
         """What a record has at rest in the columns whose values come with samples, once its whole row is checked."""
-        record: int = entry.ref
-        columns = self.manifest.columns
-        row = {column.name: self.reader.value(column.name, record) for column in row_columns(columns)}
-        if self.manifest.has_column(ROW_CHECKSUM.name):
-            found, expected = row_checksum(columns, row), int(self.reader.value(ROW_CHECKSUM.name, record))
-            if found != expected:
-                raise CorruptRecordError(record, entry.key, f"{expected:016x}", f"{found:016x}")
+        row = self._records.row(entry.ref)
         values = ((name, row[name]) for name in self._sampled)
         return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in values}
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Bytes, Field, Image, Json, Label, Text
+from packstore.core.sheet import AtRest
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, first_names, is_tar
 from packstore.sources.base import (
@@ -44,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 _LOOKED_AT = 64
 """Files of the first shard by which it is recognised."""
+_EXPORTED = {"cls": "label", "txt": "text", "json": "json"}
+"""Columns in exports of packstore, by their extensions. Others are named before a dot; what is left is the image."""
 _PROBED = 16
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 _IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
@@ -85,7 +88,7 @@ class WebDatasetSource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._shards = find_shards(path)
+        self._shards = self.shards if self.sheet is not None else find_shards(path)
         if not self._shards:
             raise SourceError(f"{printable(str(path))} holds no tar shards (.tar, .tar.gz …)")
         more = f" and {len(self._shards) - 1:,} more" if len(self._shards) > 1 else ""
@@ -99,12 +102,12 @@ class WebDatasetSource(RowSource):
 
     def rows(self, split: str) -> Iterator[Row]:
         """See :meth:`RowSource.rows`. Reads the headers of all files, once."""
-        main = self._main
+        main = {extension for extension in self._names_of_files if self._column_of(extension) == self._main}
         for number, (its, _) in enumerate(self._shards):
             if its != split:
                 continue
             for key, files in self._samples(number):
-                size, modified = next(((s, m) for each, _, s, m in files if self._columns[each] == main), (0, 0))
+                size, modified = next(((s, m) for each, _, s, m in files if each in main), (0, 0))
                 rest = sum(size for _, _, size, _ in files) - size
                 yield Row(key, (number, files), size, rest, modified)
 
@@ -116,10 +119,26 @@ class WebDatasetSource(RowSource):
             limit = max_file_bytes(self.options.max_pixels) if _kind(extension) == "image" else _MAX_VALUE
             if size > limit:
                 raise ValueError(f".{extension} has {size} bytes, more than {limit} within max_pixels")
-            if self._columns[extension] in raw:
+            name = self._column_of(extension)
+            if name in raw:
                 raise ValueError(f".{extension} is there twice")
-            raw[self._columns[extension]] = _value(extension, self._open(shard).read(place, size))
+            raw[name] = self._value_of(extension, name, self._open(shard).read(place, size))
         return raw
+
+    def _column_of(self, extension: str) -> str:
+        if self.sheet is None:
+            return self._columns[extension]
+        first, dot, _ = extension.partition(".")
+        return first if dot else _EXPORTED.get(extension, "image")
+
+    def _value_of(self, extension: str, name: str, data: bytes) -> Any:
+        if self.sheet is None:
+            return _value(extension, data)
+        if extension.rpartition(".")[2] == "npy":
+            return _value("npy", data)
+        if name == "image":
+            return data
+        return _value("cls", data) if self.sheet.manifest.column(name).type == "label" else AtRest(data)
 
     def files(self) -> Iterator[Path]:
         """See :meth:`RowSource.files`."""
@@ -192,9 +211,17 @@ class WebDatasetSource(RowSource):
                     declared[name] = replace(declared[name], optional=True)
         return declared
 
+    @property
+    def _names_of_files(self) -> list[str]:
+        """The extensions of all files."""
+        assert self._index
+        return self._names
+
     @cached_property
     def _main(self) -> str:
         """The column of the main image."""
+        if self.sheet is not None:
+            return "image"
         images = [name for extension, name in self._columns.items() if _kind(extension) == "image"]
         if not images:
             raise SourceError(f"{printable(str(self.path))} holds no images, but {', '.join(sorted(self._names)[:8])}")

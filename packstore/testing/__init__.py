@@ -1,4 +1,4 @@
-"""The contracts as test suites: inherit one to prove a format, a source or an encoding of your own.
+"""The contracts as test suites: inherit one to prove a format, a source, an encoding or an export of your own.
 
 Each suite loads on first use. Needs pytest and hypothesis, which packstore itself does not.
 """
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from packstore.testing.encodings import EncodingSuite
+    from packstore.testing.exports import ExportSuite
     from packstore.testing.sources import SourceSuite
     from packstore.testing.stores import StoreSuite
 
-__all__ = ["EncodingSuite", "SourceSuite", "StoreSuite"]
+__all__ = ["EncodingSuite", "ExportSuite", "SourceSuite", "StoreSuite"]
 
 _SUITES = {
     "EncodingSuite": "packstore.testing.encodings",
+    "ExportSuite": "packstore.testing.exports",
     "SourceSuite": "packstore.testing.sources",
     "StoreSuite": "packstore.testing.stores",
 }

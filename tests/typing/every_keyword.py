@@ -50,6 +50,23 @@ def convert(mean: list[float], std: list[float]) -> int:
     return report.manifest.records
 
 
+def export() -> tuple[str, ...]:
+    report = packstore.export(
+        store="photos.lmdb",
+        destination=Path("shards"),
+        to="webdataset",
+        encode="jpeg",
+        quality=90,
+        strip_index=False,
+        shard_size="500MB",
+        overwrite=True,
+        restart=True,
+        workers=4,
+        progress=True,
+    )
+    return report.losses
+
+
 def write(dataset: torch.utils.data.Dataset[tuple[bytes, int]], files: list[bytes]) -> int:
     fields: dict[str, Field | str] = {
         "image": packstore.Image(encoding="original", optional=False),

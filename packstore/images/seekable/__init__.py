@@ -7,6 +7,7 @@ completes one that an encoder wrote with restart markers, :func:`plan_crops` and
 
 from packstore.images.seekable.index import Index, add_index, check_index, read_index
 from packstore.images.seekable.markers import FrameHeader, NotSeekableError, frame_header, segments
+from packstore.images.seekable.plain import strip_index
 from packstore.images.seekable.rewrite import choose_interval, make_seekable
 from packstore.images.seekable.splice import CropPlan, CropPlans, plan_crop, plan_crops, splice
 from packstore.images.seekable.transform import transform_version
@@ -27,5 +28,6 @@ __all__ = [
     "read_index",
     "segments",
     "splice",
+    "strip_index",
     "transform_version",
 ]

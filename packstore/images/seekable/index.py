@@ -296,6 +296,14 @@ def add_index(data: Data) -> bytes:
     return b"".join((prefix, exif, *index, metadata, tables_bytes, memoryview(data)[scan_at:]))
 
 
+def without_index(data: Data) -> bytes:
+    """``data`` without its seek index. Raises :class:`NotSeekableError` where it is no JPEG."""
+    found = segments(data)
+    view = memoryview(data)
+    kept = [view[segment.start : segment.stop] for segment in found if not _is_index(data, segment)]
+    return b"".join((view[: found[0].start], *kept, view[found[-1].stop :]))
+
+
 def check_frame_header(frame: FrameHeader) -> None:
     """Raises :class:`NotSeekableError` for a kind of JPEG of which packstore cannot decode parts."""
     if frame.sof > 0xC8:

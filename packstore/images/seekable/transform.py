@@ -65,6 +65,12 @@ def transform(data: bytes, interval: int) -> bytes:
     return _by_program(data, interval) if name is None else _by_library(_load(name), data, interval)
 
 
+def without_restarts(data: bytes) -> bytes:
+    """Like :func:`transform`, without restart markers."""
+    name = find_library(*_FUNCTIONS)
+    return _by_program(data, 0) if name is None else _by_library(_load(name), data, 0)
+
+
 def transform_version() -> str | None:
     """Name and version of the library or program that transforms here; None without any."""
     if find_library(*_FUNCTIONS) is not None:

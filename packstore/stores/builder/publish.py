@@ -67,11 +67,15 @@ class Staging:
             with writing(destination):
                 if self.work.undo_swap():
                     self._check()
-                self.run = self.work.new_run()
+                self.run = self.choose_run()
             self.path = self.run / STORE
         except BaseException:
             self.work.release()
             raise
+
+    def choose_run(self) -> Path:
+        """The directory in which this run works."""
+        return self.work.new_run()
 
     def publish(self, sync: Callable[[Path], None] = sync_tree) -> None:
         """Makes the staged file or directory durable by ``sync`` and gives it the destination's name, in one step.

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import stat
 import time
@@ -51,6 +52,8 @@ ADDED, KEPT = "added", "kept"
 GROWTH = "growth"
 """In a run's directory, while shards are put into a store that is there already: which, and how to tell whether the
 store has them."""
+EXPORT, PARTS = "export", "parts"
+"""In the directory of a run that makes an export and no store: which, and what is known of each shard that is done."""
 ASIDE = f"{STORE}-old"
 """In a run's directory: the store that is being replaced, where the system cannot exchange two names in one step."""
 _MAGIC = "packstore work directory"
@@ -128,7 +131,7 @@ class WorkDirectory:
             aside = run / ASIDE
             if os.path.lexists(aside):
                 if os.path.lexists(self._destination):
-                    remove_unfinished(aside)  # it is replaced
+                    _remove_staged(run, ASIDE)  # it is replaced
                 else:
                     aside.rename(self._destination)
                     undone = True
@@ -380,11 +383,24 @@ def remove_run(path: Path) -> None:
             if _COLUMN_FILE.fullmatch(file.name):
                 file.unlink()
         remove_empty(path / COLUMNS)
-    remove_unfinished(path / STORE)
+    _remove_staged(path, STORE)
+    if (path / EXPORT).is_file():
+        for name in (ASIDE, PARTS, EXPORT):
+            _remove_staged(path, name)
     (path / GROWTH).unlink(missing_ok=True)
     # Last: it says that the conversion is complete, where it is, should this be killed half-way.
     (path / RECEIPT).unlink(missing_ok=True)
     remove_empty(path)
+
+
+def _remove_staged(run: Path, name: str) -> None:
+    """Removes what a run has staged. A store's files are known by their names; those of an export have any, so all that
+    lies there goes: links are removed and not followed."""
+    path = run / name
+    if (run / EXPORT).is_file() and path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        remove_unfinished(path)
 
 
 def _remove(path: Path) -> None:

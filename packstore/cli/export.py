@@ -1,0 +1,112 @@
+"""``packstore export``."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packstore.cli.colour import bold
+from packstore.cli.common import (
+    ByteSize,
+    LocalPath,
+    PluginChoice,
+    expecting_store,
+    human_bytes,
+    pasted,
+    progress_bar,
+    quantity,
+)
+from packstore.core.errors import printable
+from packstore.core.registry import EXPORTS
+
+if TYPE_CHECKING:
+    from packstore.exports.run import ExportPlan, ExportReport
+
+
+@click.command(short_help="Write a store in a format of others.")
+@click.argument("store", type=LocalPath())
+@click.argument("dest", type=LocalPath())
+@click.option("--to", type=PluginChoice(EXPORTS), help="Kind of export, whatever the suffix of DEST.")
+@click.option(
+    "--encode", type=click.Choice(["jpeg", "png"]),
+    help="Make image files of pixels: png without loss, jpeg with some. Without it no image is changed.",
+)  # fmt: skip
+@click.option("--quality", type=click.IntRange(1, 100), metavar="Q", help="Of --encode jpeg.  [default: 90]")
+@click.option("--strip-index", is_flag=True, help="Of seekable images: leave out restart markers and index.")
+@click.option("--shard-size", type=ByteSize(), help="Shards of about this size, e.g. 1GiB.  [default: the kind's]")
+@click.option("--overwrite", is_flag=True, help="Replace DEST, if it is an export, once the new one is complete.")
+@click.option("--restart", is_flag=True, help="Start anew instead of going on from an interrupted run.")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads for --encode.  [default: one a core]")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
+    """Write STORE to DEST in a format of others. STORE stays as it is.
+
+    The suffix of DEST, or --to, says which format; packstore guide exporting lists them. No image is encoded anew
+    unless --encode asks. packstore convert DEST makes the same dataset of it again: what the format cannot hold lies
+    in packstore.json, which other readers pass over, and what they miss for that is said before anything is written.
+
+    \b
+    Examples:
+      packstore export imagenet.lmdb shards/ --to webdataset --shard-size 500MB
+      packstore export imagenet.lmdb shards/ --to webdataset --dry-run
+      packstore export cifar10.pth cifar10/ --to webdataset --encode png
+      packstore convert shards/ again.lmdb
+    """
+    from packstore.core.errors import UsageError
+    from packstore.exports.run import ExportOptions, plan_export, run_export
+
+    started = time.monotonic()
+    with progress_bar(quiet) as progress, ExitStack() as stack:
+        if not store.exists():
+            raise UsageError(f"{printable(str(store))}: no such file or directory")
+        with expecting_store(store):
+            plan = plan_export(store, dest, ExportOptions(**options), stack)
+        if dry_run:
+            click.echo(describe_plan(plan))
+            return
+        if not quiet:
+            for loss in plan.losses:
+                click.echo(f"not in {plan.kind.name} itself: {loss}", err=True)
+        report = run_export(plan, progress, started)
+    if not quiet:
+        click.echo(describe_report(report, store))
+
+
+def describe_plan(plan: ExportPlan) -> str:
+    """The plan of ``--dry-run``."""
+    manifest = plan.manifest
+    lines = [
+        f"store        {printable(str(plan.reader.path))}, {manifest.records:,} records ({manifest.encoding})",
+        f"destination  {printable(str(plan.destination))} ({plan.kind.name}: {plan.kind.help})",
+    ]
+    if plan.options.encode:
+        lines.append(f"encode       {plan.options.encode}{', without loss' if plan.options.encode == 'png' else ''}")
+    lines += [f"  {printable(split.name):<10} {len(split):,}" for split in manifest.splits]
+    if plan.shard_bytes is not None:
+        lines.append(f"shards       of about {human_bytes(plan.shard_bytes)}, one split each")
+    lines += [f"not in it    {loss}" for loss in plan.losses]
+    if plan.losses:
+        lines.append("             (packstore.json keeps it for packstore convert)")
+    lines.append(f"estimate     {human_bytes(plan.estimate_bytes)} ({human_bytes(plan.free_bytes)} free)")
+    lines.append("nothing was written (--dry-run)")
+    return "\n".join(lines)
+
+
+def describe_report(report: ExportReport, store: Path) -> str:
+    """The summary."""
+    lines = [
+        f"{printable(str(report.destination))}: {bold(quantity(report.manifest.records, 'record'))} ({report.kind})"
+    ]
+    if report.shards:
+        lines.append(f"  shards   {report.shards:,}")
+    lines.append(f"  bytes    {human_bytes(report.disk_bytes)} on disk")
+    if report.resumed:
+        lines.append(f"  resumed  {quantity(report.resumed, 'record')} taken over from an interrupted run")
+    lines.append(f"  time     {report.seconds:.1f} s")
+    lines.append(f"prove it with: packstore verify {pasted(store)} --against {pasted(report.destination)}")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Exports: stores written in the formats of others, one file a kind. May import ``core``, ``images``, ``stores``."""

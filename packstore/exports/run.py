@@ -1,0 +1,466 @@
+"""``export``: writes a store in a foreign format, and publishes it when complete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from xxhash import xxh3_128_hexdigest
+
+from packstore import __version__
+from packstore.core.arguments import text_or_none, true_or_false, whole
+from packstore.core.checksums import image_checksum, joined_records_digest, records_digest, row_checksum
+from packstore.core.errors import DestinationError, SampleError, StoreError, UsageError, printable
+from packstore.core.files import check_paths, sync_file_system, sync_tree, writing
+from packstore.core.manifest import Column, Manifest
+from packstore.core.parallel import default_workers, ordered_map
+from packstore.core.plainjson import canonical
+from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
+from packstore.core.registry import EXPORTS
+from packstore.core.sheet import ROWS, Shard, Sheet, row_line
+from packstore.core.sizes import parse_bytes
+from packstore.exports.base import Export, Record, ShardWriter
+from packstore.exports.recoding import Recoding, image_of, plan_recoding
+from packstore.exports.staging import ExportStaging, Part, check_destination, end_published_run
+from packstore.stores import Reader, open_store
+from packstore.stores.base import disk_bytes
+from packstore.stores.records import ProvenRecords
+
+_CHUNK_BYTES, _CHUNK_RECORDS = 64 << 20, 2000
+"""How much is done again at most after an interruption, where each record is a file of its own."""
+_REPORT_EVERY = 64
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExportReport:
+    """What an export made.
+
+    Attributes:
+        destination: Where it lies.
+        kind: Its kind.
+        manifest: Of the records that were written; with ``encode`` other than the store's.
+        shards: Number of shards; 0 where each record is a file of its own, or all are in one file.
+        losses: What others than packstore do not get from it, a line each.
+        disk_bytes: Bytes that it takes on disk.
+        seconds: How long it took.
+        resumed: Records that an interrupted run had written already.
+    """
+
+    destination: Path
+    kind: str
+    manifest: Manifest
+    shards: int
+    losses: tuple[str, ...]
+    disk_bytes: int
+    seconds: float
+    resumed: int = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<ExportReport of {str(self.destination)!r}: {self.manifest.records:,} records as {self.kind}, "
+            f"{self.disk_bytes / 1e6:,.1f} MB, {self.seconds:.1f} s>"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportOptions:
+    """The keyword arguments of :func:`packstore.export`, which describes them; validated."""
+
+    to: str | None = None
+    encode: Literal["jpeg", "png"] | None = None
+    quality: int | None = None
+    strip_index: bool = False
+    shard_size: int | str | None = None
+    overwrite: bool = False
+    restart: bool = False
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        text_or_none(to=self.to)
+        true_or_false(strip_index=self.strip_index, overwrite=self.overwrite, restart=self.restart)
+        if self.to is not None:
+            EXPORTS.check(self.to)
+        if self.encode not in (None, "jpeg", "png"):
+            raise UsageError(f"encode should be 'jpeg', 'png' or None, got {self.encode!r}")
+        if self.quality is not None and (self.encode != "jpeg" or not 1 <= whole("quality", self.quality) <= 100):
+            raise UsageError(f"quality is a number from 1 to 100 for encode='jpeg', got {self.quality!r}")
+        if self.workers is not None:
+            whole("workers", self.workers)
+        if self.shard_bytes is not None:
+            whole("shard_size", self.shard_bytes)
+
+    @property
+    def shard_bytes(self) -> int | None:
+        """:attr:`shard_size` in bytes."""
+        return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlan:
+    """What is to be done for :func:`export`.
+
+    Attributes:
+        reader: The open store.
+        kind: What to write.
+        destination: Where.
+        options: How.
+        recoding: What becomes of the images.
+        held: See :meth:`Export.held`.
+        losses: See :attr:`ExportReport.losses`.
+        shard_bytes: Bytes of images after which a shard ends; None for one file.
+        estimate_bytes: About what it takes on disk.
+        free_bytes: What is free there.
+    """
+
+    reader: Reader
+    kind: type[Export]
+    destination: Path
+    options: ExportOptions
+    recoding: Recoding
+    held: tuple[str, ...]
+    losses: tuple[str, ...]
+    shard_bytes: int | None
+    estimate_bytes: int
+    free_bytes: int
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the records that are written."""
+        return self.recoding.manifest
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether each record has a line in ``packstore.rows.jsonl``."""
+        return not self.kind.keeps_keys or any(name not in self.held for name in _value_columns(self.manifest))
+
+    def new_export(self, path: Path) -> Export:
+        """An export to ``path``."""
+        return self.kind(path, self.manifest, self.reader.fixed)
+
+    @property
+    def identity(self) -> str:
+        """What an interrupted run must have been asked for, so that this one can go on from it."""
+        options = self.options
+        asked = [self.kind.name, options.encode, options.quality, options.strip_index, self.shard_bytes]
+        text = canonical([__version__, self.reader.manifest.digest, *asked])
+        return xxh3_128_hexdigest(text.encode("ascii"))
+
+
+def export(
+    store: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    to: str | None = None,
+    encode: Literal["jpeg", "png"] | None = None,
+    quality: int | None = None,
+    strip_index: bool = False,
+    shard_size: int | str | None = None,
+    overwrite: bool = False,
+    restart: bool = False,
+    workers: int | None = None,
+    progress: bool | ProgressCallback = False,
+) -> ExportReport:
+    """Writes a store in a format of others. Importing the export gives the same dataset, with the same digest.
+
+    What the format cannot hold is kept in ``packstore.json``, and per record in ``packstore.rows.jsonl``; other readers
+    pass these over. Each record is proven by its checksums when it is read. The export appears under its name only when
+    it is complete; a run that was killed is gone on with, shard by shard.
+
+    Args:
+        store: The store. It stays as it is.
+        destination: A new folder or file; its suffix chooses the kind (``.zip``).
+        to: The kind instead of going by the suffix, such as ``webdataset``.
+        encode: Make image files of a store's pixels: ``png`` without loss, or ``jpeg``; of a store of files, new ones.
+            None refuses where a format cannot hold the images as they are.
+        quality: Of ``encode="jpeg"``, 1 … 100; None for 90.
+        strip_index: Of ``seekable`` images: leave out restart markers and index. None of their pixels changes.
+        shard_size: About how many bytes of images a shard has, as a number or as text (``500MB``); None for the kind's
+            usual size.
+        overwrite: Replace an existing export.
+        restart: Do not go on from an interrupted run.
+        workers: Threads for ``encode`` and ``strip_index``; None for one a core.
+        progress: True for a bar, in a terminal or a notebook; or a function that is called now and then.
+
+    Returns:
+        What was done, and what other readers do not get.
+
+    Raises:
+        UsageError: An unknown kind, or images that the format cannot hold unless they are encoded.
+        StoreError: The store does not open; :class:`CorruptRecordError` for a damaged record.
+        DestinationError: The destination may not be written or has too little space.
+    """
+    options = ExportOptions(
+        to=to,
+        encode=encode,
+        quality=quality,
+        strip_index=strip_index,
+        shard_size=shard_size,
+        overwrite=overwrite,
+        restart=restart,
+        workers=workers,
+    )
+    started = time.monotonic()
+    check_paths(store, destination)
+    with progress_callback(progress) as report, ExitStack() as stack:
+        plan = plan_export(Path(store), Path(destination), options, stack)
+        return run_export(plan, report, started)
+
+
+def plan_export(path: Path, destination: Path, options: ExportOptions, stack: ExitStack) -> ExportPlan:
+    """What is to be done for :func:`export`. Writes nothing; ``stack`` closes the store."""
+    check_paths(path, destination)
+    kind = _resolve_kind(destination, options.to)
+    if options.shard_bytes is not None and (kind.one_file or kind.shard_bytes is None):
+        why = "is one file" if kind.one_file else "has a file for each image"
+        raise UsageError(f"shard_size is for exports of several shards, and {kind.name} {why}; leave it out")
+    reader = stack.enter_context(open_store(path))
+    manifest = reader.manifest
+    _refuse_inside(destination, path)
+    if not manifest.records:
+        raise StoreError(f"{printable(str(path))} holds no records, so there is nothing to export")
+    recoding = plan_recoding(kind, manifest, options.encode, options.quality or 90, options.strip_index)
+    recoding = recoding._replace(manifest=replace(recoding.manifest, shards=None))
+    trial = kind(destination, recoding.manifest, reader.fixed)
+    held = tuple(trial.held())
+    lost = [f"the column {name!r}" for name in _value_columns(recoding.manifest) if name not in held]
+    estimate = sum(column.nbytes for column in manifest.columns) + 600 * manifest.records
+    return ExportPlan(
+        reader=reader,
+        kind=kind,
+        destination=destination,
+        options=options,
+        recoding=recoding,
+        held=held,
+        losses=(*trial.losses(), *lost),
+        shard_bytes=None if kind.one_file else options.shard_bytes or kind.shard_bytes,
+        estimate_bytes=estimate,
+        free_bytes=shutil.disk_usage(destination.absolute().parent).free
+        if destination.absolute().parent.is_dir()
+        else 0,
+    )
+
+
+def run_export(
+    plan: ExportPlan, progress: ProgressCallback = no_progress, started: float | None = None
+) -> ExportReport:
+    """Runs a plan of :func:`plan_export`; see :func:`export`."""
+    started = time.monotonic() if started is None else started
+    if end_published_run(plan.destination, plan.identity):
+        return _report(plan, plan.manifest, 0, started, plan.manifest.records)
+    check_destination(plan.destination, plan.kind, overwrite=plan.options.overwrite)
+    check_space(plan)
+    staging = ExportStaging(
+        plan.destination,
+        plan.kind,
+        plan.identity,
+        overwrite=plan.options.overwrite,
+        restart=plan.options.restart,
+    )
+    try:
+        with writing(plan.destination):
+            done = staging.parts()
+            resumed = sum(part.records for part in done)
+            parts = _Run(plan, staging, done, progress).write()
+            manifest = plan.manifest
+            if plan.recoding.new:
+                manifest = replace(manifest, records_digest=joined_records_digest((p.digest, p.records) for p in parts))
+            sheet = Sheet(
+                kind=plan.kind.name,
+                source=plan.kind.source,
+                manifest=manifest,
+                held=plan.held,
+                image=plan.recoding.form,
+                shards=tuple(Shard(p.file, p.split, p.records) for p in parts if p.file is not None),
+                rows=plan.has_lines,
+            )
+            lines = staging.join_lines(len(parts)) if plan.has_lines else None
+            if lines is not None and not plan.kind.one_file:
+                lines = lines.rename(staging.path / ROWS)
+            plan.new_export(staging.path).finish(sheet, lines)
+        staging.publish(sync_file_system if plan.kind.shard_bytes is None else sync_tree)
+    except BaseException as error:
+        if staging.parts():
+            staging.keep()
+            error.add_note(
+                f"what is exported so far is kept in {printable(str(staging.work.path))}: the same command goes on "
+                "from there, and packstore clean removes it"
+            )
+        else:
+            staging.discard()
+        raise
+    return _report(plan, manifest, len(sheet.shards), started, resumed)
+
+
+def check_space(plan: ExportPlan) -> None:
+    """Raises :class:`DestinationError` when the estimated result does not fit into the free space."""
+    if plan.estimate_bytes > plan.free_bytes:
+        raise DestinationError(
+            f"{printable(str(plan.destination))}: the result takes about {plan.estimate_bytes / 1e6:,.1f} MB, but only "
+            f"{plan.free_bytes / 1e6:,.1f} MB are free there; free some space or write elsewhere"
+        )
+
+
+class _Run:
+    """Writes all shards that are not done yet."""
+
+    def __init__(self, plan: ExportPlan, staging: ExportStaging, done: list[Part], progress: ProgressCallback) -> None:
+        self._plan = plan
+        self._staging = staging
+        self._parts = done
+        self._progress = progress
+        self._records = ProvenRecords(plan.reader)
+        self._columns = {column.name: column for column in plan.manifest.columns}
+        self._not_held = [name for name in _value_columns(plan.manifest) if name not in plan.held]
+        self._export = plan.new_export(staging.path)
+        self._bytes = 0
+
+    def write(self) -> list[Part]:
+        """All shards, with those that were done before."""
+        manifest = self._plan.manifest
+        first = sum(part.records for part in self._parts)
+        self._progress(Progress("export", first, manifest.records, 0))
+        with contextlib.closing(self._read(first)) as records:
+            for split, stop in _ranges(manifest, self._plan.kind.one_file):
+                while first < stop:
+                    part = self._write_shard(records, split, stop - first)
+                    self._staging.done(len(self._parts), part)
+                    self._parts.append(part)
+                    first += part.records
+        return self._parts
+
+    def _write_shard(self, records: Iterator[Record], split: str, most: int) -> Part:
+        number = len(self._parts)
+        checksums: list[int] = []
+        rows: list[int] = []
+        limit, limit_records = self._plan.shard_bytes, most
+        if self._plan.kind.shard_bytes is None:
+            limit, limit_records = _CHUNK_BYTES, min(most, _CHUNK_RECORDS)
+        nbytes = count = 0
+        shard = self._export.begin(sum(part.split == split for part in self._parts), split)
+        try:
+            with self._staging.lines(number).open("wb") as lines:
+                for record in records:
+                    facts = shard.add(record)
+                    if self._plan.has_lines:
+                        key = {} if self._plan.kind.keeps_keys else {"key": record.key}
+                        lines.write(row_line(self._in_line(record), record.at_rest, **key, **facts))
+                    if isinstance(record.image, bytes) and self._plan.recoding.new:
+                        checksums.append(image_checksum(record.image))
+                        rows.append(row_checksum(self._plan.manifest.columns, record.at_rest))
+                    nbytes += len(record.image) if isinstance(record.image, bytes) else record.image.nbytes
+                    count += 1
+                    self._report(record, nbytes)
+                    if count >= limit_records or (limit is not None and nbytes >= limit):
+                        break
+            shard.close()
+        except BaseException:
+            shard.abort()
+            raise
+        self._bytes += nbytes
+        self._export.sync(shard)
+        return Part(
+            split=split,
+            records=count,
+            file=shard.file,
+            size=0 if shard.file is None else (self._staging.path / shard.file).stat().st_size,
+            digest=records_digest(np.array(checksums, np.uint64), np.array(rows, np.uint64)),
+            lines=self._staging.lines(number).stat().st_size,
+        )
+
+    def _in_line(self, record: Record) -> list[Column]:
+        """The columns whose values go into the line of a record."""
+        columns = (self._columns[name] for name in (*self._not_held, *record.kept))
+        return [each for column in columns for each in (column, *column.companions)]
+
+    def _report(self, record: Record, nbytes: int) -> None:
+        records = self._plan.manifest.records
+        if record.number % _REPORT_EVERY == 0 or record.number + 1 == records:
+            self._progress(Progress("export", record.number + 1, records, self._bytes + nbytes))
+
+    def _read(self, first: int) -> Generator[Record]:
+        """The records from ``first`` on, as they are to be written."""
+        splits = self._plan.manifest.splits or ()
+        names = (split.name for split in splits for _ in range(len(split)))
+        numbers = range(self._plan.manifest.records)
+        wanted = ((number, next(names, "")) for number in numbers)
+        wanted = (pair for pair in wanted if pair[0] >= first)
+        if self._plan.recoding.recode is None:
+            yield from (self._record(*pair) for pair in wanted)
+            return
+        workers = self._plan.options.workers or default_workers()
+        yield from ordered_map(lambda pair: self._record(*pair), wanted, workers)
+
+    def _record(self, number: int, split: str) -> Record:
+        row = self._records.row(number)
+        key = bytes(row["key"]).decode("utf-8", "surrogateescape")
+        image: Any = image_of(self._plan.reader.manifest, self._records.image(number), row.get("shape"))
+        recode = self._plan.recoding.recode
+        if recode is not None:
+            try:
+                image = recode(key, image)
+            except ValueError as error:
+                raise SampleError(key, printable(str(error))) from error
+        return Record(number, key, split, image, row, self._columns)
+
+
+def _ranges(manifest: Manifest, one_file: bool) -> list[tuple[str, int]]:
+    """The splits, each with the number of the record after its last; all as one for an export of one file."""
+    if one_file or not manifest.splits:
+        return [("", manifest.records)]
+    return [(split.name, split.stop) for split in manifest.splits]
+
+
+def _value_columns(manifest: Manifest) -> list[str]:
+    """Names of the columns whose values an export has to hold, without companions."""
+    columns = Sheet(kind="", source="", manifest=manifest, held=()).columns
+    companions = {each.name for column in columns for each in column.companions}
+    return [column.name for column in columns if column.name not in companions]
+
+
+def _resolve_kind(destination: Path, to: str | None) -> type[Export]:
+    """The kind of export for a destination, by its suffix unless it is given."""
+    if to is not None:
+        found: type[Export] = EXPORTS[to]
+        return found
+    name = destination.name.lower()
+    kinds: list[type[Export]] = list(EXPORTS.values())
+    for kind in kinds:
+        if any(name.endswith(suffix) for suffix in kind.suffixes):
+            return kind
+    raise UsageError(
+        f"{printable(str(destination))}: its name says no kind of export; choose one with --to: "
+        f"{', '.join(kind.name for kind in kinds)}"
+    )
+
+
+def _refuse_inside(destination: Path, store: Path) -> None:
+    new, old = destination.resolve(), store.resolve()
+    if new == old or new.is_relative_to(old) or old.is_relative_to(new):
+        raise UsageError(
+            f"{printable(str(destination))} and {printable(str(store))} are the same or lie in each other; write the "
+            "export elsewhere"
+        )
+
+
+def _report(plan: ExportPlan, manifest: Manifest, shards: int, started: float, resumed: int) -> ExportReport:
+    return ExportReport(
+        destination=plan.destination,
+        kind=plan.kind.name,
+        manifest=manifest,
+        shards=shards,
+        losses=plan.losses,
+        disk_bytes=disk_bytes(plan.destination),
+        seconds=time.monotonic() - started,
+        resumed=resumed,
+    )
+
+
+__all__ = ["ExportOptions", "ExportPlan", "ExportReport", "ShardWriter", "export", "plan_export", "run_export"]

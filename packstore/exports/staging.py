@@ -1,0 +1,192 @@
+"""Where an export is written, what is known of its finished shards, and its move to the destination."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from packstore.core.errors import DestinationError, ManifestError, printable
+from packstore.core.files import sync_directory, sync_file, writing
+from packstore.core.plainjson import canonical
+from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, read_sheet
+from packstore.exports.base import Export
+from packstore.stores.builder.publish import Staging
+from packstore.stores.builder.work_directory import EXPORT, PARTS, STORE, WorkDirectory, remove_run, runs_of, work_path
+from packstore.stores.ownership import NotAStoreError
+
+_MAX_PART = 1 << 20
+
+
+class Part(NamedTuple):
+    """A finished shard.
+
+    Attributes:
+        split: Its split.
+        records: How many it holds.
+        file: Its path in the export; None where each record is a file of its own.
+        size: Bytes of that file.
+        digest: Digest of the records as they were written, see :func:`packstore.core.checksums.records_digest`.
+        lines: Bytes of their lines.
+    """
+
+    split: str
+    records: int
+    file: str | None
+    size: int
+    digest: str
+    lines: int
+
+
+class ExportStaging(Staging):
+    """The place of an export that is being written; goes on in the directory of an equal run that was interrupted.
+
+    ``run-00001/`` holds ``export``, which export it is; ``store/``, the export; and in ``parts/`` a file for each
+    finished shard, with its lines beside it.
+    """
+
+    def __init__(self, destination: Path, kind: type[Export], identity: str, *, overwrite: bool, restart: bool) -> None:
+        """Raises :class:`DestinationError` where the destination may not be written."""
+        self._identity, self._restart = identity, restart or kind.one_file
+        super().__init__(destination, overwrite=overwrite, owned=lambda path: owned_files(path, kind))
+        with writing(destination):
+            if not kind.one_file:
+                self.path.mkdir(exist_ok=True)
+            (self.run / PARTS).mkdir(exist_ok=True)
+
+    def choose_run(self) -> Path:
+        """That of an equal run, else a new one; all others are removed."""
+        found: Path | None = None
+        for run in self.work.runs():
+            if found is None and not self._restart and _identity_of(run) == self._identity:
+                found = run
+            else:
+                remove_run(run)
+        if found is None:
+            found = self.work.new_run()
+            (found / EXPORT).write_text(self._identity, "ascii")
+        return found
+
+    def parts(self) -> list[Part]:
+        """The shards that are done, in order: as many as are there with all that belongs to them."""
+        done: list[Part] = []
+        while (part := self._read_part(len(done))) is not None:
+            done.append(part)
+        return done
+
+    def lines(self, number: int) -> Path:
+        """Where the lines of a shard are."""
+        return self.run / PARTS / f"{number:06}.rows"
+
+    def done(self, number: int, part: Part) -> None:
+        """Notes that a shard is complete and durable."""
+        path = self.run / PARTS / f"{number:06}.json"
+        new = path.with_suffix(".new")
+        new.write_text(canonical(part._asdict()), "ascii")
+        for file in (new, self.lines(number)):
+            sync_file(file)
+        new.rename(path)
+        sync_directory(path.parent)
+
+    def join_lines(self, count: int) -> Path:
+        """The lines of all shards in one file. Those of each stay until the export is published."""
+        whole = self.run / PARTS / ROWS
+        with whole.open("wb") as out:
+            for number in range(count):
+                with self.lines(number).open("rb") as lines:
+                    shutil.copyfileobj(lines, out)
+        return whole
+
+    def _read_part(self, number: int) -> Part | None:
+        try:
+            part = Part(**json.loads((self.run / PARTS / f"{number:06}.json").read_text("ascii")))
+            whole = part.file is None or (self.path / part.file).stat().st_size == part.size
+            return part if whole and self.lines(number).stat().st_size == part.lines else None
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def end_published_run(destination: Path, identity: str) -> bool:
+    """Ends an equal run that was killed after it had published its export. Returns whether there was one."""
+    work = work_path(destination)
+    if not work.is_dir() or not os.path.lexists(destination):
+        return False
+    if not any(_identity_of(run) == identity and not os.path.lexists(run / STORE) for run in runs_of(work)):
+        return False
+    WorkDirectory(destination).remove()
+    return True
+
+
+def check_destination(destination: Path, kind: type[Export], *, overwrite: bool) -> None:
+    """Raises :class:`DestinationError` where an export may not be written."""
+    shown = printable(str(destination))
+    if not destination.absolute().parent.is_dir():
+        parent = printable(str(destination.absolute().parent))
+        raise DestinationError(f"{shown}: the directory {parent} does not exist; make it first")
+    if not os.path.lexists(destination):
+        return
+    owned_files(destination, kind)
+    if not overwrite:
+        raise DestinationError(f"{shown}: exists already; choose another name, or --overwrite to replace it")
+
+
+def owned_files(path: Path, kind: type[Export]) -> list[Path]:
+    """All files of the export at ``path``, once it is certain that nothing else lies there.
+
+    Raises:
+        NotAStoreError: It is not an export of packstore, or one of another kind where a file is to be replaced.
+        DestinationError: Its folder holds something that is not the export's.
+    """
+    shown = printable(str(path))
+    try:
+        sheet = read_sheet(path) if path.is_dir() else kind.read_sheet(path) if kind.one_file else None
+    except (ManifestError, OSError, ValueError) as error:
+        raise NotAStoreError(f"{shown} is not an export of packstore, so it is not replaced: {error}") from None
+    if sheet is None:
+        raise NotAStoreError(
+            f"{shown} exists and is not an export of packstore, which never replaces anything else; remove it yourself "
+            "or choose another name"
+        )
+    return [path] if not path.is_dir() else _files_of(path, sheet, shown)
+
+
+def _files_of(path: Path, sheet: Sheet, shown: str) -> list[Path]:
+    """The files of an export in a folder. Raises :class:`DestinationError` for any other."""
+    own = {SHEET, *sheet.files, *(shard.file for shard in sheet.shards)}
+    if sheet.rows:
+        own.add(ROWS)
+    files = set(map(os.fsencode, own)) | _named_in_lines(path, sheet)
+    found: list[Path] = []
+    root = os.fsencode(path)
+    for folder, _, names in os.walk(root):
+        inside = os.path.relpath(folder, root)
+        for name in names:
+            file = name if inside == b"." else b"/".join((*inside.split(os.sep.encode()), name))
+            if file not in files:
+                raise DestinationError(
+                    f"{shown} also holds {printable(os.fsdecode(file))!r}, which is not the export's, so it is not "
+                    "replaced; move that away first"
+                )
+            found.append(Path(os.fsdecode(os.path.join(folder, name))))  # noqa: PTH118 - names may be of any bytes
+    return found
+
+
+def _named_in_lines(path: Path, sheet: Sheet) -> set[bytes]:
+    if not sheet.rows or sheet.shards:
+        return set()
+    try:
+        lines = Rows.of_file(path / ROWS)
+        named = (lines[i].get("file") for i in range(len(lines)))
+        return {os.fsencode(file) for file in named if isinstance(file, str)}
+    except (OSError, ValueError):
+        return set()
+
+
+def _identity_of(run: Path) -> str | None:
+    try:
+        with (run / EXPORT).open("rb") as file:
+            return file.read(_MAX_PART).decode("ascii")
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,146 @@
+"""WebDataset: tar shards in which the files of a sample have one name and lie one after the other.
+
+The image is ``.jpg``, ``.png`` … by its content, an array ``.npy``. The column ``label`` is ``.cls``, ``text`` is
+``.txt``, ``json`` is ``.json``; any other is named before its extension: ``.mask.png``, ``.caption.txt``. A missing
+value has no file.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from packstore.core.column import Column
+from packstore.core.files import drop, open_file
+from packstore.core.sheet import Sheet
+from packstore.exports.base import Export, Record, ShardWriter, extension_of
+from packstore.exports.names import safe_name, shortened
+
+CLASSES = "classnames.txt"
+_USUAL = {"label": "cls", "text": "txt", "json": "json"}
+"""Columns of these names and types have an extension of their own."""
+
+
+class WebDatasetExport(Export):
+    """Shards ``train-000000.tar`` …, and ``classnames.txt``."""
+
+    name = "webdataset"
+    help = "tar shards of WebDataset"
+    suffixes = (".wds",)
+    source = "webdataset"
+    holds: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
+
+    def held(self) -> Sequence[str]:
+        return [column.name for column in self.columns]
+
+    def losses(self) -> Sequence[str]:
+        lost = ["whole keys: a key ends at the first dot, so dots in them are written as %2E"]
+        if any(column.classes is not None for column in self.columns) and not self._lists_classes:
+            lost.append("names of classes: labels are numbers")
+        image = self.manifest.image
+        if image.dtype == "bfloat16":
+            lost.append("bfloat16 values: NumPy has none, so the arrays hold their bit patterns as uint16")
+        if self.manifest.normalization is not None:
+            lost.append("mean and standard deviation by which the arrays were normalised")
+        return lost
+
+    def begin(self, number: int, split: str) -> ShardWriter:
+        name = f"{shortened(safe_name(split))}-{number:06}.tar" if split else f"{number:06}.tar"
+        return _TarWriter(self.path, name, self.columns)
+
+    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+        if self._lists_classes:
+            with open_file(self.path / CLASSES, "wb") as file:
+                file.write("".join(f"{name}\n" for name in self.manifest.classes or ()).encode("utf-8"))
+            sheet = replace(sheet, files=(CLASSES,))
+        return super().finish(sheet, lines)
+
+    @property
+    def _lists_classes(self) -> bool:
+        """Whether names of classes can be lines of a file."""
+        classes = self.manifest.classes
+        return classes is not None and all(name.strip() == name != "" and name.isprintable() for name in classes)
+
+
+class _TarWriter(ShardWriter):
+    def __init__(self, folder: Path, name: str, columns: Sequence[Column]) -> None:
+        self.file = name
+        self._columns = columns
+        self._names: set[str] = set()
+        self._out = open_file(folder / name, "wb")
+        # GNU's format and whole seconds: a header of PAX would add 1 KB to each file.
+        self._tar = tarfile.open(  # noqa: SIM115 - until the shard ends
+            fileobj=self._out, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
+        )
+
+    def add(self, record: Record) -> Mapping[str, str]:
+        name = self._name(record)
+        image = record.image
+        self._write(f"{name}.{record.extension}", _npy(image) if isinstance(image, np.ndarray) else image)
+        for column in self._columns:
+            value = record[column.name] if column.type != "json" else bytes(record.at_rest[column.name])
+            if value is not None and record.present(column.name):
+                extension, data = _file_of(column, value)
+                self._write(f"{name}.{extension}", data)
+        return {}
+
+    def close(self) -> None:
+        self._tar.close()
+        self._out.close()
+
+    def abort(self) -> None:
+        if not self._out.closed:
+            drop(self._out)
+
+    def _write(self, name: str, data: bytes) -> None:
+        member = tarfile.TarInfo(name)
+        member.size = len(data)
+        member.mode = 0o644
+        self._tar.addfile(member, io.BytesIO(data))
+        self._tar.members.clear()  # type: ignore[attr-defined] # it would keep them all
+
+    def _name(self, record: Record) -> str:
+        """Of the files of a record, without extension: its key's path, in which the file's name has no dot."""
+        *folders, base = record.key.split("/")
+        stem, dot, suffix = base.rpartition(".")
+        if not dot or suffix.lower() not in (record.extension, "jpeg"):
+            stem = base
+        base = shortened(safe_name(stem).replace(".", "%2E"))
+        if base.startswith("_"):
+            base = f"%5F{base[1:]}"  # readers take names with two of them for their own
+        name = "/".join([*(safe_name(folder) for folder in folders), base])
+        unique, count = name, 1
+        while unique in self._names:
+            count += 1
+            unique = f"{name}~{count}"
+        self._names.add(unique)
+        return unique
+
+
+def _file_of(column: Column, value: Any) -> tuple[str, bytes]:
+    """Extension and content of the file with a value."""
+    if column.type == "label":
+        return _extension(column, "cls"), str(value).encode("ascii")
+    if column.type == "text":
+        return _extension(column, "txt"), value.encode("utf-8", "surrogateescape")
+    if column.type == "json":
+        return _extension(column, "json"), value
+    if isinstance(value, bytes):
+        return _extension(column, "bin" if column.type == "bytes" else extension_of(value)), value
+    return _extension(column, "npy"), _npy(value)
+
+
+def _extension(column: Column, extension: str) -> str:
+    return extension if _USUAL.get(column.name) == extension else f"{column.name}.{extension}"
+
+
+def _npy(array: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.asarray(array), allow_pickle=False)
+    return out.getvalue()

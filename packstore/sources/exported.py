@@ -1,0 +1,134 @@
+"""Exports of packstore, by the ``packstore.json`` that lies with them; see :mod:`packstore.core.sheet`.
+
+Where a kind of source of its own reads the format (``webdataset``), that kind opens it. Those whose records are files
+of a folder, a tar or a zip are read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import ManifestError, SourceError, printable
+from packstore.core.fields import Field
+from packstore.core.manifest import MAX_JSON_BYTES
+from packstore.core.registry import SOURCES
+from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, is_inside, parse_sheet, read_sheet
+from packstore.images.sniff import max_file_bytes
+from packstore.sources.archives import open_tree
+from packstore.sources.archives.tar import TAR_FAULTS, first_names, is_tar
+from packstore.sources.archives.zip import is_zip
+from packstore.sources.base import Certainty, Kind, Source, SourceOptions
+from packstore.sources.refusals import first_bytes, not_a_folder
+from packstore.sources.rows import Row, RowSource
+from packstore.sources.tree import Tree
+
+_MAX_LINES = 1 << 36
+
+
+class ExportedFiles(RowSource):
+    """An export each of whose records is an image file in a folder or an archive; its lines name the files."""
+
+    kind = "exported"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        tree = open_tree(path)
+        if tree is None:
+            raise not_a_folder(path)
+        self.tree: Tree = tree
+        self._max_bytes = max_file_bytes(options.max_pixels)
+        if self.sheet is None or not self.sheet.rows:
+            raise SourceError(f"{printable(str(path))} holds no {SHEET} of an export of files")
+
+    def find_sheet(self) -> Sheet | None:
+        """See :meth:`RowSource.find_sheet`."""
+        return _sheet_of_tree(self.tree)
+
+    def find_lines(self) -> Rows:
+        """See :meth:`RowSource.find_lines`."""
+        if self.path.is_dir():
+            return super().find_lines()
+        found = self.tree.stat(ROWS)
+        return Rows(self.tree.read(ROWS, found.size, found.modified_ns, _MAX_LINES))
+
+    def splits(self) -> Sequence[str]:
+        """Not asked, see :meth:`RowSource.find_sheet`."""
+        return ()
+
+    def fields(self) -> Mapping[str, Field]:
+        """Not asked, see :meth:`RowSource.find_sheet`."""
+        return {}
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`."""
+        for number in self.numbers(split):
+            file = self.lines[number].get("file")
+            if not isinstance(file, str) or not is_inside(file):
+                raise SourceError(f"{self.tree.name(ROWS)}: line {number + 1} names no file of the export")
+            try:
+                found = self.tree.stat(file)
+            except OSError as error:
+                yield Row(file, (file, -1, 0, error.strerror or str(error)), 0)
+                continue
+            ref = (file, found.size, found.modified_ns, "is not a file")
+            yield Row(file, ref, max(0, found.size), 0, found.modified_ns, found.changed_ns)
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        file, size, modified, problem = ref
+        if size < 0:
+            raise ValueError(problem)
+        return {"image": self.tree.read(file, size, modified, self._max_bytes)}
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        self.tree.close()
+
+
+def _sheet_of_tree(tree: Tree) -> Sheet | None:
+    try:
+        found = tree.stat(SHEET)
+    except OSError:
+        return None
+    return parse_sheet(tree.read(SHEET, found.size, found.modified_ns, 2 * MAX_JSON_BYTES)) if found.size >= 0 else None
+
+
+def _find_sheet(path: Path) -> Sheet | None:
+    """The sheet at ``path``: in a folder, in a zip, or as the first file of a tar. Raises :class:`ManifestError`."""
+    if path.is_dir():
+        return read_sheet(path)
+    start = first_bytes(path, 512)
+    try:
+        if is_zip(start) or (is_tar(start) and first_names(path, 1) == [SHEET]):
+            tree = open_tree(path)
+            return None if tree is None else _sheet_of_tree(tree)
+    except (*TAR_FAULTS, SourceError):
+        return None  # of other kinds, one of which says what is wrong
+    return None
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    try:
+        sheet = _find_sheet(path)
+    except ManifestError as error:
+        raise SourceError(f"{printable(str(path))}: {error}; remove {SHEET} to read the data without it") from error
+    return Certainty.NO if sheet is None or sheet.source not in SOURCES else Certainty.CERTAIN
+
+
+def _open(path: Path, options: SourceOptions) -> Source:
+    try:
+        sheet = _find_sheet(path)
+    except ManifestError as error:
+        raise SourceError(f"{printable(str(path))}: {error}") from error
+    if sheet is None or sheet.source == "exported" or sheet.source not in SOURCES:
+        opened: Source = ExportedFiles(path, options)
+    else:
+        kind: Kind = SOURCES[sheet.source]
+        opened = kind.open(path, options)
+    opened.evidence = SHEET
+    return opened
+
+
+KIND = Kind("exported", "an export of packstore, with its packstore.json", _recognise, _open)

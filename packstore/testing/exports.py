@@ -1,0 +1,344 @@
+"""The contract of an export as tests. Each kind inherits :class:`ExportSuite` and adds what is its own: above all, that
+the format's own library reads it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from packstore.checking.verification import verify
+from packstore.core.errors import CorruptRecordError, DestinationError, SourceError, UsageError
+from packstore.core.manifest import Manifest
+from packstore.core.progress import Progress
+from packstore.core.registry import EXPORTS
+from packstore.core.sheet import ROWS, SHEET
+from packstore.exports import run
+from packstore.exports.base import Export
+from packstore.exports.run import ExportReport, export
+from packstore.packing.conversion import convert
+from packstore.stores import open_store
+from packstore.stores.builder.work_directory import find_leftovers, remove_leftover, work_path
+from packstore.testing.records import KINDS, flip, listing, make_records, write
+
+FILES: dict[str, dict[str, Any]] = {"original": {}, "jpeg": {"encoding": "jpeg"}, "seekable": {"encoding": "seekable"}}
+PIXELS: dict[str, dict[str, Any]] = {
+    "uint8": {"encoding": "uint8"},
+    "fixed": {"encoding": "uint8", "size": 16},
+    "float16": {"encoding": "float16", "size": 16},
+    "bfloat16": {"encoding": "bfloat16", "size": 16, "normalize": "cifar10"},
+    "float32": {"encoding": "float32", "size": 16, "normalize": "none"},
+}
+ENCODINGS: dict[str, dict[str, Any]] = {**FILES, **PIXELS}
+"""Options of ``convert`` for a store of each encoding."""
+
+
+class ExportSuite:
+    """Tests of one kind of export.
+
+    Attributes:
+        kind: Its name in the registry.
+        refuses: Names of :data:`packstore.testing.records.KINDS` that it cannot hold for the sake of their columns.
+    """
+
+    kind: ClassVar[str]
+    refuses: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def registered(self) -> type[Export]:
+        """The kind itself."""
+        found: type[Export] = EXPORTS[self.kind]
+        return found
+
+    def destination(self, folder: Path, name: str = "out") -> Path:
+        """A destination in ``folder`` whose name need not say the kind."""
+        suffixes = self.registered.suffixes
+        return folder / f"{name}{suffixes[0] if suffixes else ''}"
+
+    def export(self, store: Path, destination: Path, **options: Any) -> ExportReport:
+        """Exports to this kind."""
+        return export(store, destination, to=self.kind, **options)
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """An image folder with two splits of two classes."""
+        root = tmp_path / "images"
+        for number in range(12):
+            split, label = ("train", "val")[number % 3 == 2], ("cat", "dog: big")[number % 2]
+            path = root / split / label / f"{number:02}.v{number}.{('jpg', 'png')[number % 5 == 4]}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture(number, 20 + number, 30, "PNG" if path.suffix == ".png" else "JPEG"))
+        return root
+
+    @pytest.fixture
+    def store(self, folder: Path, tmp_path: Path) -> Path:
+        """A store of it that this kind holds as it is."""
+        encoding = "original" if "files" in self.registered.holds else "uint8"
+        convert(folder, tmp_path / "in.lmdb", encoding=encoding)
+        return tmp_path / "in.lmdb"
+
+    def imported(self, path: Path, tmp_path: Path, **options: Any) -> Manifest:
+        """The manifest of the store that ``convert`` makes of an export."""
+        number = len(list(tmp_path.glob("again-*")))
+        return convert(path, tmp_path / f"again-{number}.h5", **options).manifest
+
+    @pytest.mark.parametrize("encoding", ENCODINGS)
+    def test_an_import_is_the_same_dataset(self, folder: Path, tmp_path: Path, encoding: str) -> None:
+        store, out = tmp_path / "in.lmdb", self.destination(tmp_path)
+        manifest = convert(folder, store, **ENCODINGS[encoding]).manifest
+        held = {"files": manifest.holds_files, "floats": manifest.holds_floats}
+        form = next((name for name, its in held.items() if its), "uint8")
+        options: dict[str, Any] = {}
+        if form not in self.registered.holds:
+            with pytest.raises(UsageError, match=r"export to|--encode png"):
+                self.export(store, out)
+            assert listing(tmp_path) == listing(tmp_path) - {out.name}
+            if form == "floats":
+                with pytest.raises(UsageError, match="no pixels"):
+                    self.export(store, out, encode="png")
+                return
+            options["encode"] = "png"
+        report = self.export(store, out, **options)
+        assert report.manifest.dataset_digest == manifest.dataset_digest
+        again = self.imported(out, tmp_path)
+        assert again.dataset_digest == manifest.dataset_digest
+        assert again.origin.kind == (self.registered.source)
+        assert again.origin.digest == manifest.dataset_digest
+        assert again.normalization == manifest.normalization
+        assert verify(store, against=out).problems == ()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_records_of_every_type_come_back(self, tmp_path: Path, kind: str) -> None:
+        """With keys of all sorts, missing values, and columns of every type and dtype; of files that are no images."""
+        write(tmp_path / "made.lmdb", make_records(kind, count=9))
+        manifest = convert(tmp_path / "made.lmdb", tmp_path / "in.lmdb", check="none").manifest
+        out = self.destination(tmp_path)
+        if kind in self.refuses:
+            with pytest.raises(UsageError, match="cannot hold"):
+                self.export(tmp_path / "in.lmdb", out)
+            return
+        form = "files" if manifest.holds_files else "floats" if manifest.holds_floats else "uint8"
+        if form not in self.registered.holds:
+            if form == "floats":
+                return
+            self.export(tmp_path / "in.lmdb", out, encode="png")
+        else:
+            self.export(tmp_path / "in.lmdb", out)
+        again = self.imported(out, tmp_path, check="none")
+        assert again.dataset_digest == manifest.dataset_digest
+        assert again.skipped == manifest.skipped
+
+    @pytest.mark.parametrize("options", [{"shard_size": 3000}, {"split": "val"}], ids=["shards", "one split"])
+    def test_other_stores_come_back(self, folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+        encoding = "original" if "files" in self.registered.holds else "uint8"
+        manifest = convert(folder, tmp_path / "in.lmdb", encoding=encoding, **options).manifest
+        out = self.destination(tmp_path)
+        self.export(tmp_path / "in.lmdb", out)
+        assert self.imported(out, tmp_path).dataset_digest == manifest.dataset_digest
+
+    def test_a_store_without_labels_and_splits_comes_back(self, tmp_path: Path) -> None:
+        (tmp_path / "flat").mkdir()
+        for number in range(5):
+            (tmp_path / "flat" / f"{number}.jpg").write_bytes(picture(number))
+        encoding = "original" if "files" in self.registered.holds else "uint8"
+        manifest = convert(tmp_path / "flat", tmp_path / "in.lmdb", encoding=encoding).manifest
+        out = self.destination(tmp_path)
+        self.export(tmp_path / "in.lmdb", out)
+        assert self.imported(out, tmp_path).dataset_digest == manifest.dataset_digest
+
+    def test_one_split_of_an_export(self, store: Path, tmp_path: Path) -> None:
+        out = self.destination(tmp_path)
+        self.export(store, out)
+        again = self.imported(out, tmp_path, split="val")
+        with open_store(store) as reader, open_store(tmp_path / "again-0.h5") as other:
+            split = reader.manifest.split("val")
+            assert again.records == len(split)
+            assert [other.key(i) for i in range(len(split))] == [reader.key(i) for i in range(split.start, split.stop)]
+
+    def test_jpeg_and_png_are_made_only_when_asked(self, folder: Path, tmp_path: Path) -> None:
+        store = tmp_path / "in.lmdb"
+        digest = convert(folder, store, encoding="uint8").manifest.dataset_digest
+        for number, (encode, form) in enumerate({"png": "uint8", "jpeg": "jpeg"}.items()):
+            if "files" not in self.registered.holds:
+                with pytest.raises(UsageError):
+                    self.export(store, self.destination(tmp_path, encode), encode=encode)
+                continue
+            report = self.export(store, self.destination(tmp_path, encode), encode=encode)
+            again = self.imported(report.destination, tmp_path)
+            assert again.encoding == form
+            assert again.dataset_digest == report.manifest.dataset_digest
+            assert (again.dataset_digest == digest) == (encode == "png"), number
+
+    def test_the_index_of_seekable_images_can_be_left_out(self, folder: Path, tmp_path: Path, store: Path) -> None:
+        if "files" not in self.registered.holds:
+            pytest.skip("it holds no files")
+        convert(folder, tmp_path / "seekable.lmdb", encoding="seekable")
+        out = self.destination(tmp_path)
+        report = self.export(tmp_path / "seekable.lmdb", out, strip_index=True)
+        again = self.imported(out, tmp_path)
+        assert again.encoding == "original"
+        assert again.dataset_digest == report.manifest.dataset_digest
+        with open_store(tmp_path / "seekable.lmdb") as old, open_store(tmp_path / "again-0.h5") as new:
+            for i in range(len(old)):
+                assert b"packstore" not in bytes(new.read(i))[:200]
+                assert np.array_equal(pixels_of(old.read(i)), pixels_of(new.read(i)))
+        with pytest.raises(UsageError, match="seekable"):
+            self.export(store, self.destination(tmp_path, "other"), strip_index=True)
+
+    def test_the_same_store_gives_the_same_bytes(self, store: Path, tmp_path: Path) -> None:
+        found = []
+        for name in ("a", "b"):
+            out = self.destination(tmp_path, name)
+            self.export(store, out)
+            found.append({str(file.relative_to(out)): file.read_bytes() for file in files_of(out)})
+        assert found[0] == found[1]
+
+    def test_an_existing_destination(self, store: Path, tmp_path: Path) -> None:
+        out = self.destination(tmp_path)
+        self.export(store, out)
+        before = listing(tmp_path)
+        with pytest.raises(DestinationError, match="--overwrite"):
+            self.export(store, out)
+        self.export(store, out, overwrite=True)
+        assert listing(tmp_path) == before
+        if out.is_dir():
+            (out / "mine.txt").write_text("mine")
+            with pytest.raises(DestinationError, match=r"mine\.txt"):
+                self.export(store, out, overwrite=True)
+            assert (out / "mine.txt").read_text() == "mine"
+
+    @pytest.mark.parametrize("what", ["folder", "file", "store"])
+    def test_what_is_no_export_is_never_replaced(self, store: Path, tmp_path: Path, what: str) -> None:
+        out = self.destination(tmp_path)
+        if what == "folder":
+            out.mkdir()
+            (out / "mine.txt").write_text("mine")
+        elif what == "file":
+            out.write_text("mine")
+        else:
+            convert(store, out, format="hdf5")
+        before = {file: file.read_bytes() for file in files_of(out)}
+        for overwrite in (False, True):
+            with pytest.raises(DestinationError):
+                self.export(store, out, overwrite=overwrite)
+        assert {file: file.read_bytes() for file in files_of(out)} == before
+
+    def test_a_damaged_record_ends_it(self, store: Path, tmp_path: Path) -> None:
+        with open_store(store) as reader:
+            image = bytes(reader.read(5))
+        data = store / "data.mdb"
+        flip(data, data.read_bytes().index(image) + len(image) // 2)
+        out = self.destination(tmp_path)
+        with pytest.raises(CorruptRecordError):
+            self.export(store, out)
+        assert not out.exists()
+
+    def test_an_interrupted_run_is_gone_on_with(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
+        sized = self.registered.shard_bytes is not None and not self.registered.one_file
+        options: dict[str, Any] = {"shard_size": 1500} if sized else {}
+        monkeypatch.setattr(run, "_CHUNK_RECORDS", 2)
+        self.export(store, whole, **options)
+        resumed = []
+        for stop in (0, 5, 9):
+            with pytest.raises(KeyboardInterrupt):
+                self.export(store, out, progress=Stop(stop), **options)
+            assert not out.exists()
+        resumed.append(self.export(store, out, **options).resumed)
+        if not self.registered.one_file:
+            assert resumed[0] > 0
+        assert not work_path(out).exists()
+        assert {str(file.relative_to(out)): file.read_bytes() for file in files_of(out)} == {
+            str(file.relative_to(whole)): file.read_bytes() for file in files_of(whole)
+        }
+
+    def test_what_an_interrupted_run_leaves_is_cleaned(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if self.registered.one_file:
+            pytest.skip("nothing is left")
+        monkeypatch.setattr(run, "_CHUNK_RECORDS", 2)
+        options: dict[str, Any] = {"shard_size": 1500} if self.registered.shard_bytes is not None else {}
+        before = listing(tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            self.export(store, self.destination(tmp_path), progress=Stop(9), **options)
+        (leftover,) = find_leftovers(tmp_path)
+        remove_leftover(leftover)
+        assert listing(tmp_path) == before
+
+    def test_a_changed_export_is_refused(self, store: Path, tmp_path: Path) -> None:
+        out = self.destination(tmp_path)
+        self.export(store, out)
+        if not out.is_dir():
+            pytest.skip("it is one file")
+        plain = json.loads((out / SHEET).read_text())
+        for name, value in {
+            "packstore_export": 99,
+            "held": 3,
+            "manifest": {},
+            "shards": [["../x", "train", 1]],
+        }.items():
+            (out / SHEET).write_text(json.dumps(plain | {name: value}))
+            with pytest.raises(SourceError, match=r"packstore\.json"):
+                self.imported(out, tmp_path)
+        (out / SHEET).write_text(json.dumps(plain))
+        if (out / ROWS).exists():
+            lines = (out / ROWS).read_bytes().splitlines(keepends=True)
+            (out / ROWS).write_bytes(b"".join(lines[:-1]))
+            with pytest.raises(SourceError, match=r"packstore\.json"):
+                self.imported(out, tmp_path)
+
+    def test_progress_ends_with_all_records(self, store: Path, tmp_path: Path) -> None:
+        seen: list[Progress] = []
+        self.export(store, self.destination(tmp_path), progress=seen.append)
+        assert [report.done for report in seen] == sorted(report.done for report in seen)
+        assert (seen[-1].done, seen[-1].total) == (12, 12)
+
+    def test_nothing_stays_open(self, store: Path, tmp_path: Path) -> None:
+        descriptors = Path("/proc/self/fd")
+        if not descriptors.is_dir():
+            pytest.skip("open files are counted in /proc")
+        self.export(store, self.destination(tmp_path, "first"))
+        before = len(os.listdir(descriptors))
+        self.export(store, self.destination(tmp_path))
+        assert len(os.listdir(descriptors)) == before
+
+
+class Stop:
+    """Progress that ends a run once so many records are done."""
+
+    def __init__(self, done: int) -> None:
+        self.done = done
+
+    def __call__(self, report: Progress) -> None:
+        if report.done > self.done:
+            raise KeyboardInterrupt
+
+
+def picture(seed: int, height: int = 20, width: int = 30, kind: str = "JPEG") -> bytes:
+    """An image file that differs from those of other seeds."""
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 255, (4, 4, 3), np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).resize((width, height)).save(out, kind)
+    return out.getvalue()
+
+
+def pixels_of(data: Any) -> Any:
+    """The pixels of an image file, by Pillow."""
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(bytes(data))).convert("RGB"))
+
+
+def files_of(path: Path) -> list[Path]:
+    """A file, or all in a folder."""
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
