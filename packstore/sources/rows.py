@@ -110,7 +110,7 @@ class RowSource(Source):
         return sheet if sheet is not None and sheet.source == self.kind else None
 
     @property
-    def shards(self) -> list[tuple[str, Path]]:
+    def sheet_shards(self) -> list[tuple[str, Path]]:
         """Split and path of each shard that the sheet names. Raises :class:`SourceError` where one is missing."""
         assert self.sheet is not None
         found = [(shard.split, self.path / shard.file) for shard in self.sheet.shards]

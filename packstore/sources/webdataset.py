@@ -88,7 +88,7 @@ class WebDatasetSource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._shards = self.shards if self.sheet is not None else find_shards(path)
+        self._shards = self.sheet_shards if self.sheet is not None else find_shards(path)
         if not self._shards:
             raise SourceError(f"{printable(str(path))} holds no tar shards (.tar, .tar.gz …)")
         more = f" and {len(self._shards) - 1:,} more" if len(self._shards) > 1 else ""
