@@ -210,6 +210,8 @@ def to_rest(column: Column, value: Any) -> bytes | NDArray[Any]:
             raise _unfit(column, f"shape (n, {', '.join(map(str, column.shape))})", value)
     elif array.shape != column.shape:
         raise _unfit(column, f"shape {column.shape}", value)
+    if column.type == "boxes":
+        _check_boxes(column, array)
     if column.classes is not None and array.size:
         least, most = int(array.min()), int(array.max())
         if least < 0 or most >= len(column.classes):
@@ -259,6 +261,15 @@ def from_rest(column: Column, raw: Any, shape: tuple[int, ...] | None = None) ->
     if math.prod(wanted) != flat.size or min(wanted) < 0:
         raise StoreError(f"a value of column {column.name!r} has {flat.size} elements, not {wanted}")
     return (flat if flat.flags.aligned else flat.copy()).reshape(wanted)
+
+
+def _check_boxes(column: Column, boxes: NDArray[np.float32]) -> None:
+    """Raises :class:`ValueError` for a box that is none. It may be empty, and lie outside of its image."""
+    good = np.isfinite(boxes).all(1) & (boxes[:, :2] <= boxes[:, 2:]).all(1)
+    if not good.all():
+        row = int(good.argmin())
+        expected = "finite numbers" if not np.isfinite(boxes[row]).all() else "left <= right and top <= bottom"
+        raise ValueError(f"column {column.name!r}: box {row} is {boxes[row].tolist()}; expected {expected} (xyxy)")
 
 
 def _text_to_rest(column: Column, value: Any) -> bytes:

@@ -89,6 +89,8 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, 
                 else:
                     key, image = entry.key, found
                 record, shape, reason, changed, turned = encoder(key, image)
+                if isinstance(found, Sample) and at_rest.masks:
+                    at_rest.check_masks(key, found, encoder.shown_sizes(image, shape), encoder.options.max_pixels)
             except (SampleError, CorruptRecordError) as error:
                 if not skip:
                     raise

@@ -9,12 +9,17 @@ import numpy as np
 
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, shape_to_rest, to_rest
-from packstore.core.errors import SampleError
+from packstore.core.errors import DecodeError, SampleError
+from packstore.images.masks import read_mask_header
 from packstore.sources.base import Sample, Survey
 
 
 class AtRest:
-    """Brings the values of samples to rest, for the columns whose values come with samples; for any thread."""
+    """Brings the values of samples to rest, for the columns whose values come with samples; for any thread.
+
+    Attributes:
+        masks: The columns of masks among them.
+    """
 
     def __init__(self, survey: Survey) -> None:
         sampled = [column for column in survey.columns if column.name in survey.sampled]
@@ -25,6 +30,7 @@ class AtRest:
             for column in sampled
             if column.name not in companions
         ]
+        self.masks = [column for column, _ in self._columns if column.type == "mask"]
 
     def __call__(self, key: str, sample: Sample) -> Mapping[str, Any]:
         """The value of every column, companions among them, and of ``key``.
@@ -53,6 +59,27 @@ class AtRest:
                 self._check_parallel(key, column, found)
         return found
 
+    def check_masks(self, key: str, sample: Sample, sizes: Sequence[tuple[int, int]], max_pixels: int) -> None:
+        """Raises :class:`SampleError` where a mask has another size than its image.
+
+        Args:
+            key: The sample's, for messages.
+            sample: It.
+            sizes: Heights and widths with which the image may be shown; empty where nothing is known.
+            max_pixels: Of the largest mask that is taken.
+        """
+        for column in () if sample.at_rest else self.masks:
+            value = sample.values[column.name]
+            if value is None:
+                continue
+            try:
+                size = _mask_size(column, value, max_pixels)
+            except DecodeError as error:
+                raise SampleError(key, f"{column.name}: {error}") from error
+            if sizes and size not in sizes:
+                (height, width), (tall, wide) = size, sizes[0]
+                raise SampleError(key, f"{column.name}: the mask is {height}x{width}, and its image {tall}x{wide}")
+
     def _check_parallel(self, key: str, column: Column, found: Mapping[str, Any]) -> None:
         boxes = next(each for each, _ in self._columns if each.name == column.parallel)
         rows = len(found[column.name]) // column.record_nbytes
@@ -61,6 +88,14 @@ class AtRest:
             raise SampleError(
                 key, f"{column.name!r} has {rows} rows and {boxes.name!r} has {expected}; expected as many"
             )
+
+
+def _mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, int]:
+    if column.layout is not None:
+        height, width = np.shape(value)
+        return height, width
+    header = read_mask_header(value, max_pixels)
+    return header.height, header.width
 
 
 def nbytes_at_rest(values: Mapping[str, Any]) -> int:

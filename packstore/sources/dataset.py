@@ -161,6 +161,7 @@ class DatasetSource(SampleSource):
         given = {split: files_of(data) for split, data in splits.items()}
         if len(splits) > 1:
             given = {split: None if files is None else InSplit(files, split) for split, files in given.items()}
+        _refuse_shared(splits)
         self._parts = [_part(split, given[split] or data) for split, data in splits.items()]
         raw = self._probe()
         classes = _classes(splits) if fields is None else None
@@ -270,6 +271,9 @@ class DatasetSource(SampleSource):
         for part in self._parts:
             if part.length is None:
                 part.probes = dict(enumerate(islice(part.rest, PROBED)))
+            if part.split and not (part.probes if part.length is None else part.length):
+                raise SourceError(f"split {printable(part.split)!r} has no samples: leave it out")
+            if part.length is None:
                 continue
             spread = {round(i * (part.length - 1) / PROBED) for i in range(PROBED + 1)} if part.length else set()
             for index in sorted({*range(min(part.length, PROBED)), *spread}):
@@ -331,6 +335,17 @@ def _part(split: str, data: Any) -> _Part:
         f"{type(data).__name__} is no dataset; give a path, a Dataset, a list of samples, an iterable of them, or a "
         "dict of these by split"
     )
+
+
+def _refuse_shared(splits: Mapping[str, Any]) -> None:
+    """Raises :class:`UsageError` where two splits are one iterator: each sample would go to the first that asks."""
+    seen: dict[int, str] = {}
+    for split, data in splits.items():
+        if isinstance(data, Iterator) and seen.setdefault(id(data), split) != split:
+            raise UsageError(
+                f"the splits {printable(seen[id(data)])!r} and {printable(split)!r} are the same iterator, which gives "
+                "each sample once; give each split an iterable of its own"
+            )
 
 
 def _classes(splits: Mapping[str, Any]) -> tuple[str, ...] | None:

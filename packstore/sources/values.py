@@ -240,10 +240,22 @@ def _of_file(name: str, value: Any) -> Field:
     return Image() if start.startswith((_PNG, b"\xff\xd8\xff")) else Bytes()
 
 
+def _dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
+    """Name of the dtype that holds all ``values``, which are ``arrays``."""
+    full = [(array, dtype_name(value)) for array, value in zip(arrays, values, strict=True) if array.size]
+    names = {name for _, name in full} or {dtype_name(values[0])}
+    if len(names) == 1:
+        return names.pop()
+    found = np.result_type(*(array.dtype for array, _ in full))
+    if found.kind == "f" and all(array.dtype.kind in "biu" for array, _ in full):
+        raise ValueError(f"found {' and '.join(sorted(names))} values, and no dtype holds all of both: declare it")
+    return found.name
+
+
 def _of_arrays(name: str, arrays: list[NDArray[Any]], values: Sequence[Any], *, as_lists: bool) -> Field:
     """The field of numbers. ``as_lists``: they came as lists, whose lengths say nothing of a fixed shape."""
-    first, dtype = arrays[0], dtype_name(values[0] if not as_lists else next((a for a in arrays if a.size), arrays[0]))
-    whole = first.dtype.kind in "iu" or not first.size
+    first, dtype = arrays[0], _dtype(arrays, arrays if as_lists else values)
+    whole = all(array.dtype.kind in "iu" or not array.size for array in arrays)
     if first.ndim == 0:
         return Label() if whole and name in _LABEL_NAMES else Array(dtype)
     full = next((array for array in arrays if array.size), first)

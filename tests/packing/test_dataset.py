@@ -140,7 +140,7 @@ def test_splits_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_tuples_of_an_image_and_something(tmp_path: Path, second: Any, column: Any, value: Any) -> None:
-    samples = [(jpeg(i), second) for i in range(3)]
+    samples = [(jpeg(i, 3, 3), second) for i in range(3)]
     manifest = packstore.convert(Mapped(samples), tmp_path / "a.lmdb").manifest
     found = {name: kind for name, kind in columns_of(manifest).items() if not name.endswith("_shape")}
     assert found == {"image": ("image", "uint8"), **column}
@@ -287,7 +287,12 @@ def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path) -> None:
         ([{"image": jpeg(1), "a": np.zeros(shape)} for shape in (2, (2, 2))], {}, "a: found arrays of shapes"),
         ([{"image": torch.rand(3, 8, 8)}], {"encoding": "uint8"}, "found an image of float32; expected uint8; leave"),
         ([{"image": np.zeros((3, 8, 8), np.uint8)}], {"encoding": "uint8"}, r"found an array of shape \(3, 8, 8\)"),
-        ([jpeg(1)], {"labels": "labels.csv"}, "source_kind and labels are for paths"),
+        ([jpeg(1)], {"labels": "labels.csv"}, "source_kind, labels, .* are for paths"),
+        ([{"image": jpeg(1), "a": np.array(n, d)} for n, d in ((1, "u8"), (1, "i8"))], {}, "a: found int64 and uint"),
+        ({"a": [jpeg(1)], "b": []}, {}, "split 'b' has no samples: leave it out"),
+        ({"a": [], "b": [jpeg(1)]}, {}, "split 'a' has no samples: leave it out"),
+        ({"a": [jpeg(1)], "b": iter([])}, {}, "split 'b' has no samples: leave it out"),
+        (dict.fromkeys("ab", iter([jpeg(1)] * 40)), {}, "the splits 'a' and 'b' are the same iterator"),
         ([jpeg(1)], {"encoding": "jpeg", "fields": {"image": packstore.Image("uint8")}}, "differ; give one of them"),
         (iter([jpeg(1)]), {"encoding": "float16", "size": 8, "normalize": "auto"}, "normalize='auto' reads all images"),
     ],

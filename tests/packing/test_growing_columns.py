@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import packstore
 from packstore.core.errors import StoreError, UsageError
@@ -43,7 +44,7 @@ def write(path: Path, images: list[Path], numbers: range, classes: tuple[str, ..
                 label=classes[i % 2] if i % 5 else None,
                 boxes=np.arange(count * 4, dtype=np.float32).reshape(count, 4),
                 names=[classes[(i + j) % 2] for j in range(count)],
-                mask=np.full((4 + i, 5), i, np.uint8),
+                mask=np.full(Image.open(images[i]).size[::-1], i, np.uint8),
                 caption=f"ü{i}" if i % 3 else None,
                 vector=np.arange(3) * i,
             )

@@ -13,7 +13,7 @@ import packstore
 from packstore.core.errors import SampleError, UsageError
 from tests.makers.samples import jpeg, palette_png
 
-JPEG = jpeg(1)
+JPEG = jpeg(1, 4, 5)
 MASK = np.zeros((4, 5), np.uint8)
 
 

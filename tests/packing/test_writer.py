@@ -102,7 +102,7 @@ def test_the_store_is_the_same_in_every_format(tmp_path: Path, fields: Any) -> N
 def test_types_are_inferred(tmp_path: Path) -> None:
     samples = [
         {
-            "photo": jpeg(i),
+            "photo": jpeg(i, 3, 2),
             "label": i % 2,
             "score": i / 7,
             "good": i % 2 == 0,
@@ -115,6 +115,10 @@ def test_types_are_inferred(tmp_path: Path) -> None:
             "text": "x" * i,
             "meta": {"a": [1, None]},
             "weights": torch.full((2, 2), float(i), dtype=torch.bfloat16),
+            "price": i if i < 3 else i + 0.5,
+            "reading": np.int16(i) if i else np.float32(0.5),
+            "path": [i] if i < 4 else [0.25, 1],
+            "target": i if i < 4 else 0.5,
             "maybe": None if i == 3 else i,
         }
         for i in range(5)
@@ -135,6 +139,10 @@ def test_types_are_inferred(tmp_path: Path) -> None:
         "text": ("text", "ragged", "uint8", ()),
         "meta": ("json", "ragged", "uint8", ()),
         "weights": ("array", "fixed", "bfloat16", (2, 2)),
+        "price": ("array", "fixed", "float64", ()),
+        "reading": ("array", "fixed", "float32", ()),
+        "path": ("array", "ragged", "float64", ()),
+        "target": ("array", "fixed", "float64", ()),
         "maybe": ("array", "fixed", "int64", ()),
         "maybe_valid": ("array", "fixed", "bool", ()),
         "key": ("text", "ragged", "uint8", ()),
@@ -232,6 +240,7 @@ def test_further_images_have_an_encoding_of_their_own(tmp_path: Path, encoding: 
 
 
 INDICES = np.arange(12).reshape(3, 4)
+SMALL = jpeg(1, 3, 4)
 MASKS = {
     "uint8": INDICES.astype(np.uint8),
     "uint16": INDICES.astype(np.uint16) * 5000,
@@ -249,7 +258,7 @@ MASKS = {
 @pytest.mark.parametrize("kind", MASKS)
 def test_masks(tmp_path: Path, kind: str) -> None:
     fields = {"image": "image", "mask": "mask"} if kind == "tensor of one" else None
-    write(tmp_path / "a.h5", [{"image": jpeg(1), "mask": MASKS[kind]}], fields)
+    write(tmp_path / "a.h5", [{"image": SMALL, "mask": MASKS[kind]}], fields)
     found = item(tmp_path / "a.h5", "mask")
     wanted = np.asarray(MASKS[kind]).reshape(3, 4)
     assert np.array_equal(found, wanted)
@@ -272,7 +281,7 @@ def test_files_that_are_no_masks(tmp_path: Path, value: bytes, message: str) -> 
 
 
 GOOD = {
-    "image": jpeg(1), "boxes": [[0, 0, 1, 1]], "labels": [1], "label": 1, "caption": "x", "mask": MASKS["uint8"],
+    "image": SMALL, "boxes": [[0, 0, 1, 1]], "labels": [1], "label": 1, "caption": "x", "mask": MASKS["uint8"],
     "vector": np.zeros(3, np.float32), "count": 7,
 }  # fmt: skip
 DECLARED = {
@@ -291,7 +300,13 @@ DECLARED = {
         ({"mask": palette_png(INDICES)}, "mask: found a file, expected pixels as in the first sample"),
         ({"mask": INDICES.astype(float)}, "mask: found float64 of shape"),
         ({"mask": INDICES + 250}, "mask: found values from 250 to 261, which are not all uint8"),
+        ({"mask": np.zeros((4, 3), np.uint8)}, "mask: the mask is 4x3, and its image 3x4"),
+        ({"image": jpeg(1, 4, 3)}, "mask: the mask is 3x4, and its image 4x3"),
         ({"boxes": [[0, 0, 1]]}, "'boxes'"),
+        ({"boxes": [[0, 0, np.nan, 1]]}, r"'boxes': box 0 is \[0.0, 0.0, nan, 1.0\]; expected finite numbers"),
+        ({"boxes": [[0, -np.inf, 0, 1]]}, r"'boxes': box 0 is \[0.0, -inf, 0.0, 1.0\]; expected finite numbers"),
+        ({"boxes": torch.tensor([[2, 0, 1, 1]])}, "box 0 is .*; expected left <= right and top <= bottom"),
+        ({"boxes": [[0, 0, 1, 1], [0, 3, 1, 2]]}, "box 1 is .*; expected left <= right and top <= bottom"),
         ({"boxes": [[0, 0, 1, 1], [1, 1, 2, 2]]}, "'labels' has 1 rows and 'boxes' has 2; expected as many"),
         ({"labels": [2]}, "has 2 classes, numbered from 0; got 2"),
         ({"labels": ["c"]}, "labels: found 'c'; expected one of 2 classes"),
@@ -320,6 +335,40 @@ def test_bad_samples_can_be_skipped(tmp_path: Path) -> None:
     assert report.manifest.records == 38
     with packstore.open(tmp_path / "a.lmdb") as store:
         assert store.fixed("label").tolist() == [i for i in range(40) if i not in (3, 30)]
+
+
+def test_bad_targets_can_be_skipped(tmp_path: Path) -> None:
+    """Boxes that are none, and masks of another size than their images; boxes may be empty, and lie outside."""
+    good = [[[0, 0, 0, 0]], [[5, 5, 5, 9]], [[-9, -9, 99, 99]], np.zeros((0, 4)), []]
+    bad = [[[1, 0, 0, 1]], [[0, 0, np.inf, 1]], [[0, np.nan, 1, 1]]]
+    samples = [{"image": SMALL, "boxes": boxes, "mask": MASKS["uint8"]} for boxes in (*good, *bad)]
+    samples.append({**samples[0], "mask": np.zeros((4, 4), np.uint8)})
+    report = write(tmp_path / "a.lmdb", samples, {"image": "image", "boxes": "boxes", "mask": "mask"}, on_error="skip")
+    assert [skipped.key for skipped in report.skipped] == [f"{i:010}" for i in range(5, 9)]
+    assert report.manifest.records == 5
+    with packstore.open(tmp_path / "a.lmdb") as store:
+        assert [store.item("boxes", i).tolist() for i in range(5)] == [np.asarray(b).tolist() for b in good]
+
+
+@pytest.mark.parametrize("encoding", ["original", "uint8"])
+@pytest.mark.parametrize("exif_transpose", [False, True])
+def test_a_mask_of_an_image_that_is_to_be_turned(tmp_path: Path, encoding: str, exif_transpose: bool) -> None:
+    """Where the file is kept, it may lie as the pixels do or as they are shown; else as the pixels that are kept."""
+    turned = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels(3, 4, 1)).save(turned, "JPEG", exif=exif)
+    for shape in ((3, 4), (4, 3), (4, 4)):
+        sample = {"image": turned.getvalue(), "mask": np.zeros(shape, np.uint8)}
+        options: dict[str, Any] = {"encoding": encoding, "exif_transpose": exif_transpose, "overwrite": True}
+        if encoding == "original":
+            options.pop("exif_transpose")
+        taken = (3, 4), (4, 3)
+        if shape in (taken if encoding == "original" else taken[exif_transpose : exif_transpose + 1]):
+            write(tmp_path / "a.h5", [sample], **options)
+        else:
+            with pytest.raises(SampleError, match=f"mask: the mask is {shape[0]}x{shape[1]}, and its image"):
+                write(tmp_path / "a.h5", [sample], **options)
 
 
 def _add_and_raise(writer: packstore.Writer, image: bytes, count: int) -> None:
@@ -427,6 +476,12 @@ def test_a_writer_makes_what_convert_makes(tmp_path: Path) -> None:
     assert write(tmp_path / "b.lmdb", samples, fields).manifest.dataset_digest == converted.dataset_digest
 
 
+def upright(box: tuple[float, ...]) -> tuple[float, ...]:
+    """The box between two corners."""
+    left, top, right, bottom = box
+    return min(left, right), min(top, bottom), max(left, right), max(top, bottom)
+
+
 @st.composite
 def datasets(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Fields and samples of every type."""
@@ -441,14 +496,14 @@ def datasets(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             lambda optional: packstore.Labels(of=False, optional=optional),
             st.lists(st.integers(0, 99), max_size=4),
         ),
-        "boxes": (packstore.Boxes, st.lists(st.tuples(*[st.floats(0, 99, width=32)] * 4), max_size=3)),
+        "boxes": (packstore.Boxes, st.lists(st.tuples(*[st.floats(0, 99, width=32)] * 4).map(upright), max_size=3)),
         "keypoints": (
             lambda optional: packstore.Keypoints(of=False, optional=optional),
             st.lists(st.tuples(*[st.floats(0, 99, width=32)] * 2), max_size=3),
         ),
         "mask": (
             lambda optional: packstore.Mask("int32", optional=optional),
-            st.tuples(st.integers(1, 4), st.integers(1, 4), numbers).map(lambda t: np.full(t[:2], t[2], np.int32)),
+            numbers.map(lambda number: np.full((3, 4), number, np.int32)),
         ),
         "vector": (
             lambda optional: packstore.Array("float64", (2,), optional=optional),
@@ -475,7 +530,7 @@ def datasets(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def test_whatever_is_written_comes_back(tmp_path: Path, dataset: Any, suffix: str, shards: int | None) -> None:
     fields, samples = dataset
     path = tmp_path / f"a{suffix}"
-    given = [{"image": jpeg(1), **sample} for sample in samples]
+    given = [{"image": SMALL, **sample} for sample in samples]
     write(path, given, {"image": "image", **fields}, overwrite=True, shard_size=shards)
     with packstore.open(path) as store:
         for record, sample in enumerate(samples):

@@ -26,7 +26,7 @@ from packstore.images.encode.differences import (
 )
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
 from packstore.images.resize import Pixels, fit, limit, limited_size, target_size
-from packstore.images.sniff import HeaderError, ImageInfo, check_header, too_many_pixels
+from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff, too_many_pixels
 
 
 class Encoded(NamedTuple):
@@ -95,6 +95,20 @@ class SourceImages:
         """The EXIF orientation of an image file, by its header where :meth:`file` has just read that in this thread."""
         latest, info = getattr(_thread, "latest", (None, None))
         return read_orientation(image, info if latest is image else None)
+
+    def shown_sizes(self, image: ImageData) -> tuple[tuple[int, int], ...]:
+        """Heights and widths with which an image may be shown, as it lies and turned by its EXIF orientation; none of a
+        file whose header is not checked."""
+        if isinstance(image, np.ndarray):
+            height, width = image.shape[:2] if self.encoding.layout == "HWC" else image.shape[1:]
+            return ((height, width),)
+        if self.options.check == "none":
+            return ()
+        latest, info = getattr(_thread, "latest", (None, None))
+        if latest is not image or info is None:
+            info = sniff(image)
+        turned = info.width, info.height
+        return (turned[::-1], turned) if read_orientation(image, info) >= 5 else (turned[::-1],)
 
     def array(self, key: str, image: ImageData) -> NDArray[Any]:
         """The array of a source that yields arrays."""

@@ -76,6 +76,17 @@ class Encoder:
         except (HeaderError, TooLargeError) as error:
             raise SampleError(key, error.reason) from error
 
+    def shown_sizes(self, image: ImageData, shape: tuple[int, ...] | None) -> Sequence[tuple[int, int]]:
+        """Heights and widths with which a record may be shown, as it lies and upright; empty where nothing was checked.
+
+        Args:
+            image: Of which the record was made, just before in this thread.
+            shape: The record's, where it was decoded.
+        """
+        if shape is not None and not self.passes_through:
+            return ((shape[0], shape[1]),)
+        return self.encoding.images.shown_sizes(image)
+
     def _make(self, key: str, image: ImageData) -> Encoded:
         encoded = self.encoding.encode(key, image)
         if isinstance(image, np.ndarray):
