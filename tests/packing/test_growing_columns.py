@@ -38,13 +38,15 @@ def write(path: Path, images: list[Path], numbers: range, classes: tuple[str, ..
     with packstore.Writer(path, fields, split="train") as writer:
         for i in numbers:
             count = i % 4
+            with Image.open(images[i]) as image:
+                size = image.height, image.width
             writer.add(
                 key=f"k{i}",
                 image=images[i],
                 label=classes[i % 2] if i % 5 else None,
                 boxes=np.arange(count * 4, dtype=np.float32).reshape(count, 4),
                 names=[classes[(i + j) % 2] for j in range(count)],
-                mask=np.full(Image.open(images[i]).size[::-1], i, np.uint8),
+                mask=np.full(size, i, np.uint8),
                 caption=f"ü{i}" if i % 3 else None,
                 vector=np.arange(3) * i,
             )
