@@ -167,6 +167,7 @@ SOURCES = Registry(
         "hdf5": "packstore.sources.arrays.hdf5:KIND",
         "webdataset": "packstore.sources.webdataset:KIND",
         "coco": "packstore.sources.coco:KIND",
+        "yolo": "packstore.sources.yolo:KIND",
         "voc": "packstore.sources.voc:KIND",
         "arrow": "packstore.sources.huggingface.arrow:KIND",
         "parquet": "packstore.sources.huggingface.parquet:KIND",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from packstore.core.errors import SampleError, SourceError, printable
@@ -17,6 +19,8 @@ from packstore.sources.tree import Tree
 _HEADER = 1 << 12
 _COLOUR_AT, _ONE_CHANNEL = 25, (0, 3)  # of a PNG's header; gray, palette
 _TEXT_BYTES = 256 << 20
+_YOLO_LINE = re.compile(rb"\s*\d+(\.0+)?([ \t]+-?[0-9.]+(e-?\d+)?){4,}\s*")
+_LOOKED_AT = 64
 
 
 def is_folder(tree: Tree, path: str) -> bool:
@@ -133,3 +137,18 @@ def class_names(names: Sequence[str], numbers: Sequence[int]) -> tuple[str, ...]
         if len(set(found)) == len(found)
         else tuple(f"{name} ({number})" for name, number in zip(found, numbers, strict=True))
     )
+
+
+def yolo_labels(tree: Tree, folder: str) -> bool:
+    """Whether a folder, or one within it, holds YOLO's labels: ``.txt`` files with a class and numbers on each line."""
+    waiting = [folder]
+    for place in waiting:  # grows meanwhile
+        for name, is_directory in islice(tree.names(place), _LOOKED_AT):
+            path = join(place, name)
+            if is_directory and len(waiting) < _LOOKED_AT:
+                waiting.append(path)
+            elif (
+                name.endswith(".txt") and name != "classes.txt" and (line := tree.start(path, _HEADER).split(b"\n")[0])
+            ):
+                return _YOLO_LINE.fullmatch(line) is not None
+    return False

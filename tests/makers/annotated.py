@@ -105,3 +105,15 @@ def coco(root: Path, samples: int = 6) -> Path:
         )
         files[f"annotations/captions_{split}2017.json"] = json.dumps(head | {"annotations": captions})
     return fill(root, files)
+
+
+def yolo(root: Path, samples: int = 6) -> Path:
+    """YOLO's layout: images/train and images/val with labels; one of three images has no file of labels."""
+    names = "names:\n  0: cat\n  1: dog\n"
+    files: dict[str, str | bytes] = {"data.yaml": f"path: ../set\ntrain: images/train\nval: images/val\n{names}"}
+    for n in range(samples):
+        split = "train" if n < samples - 2 else "val"
+        files[f"images/{split}/{n:05}.jpg"] = jpeg(n)
+        if n % 3:
+            files[f"labels/{split}/{n:05}.txt"] = "1 0.5 0.5 0.25 0.5\n0 0.25 0.5 0.5 1\n" if n % 3 == 1 else ""
+    return fill(root, files)

@@ -115,7 +115,7 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
     "a list of labels": ({"x/a.jpg": "", "x/b.jpg": "", "anything.csv": "id,y\nb,0\na,1\n"}, "anything.csv"),
 }
 
-READ = {"voc": "voc", "coco": "coco", "coco in full": "coco"}
+READ = {"voc": "voc", "coco": "coco", "coco in full": "coco", "yolo": "yolo"}
 """Layouts that a kind reads with all that annotates them."""
 
 INNOCENT: dict[str, dict[str, str]] = {

@@ -18,7 +18,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Labels
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import class_names, join
+from packstore.sources.beside import class_names, join, yolo_labels
 from packstore.sources.coco.documents import Documents, boxes_of, keypoints_of, labels_of
 from packstore.sources.coco.files import READ, by_split, find_files, image_folder
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
@@ -178,11 +178,12 @@ class CocoSource(FileRowSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A JSON file whose first bytes are COCO's, where such files lie."""
+    """A JSON file whose first bytes are COCO's, where such files lie. Labels of YOLO beside it are a question: either
+    may be of some splits only."""
     tree = open_tree(path)
-    return (
-        Certainty.CERTAIN if tree is not None and any(file.kind in READ for file in find_files(tree)) else Certainty.NO
-    )
+    if tree is None or not any(file.kind in READ for file in find_files(tree)):
+        return Certainty.NO
+    return Certainty.PARTIAL if yolo_labels(tree, "labels") else Certainty.CERTAIN
 
 
 KIND = Kind("coco", "COCO: images with annotations/instances_*.json", _recognise, CocoSource)

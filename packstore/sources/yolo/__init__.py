@@ -1,0 +1,215 @@
+"""YOLO (https://docs.ultralytics.com/datasets/): images, and for each a ``.txt`` file with a line for each object.
+
+A line is ``class cx cy width height``, as fractions of the image's sides; or ``class x y x y …``, a polygon; or, with
+``kpt_shape`` in ``data.yaml``, a box followed by keypoints. Sides are those of the upright image, as for Ultralytics:
+of a file with an EXIF orientation that lies on its side, they are exchanged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Labels
+from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.sniff import HeaderError, sniff
+from packstore.sources.archives import open_tree
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.beside import finite, join, read_whole, yolo_labels
+from packstore.sources.coco.files import READ, find_files
+from packstore.sources.rows import FileRow, FileRowSource, InTree
+from packstore.sources.yolo.layout import Layout, descriptions, folders_of_images, listed, read_layout
+
+_LEAST, _MOST = -0.01, 1.01
+"""Coordinates as far outside the image are let pass, as by Ultralytics; others are bad samples."""
+_BOX = 5
+_MAX_CLASS = 1 << 31
+_MAX_LABELS = 64 << 20
+
+
+class YoloSource(FileRowSource):
+    """The images of ``data.yaml``, or of the folders ``images`` with ``labels`` beside them.
+
+    Columns: ``boxes`` and ``labels``; ``keypoints`` where ``data.yaml`` says ``kpt_shape``; ``polygons`` where a line
+    has one: for each object a list of numbers as in the file, fractions of the sides, or null where it has a box. The
+    box of a polygon is the smallest around it. An image without a file of labels has 0 boxes.
+    """
+
+    kind = "yolo"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._layout: Layout = read_layout(self.tree)
+        if not self._layout.splits:
+            raise SourceError(f"{printable(str(path))} has no data.yaml, and no folders images and labels")
+        places = ", ".join(printable(place) for places in self._layout.splits.values() for place in places)
+        described = f"{', '.join(map(printable, self._layout.files))}; " if self._layout.files else ""
+        self.evidence = f"{described}images in {places} with labels beside them"
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        self._unnamed  # noqa: B018 - raises for images in several splits
+        return tuple(self._layout.splits)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`. Reads files of labels up to the first with a polygon."""
+        found: dict[str, Field] = {
+            "image": Image(),
+            "boxes": Boxes(),
+            "labels": Labels(self._layout.classes, of="boxes"),
+        }
+        if self._layout.points:
+            points, numbers = self._layout.points
+            found["keypoints"] = Keypoints(numbers, of="boxes", points=points)
+        elif self._has_polygons:
+            found["polygons"] = Json()
+        return found
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        for image in self._images(split):
+            yield FileRow(image, {"labels": InTree(labels_beside(image), optional=True)})
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        found = dict(super().values(ref))
+        try:
+            width, height = _sides(found["image"])
+        except HeaderError as error:
+            raise ValueError(error.reason) from error
+        found |= _objects(found["labels"] or b"", width, height, self._layout.points)
+        if not self._has_polygons:
+            del found["polygons"]
+        return found
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        places = (place for places in self._layout.splits.values() for place in places)
+        return [*self._layout.files, *(place for place in places if place.endswith(".txt"))]
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        return dict(+(self._layout.ignored + self._unnamed))
+
+    def _images(self, split: str, ignored: Counter[str] | None = None) -> Iterator[str]:
+        for place in self._layout.splits[split]:
+            if place.endswith(".txt"):
+                yield from listed(self.tree, place)
+                continue
+            for folder, listing in self.tree.walk(place, self.tree.above, ignored, self.options.skip_bad):
+                yield from (f"{folder}/{name}" if folder else name for name in listing.images)
+
+    @cached_property
+    def _unnamed(self) -> Counter[str]:
+        """What lies in the folders and is no image. Raises :class:`SourceError` for an image that is there twice."""
+        ignored: Counter[str] = Counter()
+        seen: dict[str, str] = {}
+        for split in self._layout.splits:
+            for image in self._images(split, ignored):
+                if image in seen:
+                    raise SourceError(
+                        f"{self.tree.name(image)} is in {printable(seen[image] or 'the list')} and again in "
+                        f"{printable(split or 'it')}"
+                    )
+                seen[image] = split
+        named = set(map(labels_beside, seen))
+        folders = {file.rpartition("/")[0] for file in named}
+        if folders & {image.rpartition("/")[0] for image in seen}:  # the labels themselves
+            ignored.pop("not images (.txt)", None)
+        for folder in folders:
+            names = (name for name, _ in self.tree.names(folder) if name.endswith(".txt") and name != "classes.txt")
+            ignored["files of labels without an image"] += sum(join(folder, name) not in named for name in names)
+        return ignored
+
+    @cached_property
+    def _has_polygons(self) -> bool:
+        """Whether a line is a polygon. Reads files of labels up to the first."""
+        if self._layout.points:
+            return False
+        for split in self.splits():
+            for row in self.file_rows(split):
+                try:
+                    text = read_whole(self.tree, row.values["labels"].file, _MAX_LABELS)
+                except SourceError:
+                    continue  # there is none, or it is a bad sample when its turn comes
+                if any(len(line.split()) > _BOX for line in text.splitlines()):
+                    return True
+        return False
+
+
+def labels_beside(image: str) -> str:
+    """The file of labels of an image: its last folder called ``images`` becomes ``labels``; without one, it lies beside
+    the image."""
+    before, found, after = f"/{image}".rpartition("/images/")
+    path = f"{before}/labels/{after}"[1:] if found else image
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}{name.rpartition('.')[0] or name}.txt"
+
+
+def _sides(image: bytes) -> tuple[int, int]:
+    """Width and height of the upright image. Raises :class:`HeaderError`."""
+    info = sniff(image)
+    if swaps_sides(read_orientation(image, info)):
+        return info.height, info.width
+    return info.width, info.height
+
+
+def _objects(text: bytes, width: int, height: int, points: tuple[int, int] | None) -> dict[str, Any]:
+    """The values of a file of labels. Raises :class:`ValueError` with the line that is wrong."""
+    boxes, labels, keypoints = [], [], []
+    polygons: list[list[float] | None] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words:
+            continue
+        try:
+            values = [finite(word.decode("ascii")) for word in words]
+            label, places = values[0], values[1:]
+            if not 0 <= label < _MAX_CLASS or label != int(label):
+                raise ValueError(f"the class is {label}")
+            expected = 4 + points[0] * points[1] if points else 4
+            if len(places) == expected:
+                cx, cy, w, h = _within(places[:4])
+                left, top, right, bottom = cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2
+                polygons.append(None)
+            elif points is None and len(places) >= 6 and len(places) % 2 == 0:
+                xs, ys = _within(places)[::2], places[1::2]
+                left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
+                polygons.append(places)
+            else:
+                kinds = "a polygon of 6 or more" if points is None else f"{points[0]} keypoints of {points[1]}"
+                raise ValueError(f"{len(places)} numbers after the class; expected a box of 4, or {kinds}")
+        except ValueError as error:
+            raise ValueError(f"line {number} of its labels: {error}") from None
+        boxes.append([left * width, top * height, right * width, bottom * height])
+        labels.append(int(label))
+        if points:
+            rows = [places[n : n + points[1]] for n in range(4, len(places), points[1])]
+            keypoints.append([[row[0] * width, row[1] * height, *row[2:]] for row in rows])
+    return {"boxes": boxes, "labels": labels, **({"keypoints": keypoints} if points else {}), "polygons": polygons}
+
+
+def _within(places: list[float]) -> list[float]:
+    outside = next((place for place in places if not _LEAST <= place <= _MOST), None)
+    if outside is not None:
+        raise ValueError(f"found {outside}; expected fractions of the image's sides, 0 to 1")
+    return places
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """A file like ``data.yaml``, or labels of YOLO in the folder beside ``images``. Annotations of COCO beside them are
+    a question: either may be of some splits only."""
+    tree = open_tree(path)
+    if tree is None:
+        return Certainty.NO
+    places = (place for places in folders_of_images(tree).values() for place in places)
+    if not descriptions(tree) and not any(yolo_labels(tree, labels_beside(f"{place}/x.jpg")[:-6]) for place in places):
+        return Certainty.NO
+    return Certainty.PARTIAL if any(file.kind in READ for file in find_files(tree)) else Certainty.CERTAIN
+
+
+KIND = Kind("yolo", "YOLO: images and labels, with data.yaml", _recognise, YoloSource)

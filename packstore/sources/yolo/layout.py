@@ -1,0 +1,192 @@
+"""Where YOLO's images and names of classes are: ``data.yaml``, or the folders ``images`` and ``labels`` alone."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.yamltext import load_yaml
+from packstore.sources.base import SPLIT_ORDER
+from packstore.sources.beside import class_names, is_file, is_folder, join, lines_of, plain_path, read_whole
+from packstore.sources.rows import in_packing_order
+from packstore.sources.tree import Tree
+
+_SPLITS = ("train", "val", "test")
+_START, _NAMES = 1 << 16, 256
+_DESCRIBES = (re.compile(rb"^(names|nc)\s*:", re.M), re.compile(rb"^(train|val|test)\s*:", re.M))
+_CLASS_FILES = ("classes.txt", "labels/classes.txt", "obj.names", "data/obj.names")
+_MAX_YAML = 1 << 20
+_MAX_CLASSES = 1 << 20
+
+
+@dataclass
+class Layout:
+    """What is where.
+
+    Attributes:
+        splits: By name, its folders of images and lists of images (``.txt``), in packing order; ``""`` without splits.
+        classes: Names of the classes, or None where no file has any.
+        points: Number of keypoints of an object, and 2 or 3 numbers each; None without keypoints.
+        files: The files that say so.
+        ignored: What is left out, by reason.
+    """
+
+    splits: dict[str, list[str]]
+    classes: tuple[str, ...] | None = None
+    points: tuple[int, int] | None = None
+    files: list[str] = field(default_factory=list)
+    ignored: Counter[str] = field(default_factory=Counter)
+
+
+def descriptions(tree: Tree) -> list[str]:
+    """The files like ``data.yaml`` at the top, by their first bytes."""
+    names = (name for name, is_directory in islice(tree.names(""), _NAMES) if not is_directory)
+    found = [name for name in sorted(names) if name.lower().endswith((".yaml", ".yml"))]
+    return [name for name in found if all(each.search(tree.start(name, _START)) for each in _DESCRIBES)]
+
+
+def folders_of_images(tree: Tree) -> dict[str, list[str]]:
+    """The folders of images by split that have one of labels beside them: ``images/train``, ``train/images`` or
+    ``images``."""
+    names = [name for name, is_directory in islice(tree.names(""), _NAMES) if is_directory]
+    found = {name.lower(): [f"{name}/images"] for name in names if name.lower() in SPLIT_ORDER
+             and is_folder(tree, f"{name}/images") and is_folder(tree, f"{name}/labels")}  # fmt: skip
+    if not found and is_folder(tree, "images") and is_folder(tree, "labels"):
+        inside = [name for name, is_directory in islice(tree.names("images"), _NAMES) if is_directory]
+        known = {re.sub(r"[_-]?(19|20)\d\d$", "", name.lower()): [f"images/{name}"] for name in inside}
+        found = known if known and all(split in SPLIT_ORDER for split in known) else {"": ["images"]}
+    return {split: found[split] for split in in_packing_order(found)}
+
+
+def read_layout(tree: Tree) -> Layout:
+    """The layout of a source. Raises :class:`SourceError`."""
+    files = descriptions(tree)
+    if len(files) > 1:
+        named = " and ".join(map(printable, files))
+        raise AmbiguousSourceError(f"{tree.name()} has {named}, which both describe it: leave only one in the folder")
+    if not files:
+        layout = Layout(folders_of_images(tree))
+        yaml = [name for name in ("data.yaml", "dataset.yaml") if is_file(tree, name)]
+        if yaml:
+            layout.classes, layout.points = _classes(tree, yaml[0], _document(tree, yaml[0]))
+            layout.files = yaml
+        else:
+            layout.files = [name for name in _CLASS_FILES if is_file(tree, name)][:1]
+            layout.classes = _named_in(tree, layout.files[0]) if layout.files else None
+        return layout
+    document = _document(tree, files[0])
+    layout = Layout({}, *_classes(tree, files[0], document), files)
+    for split in _SPLITS:
+        wanted = document.get(split)
+        if wanted is None or wanted == "":
+            continue
+        wanted = wanted if isinstance(wanted, list) else [wanted]
+        places = [_resolve(tree, document.get("path"), value) for value in wanted]
+        found = [place for place in places if place is not None]
+        if len(found) < len(places):
+            missing = printable(str(wanted[places.index(None)])[:80])
+            layout.ignored[f"splits whose images are not there ({split}: {missing})"] += 1
+        elif found in layout.splits.values():
+            layout.ignored[f"splits with the images of another ({split})"] += 1
+        else:
+            layout.splits[split] = found
+    if not layout.splits:
+        shown = ", ".join(layout.ignored) or "it names none"
+        raise SourceError(f"{tree.name(files[0])}: no images are where it says: {shown}")
+    return layout
+
+
+def listed(tree: Tree, file: str) -> Iterator[str]:
+    """The images that a list names, by their paths in the tree. Raises :class:`SourceError`.
+
+    They are relative to the folder of the list or of the source, or absolute where they once lay: then as much of the
+    beginning is left out, of all alike, as makes the first that is there.
+    """
+    beside = file.rpartition("/")[0]
+    drop, base = -1, ""
+    for number, line in lines_of(tree, file):
+        try:
+            path = plain_path(line.lstrip("/"))
+        except ValueError as error:
+            raise SourceError(f"{tree.name(file)}, line {number} {error}") from None
+        parts = path.split("/")
+        if drop < 0:
+            choices = [(count, folder) for count in range(len(parts)) for folder in dict.fromkeys((beside, ""))]
+            there = (each for each in choices if is_file(tree, join(each[1], "/".join(parts[each[0] :]))))
+            drop, base = next(there, (-1, beside))
+        yield join(base, "/".join(parts[max(0, drop) :]))
+
+
+def _document(tree: Tree, file: str) -> dict[Any, Any]:
+    try:
+        document = load_yaml(read_whole(tree, file, _MAX_YAML))
+    except ValueError as error:
+        raise SourceError(f"{tree.name(file)} {error}") from None
+    if not isinstance(document, dict):
+        raise SourceError(f"{tree.name(file)} holds no names and values")
+    return document
+
+
+def _classes(tree: Tree, file: str, document: dict[Any, Any]) -> tuple[tuple[str, ...] | None, tuple[int, int] | None]:
+    """Names of classes and shape of keypoints. Raises :class:`SourceError`."""
+    where, names, count = tree.name(file), document.get("names"), document.get("nc")
+    if isinstance(names, dict):
+        numbers = [*names]
+        if not all(type(number) is int for number in numbers) or sorted(numbers) != [*range(len(numbers))]:
+            raise SourceError(f"{where}: names should be numbered from 0 without gaps")
+        names = [names[number] for number in sorted(numbers)]
+    if names is not None and (not isinstance(names, list) or not all(_scalar(name) for name in names)):
+        raise SourceError(f"{where}: names should be a list of names, or names by number")
+    if names is not None and type(count) is int and count != len(names):
+        raise SourceError(f"{where}: nc is {count}, but there are {len(names)} names")
+    classes = None if not names else class_names([*map(str, names)], range(len(names)))
+    shape = document.get("kpt_shape")
+    if shape is None:
+        return classes, None
+    if not isinstance(shape, list) or len(shape) != 2 or type(shape[0]) is not int or shape[1] not in (2, 3):
+        raise SourceError(f"{where}: kpt_shape is {printable(str(shape)[:40])}; expected [points, 2] or [points, 3]")
+    if not 1 <= shape[0] <= _NAMES:
+        raise SourceError(f"{where}: kpt_shape has {shape[0]} points; expected 1 to {_NAMES}")
+    return classes, (shape[0], shape[1])
+
+
+def _scalar(value: Any) -> bool:
+    return isinstance(value, (str, int, float)) and str(value) != ""
+
+
+def _named_in(tree: Tree, file: str) -> tuple[str, ...]:
+    names = [line for _, line in islice(lines_of(tree, file), _MAX_CLASSES)]
+    return class_names(names, range(len(names)))
+
+
+def _resolve(tree: Tree, path: Any, value: Any) -> str | None:
+    """A folder or list that ``data.yaml`` names: relative to its ``path``, to the source, or without what leads out of
+    it. Of an absolute one, the longest end that is there, of two names at least."""
+    if not isinstance(value, str):
+        return None
+    absolute = value.startswith("/") or value[1:2] == ":"
+    parts = _parts(value)
+    before = [] if absolute or not isinstance(path, str) else _parts(path)
+    whole = [*before, *parts]
+    last = max(0, len(parts) - 2) if absolute else len(before)
+    for start in range(last + 1):
+        place = "/".join(whole[start:])
+        if (place or not absolute) and (is_folder(tree, place) or (place.endswith(".txt") and is_file(tree, place))):
+            return place
+    return None
+
+
+def _parts(text: str) -> list[str]:
+    """The parts of a path; what leads upwards from its beginning is left out."""
+    parts: list[str] = []
+    for part in text.replace("\\", "/").split("/"):
+        if part == ".." and parts:
+            parts.pop()
+        elif part not in ("", ".", ".."):
+            parts.append(part)
+    return parts

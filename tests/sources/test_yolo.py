@@ -1,0 +1,256 @@
+"""YOLO: boxes, polygons and keypoints of its files of labels, wherever ``data.yaml`` says; and what can be wrong."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from packstore import AmbiguousSourceError, PackedDataset, convert, verify
+from packstore.core.errors import PackstoreError, SampleError, SourceError
+from packstore.sources import Entry, open_source
+from packstore.testing import SourceSuite
+from tests.makers.annotated import coco, fill, jpeg, yolo
+from tests.makers.images import encode, picture
+
+
+class TestYolo(SourceSuite):
+    kind = "yolo"
+    undecodable_keys = False
+    bytes_per_sample = 400
+    many = 500
+
+    def make(self, folder: Path, samples: int) -> Path:
+        return yolo(folder, samples)
+
+    def change(self, path: Path) -> None:
+        (path / "labels/train/00001.txt").write_text("0 .5 .5 .5 .5\n")
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        (path / "labels/train/00002.txt").write_text("0 .5 .5 .5\n")
+        return True
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        with (path / entry.key).open("r+b") as file:
+            file.truncate((64 << 20) + 100)
+        return True
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    root = yolo(tmp_path / "set")
+    convert(root, tmp_path / "x.h5")
+    ds = PackedDataset(tmp_path / "x.h5", "train", columns=("key", "boxes", "labels", "image"), output="bytes")
+    assert [(split.name, len(split)) for split in ds.manifest.splits] == [("train", 4), ("val", 2)]
+    assert next(column.classes for column in ds.manifest.columns if column.name == "labels") == ("cat", "dog")
+    assert [column.name for column in ds.manifest.columns if column.name == "polygons"] == []
+    key, boxes, labels, image = ds[1]
+    assert (key, bytes(image)) == ("images/train/00001.jpg", jpeg(1))
+    assert boxes.tolist() == [[6, 2, 10, 6], [0, 0, 8, 8]]  # of 16 x 8 pixels
+    assert labels.tolist() == [1, 0]
+    assert [len(ds[n][1]) for n in range(4)] == [0, 2, 0, 0]
+    assert verify(tmp_path / "x.h5", against=root).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("yaml", "image"),
+    [
+        ("train: images/train", "images/train/{}"),
+        ("train: ../train/images", "train/images/{}"),  # as Roboflow writes it
+        ("path: /home/me/data/pets\ntrain: images/train", "images/train/{}"),
+        ("train: /home/me/data/pets/images/train", "images/train/{}"),
+        ("path: pets\ntrain: images/train", "pets/images/train/{}"),
+        ("train: [images/train, more/images]", "more/images/{}"),
+        ("train: .", "{}"),
+        ("train: train", "train/{}"),  # labels beside the images
+        ("train: train.txt", "images/train/{}"),
+        ("train: lists/train.txt", "images/train/{}"),
+    ],
+)
+def test_where_images_may_lie(yaml: str, image: str, tmp_path: Path) -> None:
+    labels = image.replace("images/", "labels/").format("b.txt")
+    files: dict[str, str | bytes] = {
+        image.format("b.jpg"): jpeg(1),
+        labels: "1 .5 .5 .5 .5",
+        "images/train/a.jpg": jpeg(2),
+    }
+    if "more" not in yaml and image != "{}":
+        del files["images/train/a.jpg"]
+    files |= {"pets.yaml": f"{yaml}\nval:\nnames: [cat, dog]\n"}
+    files |= {"train.txt": "./images/train/b.jpg\n", "lists/train.txt": "/home/x/images/train/b.jpg\n"}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert source.kind == "yolo"
+        found = {entry.key: source.read(entry).values["labels"] for entry in source.entries("train")}
+        assert found[image.format("b.jpg")] == [1]
+
+
+def test_polygons_are_kept_and_boxes_are_those_around_them(tmp_path: Path) -> None:
+    yolo(tmp_path)
+    (tmp_path / "labels/train/00001.txt").write_text("1 .5 .5 .25 .5\n0 0.25 0.5 0.5 0.125 1 0.75\n")
+    with closing(open_source(tmp_path)) as source:
+        first, second, *_ = (source.read(entry).values for entry in source.entries())
+        assert second["boxes"] == [[6, 2, 10, 6], [4, 1, 16, 6]]
+        assert second["polygons"] == [None, [0.25, 0.5, 0.5, 0.125, 1, 0.75]]
+        assert first["polygons"] == []
+
+
+def test_keypoints(tmp_path: Path) -> None:
+    yolo(tmp_path)
+    with (tmp_path / "data.yaml").open("a") as file:
+        file.write("kpt_shape: [2, 3]\nflip_idx: [1, 0]\n")
+    for name in ("train/00001", "val/00004"):
+        (tmp_path / f"labels/{name}.txt").write_text("1 .5 .5 .25 .5 .5 .25 2 0 1 0\n")
+    convert(tmp_path, tmp_path.with_name("x.h5"))
+    ds = PackedDataset(tmp_path.with_name("x.h5"), "train", columns=("keypoints", "boxes"))
+    assert ds[1][0].tolist() == [[[8, 2, 2], [0, 8, 0]]]
+    assert ds[0][0].shape == (0, 2, 3)
+    (tmp_path / "labels/train/00001.txt").write_text("1 .5 .5 .25 .5\n")
+    with (
+        closing(open_source(tmp_path)) as source,
+        pytest.raises(SampleError, match="expected a box of 4, or 2 keypoints of 3"),
+    ):
+        source.read(list(source.entries())[1])
+
+
+def test_sides_are_those_of_the_upright_image(tmp_path: Path) -> None:
+    yolo(tmp_path)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "images/train/00001.jpg").write_bytes(encode(picture(width=16, height=8), "JPEG", exif=exif))
+    with closing(open_source(tmp_path)) as source:
+        assert source.read(list(source.entries())[1]).values["boxes"][0] == [3, 4, 5, 12]
+
+
+@pytest.mark.parametrize("layout", ["images/{split}/{name}", "{split}/images/{name}", "images/{name}"])
+def test_without_a_description(layout: str, tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {"classes.txt": "cat\ndog\n"}
+    for split in ("val", "train"):
+        image = layout.format(split=split, name=f"{split}.jpg")
+        files |= {image: jpeg(1), image.replace("images", "labels").replace("jpg", "txt"): "1 .5 .5 .5 .5\n"}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        survey = source.survey()
+        assert list(survey.splits) == (["train", "val"] if "split" in layout else [""])
+        assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
+        assert source.evidence.startswith("classes.txt; images in ")
+
+
+def test_an_archive(tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "yolo"), "gztar", yolo(tmp_path / "set"))
+    with closing(open_source(Path(archive))) as source, closing(open_source(tmp_path / "set")) as folder:
+        pairs = zip(source.entries(), folder.entries(), strict=True)
+        assert all(source.read(one) == folder.read(other) for one, other in pairs)
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    yolo(tmp_path)
+    (tmp_path / "data.yaml").write_text("train: images/train\nval: images/train\ntest: images/none\nnames: [a, b]\n")
+    fill(tmp_path, {"labels/train/none.txt": "", "labels/train/classes.txt": "", "images/train/notes.md": ""})
+    with closing(open_source(tmp_path)) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {"train": 4}
+        assert dict(survey.ignored) == {
+            "splits with the images of another (val)": 1,
+            "splits whose images are not there (test: images/none)": 1,
+            "files of labels without an image": 1,
+            "not images (.md)": 1,
+        }
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("0 .5 .5 .5", "line 2 of its labels: 3 numbers after the class; expected a box of 4, or a polygon"),
+        ("0 .5 .5 .5 .5 .5", "5 numbers after the class"),
+        ("0 1 2 3 4 5 6 7", "7 numbers"),
+        ("0 320 200 40 40", "found 320.0; expected fractions of the image's sides"),
+        ("0 .5 .5 .5 -3", "expected fractions"),
+        ("0 .5 .5 .5 nan", "no coordinate"),
+        ("-1 .5 .5 .5 .5", "the class is -1"),
+        ("1.5 .5 .5 .5 .5", "the class is 1.5"),
+        ("1e200 .5 .5 .5 .5", "the class is 1e"),
+        ("cat .5 .5 .5 .5", "could not convert"),
+        ("0 .5 .5 .5 \udcff", "line 2"),
+    ],
+)
+def test_a_bad_line_is_a_bad_sample(line: str, said: str, tmp_path: Path) -> None:
+    yolo(tmp_path)
+    (tmp_path / "labels/train/00001.txt").write_bytes(f"0 .5 .5 .5 .5\n{line}\n".encode("utf-8", "surrogateescape"))
+    with closing(open_source(tmp_path)) as source:
+        with pytest.raises(SampleError, match=said) as caught:
+            source.read(list(source.entries())[1])
+        assert caught.value.key == "images/train/00001.jpg"
+        assert str(caught.value).isprintable()
+
+
+def test_a_class_that_has_no_name_is_a_bad_sample(tmp_path: Path) -> None:
+    yolo(tmp_path / "set")
+    (tmp_path / "set/labels/train/00001.txt").write_text("2 .5 .5 .5 .5\n")
+    with pytest.raises(SampleError, match="2 classes, numbered from 0; got 2"):
+        convert(tmp_path / "set", tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize(
+    ("yaml", "said"),
+    [
+        ("train: images/train\nnames: {0: a, 2: b}", "numbered from 0 without gaps"),
+        ("train: images/train\nnames: {a: 0}", "numbered from 0 without gaps"),
+        ("train: images/train\nnames: a", "a list of names, or names by number"),
+        ("train: images/train\nnames: [[a]]", "a list of names"),
+        ("train: images/train\nnc: 3\nnames: [a, b]", "nc is 3, but there are 2 names"),
+        ("train: images/train\nnames: [a, b]\nkpt_shape: [17]", "kpt_shape is .17.; expected"),
+        ("train: images/train\nnames: [a, b]\nkpt_shape: [999999999, 3]", "expected 1 to 256"),
+        ("train: nowhere\nnames: [a, b]", "no images are where it says: .*train: nowhere"),
+        ("train: 5\nnames: [a, b]", "no images are where it says"),
+        ("train: images/train\nval: images\nnames: [a, b]", r"0000\d\.jpg is in train and again in val"),
+        ("train: &a images/train\nval: *a\nnames: [a, b]", "has an alias"),
+        ("train: [\nnames: [a, b]", "is no YAML"),
+        ("train: ../../../../etc\nnames: [a, b]", "no images are where it says"),
+        ("train: list.txt\nnames: [a, b]", r"list\.txt, line 1 names '\.\./\.\./x\.jpg', which is no path"),
+    ],
+)
+def test_descriptions_that_cannot_be(yaml: str, said: str, tmp_path: Path) -> None:
+    yolo(tmp_path)
+    fill(tmp_path, {"data.yaml": yaml, "list.txt": "../../x.jpg\n"})
+    with pytest.raises(SourceError, match=said) as caught, closing(open_source(tmp_path)) as source:
+        source.survey()
+    assert str(caught.value).isprintable()
+
+
+def test_names_that_several_classes_have(tmp_path: Path) -> None:
+    yolo(tmp_path)
+    (tmp_path / "data.yaml").write_text("train: images/train\nnames: [crane, crane, 3]\n")
+    with closing(open_source(tmp_path)) as source:
+        classes = next(column.classes for column in source.survey().columns if column.name == "labels")
+        assert classes == ("crane (0)", "crane (1)", "3")
+
+
+def test_two_descriptions_and_annotations_of_coco_beside_are_questions(tmp_path: Path) -> None:
+    yolo(tmp_path)
+    shutil.copy(tmp_path / "data.yaml", tmp_path / "more.yaml")
+    with pytest.raises(AmbiguousSourceError, match=r"data\.yaml and more\.yaml"):
+        open_source(tmp_path)
+    (tmp_path / "more.yaml").unlink()
+    coco(tmp_path)
+    with pytest.raises(AmbiguousSourceError, match="--source coco or --source yolo"):
+        open_source(tmp_path)
+    for kind in ("coco", "yolo"):
+        with closing(open_source(tmp_path, kind=kind)) as source:
+            assert source.kind == kind
+
+
+def test_folders_of_text_beside_images_are_not_taken_for_labels(tmp_path: Path) -> None:
+    """Captions under the stems of images are no labels."""
+    fill(tmp_path, {f"images/{n}.jpg": jpeg(n) for n in range(3)} | {f"labels/{n}.txt": "a cat" for n in range(3)})
+    with pytest.raises(PackstoreError, match=r"a \.txt file for each image"):
+        open_source(tmp_path)
+
+
+def test_boxes_are_float32(tmp_path: Path) -> None:
+    yolo(tmp_path / "set")
+    (tmp_path / "set/labels/train/00001.txt").write_text("0 0.333333 0.1 0.2 0.3\n")
+    convert(tmp_path / "set", tmp_path / "x.h5")
+    (box,) = np.asarray(PackedDataset(tmp_path / "x.h5", "train", columns=("boxes", "key"))[1][0])
+    assert np.array_equal(box, np.float32([(0.333333 - 0.1) * 16, -0.05 * 8, (0.333333 + 0.1) * 16, 0.25 * 8]))
