@@ -165,6 +165,7 @@ SOURCES = Registry(
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",
         "hdf5": "packstore.sources.arrays.hdf5:KIND",
+        "npz": "packstore.sources.arrays.npz:KIND",
         "webdataset": "packstore.sources.webdataset:KIND",
         "coco": "packstore.sources.coco:KIND",
         "yolo": "packstore.sources.yolo:KIND",

@@ -37,6 +37,7 @@ from packstore.images.seekable.splice import plan_crops, splice
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
 from packstore.sources.archives import open_tree
+from packstore.sources.arrays.npz import NpzSource
 from packstore.sources.base import SourceOptions
 from packstore.sources.cifar import CifarSource
 from packstore.sources.cifar.files import LAYOUTS, find_files
@@ -237,6 +238,17 @@ def _repair_tfrecord(data: bytes, rng: random.Random) -> bytes:
     return bytes(out)
 
 
+def _npz(data: bytes) -> None:
+    """An npz or npy file."""
+    path = _scratch() / "arrays.npz"
+    path.write_bytes(data)
+    with closing(NpzSource(path, SourceOptions(max_pixels=1 << 16, named=True))) as source:
+        if source.survey().records < _MAX_RECORDS:
+            for entry in source.entries():
+                with suppress(SampleError):
+                    source.read(entry)
+
+
 def _labels(data: bytes) -> None:
     path = _scratch() / "labels.csv"
     path.write_bytes(data)
@@ -383,7 +395,7 @@ TARGETS = (
     Target("engine", _engine, (), ("engine/native.py",), _repair_seek_index),
     Target("cifar_pickle", _pickle, (BatchError,), ("cifar/pickles.py", "pickle_machine.py")),
     Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("cifar/__init__.py", "cifar/files.py")),
-    Target("cifar_archive", _cifar_archive, (PackstoreError,), ("cifar/__init__.py", "cifar/files.py", "gzipped.py")),
+    Target("cifar_archive", _cifar_archive, (PackstoreError,), ("cifar/__init__.py", "cifar/files.py", "inflating.py")),
     Target("archive", _archive, (PackstoreError,), ("archives/index.py", "archives/tar.py", "archives/zip.py")),
     Target("webdataset", _webdataset, (PackstoreError, OSError, EOFError, zlib.error), ("sources/webdataset.py",)),
     Target(
@@ -394,6 +406,7 @@ TARGETS = (
         _repair_tfrecord,
     ),
     Target("mat", functools.partial(load_mat, "x.mat"), (PackstoreError,), ("named/mat.py",)),
+    Target("npz", _npz, (PackstoreError,), ("arrays/npz.py", "inflating.py")),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/column.py"), _repair_manifest),

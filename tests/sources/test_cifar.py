@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError
 from packstore.core.progress import Progress
-from packstore.sources import Source, cifar, open_source
+from packstore.sources import Source, cifar, inflating, open_source
 from packstore.sources.cifar import files as cifar_files
-from packstore.sources.cifar import gzipped
 from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping
 from packstore.testing import SourceSuite
 
@@ -637,7 +636,7 @@ def test_a_header_that_asks_for_more_than_there_is(tmp_path: Path) -> None:
 
 def test_a_gzip_file_is_read_in_full_wherever_its_chunks_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that ends where a chunk of the file ends looks to ``tarfile`` like the end of the archive."""
-    monkeypatch.setattr(gzipped, "_CHUNK", 37)
+    monkeypatch.setattr(inflating, "_CHUNK", 37)
     assert contents(open_source(pack(make(tmp_path, "cifar10"), tmp_path / "c.tar.gz"))) == expected("cifar10")
 
 
@@ -686,9 +685,9 @@ def test_a_gzip_file_reads_alike_everywhere(
     path.write_bytes(b"".join(map(gzip.compress, parts)) + b"\0" * padding)
     whole = b"".join(parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gzipped, "_CHUNK", 17)
-        patch.setattr(gzipped, "_STEP", 50)
-        with gzipped.GzipReader(path) as reader:
+        patch.setattr(inflating, "_CHUNK", 17)
+        patch.setattr(inflating, "_STEP", 50)
+        with inflating.GzipReader(path) as reader:
             for position, size in seeks:
                 assert reader.seek(position) == min(position, len(whole))
                 got = b""

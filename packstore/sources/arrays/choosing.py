@@ -141,7 +141,7 @@ def words_of(name: str) -> list[str]:
 
 def _named(file: int, info: ArrayInfo) -> _Named:
     own = words_of(info.name)
-    stem = [] if info.alone else words_of(re.sub(r"\.[A-Za-z0-9]+$", "", info.file))
+    stem = words_of(info.file.rpartition("/")[0] if info.alone else re.sub(r"\.[A-Za-z0-9]+$", "", info.file))
     split = next((word for word in [*own, *stem] if word in SPLIT_ORDER), "")
     role = [word for word in own if word not in SPLIT_ORDER]
     if info.alone:
@@ -284,8 +284,8 @@ def _axes(shown: str, image: _Named, length: int | None, options: SourceOptions)
     if layout is None:
         fitting = _layouts(info.shape, length) or _layouts(info.shape, None)
         sure = length is not None or len(info.shape) == 4 or bool(image.words & IMAGE_WORDS)
-        if not length and len(info.shape) == 3:
-            sure = sure and not {1, 2, 3, 4} & set(info.shape)  # one image, as likely
+        if length is None and len(info.shape) == 3:
+            sure = sure and not {1, 3, 4} & {info.shape[0], info.shape[2]}  # one image, as likely
         if info.reversed or len(fitting) != 1 or not sure:
             usual = ["NHWC", "NCHW"] if len(info.shape) == 4 else ["NHW"]
             proposed = ["NCWH" if len(info.shape) == 4 else "NWH"] if info.reversed else fitting or usual

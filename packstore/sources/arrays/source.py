@@ -276,9 +276,12 @@ class ArraySource(RowSource):
         shown = info.shown
         if not 0 < info.shape[0] <= _MAX_CLASSES:
             return None
-        raw = self._blocks.file(file).read(info.name, 0, 0, info.shape[0])
+        try:
+            raw = self._blocks.file(file).read(info.name, 0, 0, info.shape[0])
+            most = max((int(self._labels(part).max(initial=0)) for part in self._choice.parts), default=0)
+        except (OSError, ValueError) as error:
+            raise SourceError(f"{printable(str(self.path))}: {printable(str(error))}") from None
         names = tuple(item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item) for item in raw)
-        most = max((int(self._labels(part).max(initial=0)) for part in self._choice.parts), default=0)
         if len(set(names)) == len(names) and all(names) and most < len(names):
             return names
         _log.warning("%s: %s does not name the classes of the labels; they are packed as numbers alone",

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 
 _BLOCK_BYTES = 1 << 20
+_STRIDED_BLOCK_BYTES = 32 << 20  # whose rows lie all over the array: each block is a pass over it
 _KEPT_BYTES = 64 << 20
 _MAX_CHUNK_BYTES = 1 << 30
 _MAX_ROW_BYTES = 1 << 30
@@ -148,7 +149,8 @@ def block_rows(info: ArrayInfo, axis: int) -> int:
             f"{info.shown}: {row * chunk:,} bytes have to be read at a time, more than {_MAX_CHUNK_BYTES:,}; write it "
             "again with smaller chunks"
         )
-    return max(chunk, _BLOCK_BYTES // max(1, row) // chunk * chunk, 1)
+    target = _BLOCK_BYTES if axis == 0 else _STRIDED_BLOCK_BYTES
+    return max(chunk, target // max(1, row) // chunk * chunk, 1)
 
 
 def row_bytes(info: ArrayInfo, axis: int) -> int:
@@ -161,6 +163,8 @@ def row_bytes(info: ArrayInfo, axis: int) -> int:
 
 def read_at(descriptor: int, size: int, place: int) -> bytes:
     """Exactly ``size`` bytes of a file. Raises :class:`OSError`, and :class:`ValueError` where it ends before."""
+    if place < 0 or place + size > os.fstat(descriptor).st_size:
+        raise ValueError(f"{size} bytes at byte {place} do not lie in the file: it was cut off, or is damaged")
     data = os.pread(descriptor, size, place)
     while len(data) < size and (more := os.pread(descriptor, size - len(data), place + len(data))):
         data += more

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.cifar.gzipped import GzipReader
+from packstore.sources.inflating import GzipReader
 
 _MAX_MEMBER_BYTES = 1 << 28  # the largest published file, CIFAR-100's train, has 155 MB
 _LOOKED_AT = 64

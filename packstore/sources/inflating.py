@@ -1,4 +1,4 @@
-"""A gzip file that is read at any position without unpacking it to disk.
+"""A gzip file, or a compressed file in a zip, that is read at any position without unpacking it to disk.
 
 Python's ``gzip`` starts over at each step back. This keeps the decompressor's state every 16 MiB, and goes on from
 there.
@@ -24,13 +24,17 @@ class GzipReader(io.RawIOBase):
     of a member is checked at its end.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, deflated: tuple[int, int] | None = None) -> None:
+        """``deflated``: where the file holds a bare deflate stream (RFC 1951) instead, as start and size in bytes."""
         super().__init__()
         self._file = path.open("rb")
+        start, size = deflated or (0, 0)
+        self._end = None if deflated is None else start + size
+        self._file.seek(start)
         self._position = 0
-        self._inflate = zlib.decompressobj(_GZIP)
+        self._inflate = zlib.decompressobj(_GZIP if deflated is None else -zlib.MAX_WBITS)
         # (position in the content, position in the file, state) of points to resume from, about 50 KB each
-        self._points: list[tuple[int, int, Any]] = [(0, 0, self._inflate.copy())]
+        self._points: list[tuple[int, int, Any]] = [(0, start, self._inflate.copy())]
 
     def readable(self) -> bool:
         return True
@@ -83,17 +87,20 @@ class GzipReader(io.RawIOBase):
         data = b""
         while not data:
             pending, ended = self._inflate.unconsumed_tail, False
+            if self._inflate.eof and self._end is not None:
+                return b""
             if self._inflate.eof:
                 pending = (self._inflate.unused_data or self._file.read(_CHUNK)).lstrip(b"\0")  # padding is allowed
                 if not pending:
                     return b""
                 self._inflate = zlib.decompressobj(_GZIP)
             elif not pending:
-                pending = self._file.read(_CHUNK)
+                left = _CHUNK if self._end is None else self._end - self._file.tell()
+                pending = self._file.read(min(_CHUNK, left))
                 ended = not pending
             data = self._inflate.decompress(pending, size)
             if ended and not data and not self._inflate.eof:
-                raise EOFError("the gzip file is cut off")
+                raise EOFError("the compressed data is cut off")
         self._position += len(data)
         if self._position >= self._points[-1][0] + _STEP and not self._inflate.eof:
             self._points.append((self._position, self._file.tell(), self._inflate.copy()))
