@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -106,17 +106,22 @@ class CheckedReader(Reader):
         self._sound.add(name)
 
     def check_fields(self, index: int) -> None:
+        self._check_row(index, {})
+
+    def _check_row(self, index: int, values: Mapping[str, Any]) -> None:
+        """As :meth:`check_fields`, for some ``values`` of the record that were read already."""
         if self._row is None:
             for column in self.manifest.columns[1:]:
                 self._check_digest(column.name)
             return
         expected = int(self._reader.value(ROW_CHECKSUM.name, index))
-        found = row_checksum(self._row, {column.name: self._field(column, index) for column in self._row})
+        fields = {c.name: values[c.name] if c.name in values else self._field(c, index) for c in self._row}
+        found = row_checksum(self._row, fields)
         if found != expected:
             what = "row checksum (label, key, other fields)"
             raise CorruptRecordError(index, self._key(index), f"{expected:016x}", f"{found:016x}", what)
         for column in self._row:
-            wrong = no_class(column, self._field(column, index)) if column.classes is not None else None
+            wrong = no_class(column, fields[column.name]) if column.classes is not None else None
             if wrong is not None:
                 raise self.no_class(column, index, wrong)
 

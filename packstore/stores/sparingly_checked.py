@@ -6,10 +6,12 @@ import bisect
 import random
 import threading
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from packstore.core.checksums import column_digest
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
@@ -36,7 +38,8 @@ class SparinglyCheckedReader(CheckedReader):
     - All other columns: the first time that one is needed of a file of the store, its values of that file are copied,
       and the copy is compared with the column's digest and the range of its classes. From then on values come from the
       copy, so what happens to the file afterwards does no harm. A column that does not match, or of more than
-      :data:`MOST_KEPT_BYTES`, is checked record by record, by the row checksums.
+      :data:`MOST_KEPT_BYTES`, is checked record by record: the first time by the row checksum, which needs all columns
+      of the record, from then on by the hash that the value had then.
 
     An image is compared as the file shows it at that moment; it is decoded right afterwards, from the same map.
     """
@@ -81,9 +84,16 @@ class SparinglyCheckedReader(CheckedReader):
             raise IndexError(f"record {index} of {len(self)}")
         part = bisect.bisect_right(self._starts, index) - 1
         if kept.state[part] != _SOUND and not self._is_sound(kept, part):
-            self.check_fields(index)
-            return self._reader.value(name, index)
+            return self._proven_by_row(kept, index)
         return kept.shown[index] if kept.fixed else kept.ragged[part][index - self._starts[part]]
+
+    def _proven_by_row(self, kept: _Kept, index: int) -> Any:
+        value = self._reader.value(kept.column.name, index)
+        found = xxh3_64_intdigest(value) or 1
+        if kept.hashes[index] != found:
+            self._check_row(index, {kept.column.name: value})
+            kept.hashes[index] = found
+        return value
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
         kept = self._kept.get(name) or self._keep(name)
@@ -193,8 +203,15 @@ class _Kept:
         state: Of each file of the store, what is known of it.
     """
 
+    @cached_property
+    def hashes(self) -> NDArray[np.uint64]:
+        """The XXH3-64 of values that were proven by their rows, 0 of others; in pages that the system gives when they
+        are first written to."""
+        return np.zeros(self._records, np.uint64)
+
     def __init__(self, column: Column, records: int, parts: int) -> None:
         self.column = column
+        self._records = records
         self.fixed = column.kind == "fixed"
         small = column.nbytes <= MOST_KEPT_BYTES and column.name != "image" and not column.one_by_one
         rows = records if self.fixed and small else 0

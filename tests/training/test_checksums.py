@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,9 +19,11 @@ from PIL import Image
 import packstore
 from packstore import CorruptRecordError, PackedDataset, PackedLoader, StoreError
 from packstore.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
+from packstore.core import column as column_module
 from packstore.core.manifest import Column, Origin
 from packstore.stores import create_store, open_store, sparingly_checked
 from packstore.stores.sparingly_checked import ARRAY_SHARE, SparinglyCheckedReader
+from packstore.testing.records import make_records, write
 from packstore.training.loader.checks import Checks
 from tests.makers.stores import files_of
 
@@ -395,3 +398,34 @@ def test_readers_say_what_they_are(pack: Pack) -> None:
     set_label(path, 3, 5)
     with open_store(path, "auto") as checked, pytest.raises(StoreError, match="column 'label'"):
         checked.column("label")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("name", ["a_mask", "a_float32"])
+def test_a_large_value_that_was_proven_is_checked_by_itself(
+    tmp_path: Path, suffix: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first time with all fields of its record, then alone; what happens to it afterwards is seen all the same."""
+    monkeypatch.setattr(sparingly_checked, "MOST_KEPT_BYTES", 100)
+    monkeypatch.setattr(column_module, "_WHOLE_BYTES", 100)
+    path = tmp_path / f"typed.{suffix}"
+    records = make_records("typed", 6, sizes=range(9, 15))
+    write(path, records)
+    value = bytes(records.values[name][3])
+    with open_store(path, "auto") as reader:
+        asked: list[str] = []
+        read = reader.unchecked.value
+        monkeypatch.setattr(reader.unchecked, "value", lambda name, i: (asked.append(name), read(name, i))[1])
+        assert bytes(reader.value(name, 3)) == value
+        assert {name, "a_text", "row_checksum"} <= set(asked)
+        asked.clear()
+        assert bytes(reader.value(name, 3)) == value
+        assert asked == [name]
+        file = path / "data.mdb" if path.is_dir() else path
+        data = file.read_bytes()
+        with file.open("r+b") as opened:  # in place, since the store is mapped
+            for match in re.finditer(re.escape(value), data):
+                opened.seek(match.start() + 5)
+                opened.write(bytes([value[5] ^ 1]))
+        with pytest.raises(CorruptRecordError, match=r"record 3 .* row checksum"):
+            reader.value(name, 3)
