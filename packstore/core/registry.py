@@ -172,6 +172,7 @@ SOURCES = Registry(
         "voc": "packstore.sources.voc:KIND",
         "arrow": "packstore.sources.huggingface.arrow:KIND",
         "parquet": "packstore.sources.huggingface.parquet:KIND",
+        "ilsvrc": "packstore.sources.named.ilsvrc:KIND",
         "tinyimagenet": "packstore.sources.named.tinyimagenet:KIND",
         "cub200": "packstore.sources.named.cub200:KIND",
         "flowers102": "packstore.sources.named.flowers102:KIND",

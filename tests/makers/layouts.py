@@ -5,7 +5,10 @@ Each is made as torchvision's class wants it below its ``root``; the images are 
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,8 +32,6 @@ def make_layout(kind: str, root: Path, samples: int = 12) -> Path:
 
 def mat(**variables: Any) -> bytes:
     """A MAT file, compressed as published ones are."""
-    import io
-
     from scipy.io import savemat
 
     out = io.BytesIO()
@@ -46,6 +47,87 @@ def structs(fields: dict[str, list[Any]]) -> Any:
         for n, value in enumerate(values):
             array[name][0, n] = value
     return array
+
+
+ILSVRC = {"n04": "a fourth", "n01": "tench, Tinca tinca", "n03": "goldfish", "n02": "shark, white shark"}
+"""Names of classes by wnid (here with six zeros more), in the order of the devkit's numbers, which is not theirs."""
+
+
+def tar(files: dict[str, bytes]) -> bytes:
+    """A tar of files."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(data), 1_700_000_000
+            archive.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
+def train_tar(images: dict[str, bytes]) -> bytes:
+    """``ILSVRC2012_img_train.tar`` of images ``WNID/FILE``: a tar for each class."""
+    wnids = dict.fromkeys(name.partition("/")[0] for name in images)
+    tars = {w: tar({n.partition("/")[2]: data for n, data in images.items() if n.startswith(w)}) for w in wnids}
+    return tar({f"{wnid}.tar": data for wnid, data in tars.items()})
+
+
+def devkit(names: dict[str, str], truth: list[str]) -> bytes:
+    """``ILSVRC2012_devkit_t12.tar.gz``: names of classes by wnid in the order of their numbers, and the wnid of each
+    validation image. ``meta.mat`` holds a class above them, as the real one does."""
+    count = len(names)
+    synsets = structs(
+        {
+            "ILSVRC2012_ID": [np.uint16(n + 1) for n in range(count + 1)],
+            "WNID": [*names, "n00001740"],
+            "words": [*names.values(), "entity"],
+            "gloss": ["what it is"] * (count + 1),
+            "num_children": [*[np.uint8(0)] * count, np.uint8(count)],
+            "children": [*[np.zeros((1, 0))] * count, np.arange(count) + 1.0],
+            "wordnet_height": [np.uint8(0)] * (count + 1),
+            "num_train_images": [np.uint16(3)] * (count + 1),
+        }
+    )
+    numbers = {wnid: n + 1 for n, wnid in enumerate(names)}
+    files = {
+        "readme.txt": b"text",
+        "data/meta.mat": mat(synsets=synsets),
+        "data/ILSVRC2012_validation_ground_truth.txt": "".join(f"{numbers[w]}\n" for w in truth).encode(),
+    }
+    return gzip.compress(tar({f"ILSVRC2012_devkit_t12/{name}": data for name, data in files.items()}), mtime=0)
+
+
+def ilsvrc(samples: int) -> tuple[str, Files]:
+    names = {f"{wnid}000000": name for wnid, name in ILSVRC.items()}
+    wnids = [*names]
+    train = {f"{wnids[n % 4]}/{wnids[n % 4]}_{n}.JPEG": tiny(n) for n in range(samples - 4)}
+    truth = [wnids[n % 4] for n in range(2, 6)]
+    val = {f"ILSVRC2012_val_{n + 1:08}.JPEG": tiny(samples - 4 + n) for n in range(4)}
+    return "imagenet", {
+        "ILSVRC2012_img_train.tar": train_tar(train),
+        "ILSVRC2012_img_val.tar": tar(dict(reversed(val.items()))),
+        "ILSVRC2012_devkit_t12.tar.gz": devkit(names, truth),
+    }
+
+
+def kaggle(samples: int) -> tuple[str, Files]:
+    """ILSVRC as Kaggle has it."""
+    names = {f"{wnid}000000": name for wnid, name in ILSVRC.items()}
+    wnids, root = sorted(names), "ILSVRC/Data/CLS-LOC"
+    train = [f"{wnids[n % 4]}_{n}" for n in range(samples - 6)]
+    val = {f"ILSVRC2012_val_{n:08}": wnids[(n + 1) % 4] for n in range(samples - 6, samples - 2)}
+    return "kaggle", {
+        "LOC_synset_mapping.txt": "".join(f"{wnid} {names[wnid]}\n" for wnid in wnids),
+        "LOC_train_solution.csv": "ImageId,PredictionString\n"
+        + "".join(f"{name},{name[:9]} 1 2 3 4 {name[:9]} 5 6 7 8 \n" for name in train[::2]),
+        "LOC_val_solution.csv": "ImageId,PredictionString\n"
+        + "".join(f"{name},{wnid} 1 2 3 {n} \n" for n, (name, wnid) in enumerate(reversed(val.items()))),
+        "LOC_sample_submission.csv": "ImageId,PredictionString\n",
+        "ILSVRC/ImageSets/CLS-LOC/val.txt": "".join(f"{name} 1\n" for name in val),
+        "ILSVRC/Annotations/CLS-LOC/val/x.xml": "<annotation/>",
+        **{f"{root}/train/{name[:9]}/{name}.JPEG": tiny(n) for n, name in enumerate(train)},
+        **{f"{root}/val/{name}.JPEG": tiny(samples - 6 + n) for n, name in enumerate(val)},
+        **{f"{root}/test/ILSVRC2012_test_{n:08}.JPEG": tiny(samples - 2 + n) for n in range(2)},
+    }
 
 
 def tinyimagenet(samples: int) -> tuple[str, Files]:
@@ -235,6 +317,8 @@ def gtsrb(samples: int) -> tuple[str, Files]:
 
 
 MAKERS: dict[str, Callable[[int], tuple[str, Files]]] = {
+    "ilsvrc": ilsvrc,
+    "kaggle": kaggle,
     "tinyimagenet": tinyimagenet,
     "cub200": cub200,
     "flowers102": flowers102,

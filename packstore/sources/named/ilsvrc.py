@@ -1,0 +1,330 @@
+"""ILSVRC 2012 as downloaded: ``ILSVRC2012_img_{train,val,test}.tar`` and ``ILSVRC2012_devkit_t12.tar.gz``.
+
+Labels are torchvision's: the place of a class's wnid in the sorted list. The devkit numbers classes otherwise, and its
+``meta.mat`` holds those above them, too. Any of the tars may be unpacked, into a folder ``train`` or ``val``. The tar
+for training alone, and folders of classes, are image folders. Kaggle's layout is :mod:`.kaggle`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, printable
+from packstore.core.fields import Field, Image, Label, Text
+from packstore.images.sniff import max_file_bytes
+from packstore.sources.archives import open_tree
+from packstore.sources.archives.tar import TAR_FAULTS, first_names
+from packstore.sources.base import Certainty, Kind, Source, SourceOptions
+from packstore.sources.listing import Listing, count_passed_over
+from packstore.sources.named import read_whole
+from packstore.sources.named.kaggle import KaggleSource
+from packstore.sources.named.mat import fields, number, texts, variable
+from packstore.sources.named.tables import Table
+from packstore.sources.refusals import first_bytes
+from packstore.sources.rows import Row, RowSource
+from packstore.sources.tree import Tree
+
+_TARS = {
+    "train": ("ILSVRC2012_img_train.tar",),
+    "val": ("ILSVRC2012_img_val.tar",),
+    "test": ("ILSVRC2012_img_test_v10102019.tar", "ILSVRC2012_img_test.tar"),
+}
+_DEVKITS = ("ILSVRC2012_devkit_t12", "ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12.tar")
+_META, _TRUTH = "data/meta.mat", "data/ILSVRC2012_validation_ground_truth.txt"
+_VAL = re.compile(r"(?:.*/)?ILSVRC2012_val_(\d{8})\.JPEG")
+_WNID = re.compile(r"n\d{8}")
+_LOOKED_AT = 8
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The images of a split.
+
+    Attributes:
+        path: The tar, or the folder of all.
+        folder: Where they lie in it.
+        in_classes: They lie in folders of classes there.
+    """
+
+    path: Path
+    folder: str
+    in_classes: bool
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.folder}/" if self.folder else ""
+
+
+@dataclass
+class _Found:
+    """What lies at a path: the images of splits, the devkit, and names that are neither."""
+
+    parts: dict[str, _Part] = field(default_factory=dict)
+    devkit: Path | None = None
+
+    @property
+    def needs_devkit(self) -> bool:
+        return "val" in self.parts and not self.parts["val"].in_classes
+
+    @property
+    def is_image_folder(self) -> bool:
+        """All of it is unpacked into folders of classes."""
+        return all(part.in_classes and part.path.is_dir() for part in self.parts.values())
+
+
+class IlsvrcSource(RowSource):
+    """The splits that there are, with one list of classes.
+
+    Keys are the paths that torchvision unpacks to: ``val/n01440764/ILSVRC2012_val_00000293.JPEG``. ``name`` is the name
+    of the class, where the devkit is there to tell.
+    """
+
+    kind = "ilsvrc"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        try:
+            self._found = _look(path)
+        except OSError as error:
+            raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
+        if not self._found.parts:
+            raise SourceError(
+                f"{printable(str(path))} is not ILSVRC as downloaded, which is {_TARS['train'][0]}, {_TARS['val'][0]} "
+                f"and {_DEVKITS[1]}, or Kaggle's folder with ILSVRC/Data/CLS-LOC"
+            )
+        if self._found.needs_devkit and self._found.devkit is None:
+            raise _without_devkit(path)
+        self._trees: dict[Path, Tree] = {}
+        for part in self._found.parts.values():
+            tree = self._trees.get(part.path) or open_tree(part.path)
+            if tree is None:
+                raise SourceError(f"{printable(str(part.path))} is no tar that can be read")
+            self._trees[part.path] = tree
+        self.evidence = ", ".join(printable(file.name) for file in self.files())
+        self._max_bytes = max_file_bytes(options.max_pixels)
+
+    def splits(self) -> tuple[str, ...]:
+        """See :meth:`RowSource.splits`."""
+        return tuple(self._found.parts)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        optional = "test" in self._found.parts
+        declared: dict[str, Field] = {"image": Image()}
+        if not self._classes:
+            return declared
+        declared["label"] = Label(self._classes, optional=optional)
+        return declared | ({"name": Text(optional=optional)} if self._devkit is not None else {})
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`: class by class, as torchvision has them."""
+        part = self._found.parts[split]
+        tree = self._trees[part.path]
+        if part.in_classes:
+            for label, wnid in enumerate(self._classes):
+                if wnid in self._folders(split):
+                    for folder, listing in tree.walk(f"{part.prefix}{wnid}", tree.above, None, self.options.skip_bad):
+                        yield from self._rows(split, folder, listing, [label] * len(listing.images))
+            return
+        listing = tree.list(part.folder)
+        labels: list[int | None] = [self._label(name) if split == "val" else None for name in listing.images]
+        order = sorted(range(len(labels)), key=lambda n: (labels[n] or 0, listing.images[n]))
+        yield from self._rows(split, part.folder, listing, labels, order)
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        split, file, size, modified, label = ref
+        try:
+            image = self._trees[self._found.parts[split].path].read(file, size, modified, self._max_bytes)
+        except SampleError as error:  # under its path there, which may not be its key
+            raise ValueError(error.reason) from None
+        if label is None:
+            return {"image": image}
+        found = {"image": image, "label": label}
+        if self._devkit is not None:
+            found["name"] = self._devkit.names.get(self._classes[label], self._classes[label])
+        return found
+
+    def files(self) -> Iterator[Path]:
+        """See :meth:`RowSource.files`."""
+        yield from dict.fromkeys(part.path for part in self._found.parts.values())
+        devkit = self._found.devkit
+        if devkit is not None:
+            yield from (devkit / _META, devkit / _TRUTH) if devkit.is_dir() else (devkit,)
+
+    def ignored(self) -> dict[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        passed: Counter[str] = Counter()
+        if self.path.is_dir():
+            used = {file.name for file in self.files()} | {part.folder for part in self._found.parts.values()}
+            others = (entry.name for entry in self.path.iterdir() if entry.name not in (*used, *_DEVKITS))
+            count_passed_over(sorted(name for name in others if not _VAL.fullmatch(name)), passed)
+        return dict(passed)
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        for tree in self._trees.values():
+            tree.close()
+
+    def _rows(
+        self, split: str, folder: str, listing: Listing, labels: list[Any], order: list[int] | None = None
+    ) -> Iterator[Row]:
+        prefix = f"{folder}/" if folder else ""
+        for n in range(len(labels)) if order is None else order:
+            name, size, modified, changed, label = (
+                *(listing.images[n], listing.sizes[n], listing.modified[n], listing.changed[n]),
+                labels[n],
+            )
+            key = f"{split}/{name}" if label is None else f"{split}/{self._classes[label]}/{name}"
+            ref = (split, prefix + name, size, modified, label)
+            yield Row(key, ref, max(0, size), 0, modified, changed)
+
+    def _label(self, name: str) -> int:
+        found, devkit = _VAL.fullmatch(name), self._devkit
+        if found is None or devkit is None or not 1 <= int(found[1]) <= len(devkit.truth):
+            labels = 0 if devkit is None else len(devkit.truth)
+            raise SourceError(
+                f"{printable(str(self.path))}: {printable(name)} is none of the {labels:,} validation images that the "
+                "devkit labels"
+            )
+        return self._numbers[devkit.truth[int(found[1]) - 1]]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {wnid: number for number, wnid in enumerate(self._classes)}
+
+    @cached_property
+    def _classes(self) -> tuple[str, ...]:
+        truth = self._devkit.truth if self._devkit is not None and self._found.needs_devkit else []
+        return tuple(sorted({*truth, *(wnid for split in self._found.parts for wnid in self._folders(split))}))
+
+    def _folders(self, split: str) -> frozenset[str]:
+        part = self._found.parts[split]
+        if not part.in_classes:
+            return frozenset()
+        if split not in self._class_folders:
+            self._class_folders[split] = frozenset(self._trees[part.path].list(part.folder).directories)
+        return self._class_folders[split]
+
+    @cached_property
+    def _class_folders(self) -> dict[str, frozenset[str]]:
+        return {}
+
+    @cached_property
+    def _devkit(self) -> _Devkit | None:
+        return None if self._found.devkit is None else _read_devkit(self._found.devkit)
+
+
+@dataclass(frozen=True)
+class _Devkit:
+    """What the devkit says.
+
+    Attributes:
+        names: Names of the classes by wnid.
+        truth: The wnid of each validation image.
+    """
+
+    names: dict[str, str]
+    truth: list[str]
+
+
+def _read_devkit(path: Path) -> _Devkit:
+    tree = open_tree(path)
+    if tree is None:
+        raise SourceError(f"{printable(str(path))} is no devkit of ILSVRC")
+    name = tree.name(_META)
+    synsets = variable(name, read_whole(tree, _META), "synsets")
+    numbers, wnids, words, children = fields(name, synsets, ("ILSVRC2012_ID", "WNID", "words", "num_children"))
+    leaves = [n for n, count in enumerate(children) if number(name, count) == 0]
+    by_number = {number(name, numbers[n]): texts(name, wnids)[n] for n in leaves}
+    names = {wnids[n]: texts(name, words)[n] for n in leaves}
+    table = Table(tree.name(_TRUTH), read_whole(tree, _TRUTH))
+    truth = []
+    for line in table:
+        wnid = by_number.get(table.whole(line[0], "the number of a class", line)) if len(line) == 1 else None
+        if wnid is None:
+            table.refuse(line, f"the number of one of the {len(by_number)} classes of {_META}")
+        truth.append(wnid)
+    return _Devkit(names, truth)
+
+
+def _look(path: Path) -> _Found:
+    """What lies at ``path``, by a few names. Raises :class:`OSError`."""
+    found = _Found()
+    if not path.is_dir():
+        if _is_val_tar(path):
+            found.parts["val"] = _Part(path, "", in_classes=False)
+            found.devkit = _devkit_in(path.parent)
+        return found
+    if _is_val_folder(path):
+        found.parts["val"] = _Part(path, "", in_classes=False)
+        found.devkit = _devkit_in(path) or _devkit_in(path.parent)
+        return found
+    for split, tars in _TARS.items():
+        tar = next((path / name for name in tars if (path / name).is_file()), None)
+        if split != "test" and (path / split).is_dir():
+            inside = [entry.name for entry in islice((path / split).iterdir(), _LOOKED_AT)]
+            in_classes = any(_WNID.fullmatch(name) for name in inside)
+            if in_classes or _is_val_folder(path / split):
+                found.parts[split] = _Part(path, split, in_classes)
+        elif tar is not None:
+            found.parts[split] = _Part(tar, "", in_classes=split == "train")
+    found.devkit = _devkit_in(path)
+    return found
+
+
+def _devkit_in(folder: Path) -> Path | None:
+    return next((folder / name for name in _DEVKITS if (folder / name).exists()), None)
+
+
+def _is_val_folder(path: Path) -> bool:
+    return any(_VAL.fullmatch(entry.name) for entry in islice(path.iterdir(), _LOOKED_AT))
+
+
+def _is_val_tar(path: Path) -> bool:
+    if first_bytes(path, 262)[257:] != b"ustar":
+        return False
+    try:
+        names = first_names(path, _LOOKED_AT)
+    except (*TAR_FAULTS, SourceError):
+        return False  # the general kinds say what is wrong with it
+    return bool(names) and all(_VAL.fullmatch(name) for name in names)
+
+
+def _without_devkit(path: Path) -> AmbiguousSourceError:
+    return AmbiguousSourceError(
+        f"{printable(str(path))} holds the validation images of ILSVRC without their labels: put {_DEVKITS[1]} beside "
+        "them, or pack them without labels with --source flat"
+    )
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    certainty = KaggleSource.recognise(path, options)
+    if certainty is not Certainty.NO:
+        return certainty
+    try:
+        found = _look(path)
+    except OSError:
+        return Certainty.NO  # the general kinds say why it cannot be listed
+    if found.is_image_folder:
+        return Certainty.NO
+    if found.needs_devkit and found.devkit is None:
+        raise _without_devkit(path)
+    return Certainty.CERTAIN
+
+
+def _open(path: Path, options: SourceOptions) -> Source:
+    tree = open_tree(path) if path.is_dir() or first_bytes(path, 4) == b"PK\x03\x04" else None
+    if tree is not None and KaggleSource.find(tree) is not None:
+        return KaggleSource(path, options)
+    return IlsvrcSource(path, options)
+
+
+KIND = Kind("ilsvrc", "ILSVRC 2012 as downloaded", _recognise, _open)

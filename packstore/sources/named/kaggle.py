@@ -1,0 +1,107 @@
+"""ILSVRC as Kaggle has it: ``ILSVRC/Data/CLS-LOC/{train,val,test}`` and tables beside ``ILSVRC``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from packstore.core.fields import Boxes, Field, Image, Label, Labels, Text
+from packstore.sources.named import NamedSource, holds
+from packstore.sources.named.tables import Table
+from packstore.sources.rows import FileRow
+from packstore.sources.tree import Tree
+
+_ROOT = "ILSVRC/Data/CLS-LOC"
+_NAMES = "LOC_synset_mapping.txt"
+_SOLUTIONS = {"train": "LOC_train_solution.csv", "val": "LOC_val_solution.csv"}
+
+
+class KaggleSource(NamedSource):
+    """Its images class by class; test images have no labels. Boxes are those of the tables; images without one have
+    none."""
+
+    kind = "ilsvrc"
+    title = "ILSVRC"
+    signs = (f"{_ROOT}/train|{_ROOT}/val",)
+    needs = (_NAMES,)
+    lists = tuple(_SOLUTIONS.values())
+
+    @classmethod
+    def missing(cls, tree: Tree, base: str) -> list[str]:
+        """See :meth:`NamedSource.missing`: the labels of ``val``."""
+        unlabelled = holds(tree, base, f"{_ROOT}/val") and not holds(tree, base, _SOLUTIONS["val"])
+        return [*super().missing(tree, base), *([_SOLUTIONS["val"]] if unlabelled else [])]
+
+    def splits(self) -> tuple[str, ...]:
+        """See :meth:`RowSource.splits`."""
+        return tuple(split for split in ("train", "val", "test") if self.has(f"{_ROOT}/{split}"))
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        optional = "test" in self.splits()
+        return {
+            "image": Image(),
+            "label": Label(tuple(self._names), optional=optional),
+            "name": Text(optional=optional),
+            "boxes": Boxes(optional=True),
+            "labels": Labels(tuple(self._names), of="boxes", optional=True),
+        }
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        if split == "test":
+            for image in self.images(f"{_ROOT}/test"):
+                yield FileRow(image, {})
+        elif split == "train":
+            for number, wnid in enumerate(self._names):
+                if self.has(f"{_ROOT}/train/{wnid}"):
+                    for image in self.images(f"{_ROOT}/train/{wnid}"):
+                        yield self._row(split, image, number)
+        else:
+            found = [(self._label(image), image) for image in self.images(f"{_ROOT}/val")]
+            for number, image in sorted(found):
+                yield self._row(split, image, number)
+
+    def _row(self, split: str, image: str, number: int) -> FileRow:
+        values: dict[str, Any] = {"label": number, "name": self._titles[number]}
+        table = self._solutions[split]
+        line = None if table is None else table.get(_stem(image))
+        if table is None or line is None:
+            return FileRow(image, values)
+        parts = [] if len(line) != 2 else line[1].split()
+        wnids, numbers = parts[::5], self._numbers
+        if len(parts) % 5 or not parts or not numbers.keys() >= set(wnids):
+            table.refuse(line, "an image, and a class and four numbers for each box")
+        sides = [float(table.whole(part, "whole numbers", line)) for n, part in enumerate(parts) if n % 5]
+        boxes = [sides[n : n + 4] for n in range(0, len(sides), 4)]
+        return FileRow(image, values | {"boxes": boxes, "labels": [numbers[wnid] for wnid in wnids]})
+
+    def _label(self, image: str) -> int:
+        table = self._solutions["val"]
+        line = None if table is None else table.get(_stem(image))
+        wnid = line[1].partition(" ")[0] if line is not None and len(line) == 2 else ""
+        if table is not None and wnid not in self._numbers:
+            table.refuse(line or [], f"{_stem(image)} and a class of {_NAMES}")
+        return self._numbers[wnid]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {wnid: number for number, wnid in enumerate(self._names)}
+
+    @cached_property
+    def _titles(self) -> tuple[str, ...]:
+        return tuple(self._names.values())
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """Names of the classes by wnid, in the order of the wnids."""
+        return {line[0]: " ".join(line[1:]) for line in sorted(self.table(_NAMES))}
+
+    @cached_property
+    def _solutions(self) -> dict[str, Table | None]:
+        return {split: self.table(name, ",", skip=1) if self.has(name) else None for split, name in _SOLUTIONS.items()}
+
+
+def _stem(path: str) -> str:
+    return path.rpartition("/")[2].rpartition(".")[0]
