@@ -196,6 +196,9 @@ EXPORTS = Registry(
     "packstore.exports",
     "packstore.exports.base:Export",
     {
+        "imagefolder": "packstore.exports.folder:ImageFolderExport",
+        "tar": "packstore.exports.folder:TarExport",
+        "zip": "packstore.exports.folder:ZipExport",
         "webdataset": "packstore.exports.webdataset:WebDatasetExport",
     },
     classes=True,

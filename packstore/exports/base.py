@@ -8,7 +8,7 @@ all kinds share (reading and proving records, resuming, publishing, the sheet) i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from packstore.core.files import open_file, sync_tree
 from packstore.core.manifest import Manifest
 from packstore.core.sheet import SHEET, Sheet
 from packstore.images.sniff import HeaderError, sniff
+from packstore.stores.base import Reader
 
 EXTENSIONS = {
     "jpeg": "jpg", "png": "png", "gif": "gif", "bmp": "bmp", "webp": "webp", "tiff": "tif", "pnm": "ppm",
@@ -123,6 +124,10 @@ class Export(ABC):
             for it, because each record is a file of its own.
         path: Where it is written: the staged folder, which exists, or the staged file.
         manifest: Of what is written; after ``--encode`` with the new encoding.
+        reader: The store, for what concerns all records: labels, keys.
+        recoded: Images are not those of the store but encoded anew.
+        sheet: What will be in ``packstore.json``, but for shards and digests that are not known yet; set before the
+            first shard.
     """
 
     name: ClassVar[str]
@@ -134,22 +139,28 @@ class Export(ABC):
     keeps_keys: ClassVar[bool] = False
     shard_bytes: ClassVar[int | None] = 1 << 30
 
-    def __init__(self, path: Path, manifest: Manifest, fixed: Callable[[str], NDArray[Any]]) -> None:
-        """``fixed`` gives all values of a fixed column, such as the labels. Writes nothing. Raises :class:`UsageError`
-        for a store that this kind cannot hold."""
+    sheet: Sheet
+
+    def __init__(self, path: Path, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
+        """Writes nothing. Raises :class:`UsageError` for a store that this kind cannot hold."""
         self.path = path
         self.manifest = manifest
-        self.fixed = fixed
+        self.reader = reader
+        self.recoded = recoded
 
     @abstractmethod
     def held(self) -> Sequence[str]:
         """Names of the columns (besides the image) whose values the format itself holds exactly, and its source gives
         back exactly. The others are kept in ``packstore.rows.jsonl``."""
 
+    def shown(self) -> Sequence[str]:
+        """Names of the columns that other readers find in the format; those that are held, unless it says others."""
+        return self.held()
+
     @abstractmethod
     def losses(self) -> Sequence[str]:
-        """What others than packstore do not get from the format, a line each: ``names of classes``. The values of
-        columns that are not :meth:`held` are said without it."""
+        """What others than packstore do not get from the format, a line each: ``names of classes``. Columns that are
+        not :meth:`shown` are said without it."""
 
     @abstractmethod
     def begin(self, number: int, split: str) -> ShardWriter:

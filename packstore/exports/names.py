@@ -8,8 +8,9 @@ from xxhash import xxh3_64_hexdigest
 
 _LONGEST = 200
 """Bytes of a name: file systems take 255, and an extension may follow."""
-_BAD = re.compile(r'[\x00-\x1f\x7f%/\\:*?"<>|]')
-"""Control characters, what Windows does not take, slashes, and the percent sign, by which these are written."""
+_BAD = re.compile(r'[\x00-\x1f\x7f%/\\:*?"<>|\ud800-\udfff]')
+"""Control characters, what Windows does not take, slashes, bytes that are no UTF-8, and the percent sign, by which all
+these are written."""
 
 
 def safe_name(text: str) -> str:
@@ -33,4 +34,5 @@ def shortened(name: str) -> str:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    return f"%{ord(match[0]):02X}"
+    code = ord(match[0])
+    return f"%{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02X}"

@@ -143,7 +143,7 @@ class ExportPlan:
 
     def new_export(self, path: Path) -> Export:
         """An export to ``path``."""
-        return self.kind(path, self.manifest, self.reader.fixed)
+        return self.kind(path, self.manifest, self.reader, recoded=self.recoding.recode is not None)
 
     @property
     def identity(self) -> str:
@@ -228,9 +228,9 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
         raise StoreError(f"{printable(str(path))} holds no records, so there is nothing to export")
     recoding = plan_recoding(kind, manifest, options.encode, options.quality or 90, options.strip_index)
     recoding = recoding._replace(manifest=replace(recoding.manifest, shards=None))
-    trial = kind(destination, recoding.manifest, reader.fixed)
-    held = tuple(trial.held())
-    lost = [f"the column {name!r}" for name in _value_columns(recoding.manifest) if name not in held]
+    trial = kind(destination, recoding.manifest, reader, recoded=recoding.recode is not None)
+    held, shown = tuple(trial.held()), trial.shown()
+    lost = [f"the column {name!r}" for name in _value_columns(recoding.manifest) if name not in shown]
     estimate = sum(column.nbytes for column in manifest.columns) + 600 * manifest.records
     return ExportPlan(
         reader=reader,
@@ -268,23 +268,25 @@ def run_export(
         with writing(plan.destination):
             done = staging.parts()
             resumed = sum(part.records for part in done)
-            parts = _Run(plan, staging, done, progress).write()
+            made = plan.new_export(staging.path)
+            made.sheet = Sheet(
+                kind=plan.kind.name,
+                source=plan.kind.source,
+                manifest=plan.manifest,
+                held=plan.held,
+                image=plan.recoding.form,
+                rows=plan.has_lines,
+            )
+            parts = _Run(plan, made, staging, done, progress).write()
             manifest = plan.manifest
             if plan.recoding.new:
                 manifest = replace(manifest, records_digest=joined_records_digest((p.digest, p.records) for p in parts))
-            sheet = Sheet(
-                kind=plan.kind.name,
-                source=plan.kind.source,
-                manifest=manifest,
-                held=plan.held,
-                image=plan.recoding.form,
-                shards=tuple(Shard(p.file, p.split, p.records) for p in parts if p.file is not None),
-                rows=plan.has_lines,
-            )
+            shards = tuple(Shard(p.file, p.split, p.records) for p in parts if p.file is not None)
+            sheet = replace(made.sheet, manifest=manifest, shards=shards)
             lines = staging.join_lines(len(parts)) if plan.has_lines else None
             if lines is not None and not plan.kind.one_file:
                 lines = lines.rename(staging.path / ROWS)
-            plan.new_export(staging.path).finish(sheet, lines)
+            made.finish(sheet, lines)
         staging.publish(sync_file_system if plan.kind.shard_bytes is None else sync_tree)
     except BaseException as error:
         if staging.parts():
@@ -311,7 +313,14 @@ def check_space(plan: ExportPlan) -> None:
 class _Run:
     """Writes all shards that are not done yet."""
 
-    def __init__(self, plan: ExportPlan, staging: ExportStaging, done: list[Part], progress: ProgressCallback) -> None:
+    def __init__(
+        self,
+        plan: ExportPlan,
+        made: Export,
+        staging: ExportStaging,
+        done: list[Part],
+        progress: ProgressCallback,
+    ) -> None:
         self._plan = plan
         self._staging = staging
         self._parts = done
@@ -319,7 +328,7 @@ class _Run:
         self._records = ProvenRecords(plan.reader)
         self._columns = {column.name: column for column in plan.manifest.columns}
         self._not_held = [name for name in _value_columns(plan.manifest) if name not in plan.held]
-        self._export = plan.new_export(staging.path)
+        self._export = made
         self._bytes = 0
 
     def write(self) -> list[Part]:

@@ -1,0 +1,100 @@
+"""Writes a zip of stored files in bounded memory (APPNOTE.TXT of PKWARE, 4.3.6 to 4.3.16).
+
+:mod:`zipfile` keeps some 600 bytes for each file until the end, which is a gigabyte for ImageNet's; this keeps the
+directory on disk. Files have no date and no rights but those to read, so that the same files give the same zip.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+_LOCAL, _CENTRAL = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L")
+_END64, _LOCATOR, _END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), struct.Struct("<4s4H2LH")
+_UTF8, _MADE_BY_UNIX, _VERSION, _VERSION64 = 1 << 11, 3 << 8, 20, 45
+_FIRST_DAY = 1 << 5 | 1  # 1980-01-01, the first that a zip can say
+_MODE = 0o100644 << 16
+_MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
+
+
+class ZipWriter:
+    """Writes to an open file, from its beginning."""
+
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
+        self._directory = tempfile.TemporaryFile()  # noqa: SIM115 - until the end
+        self._count = 0
+        self._at = 0
+
+    def add(self, name: str, data: bytes) -> None:
+        """Adds a file."""
+        self._begin(name, zlib.crc32(data), len(data))
+        self._write(data)
+
+    def add_file(self, name: str, pieces: Iterable[bytes]) -> None:
+        """Adds a file whose content comes in pieces; it is gone over once, and its header written again."""
+        start, check, size = self._at, 0, 0
+        place = self._begin(name, 0, 0)
+        for piece in pieces:
+            self._write(piece)
+            check, size = zlib.crc32(piece, check), size + len(piece)
+        end = self._at
+        for file, at in ((self._out, start), (self._directory, place)):
+            file.seek(at)
+        self._at, self._count = start, self._count - 1
+        self._begin(name, check, size)
+        self._out.seek(end)
+        self._at = end
+
+    def close(self) -> None:
+        """Writes the directory."""
+        start = self._at
+        size = self._directory.tell()
+        self._directory.seek(0)
+        shutil.copyfileobj(self._directory, self._out)
+        self._directory.close()
+        at = start + size
+        if self._count >= _MAX16 or start >= _MAX32 or size >= _MAX32:
+            numbers = (self._count, self._count, size, start)
+            self._out.write(_END64.pack(b"PK\6\6", 44, _MADE_BY_UNIX | _VERSION64, _VERSION64, 0, 0, *numbers))
+            self._out.write(_LOCATOR.pack(b"PK\6\7", 0, at, 1))
+        count = min(self._count, _MAX16)
+        self._out.write(_END.pack(b"PK\5\6", 0, 0, count, count, min(size, _MAX32), min(start, _MAX32), 0))
+
+    def _begin(self, name: str, check: int, size: int) -> int:
+        """Writes both headers of a file. Returns where that in the directory begins."""
+        raw, place = name.encode("utf-8"), self._at
+        large = size >= _MAX32
+        local = struct.pack("<2H2Q", 1, 16, size, size) if large else b""
+        sizes = (_MAX32, _MAX32) if large else (size, size)
+        head = (_VERSION64 if large else _VERSION, _UTF8, 0, 0, _FIRST_DAY, check, *sizes, len(raw))
+        self._write(_LOCAL.pack(b"PK\3\4", *head, len(local)) + raw + local)
+        values = [size, size] if large else []
+        values += [place] if place >= _MAX32 else []
+        extra = struct.pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values) if values else b""
+        version = (_MADE_BY_UNIX | _VERSION64, _VERSION64 if values else _VERSION, *head[1:])
+        at = self._directory.tell()
+        self._directory.write(
+            _CENTRAL.pack(b"PK\1\2", *version, len(extra), 0, 0, 0, _MODE, min(place, _MAX32)) + raw + extra
+        )
+        self._count += 1
+        return at
+
+    def _write(self, data: bytes) -> None:
+        self._out.write(data)
+        self._at += len(data)
+
+
+def read_of_zip(path: Path, name: str) -> bytes | None:
+    """The content of a file in a zip; None where there is no such zip."""
+    try:
+        with zipfile.ZipFile(path) as opened:
+            return opened.read(name)
+    except (zipfile.BadZipFile, KeyError, NotImplementedError):
+        return None
