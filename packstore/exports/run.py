@@ -264,11 +264,11 @@ def run_export(
         overwrite=plan.options.overwrite,
         restart=plan.options.restart,
     )
+    made = plan.new_export(staging.path)
     try:
         with writing(plan.destination):
             done = staging.parts()
             resumed = sum(part.records for part in done)
-            made = plan.new_export(staging.path)
             made.sheet = Sheet(
                 kind=plan.kind.name,
                 source=plan.kind.source,
@@ -289,6 +289,7 @@ def run_export(
             made.finish(sheet, lines)
         staging.publish(sync_file_system if plan.kind.shard_bytes is None else sync_tree)
     except BaseException as error:
+        made.abort()
         if staging.parts():
             staging.keep()
             error.add_note(

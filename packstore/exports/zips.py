@@ -11,7 +11,6 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
@@ -21,6 +20,7 @@ _UTF8, _MADE_BY_UNIX, _VERSION, _VERSION64 = 1 << 11, 3 << 8, 20, 45
 _FIRST_DAY = 1 << 5 | 1  # 1980-01-01, the first that a zip can say
 _MODE = 0o100644 << 16
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
+_STEP = 1 << 20
 
 
 class ZipWriter:
@@ -37,20 +37,15 @@ class ZipWriter:
         self._begin(name, zlib.crc32(data), len(data))
         self._write(data)
 
-    def add_file(self, name: str, pieces: Iterable[bytes]) -> None:
-        """Adds a file whose content comes in pieces; it is gone over once, and its header written again."""
-        start, check, size = self._at, 0, 0
-        place = self._begin(name, 0, 0)
-        for piece in pieces:
-            self._write(piece)
-            check, size = zlib.crc32(piece, check), size + len(piece)
-        end = self._at
-        for file, at in ((self._out, start), (self._directory, place)):
-            file.seek(at)
-        self._at, self._count = start, self._count - 1
+    def add_file(self, name: str, file: IO[bytes], size: int) -> None:
+        """Adds a file of ``size`` bytes, gone over twice."""
+        start, check = file.tell(), 0
+        while piece := file.read(_STEP):
+            check = zlib.crc32(piece, check)
+        file.seek(start)
         self._begin(name, check, size)
-        self._out.seek(end)
-        self._at = end
+        while piece := file.read(_STEP):
+            self._write(piece)
 
     def close(self) -> None:
         """Writes the directory."""
@@ -67,8 +62,12 @@ class ZipWriter:
         count = min(self._count, _MAX16)
         self._out.write(_END.pack(b"PK\5\6", 0, 0, count, count, min(size, _MAX32), min(start, _MAX32), 0))
 
-    def _begin(self, name: str, check: int, size: int) -> int:
-        """Writes both headers of a file. Returns where that in the directory begins."""
+    def abort(self) -> None:
+        """Closes what it has opened itself."""
+        self._directory.close()
+
+    def _begin(self, name: str, check: int, size: int) -> None:
+        """Writes both headers of a file."""
         raw, place = name.encode("utf-8"), self._at
         large = size >= _MAX32
         local = struct.pack("<2H2Q", 1, 16, size, size) if large else b""
@@ -79,12 +78,10 @@ class ZipWriter:
         values += [place] if place >= _MAX32 else []
         extra = struct.pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values) if values else b""
         version = (_MADE_BY_UNIX | _VERSION64, _VERSION64 if values else _VERSION, *head[1:])
-        at = self._directory.tell()
         self._directory.write(
             _CENTRAL.pack(b"PK\1\2", *version, len(extra), 0, 0, 0, _MODE, min(place, _MAX32)) + raw + extra
         )
         self._count += 1
-        return at
 
     def _write(self, data: bytes) -> None:
         self._out.write(data)

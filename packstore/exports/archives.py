@@ -1,0 +1,144 @@
+"""An image folder in one file: a tar or a zip."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from packstore.core.files import drop, open_file
+from packstore.core.sheet import ROWS, SHEET, Sheet, parse_sheet
+from packstore.exports.base import Record, ShardWriter
+from packstore.exports.folder import FilesExport, file_of
+from packstore.exports.zips import ZipWriter, read_of_zip
+
+
+class TarWriter:
+    """Writes a tar to an open file."""
+
+    def __init__(self, out: IO[bytes]) -> None:
+        # Whole seconds and GNU's format: a header of PAX would add 1 KB to each file.
+        self._tar = tarfile.open(  # noqa: SIM115 - until the end
+            fileobj=out, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
+        )
+
+    def add(self, name: str, data: bytes) -> None:
+        """Adds a file."""
+        self.add_file(name, io.BytesIO(data), len(data))
+
+    def add_file(self, name: str, file: IO[bytes], size: int) -> None:
+        """Adds a file from where it stands."""
+        member = tarfile.TarInfo(name)
+        member.size, member.mode = size, 0o644
+        self._tar.addfile(member, file)
+        self._tar.members.clear()  # type: ignore[attr-defined] # it would keep them all
+
+    def close(self) -> None:
+        """Writes the end."""
+        self._tar.close()
+
+    def abort(self) -> None:
+        """Nothing is open but the file."""
+        return
+
+
+class _ArchiveExport(FilesExport):
+    one_file = True
+    _out: IO[bytes] | None = None
+    _writer: TarWriter | ZipWriter
+
+    def begin(self, number: int, split: str) -> ShardWriter:
+        self._out = open_file(self.path, "wb")
+        self._writer = self.new_writer(self._out)
+        return _ArchiveWriter(self)
+
+    @abstractmethod
+    def new_writer(self, out: IO[bytes]) -> TarWriter | ZipWriter:
+        """The writer of an archive, with what comes before all images."""
+
+    def add(self, record: Record) -> str:
+        """Writes the file of a record. Returns its path."""
+        path = self.paths(record)
+        self._writer.add(path, file_of(record))
+        return path
+
+    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+        assert lines is not None
+        assert self._out is not None
+        with lines.open("rb") as file:
+            self._writer.add_file(ROWS, file, lines.stat().st_size)
+        self.end(self._out, sheet.to_json().encode("ascii"))
+        self._out.close()
+        return sheet
+
+    @abstractmethod
+    def end(self, out: IO[bytes], sheet: bytes) -> None:
+        """Writes the sheet and the end of the archive."""
+
+    def abort(self) -> None:
+        if self._out is not None and not self._out.closed:
+            self._writer.abort()
+            drop(self._out)
+
+
+class TarExport(_ArchiveExport):
+    """One tar. Its first file is the sheet, so that it is known for what it is."""
+
+    name = "tar"
+    help = "an image folder in a tar"
+    suffixes = (".tar",)
+
+    def new_writer(self, out: IO[bytes]) -> TarWriter:
+        writer = TarWriter(out)
+        writer.add(SHEET, self.sheet.to_json().encode("ascii"))
+        return writer
+
+    def end(self, out: IO[bytes], sheet: bytes) -> None:
+        self._writer.close()
+        assert len(sheet) == len(self.sheet.to_json())  # only digests may have changed
+        out.seek(tarfile.BLOCKSIZE)
+        out.write(sheet)
+
+    @classmethod
+    def read_sheet(cls, path: Path) -> Sheet | None:
+        try:
+            with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as tar:
+                member = tar.next()
+                file = tar.extractfile(member) if member is not None and member.name == SHEET else None
+                return None if file is None else parse_sheet(file.read())
+        except tarfile.TarError:
+            return None
+
+
+class ZipExport(_ArchiveExport):
+    """One zip, whose files are stored and not compressed: images are compressed already."""
+
+    name = "zip"
+    help = "an image folder in a zip"
+    suffixes = (".zip",)
+
+    def new_writer(self, out: IO[bytes]) -> ZipWriter:
+        return ZipWriter(out)
+
+    def end(self, out: IO[bytes], sheet: bytes) -> None:
+        self._writer.add(SHEET, sheet)
+        self._writer.close()
+
+    @classmethod
+    def read_sheet(cls, path: Path) -> Sheet | None:
+        data = read_of_zip(path, SHEET)
+        return None if data is None else parse_sheet(data)
+
+
+class _ArchiveWriter(ShardWriter):
+    def __init__(self, export: _ArchiveExport) -> None:
+        self._export = export
+
+    def add(self, record: Record) -> Mapping[str, str]:
+        return {"file": self._export.add(record)}
+
+    def close(self) -> None:
+        return
