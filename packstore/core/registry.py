@@ -161,6 +161,7 @@ SOURCES = Registry(
     {
         "store": "packstore.sources.store:KIND",
         "exported": "packstore.sources.exported:KIND",
+        "tfds": "packstore.sources.records.tfds:KIND",
         "tfrecord": "packstore.sources.records.tfrecord:KIND",
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",

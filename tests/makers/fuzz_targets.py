@@ -45,6 +45,7 @@ from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, 
 from packstore.sources.labels import LabelsFile
 from packstore.sources.named.mat import load_mat
 from packstore.sources.records.examples import framed
+from packstore.sources.records.tfds import TfdsSource
 from packstore.sources.records.tfrecord import TfrecordSource
 from packstore.sources.webdataset import WebDatasetSource
 from packstore.stores import open_store
@@ -226,6 +227,39 @@ def _tfrecord(data: bytes) -> None:
                 source.read(entry)
 
 
+def _tfds(data: bytes) -> None:
+    """A file of records, or what describes them."""
+    written, folder = CORPUS / "tfds", _scratch() / "tfds"
+    if not folder.exists():
+        shutil.copytree(written, folder)
+    names = {b"{": ["features.json", "dataset_info.json"]}.get(
+        data.lstrip()[:1], ["things-test.tfrecord-00000-of-00001"]
+    )
+    for name in names:
+        (folder / name).write_bytes(data)
+        try:
+            with closing(TfdsSource(folder, SourceOptions(max_pixels=1 << 16))) as source:
+                source.survey()
+                for entry in source.entries():
+                    with suppress(SampleError):
+                        source.read(entry)
+        finally:
+            shutil.copy(written / name, folder / name)
+
+
+def _repair_json(data: bytes, rng: random.Random) -> bytes:
+    """Changes some values of JSON; else as :func:`_repair_tfrecord`."""
+    if data.lstrip()[:1] != b"{":
+        return _repair_tfrecord(data, rng)
+    try:
+        plain = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    if isinstance(plain, dict):
+        _change(plain, rng)
+    return json.dumps(plain).encode()
+
+
 def _repair_tfrecord(data: bytes, rng: random.Random) -> bytes:
     """The checksums anew, as far as the lengths lead."""
     out, at = bytearray(data), 0
@@ -279,6 +313,12 @@ def _repair_manifest(data: bytes, rng: random.Random) -> bytes:
         return data
     if not isinstance(plain, dict):
         return data
+    _change(plain, rng)
+    return signed(plain)
+
+
+def _change(plain: dict[str, Any], rng: random.Random) -> None:
+    """Exchanges up to two values for odd ones, or for others of the same document."""
     for _ in range(rng.randrange(3)):
         place: Any = plain
         while isinstance(place, (dict, list)) and place:
@@ -287,7 +327,6 @@ def _repair_manifest(data: bytes, rng: random.Random) -> bytes:
                 place[key] = rng.choice(_ODD) if rng.random() < 0.8 else rng.choice(list(plain.values()))
                 break
             place = place[key]
-    return signed(plain)
 
 
 def signed(plain: dict[str, Any]) -> bytes:
@@ -407,6 +446,7 @@ TARGETS = (
     ),
     Target("mat", functools.partial(load_mat, "x.mat"), (PackstoreError,), ("named/mat.py",)),
     Target("npz", _npz, (PackstoreError,), ("arrays/npz.py", "inflating.py")),
+    Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/tfds_features.py"), _repair_json),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/column.py"), _repair_manifest),

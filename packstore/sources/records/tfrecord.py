@@ -8,7 +8,6 @@ features that name the class of each.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import RESERVED, Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Text
+from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Text
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.records.columns import identifier
 from packstore.sources.records.examples import ExampleSource, Facts, is_tfrecord
 from packstore.sources.records.files import find_shards, first_shards, holds_images, refuse_missing
 from packstore.sources.records.labels import Names, Numbering, find_names, numbering
@@ -218,23 +218,17 @@ class TfrecordSource(ExampleSource):
 def _columns(features: Sequence[str], of: str | None) -> dict[str, str]:
     """The features by the names of their columns: the parts of a path with ``_``, without the ``image/`` before."""
     usual = {"image/class/label": "label", "class": "label", of: "labels", "caption": "caption"}
-    short = {feature: usual.get(feature) or _identifier(feature.removeprefix("image/")) for feature in features}
+    short = {feature: usual.get(feature) or identifier(feature.removeprefix("image/")) for feature in features}
     names = list(short.values())
     found: dict[str, str] = {}
     for feature, name in short.items():
-        whole = name if names.count(name) == 1 and name not in ("image", "boxes") else f"{_identifier(feature)}_"
+        whole = name if names.count(name) == 1 and name not in ("image", "boxes") else f"{identifier(feature)}_"
         if whole in found:
             raise SourceError(
                 f"two features would be the column {whole!r}: {printable(feature)}, {printable(found[whole])}"
             )
         found[whole] = feature
     return found
-
-
-def _identifier(name: str) -> str:
-    name = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:56]
-    name = name if name[:1].isalpha() else f"x{name}"
-    return f"{name}_" if name in RESERVED else name
 
 
 def _bytes_part(name: str, facts: Facts, missing: bool) -> _Part:

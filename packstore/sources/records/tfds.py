@@ -1,0 +1,342 @@
+"""TensorFlow Datasets: folders of TFRecord with ``dataset_info.json`` and ``features.json``
+(https://www.tensorflow.org/datasets/external_tfrecord).
+
+How features become examples: ``tensorflow_datasets/core/example_serializer.py``, version 4.9.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Mask, Text
+from packstore.images.sniff import HeaderError, max_file_bytes, sniff
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.records.examples import ExampleSource
+from packstore.sources.records.protobuf import Feature, Message
+from packstore.sources.records.tfds_features import FEATURES, Leaf, describe, is_mask, is_pixels
+
+INFO = "dataset_info.json"
+_MAX_JSON = 1 << 26
+_LOOKED_AT = 32
+_MAX_SHARDS = 1 << 20
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+
+
+class TfdsSource(ExampleSource):
+    """A version of a dataset of TensorFlow Datasets, in TFRecord files."""
+
+    kind = "tfds"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        folder = _folder(path)
+        info, features = _read(folder / INFO), _read(folder / FEATURES)
+        if "featuresDict" not in features:
+            raise SourceError(
+                f"{printable(str(folder / FEATURES))} is of an old version of TensorFlow Datasets: write it again with "
+                "tfds.builder_from_directory(…).info.write_to_directory(…) of version 4.7 or later"
+            )
+        form = str(info.get("fileFormat", "tfrecord"))
+        if form != "tfrecord":
+            raise SourceError(
+                f"{printable(str(folder))} holds {printable(form)} files; packstore reads those of tfrecord"
+            )
+        shards = list(_shards(folder, info))
+        if not shards:
+            raise SourceError(f"{printable(str(folder / INFO))} names no shards")
+        super().__init__(path, options, [(split, file) for split, file, _ in shards])
+        self._counts = [count for _, _, count in shards]
+        self._folder = folder
+        try:
+            self._described = describe(features, folder)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise SourceError(f"{printable(str(folder / FEATURES))} cannot be used: {printable(str(error))}") from None
+        labels = (leaf.feature for leaf in self._described.leaves.values() if leaf.what == "classLabel")
+        self.label_names = dict.fromkeys(labels, ())
+        plural = "s" * (len(shards) != 1)
+        self.evidence = f"{FEATURES} and {len(shards)} shard{plural} of {printable(str(info.get('name', '')))}"
+
+    def files(self) -> Iterator[Path]:
+        """See :meth:`RowSource.files`."""
+        yield from super().files()
+        yield from (self._folder / name for name in (INFO, FEATURES))
+        yield from sorted(self._folder.glob("*.labels.txt"))
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        return self._described.ignored
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        assert self.index
+        return {name: self._field(name, leaf) for name, leaf in self._leaves.items()}
+
+    def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
+        """See :meth:`ExampleSource.decoded`."""
+        found: dict[str, Any] = {}
+        for name, leaf in self._leaves.items():
+            try:
+                found[name] = self._value(leaf, features, message)
+            except (ValueError, zlib.error, OverflowError) as error:
+                raise ValueError(f"{printable(leaf.feature)}: {error}") from error
+        for name, leaf in self._leaves.items():
+            if leaf.what == "boundingBox" and found[name] is not None:
+                found[name] = _pixels(leaf, found[name], found["image"])
+        return found
+
+    def _indexed(self, number: int) -> Any:
+        index = super()._indexed(number)
+        found, expected = len(index.places), self._counts[number]
+        if index.damaged is None and found != expected:
+            index.damaged = 0, f"it has {found} records, and {INFO} says {expected}"
+        return index
+
+    @cached_property
+    def _leaves(self) -> dict[str, Leaf]:
+        """The columns, without the one that is the key."""
+        key = self.key_feature
+        leaves = self._described.leaves
+        return {name: leaf for name, leaf in leaves.items() if leaf.feature != key or leaf.what != "text"}
+
+    def _field(self, name: str, leaf: Leaf) -> Field:
+        facts = self.facts.get(leaf.feature)
+        some = (
+            facts is None
+            or facts.examples < self.parsed
+            or (leaf.feature in self.labels and self.labels[leaf.feature].missing)
+        )
+        if name == "image":
+            if is_pixels(leaf) and -1 not in leaf.shape:
+                self.shape = (*leaf.shape[:2], 3)
+            return Image("uint8" if is_pixels(leaf) else None)
+        if len(leaf.lengths) > 1:
+            return Json()
+        match leaf.what:
+            case "image":
+                return Mask(optional=some) if is_mask(leaf) else Image(optional=some)
+            case "classLabel":
+                of = self._described.parallel.get(name, False)
+                return Labels(leaf.classes, of=of) if leaf.lengths else Label(leaf.classes, optional=some)
+            case "boundingBox":
+                return Boxes(optional=some)
+            case "text":
+                return Json(optional=some) if leaf.lengths else Text(optional=some)
+        if leaf.dtype == "string":
+            if facts is not None and "text" not in facts.looks and facts.looks and not leaf.lengths and not leaf.shape:
+                return Bytes(optional=some)
+            return Json(optional=some) if leaf.lengths or leaf.shape else Text(optional=some)
+        shape = (*leaf.lengths, *leaf.shape)
+        if -1 in shape[1:]:
+            return Json(optional=some)
+        return (
+            Array(leaf.dtype, shape[1:], ragged=True) if shape[:1] == (-1,) else Array(leaf.dtype, shape, optional=some)
+        )
+
+    def _value(self, leaf: Leaf, features: Mapping[str, Feature], message: Message) -> Any:
+        name = leaf.feature
+        if len(leaf.lengths) > 1:
+            flat = features.get(f"{name}/ragged_flat_values", Feature())
+            rows = [features.get(f"{name}/ragged_row_lengths_{i}", Feature()) for i in range(len(leaf.lengths) - 1)]
+            return _nested(_items(leaf, flat, message), [row.numbers(message).tolist() for row in rows])
+        feature, dynamic = features.get(name), leaf.shape.count(-1) > 1 and leaf.what == "tensor"
+        if dynamic:
+            feature = features.get(f"{name}/value")
+        if feature is None:
+            return None
+        if leaf.what == "image":
+            values = feature.bytes(message) if feature.kind == "bytes" else []
+            if len(values) != 1:
+                raise ValueError(f"found {len(values)} values, expected one image file")
+            return values[0]
+        if leaf.what == "tensor" and (leaf.packed or leaf.dtype != "string"):
+            shape = leaf.shape
+            if dynamic:
+                said = features.get(f"{name}/shape", Feature()).numbers(message).tolist()
+                if len(said) != len(shape) or any(
+                    n not in (m, m if m >= 0 else n) for n, m in zip(said, shape, strict=True)
+                ):
+                    raise ValueError(f"found the shape {said}, expected {list(shape)}")
+                shape = tuple(said)
+            array = _tensor(leaf, feature, message, (*leaf.lengths, *shape), max_file_bytes(self.options.max_pixels))
+            return array.tolist() if -1 in (*leaf.lengths, *leaf.shape)[1:] and not is_pixels(leaf) else array
+        items = _items(leaf, feature, message)
+        if leaf.what == "boundingBox":
+            return np.array(items, np.float64).reshape(-1, 4)
+        if leaf.what == "tensor" and leaf.shape:  # of strings
+            return items if -1 in leaf.shape else np.array(items, object).reshape(leaf.shape).tolist()
+        if leaf.lengths:
+            return items
+        if len(items) != 1:
+            raise ValueError(f"found {len(items)} values, expected one")
+        return None if leaf.what == "classLabel" and items[0] == -1 else items[0]
+
+
+def _items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
+    """The values of a feature as plain ones."""
+    if leaf.what == "text" or leaf.dtype == "string":
+        if feature.kind not in ("bytes", ""):
+            raise ValueError("found numbers, expected texts")
+        values = feature.bytes(message)
+        try:
+            return [value.decode("utf-8") for value in values]
+        except UnicodeDecodeError:
+            if leaf.lengths or leaf.what == "text":
+                raise
+            return list(values)
+    if leaf.what == "boundingBox":
+        return list(_tensor(leaf, feature, message, (-1, 4), 1 << 30).tolist())
+    dtype = "int64" if leaf.what == "classLabel" else leaf.dtype
+    numbers = _tensor(replace(leaf, said={"dtype": dtype}), feature, message, (-1, *leaf.shape), 1 << 30)
+    if leaf.what == "classLabel" and leaf.classes is not None and numbers.size and numbers.max() >= len(leaf.classes):
+        raise ValueError(f"{numbers.max()} is none of {len(leaf.classes)} classes")
+    return list(numbers.tolist())
+
+
+def _tensor(leaf: Leaf, feature: Feature, message: Message, shape: tuple[int, ...], limit: int) -> NDArray[Any]:
+    """The numbers of a feature."""
+    dtype = np.dtype(leaf.dtype or "float32").newbyteorder("<")
+    if leaf.packed:
+        values = feature.bytes(message) if feature.kind == "bytes" else []
+        if len(values) != 1:
+            raise ValueError(f"found {len(values)} values, expected one of bytes")
+        data = values[0]
+        if leaf.packed == "zlib":
+            inflate = zlib.decompressobj()
+            data = inflate.decompress(data, limit)
+            if not inflate.eof:
+                raise ValueError(f"it is cut off, or larger than {limit} bytes")
+        array = np.frombuffer(data, dtype)
+    else:
+        if feature.kind == "bytes":
+            raise ValueError("found bytes, expected numbers")
+        numbers = feature.numbers(message)
+        array = (
+            numbers.view(np.uint64) if leaf.dtype == "uint64" and numbers.dtype == np.int64 else numbers.astype(dtype)
+        )
+        if not np.array_equal(array, numbers) and leaf.dtype != "uint64" and dtype.kind in "iub":
+            raise ValueError(f"found numbers beyond {leaf.dtype}")
+    if -1 not in shape and array.size != math.prod(shape):
+        raise ValueError(f"found {array.size} numbers, expected {math.prod(shape)}")
+    return array.reshape(shape)
+
+
+def _nested(items: list[Any], row_lengths: Sequence[list[int]]) -> list[Any]:
+    """Lists of lists, by the lengths of the inner ones; ``row_lengths`` from outside."""
+    for lengths in reversed(row_lengths):
+        if sum(lengths) != len(items) or any(length < 0 for length in lengths):
+            raise ValueError(f"{len(items)} values do not make rows of {sum(lengths)}")
+        rows = iter(items)
+        items = [list(islice(rows, length)) for length in lengths]
+    return items
+
+
+def _pixels(leaf: Leaf, boxes: NDArray[np.float64], image: Any) -> NDArray[np.float32]:
+    """Left, top, right, bottom in pixels."""
+    form = str(leaf.said.get("bboxFormat") or "REL_YXYX")
+    if form.endswith("YXYX"):
+        boxes = boxes[:, [1, 0, 3, 2]]
+    elif form.endswith("XYWH"):
+        boxes = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
+    if form.startswith("REL_"):
+        if isinstance(image, np.ndarray):
+            height, width = image.shape[:2]
+        else:
+            try:
+                info = sniff(image or b"")
+            except HeaderError as error:
+                raise ValueError(error.reason) from None
+            height, width = info.height, info.width
+        boxes = boxes * (width, height, width, height)
+    return boxes.astype(np.float32)
+
+
+def _shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, Path, int]]:
+    """Split, file and number of records of each shard. Raises :class:`SourceError`."""
+    try:
+        for split in info.get("splits", ()):
+            name, lengths = str(split["name"]), [int(n) for n in split.get("shardLengths", ())]
+            if len(lengths) > _MAX_SHARDS:
+                raise ValueError(f"{len(lengths)} shards")
+            for i, count in enumerate(lengths):
+                of = f"{i:05}-of-{len(lengths):05}"
+                file = str(split.get("filepathTemplate") or _TEMPLATE)
+                for key, value in {
+                    "DATASET": info["name"], "SPLIT": name, "FILEFORMAT": "tfrecord", "SHARD_X_OF_Y": of,
+                    "SHARD_INDEX": f"{i:05}", "NUM_SHARDS": f"{len(lengths):05}",
+                }.items():  # fmt: skip
+                    file = file.replace(f"{{{key}}}", str(value))
+                if "/" in file or "\0" in file or file.startswith("."):
+                    raise ValueError(f"the name {file!r}")
+                if not (folder / file).is_file():
+                    raise SourceError(f"{printable(str(folder / file))} is missing; {INFO} names it")
+                yield name, folder / file, count
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SourceError(f"{printable(str(folder / INFO))} cannot be used: {printable(str(error))}") from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as opened:
+            found = json.loads(opened.read(_MAX_JSON))
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"{printable(str(file))} cannot be read: {printable(str(error))}") from None
+    return found
+
+
+def _folders(path: Path) -> list[Path]:
+    """The versions at or below a folder: it itself, ``1.0.0``, or ``config/1.0.0``."""
+    if (path / INFO).is_file():
+        return [path]
+    below = sorted(islice((p for p in path.iterdir() if p.is_dir()), _LOOKED_AT))
+    found = [p for p in below if _VERSION.fullmatch(p.name)]
+    for folder in below:
+        if folder not in found:
+            found += sorted(islice((p for p in folder.iterdir() if _VERSION.fullmatch(p.name)), _LOOKED_AT))
+    return [p for p in found if (p / INFO).is_file()]
+
+
+def _folder(path: Path) -> Path:
+    """The only version at a path. Raises :class:`SourceError` for none, :class:`AmbiguousSourceError` for several."""
+    try:
+        found = _folders(path) if path.is_dir() else []
+    except OSError as error:
+        raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
+    if len(found) > 1:
+        several = ", ".join(printable(str(each)) for each in found[:5]) + (", …" if len(found) > 5 else "")
+        raise AmbiguousSourceError(
+            f"{printable(str(path))} holds several versions or configurations: give one of {several}"
+        )
+    if not found:
+        raise SourceError(f"{printable(str(path))} holds no {INFO} of TensorFlow Datasets")
+    return found[0]
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    try:
+        found = _folders(path) if path.is_dir() else []
+    except OSError:
+        return Certainty.NO
+    if not found:
+        return Certainty.NO
+    if not any((each / FEATURES).is_file() for each in found):
+        return Certainty.NO
+    _folder(path)  # several are a question
+    return Certainty.CERTAIN
+
+
+KIND = Kind("tfds", "a folder of TensorFlow Datasets", _recognise, TfdsSource)

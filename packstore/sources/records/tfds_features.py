@@ -1,0 +1,191 @@
+"""What ``features.json`` of TensorFlow Datasets says of the features of an example, as columns.
+
+The messages of ``tensorflow_datasets/core/proto/feature.proto``, version 4.9, as JSON. The Python classes that it
+names are neither imported nor needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import SourceError, printable
+from packstore.sources.records.columns import identifier
+from packstore.sources.records.examples import KEYS
+
+_log = logging.getLogger(__name__)
+
+FEATURES = "features.json"
+_MAX_COLUMNS, _MAX_DEPTH = 1000, 16
+_KNOWN = ("image", "tensor", "classLabel", "boundingBox", "text")
+_DTYPES = frozenset(
+    ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
+)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A feature that is a column.
+
+    Attributes:
+        feature: Its name in an example.
+        what: How ``features.json`` calls it: ``image``, ``tensor``, ``classLabel`` …
+        said: What that says of it.
+        lengths: Of the sequences around it, from outside; -1 for any length.
+        classes: Names of its classes.
+    """
+
+    feature: str
+    what: str
+    said: Mapping[str, Any]
+    lengths: tuple[int, ...] = ()
+    classes: tuple[str, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one value; -1 for any size."""
+        return tuple(int(n) for n in self.said.get("shape", {}).get("dimensions", ()))
+
+    @property
+    def dtype(self) -> str:
+        return str(self.said.get("dtype", ""))
+
+    @property
+    def packed(self) -> str:
+        """How a tensor is packed into bytes: ``bytes``, ``zlib``; empty where it is a list of numbers."""
+        encoding = str(self.said.get("encoding", "none")).lower()
+        return "" if encoding in ("", "none") else encoding
+
+
+@dataclass
+class Described:
+    """What ``features.json`` says.
+
+    Attributes:
+        leaves: By column.
+        ignored: Features that no column can hold, by reason.
+        parallel: Boxes of each column of labels that goes with them.
+    """
+
+    leaves: dict[str, Leaf] = field(default_factory=dict)
+    ignored: Counter[str] = field(default_factory=Counter)
+    parallel: dict[str, str] = field(default_factory=dict)
+
+
+def is_mask(leaf: Leaf) -> bool:
+    """A PNG of one channel whose name says that its values are classes."""
+    named = "mask" in leaf.feature or "segmentation" in leaf.feature or "label" in leaf.said
+    return leaf.what == "image" and leaf.shape[-1:] == (1,) and leaf.said.get("encodingFormat") == "png" and named
+
+
+def is_pixels(leaf: Leaf) -> bool:
+    """A tensor that may be the pixels of an image."""
+    return leaf.what == "tensor" and leaf.dtype == "uint8" and len(leaf.shape) == 3 and leaf.shape[2] in (1, 3)
+
+
+def describe(features: Mapping[str, Any], folder: Path) -> Described:
+    """The columns of what ``features.json`` says; the main image is ``image``. Classes are in files in ``folder``.
+
+    Raises :class:`ValueError`, and others where it is none."""
+    found = Described()
+    for path, leaf in _walk(features, (), (), 0):
+        feature, where = leaf.feature, "-".join(part.replace("/", ".") for part in path)
+        if leaf.what == "classLabel":
+            leaf = replace(
+                leaf, classes=_classes(folder / f"{where}.labels.txt", int(leaf.said.get("numClasses") or 0))
+            )
+        reason = _unkept(leaf)
+        if reason:
+            found.ignored[f"features that are {reason}"] += 1
+            continue
+        name = identifier("_".join(path)) if feature not in KEYS else identifier(feature)
+        if name in found.leaves or len(found.leaves) >= _MAX_COLUMNS:
+            raise ValueError(f"two features would be the column {name!r}")
+        found.leaves[name] = leaf
+    _rename_boxes(found)
+    images = [name for name, leaf in found.leaves.items() if leaf.what == "image" and not is_mask(leaf)]
+    images += [name for name, leaf in found.leaves.items() if name == "image" and is_pixels(leaf)]
+    if not images:
+        raise ValueError(f"it has no images, but {', '.join(found.leaves) or 'nothing'}")
+    if "image" not in images:
+        if "image" in found.leaves:
+            raise ValueError(f"its feature 'image' is none, and {images[0]!r} is")
+        found.leaves = {"image" if name == images[0] else name: leaf for name, leaf in found.leaves.items()}
+    return found
+
+
+def _rename_boxes(found: Described) -> None:
+    """The only boxes in a sequence are ``boxes``, and the only class label beside them ``labels``."""
+    boxes = [name for name, leaf in found.leaves.items() if leaf.what == "boundingBox" and len(leaf.lengths) == 1]
+    for box in boxes:
+        beside = found.leaves[box].feature.rpartition("/")[0]
+        labels = [
+            name
+            for name, leaf in found.leaves.items()
+            if leaf.what == "classLabel" and len(leaf.lengths) == 1 and leaf.feature.rpartition("/")[0] == beside != ""
+        ]
+        names = {box: "boxes"} | ({labels[0]: "labels"} if len(labels) == 1 else {})
+        if len(boxes) == 1 and not (set(names.values()) - set(names)) & found.leaves.keys():
+            found.leaves = {names.get(name, name): leaf for name, leaf in found.leaves.items()}
+            found.parallel.update({names.get(name, name): "boxes" for name in labels})
+        else:
+            found.parallel.update(dict.fromkeys(labels, box))
+
+
+def _walk(
+    node: Mapping[str, Any], path: tuple[str, ...], lengths: tuple[int, ...], depth: int
+) -> Iterator[tuple[tuple[str, ...], Leaf]]:
+    """The leaves of ``features.json`` with their paths."""
+    if depth > _MAX_DEPTH:
+        raise ValueError("its features are nested too deeply")
+    if "featuresDict" in node:
+        for name, child in node["featuresDict"].get("features", {}).items():
+            yield from _walk(child, (*path, str(name)), lengths, depth + 1)
+    elif "sequence" in node:
+        length = int(node["sequence"].get("length", -1))
+        yield from _walk(node["sequence"]["feature"], path, (*lengths, length), depth + 1)
+    else:
+        what = next((name for name in _KNOWN if name in node), "")
+        what = what or next(
+            (name for name in node if name not in ("pythonClassName", "description")), "of no known kind"
+        )
+        said = node.get(what, {})
+        yield path, Leaf("/".join(path), what, said if isinstance(said, dict) else {}, lengths)
+
+
+def _unkept(leaf: Leaf) -> str:
+    """Why no column can hold a feature; empty where one can."""
+    if leaf.what not in _KNOWN:
+        return leaf.what
+    if leaf.what == "image" and leaf.lengths:
+        return "sequences of images"
+    if leaf.what == "image" and leaf.dtype == "float32":
+        return "images of float32"
+    if leaf.what == "boundingBox" and len(leaf.lengths) > 1:
+        return "sequences of sequences of boxes"
+    if leaf.what == "tensor":
+        if leaf.dtype not in _DTYPES and (leaf.dtype != "string" or leaf.packed):
+            return f"tensors of {printable(leaf.dtype)}"
+        if leaf.packed not in ("", "bytes", "zlib") or (leaf.packed and leaf.lengths):
+            return "sequences of packed tensors"
+    return ""
+
+
+def _classes(file: Path, count: int) -> tuple[str, ...] | None:
+    """The names of a feature's classes; None where there are none, or two are the same."""
+    if not file.is_file():
+        return None
+    try:
+        names = tuple(line.strip() for line in file.read_text("utf-8").split("\n") if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{printable(str(file))} cannot be read: {error}") from None
+    if count and len(names) != count:
+        raise SourceError(f"{printable(str(file))} has {len(names)} names; {FEATURES} says {count}")
+    if len(set(names)) < len(names):
+        _log.warning("%s names a class twice: classes are packed as numbers alone", printable(str(file)))
+        return None
+    return names

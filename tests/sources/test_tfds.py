@@ -1,0 +1,243 @@
+"""Folders of TensorFlow Datasets: what the library wrote, and what can be wrong with them.
+
+``tests/corpus/tfds`` was written by tensorflow-datasets 4.9.10: a ``GeneratorBasedBuilder`` with a feature of each
+sort, five examples of ``train`` and three of ``test`` (which it shuffles); example n has n % 3 objects.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packstore import PackedDataset, convert, verify
+from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
+from packstore.sources import Entry, open_source
+from packstore.sources.records.examples import framed
+from packstore.sources.records.protobuf import write_example
+from packstore.testing import SourceSuite
+from tests.makers.images import encode, picture, tiny
+
+WRITTEN = Path(__file__).parents[1] / "corpus" / "tfds"
+IMAGE = {"image": {"dtype": "uint8", "encodingFormat": "png", "shape": {"dimensions": ["-1", "-1", "3"]}}}
+LABEL = {"classLabel": {"numClasses": "3"}}
+
+
+def tensor(dtype: str, *dimensions: int, encoding: str = "none") -> dict[str, Any]:
+    return {"tensor": {"dtype": dtype, "encoding": encoding, "shape": {"dimensions": [str(n) for n in dimensions]}}}
+
+
+def dataset(
+    folder: Path, shards: Mapping[str, list[list[dict[str, Any]]]], features: Mapping[str, Any], **info: Any
+) -> Path:
+    """A dataset called ``d`` with the shards of each split."""
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = []
+    for split, its in shards.items():
+        listed.append({"name": split, "shardLengths": [str(len(shard)) for shard in its]})
+        for i, shard in enumerate(its):
+            data = b"".join(framed(write_example(example)) for example in shard)
+            (folder / f"d-{split}.tfrecord-{i:05}-of-{len(its):05}").write_bytes(data)
+    described = {"name": "d", "version": "1.0.0", "fileFormat": "tfrecord", "splits": listed, **info}
+    (folder / "dataset_info.json").write_text(json.dumps(described))
+    (folder / "features.json").write_text(json.dumps({"featuresDict": {"features": dict(features)}}))
+    return folder
+
+
+def example(n: int, **more: Any) -> dict[str, Any]:
+    return {"image": [tiny(n)], "label": np.array([n % 3]), **more}
+
+
+class TestTfds(SourceSuite):
+    kind = "tfds"
+    bytes_per_sample = 400
+    undecodable_keys = False
+
+    def make(self, folder: Path, samples: int) -> Path:
+        one, two = range(samples // 2), range(samples // 2, samples - 2)
+        shards = [[example(n) for n in numbers] for numbers in (one, two)]
+        splits = {"test": [[example(n) for n in range(samples - 2, samples)]], "train": shards}
+        dataset(folder, splits, {"image": IMAGE, "label": LABEL})
+        (folder / "label.labels.txt").write_text("zebra\nant\nbee\n")
+        return folder
+
+    def change(self, path: Path) -> None:
+        (path / "label.labels.txt").write_text("zebra\nant\ncat\n")
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        number, place, length = entry.ref
+        with (path / f"d-train.tfrecord-0000{number - 1}-of-00002").open("r+b") as file:
+            file.seek(place)
+            data = file.read(length)
+            file.seek(place + data.index(b"IDAT") + 6)
+            file.write(b"\xff")
+        return True
+
+
+@pytest.mark.parametrize("suffix", [".lmdb", ".h5", ".pth"])
+def test_what_the_library_wrote(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"out{suffix}"
+    manifest = convert(WRITTEN, path, encoding="original").manifest
+    assert manifest.origin.kind == "tfds"
+    assert manifest.classes == ("zebra", "ant", "bee")
+    assert [(split.name, len(split)) for split in manifest.splits] == [("train", 5), ("test", 3)]
+    names = ("key", "image", "label", "segmentation_mask", "boxes", "labels", "head", "vector", "packed", "zipped")
+    more = ("score", "flag", "big", "tags", "tokens", "nested_a", "nested_b", "objects_area", "objects_name")
+    items = [
+        dict(zip((*names, *more), item, strict=True))
+        for split in ("train", "test")
+        for item in PackedDataset(path, split, columns=(*names, *more), output="bytes")
+    ]
+    assert sorted(item["key"] for item in items) == [f"{n:03}.png" for n in range(8)]
+    for item in items:
+        n = int(item["key"][:3])
+        k = n % 3
+        assert bytes(item["image"]) == tiny(n)
+        assert item["label"] == (n % 3 if n != 7 else None)
+        # The image is 3 x 2; its boxes are ymin, xmin, ymax, xmax as fractions.
+        assert item["boxes"].tolist() == [[0.75 * i, 0, 1.5 + 0.75 * i, 1] for i in range(k)]
+        assert item["head"].tolist() == [[0, 0.5, 3, 2]]
+        assert item["labels"].tolist() == [i % 2 for i in range(k)]
+        assert item["objects_area"].tolist() == [i + 7 for i in range(k)]
+        assert item["objects_name"] == [f"o{i}" for i in range(k)]
+        assert item["vector"].tolist() == [n, n + 1, n + 2]
+        assert item["packed"].tolist() == [[n, n + 1], [n + 2, n + 3]]
+        assert item["zipped"].tolist() == [[2 * i, 2 * i + 1] for i in range(k)]
+        assert (item["score"], item["flag"], item["big"]) == (n / 4, n % 2, 2**64 - 1 - n)
+        assert (item["tags"], item["tokens"]) == (["é"] * k, [[1, 2], [], [n]][: k + 1])
+        assert (item["nested_a"], item["nested_b"]) == (n, "x")
+    mask = PackedDataset(path, "train", columns=("segmentation_mask",), output="pil")[0]
+    assert (mask.size, mask.mode) == ((3, 2), "L")
+    assert verify(path, against=WRITTEN).problems == ()
+
+
+def test_versions_and_configurations(tmp_path: Path) -> None:
+    root = tmp_path / "things"
+    shutil.copytree(WRITTEN, root / "small" / "1.2.0")
+    with closing(open_source(root)) as source:
+        assert source.kind == "tfds"
+        assert source.evidence == "features.json and 2 shards of things"
+    for other in ("small/1.3.0", "large/1.2.0"):
+        shutil.copytree(WRITTEN, root / other)
+        with pytest.raises(AmbiguousSourceError, match=r"several versions or configurations.*small/1\.2\.0"):
+            open_source(root)
+        shutil.rmtree(root / other)
+
+
+def test_a_text_that_is_the_same_twice_is_no_key(tmp_path: Path) -> None:
+    text = {"text": {}}
+    examples = [example(n, file_name=[b"same"]) for n in range(3)]
+    path = dataset(tmp_path / "d", {"train": [examples]}, {"image": IMAGE, "label": LABEL, "file_name": text})
+    convert(path, tmp_path / "x.h5")
+    ds = PackedDataset(tmp_path / "x.h5", "train", columns=("key", "file_name"))
+    assert list(ds) == [(f"train/{n:010}", "same") for n in range(3)]
+
+
+def test_pixels_and_boxes_in_pixels(tmp_path: Path) -> None:
+    boxes = {"sequence": {"feature": {"boundingBox": {"bboxFormat": "XYWH"}}}}
+    features = {"image": tensor("uint8", -1, -1, 3, encoding="zlib"), "boxes": boxes}
+    arrays = [np.full((2, 3 + n, 3), n, np.uint8) for n in range(2)]
+    examples = [
+        {
+            "image/shape": np.array(array.shape),
+            "image/value": [zlib.compress(array.tobytes())],
+            "boxes": np.array([1, 0, 1, 2], np.float32),
+        }
+        for array in arrays
+    ]
+    convert(dataset(tmp_path / "d", {"train": [examples]}, features), tmp_path / "x.h5", encoding="uint8")
+    ds = PackedDataset(tmp_path / "x.h5", "train", columns=("image", "boxes"), output="numpy")
+    for n, (image, boxes) in enumerate(ds):
+        assert np.array_equal(image, arrays[n])
+        assert boxes.tolist() == [[1, 0, 2, 2]]
+
+
+def test_what_no_column_can_hold_is_counted(tmp_path: Path) -> None:
+    features = {"image": IMAGE, "label": LABEL, "sound": {"audio": {}}, "frames": {"sequence": {"feature": IMAGE}}}
+    path = dataset(tmp_path / "d", {"train": [[example(n) for n in range(3)]]}, features)
+    report = convert(path, tmp_path / "x.h5")
+    assert report.ignored == {"features that are audio": 1, "features that are sequences of images": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"splits": [{"name": "train", "shardLengths": ["4"]}]}, "has 3 records, and dataset_info.json says 4"),
+        ({"splits": [{"name": "train", "shardLengths": ["3", "1"]}]}, "00000-of-00002 is missing"),
+        ({"splits": [{"name": "train", "shardLengths": ["x"]}]}, "dataset_info.json cannot be used"),
+        ({"splits": [{"name": "t", "shardLengths": ["1"], "filepathTemplate": "../x"}]}, "cannot be used: the name"),
+        ({"splits": [3]}, "dataset_info.json cannot be used"),
+        ({"splits": []}, "names no shards"),
+        ({"fileFormat": "riegeli"}, "holds riegeli files"),
+    ],
+)
+def test_wrong_descriptions_of_shards(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    shards = {"train": [[example(n) for n in range(3)]]}
+    path = dataset(tmp_path / "d", shards, {"image": IMAGE, "label": LABEL}, **change)
+    with pytest.raises(SourceError, match=said):
+        convert(path, tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize(
+    ("features", "said"),
+    [
+        ({"type": "FeaturesDict", "content": {}}, "of an old version of TensorFlow Datasets"),
+        ({"featuresDict": {"features": {"label": LABEL}}}, "has no images, but label"),
+        ({"featuresDict": {"features": {"image": IMAGE, "label": {"classLabel": {"numClasses": "7"}}}}}, "says 7"),
+        ({"featuresDict": {"features": {"image": IMAGE, "Image": IMAGE}}}, "two features would be the column 'image'"),
+        ({"featuresDict": {"features": {"image": {"image": {"shape": {"dimensions": ["x"]}}}}}}, "cannot be used"),
+        ({"featuresDict": []}, "cannot be used"),
+    ],
+)
+def test_wrong_descriptions_of_features(features: Any, said: str, tmp_path: Path) -> None:
+    path = dataset(tmp_path / "d", {"train": [[example(n) for n in range(3)]]}, {})
+    (path / "features.json").write_text(json.dumps(features))
+    (path / "label.labels.txt").write_text("a\nb\nc\n")
+    with pytest.raises(SourceError, match=said):
+        convert(path, tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize(
+    ("feature", "values", "said"),
+    [
+        (LABEL, np.array([3]), "label: 3 is none of 3 classes"),
+        (LABEL, np.array([0, 1]), "label: found 2 values, expected one"),
+        (LABEL, [b"x"], "label: found bytes, expected numbers"),
+        (tensor("int8"), np.array([300]), "label: found numbers beyond int8"),
+        (tensor("float32", 2), np.array([1], np.float32), "label: found 1 numbers, expected 2"),
+        (tensor("int16", 2, encoding="bytes"), [b"abc"], "label: "),
+        (tensor("uint8", 4, encoding="zlib"), [b"abc"], "label: "),
+        ({"text": {}}, [b"\xff"], "label: .*utf-8"),
+        ({"text": {}}, np.array([1]), "label: found numbers, expected texts"),
+    ],
+)
+def test_a_bad_sample_is_named(feature: Any, values: Any, said: str, tmp_path: Path) -> None:
+    good = {
+        "float32": np.array([1, 2], np.float32),
+        "int16": [b"abcd"],
+        "uint8": [b"x\x9cKLJN\x01\x00\x03\xd8\x01\x8b"],
+    }
+    fine = good.get(feature.get("tensor", {}).get("dtype"), [b"t"] if "text" in feature else np.array([1]))
+    examples = [example(n) | {"label": fine} for n in range(30)]
+    examples[25]["label"] = values
+    path = dataset(tmp_path / "d", {"train": [examples]}, {"image": IMAGE, "label": feature})
+    (path / "label.labels.txt").write_text("a\nb\nc\n")
+    with pytest.raises(SampleError, match=said) as caught:
+        convert(path, tmp_path / "x.h5")
+    assert caught.value.key == "train/0000000025"
+    assert str(caught.value).isprintable()
+
+
+def test_images_that_are_no_masks(tmp_path: Path) -> None:
+    """Masks in colour are images."""
+    features = {"image": IMAGE, "mask": IMAGE}
+    examples = [{"image": [tiny(n)], "mask": [encode(picture(seed=n), "PNG")]} for n in range(2)]
+    manifest = convert(dataset(tmp_path / "d", {"train": [examples]}, features), tmp_path / "x.h5").manifest
+    assert manifest.column("mask").type == "image"
