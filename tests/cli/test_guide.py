@@ -6,13 +6,14 @@ import os
 import pty
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import packstore
 from packstore.cli.guide import fitted
-from packstore.core.registry import SOURCES
+from packstore.core.registry import EXPORTS, SOURCES
 from tests.makers.command import COMMAND, run
 
 PAGES = {path.stem: path for path in (Path(packstore.__file__).parent / "guide").glob("*.md")}
@@ -90,12 +91,27 @@ def test_an_unknown_topic_is_wrong_usage_and_lists_the_pages() -> None:
 
 
 def test_every_kind_of_source_has_its_row_and_its_section() -> None:
-    """In the order in which they are tried; what is listed is a kind."""
+    """And what is listed is a kind; the last cell names the exports of the format, each of which is in some row."""
     page = PAGES["sources"].read_text("utf-8")
-    rows = [re.findall(r"`(\w+)`", first) for first in re.findall(r"^\|([^|]*)\|", page, re.MULTILINE)[2:]]
-    assert [name for row in rows for name in row] == list(SOURCES.built_in)
+    rows = [row.split("|")[1:-1] for row in re.findall(r"^\|.*\|$", page, re.MULTILINE)[2:]]
+    assert {len(row) for row in rows} == {3}, [row for row in rows if len(row) != 3]
+    kinds = [name for first, *_ in rows for name in re.findall(r"`(\w+)`", first)]
+    assert sorted(kinds) == sorted(SOURCES.built_in)
+    assert sorted(re.findall(r"`--to (\w+)`", " ".join(row[2] for row in rows))) == sorted(EXPORTS.built_in)
+    assert_sections(page, r"`(\w+)`", SOURCES.built_in)
+
+
+def test_every_kind_of_export_has_its_row_and_its_section() -> None:
+    page = PAGES["exporting"].read_text("utf-8")
+    rows = re.findall(r"^\|([^|]*)\|", page, re.MULTILINE)[2:]
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(EXPORTS.built_in)
+    assert_sections(page, r"(\w+)", EXPORTS.built_in)
+
+
+def assert_sections(page: str, pattern: str, names: Sequence[str]) -> None:
+    """Each of ``names`` is in one heading, and something is said below it."""
     sections = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
-    headed = [re.findall(r"`(\w+)`", section.partition("\n")[0]) for section in sections]
-    assert sorted(name for names in headed for name in names) == sorted(SOURCES.built_in)
+    headed = [re.findall(pattern, section.partition("\n")[0]) for section in sections]
+    assert sorted(name for found in headed for name in found) == sorted(names)
     for section in sections:
         assert len(section.partition("\n")[2].split()) >= 15, section

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from contextlib import closing
 from pathlib import Path
@@ -344,6 +345,19 @@ def test_damaged_files_and_files_without_images(tmp_path: Path) -> None:
         file.create_group("empty")
     with pytest.raises(SourceError, match="holds no arrays"):
         open_source(path)
+
+
+def test_a_damaged_list_of_arrays_and_a_pipe(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = np.zeros((4, 8, 8), np.uint8), np.arange(4)
+    whole = (tmp_path / "a.h5").read_bytes()
+    place = whole.index(b"SNOD")
+    (tmp_path / "b.h5").write_bytes(whole[:place] + b"XXXX" + whole[place + 4 :])
+    with pytest.raises(SourceError, match=r"b\.h5 is damaged: "):
+        open_source(tmp_path / "b.h5", kind="hdf5")
+    os.mkfifo(tmp_path / "c.h5")
+    with pytest.raises(SourceError, match=r"c\.h5 is not a file"):
+        open_source(tmp_path / "c.h5", kind="hdf5")
 
 
 def test_a_damaged_chunk_is_a_bad_sample(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ class _OpenHdf5(OpenArrays):
         self._path = path
         self._shown = printable(str(path))
         self._folder = folder.resolve()
+        if not path.is_file():
+            raise SourceError(f"{self._shown} is not a file")
         try:
             self._file = h5py.File(path, "r", locking=False)
         except (OSError, RuntimeError, ValueError) as error:
@@ -58,6 +60,12 @@ class _OpenHdf5(OpenArrays):
 
     def infos(self) -> list[ArrayInfo]:
         """See :meth:`OpenArrays.infos`."""
+        try:
+            return self._infos()
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # as h5py finds damage
+            raise SourceError(f"{self._shown} is damaged: {printable(str(error))[:200]}") from None
+
+    def _infos(self) -> list[ArrayInfo]:
         import h5py
 
         found: list[ArrayInfo] = []
