@@ -229,7 +229,7 @@ class StoreFilesSuite:
         file = self.data_file(path)
         size = file.stat().st_size
         found = 0
-        for position in [*range(0, size, max(1, size // 150) | 1), *range(0, min(size, 600), 3)]:
+        for position in [*range(0, size, max(1, size // 100) | 1), *range(0, min(size, 600), 5)]:
             flip(file, position, 1 << position % 8)
             try:
                 reader = open_store(path)

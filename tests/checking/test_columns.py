@@ -102,7 +102,7 @@ def test_a_value_of_a_large_array_that_is_none(stores: dict[str, Any], tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(12, per="suffix")
+@pytest.mark.sampled(6, per="suffix")
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("kind", ["good", "shards"])
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from packstore.testing.records import append, make_records, write
 from tests.makers.tools import load_tool
 
 SUFFIXES = ("lmdb", "h5", "pth")
+_ROOM = 96
+"""At most so many bytes has what HDF5 notes of the free space in a heap of names; only a writer reads it. (HDF5 file
+format specification, version 3.0, III.H: free-space header and section information.)"""
 
 
 flips: Any = load_tool("flip")
@@ -89,21 +93,24 @@ def test_bytes_of_records(source: Path, tmp_path: Path, rng: random.Random, suff
 
 @pytest.mark.slow
 @pytest.mark.sampled(1, per="suffix")
-@pytest.mark.parametrize("first", range(40))
+@pytest.mark.parametrize("first", range(120))
 @pytest.mark.parametrize(("suffix", "encoding"), STORES)
 def test_every_byte(source: Path, tmp_path: Path, rng: random.Random, suffix: str, encoding: str, first: int) -> None:
-    """Each 40th, from that of number ``first`` on."""
+    """Each 120th, from that of number ``first`` on."""
     store = pack(source, tmp_path / f"a.{suffix}", encoding)
     tally = flips.Tally()
-    for place in range(first, sum(store.sizes), 40):
+    for place in range(first, sum(store.sizes), 120):
         flips.flip(store, place, rng.randrange(1, 256), tally)
     assert tally.counts["missed"] == tally.counts["unnamed"] == 0, tally.shown
     idle = [int(line.split()[3]) for line in tally.shown if line.startswith("idle")]
     if suffix == "pth":
         assert not idle, tally.shown
-    if suffix == "h5":  # zeros in front of a large dataset, which begins at a multiple of 4096
+    if (
+        suffix == "h5"
+    ):  # zeros in front of a large dataset, which begins at a multiple of 4096; room that writers look for
         content = store.path.read_bytes()
-        assert not any(content[offset] for offset in idle), tally.shown
+        room = {mark.start() + n for mark in re.finditer(b"FSHD|FSSE", content) for n in range(_ROOM)}
+        assert not any(content[offset] for offset in idle if offset not in room), tally.shown
     assert packstore.verify(store.path).ok, "the flips were not undone"
 
 
@@ -121,7 +128,7 @@ def test_bytes_of_a_sharded_store(
     tally = flips.Tally()
     total = sum(store.sizes)
     assert store.files[0].name == "manifest.json"
-    for position in (*rng.sample(range(total), 120), store.sizes[0] - 1):  # also the line's end in it
+    for position in (*rng.sample(range(total), 60), store.sizes[0] - 1):  # also the line's end in it
         flips.flip(store, position, rng.randrange(1, 256), tally)
     assert tally.counts["missed"] == tally.counts["unnamed"] == 0, tally.shown
     assert tally.counts["idle"] == 0, tally.shown

@@ -367,6 +367,7 @@ def test_an_interrupted_run_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1, per="step killed")
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("step", ["write_head", "link_parts", "_sync", "_refuse_changed", "_settle"])
 @pytest.mark.parametrize("killed", [False, True])

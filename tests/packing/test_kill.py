@@ -37,15 +37,15 @@ def killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("case", killing.CASES)
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("turn", range(20))
+@pytest.mark.parametrize("turn", range(40))
 def test_killed_at_random_moments_nothing_is_lost(killer: Any, case: str, overwrite: bool, turn: int) -> None:
-    for _ in range(4):
+    for _ in range(2):
         killer.at_random(case, overwrite=overwrite)
     assert killer.tally.losses == []
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(40))
 @pytest.mark.parametrize("case", killing.CASES)
 def test_killed_at_system_calls_nothing_is_lost(killer: Any, case: str, first: int, need: Any) -> None:

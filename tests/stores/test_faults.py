@@ -99,7 +99,7 @@ def failures(counts: Counter[str]) -> Iterator[tuple[str, str, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_a_call_that_fails(
     traced: Callable[..., Any],

@@ -186,6 +186,7 @@ def test_damaged_images_are_skipped_as_undecodable_ones_are(pack: Pack) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2, per="suffix")
 @pytest.mark.parametrize("record", [0, 101])
 @pytest.mark.parametrize(("suffix", "options"), [("lmdb", {}), ("h5", {}), ("pth", {}), ("h5", {"shard_size": 60_000})])
 @pytest.mark.parametrize("augment", [[], CROP], ids=["plain", "crop"])

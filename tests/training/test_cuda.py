@@ -57,7 +57,7 @@ def test_batches_are_those_of_the_cpu(
             assert torch.equal(numbers.cpu(), labels)
 
 
-@pytest.mark.sampled(6, per="cuda", fast=1)
+@pytest.mark.sampled(4, per="cuda", fast=1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("resident", [True, False])
@@ -142,6 +142,7 @@ def test_memory_of_a_batch_is_not_reused_while_the_consumers_kernels_read_it(
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1, per="resident")
 @pytest.mark.parametrize("resident", [True, False])
 def test_memory_on_the_device_is_flat(stores: Stores, cuda: torch.device, resident: bool) -> None:
     loader = PackedLoader(PackedDataset(stores("cifar.pth"), "train", device=cuda), 5, resident=resident, augment=SHIFT)

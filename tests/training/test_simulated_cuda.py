@@ -278,6 +278,7 @@ def _equal(there: Any, here: Any, name: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2, per="each")
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("each", ["batch", "chunk", "epoch"])
 @pytest.mark.parametrize("normalize", [None, "cifar10"])
