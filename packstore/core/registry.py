@@ -186,6 +186,7 @@ SOURCES = Registry(
         "places365": "packstore.sources.named.places365:KIND",
         "celeba": "packstore.sources.named.celeba:KIND",
         "gtsrb": "packstore.sources.named.gtsrb:KIND",
+        "hf_imagefolder": "packstore.sources.huggingface.imagefolder:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",
         "flat": "packstore.sources.flat:KIND",
     },

@@ -226,12 +226,14 @@ class FileRow(NamedTuple):
     """A row whose image is a file.
 
     Attributes:
-        file: Path of the main image in the tree, also the row's key.
+        file: Path of the main image in the tree.
         values: The other values; a value that is a file is an :class:`InTree`.
+        key: The row's key; None for the path.
     """
 
     file: str
     values: Mapping[str, Any]
+    key: str | None = None
 
 
 class InTree(NamedTuple):
@@ -280,11 +282,12 @@ class FileRowSource(RowSource):
 
     def rows(self, split: str) -> Iterator[Row]:
         """See :meth:`RowSource.rows`."""
-        for file, values in self.file_rows(split):
+        for file, values, own_key in self.file_rows(split):
+            key = file if own_key is None else own_key
             try:
                 found = self.tree.stat(file)
             except OSError as error:
-                yield Row(file, (file, -1, 0, error.strerror or str(error)), 0)
+                yield Row(key, (file, -1, 0, error.strerror or str(error)), 0)
                 continue
             rest = dict(values)
             value_bytes, modified, changed = 0, found.modified_ns, found.changed_ns
@@ -295,7 +298,7 @@ class FileRowSource(RowSource):
                     value_bytes += max(0, beside.size)
                     modified, changed = max(modified, beside.modified_ns), max(changed, beside.changed_ns)
             ref = (file, found.size, found.modified_ns, rest)
-            yield Row(file, ref, max(0, found.size), value_bytes, modified, changed)
+            yield Row(key, ref, max(0, found.size), value_bytes, modified, changed)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         """See :meth:`RowSource.values`."""

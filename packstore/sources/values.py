@@ -173,7 +173,7 @@ def infer(name: str, values: Sequence[Any]) -> Field:
         if name in _LABEL_NAMES:
             raise ValueError("found names of classes: declare it, with packstore.Label(classes), or as 'text'")
         if value.lower().endswith(IMAGE_SUFFIXES):
-            if _looks_like_mask(name):
+            if looks_like_mask(name):
                 return Mask()
             if Path(value).is_file():
                 # As text, it would be kept as its name alone, without a word.
@@ -207,14 +207,15 @@ def names_an_image(name: str) -> bool:
     return name.lower() in _IMAGE_NAMES
 
 
-def _looks_like_mask(name: str) -> bool:
+def looks_like_mask(name: str) -> bool:
+    """Whether masks are usually called so."""
     return "mask" in name or "segmentation" in name
 
 
 def _by_library(name: str, value: Any) -> Field | None:
     if is_pil(value):
         numbers = value.mode in ("P", "1", "I", "I;16") and not names_an_image(name)
-        return Mask() if numbers or _looks_like_mask(name) else Image()
+        return Mask() if numbers or looks_like_mask(name) else Image()
     if not type(value).__module__.startswith("torchvision.tv_tensors"):
         return None
     match type(value).__name__:
@@ -231,11 +232,11 @@ def _by_library(name: str, value: Any) -> Field | None:
 
 def _of_file(name: str, value: Any) -> Field:
     if is_path(value):
-        return Mask() if _looks_like_mask(name) else Image()
+        return Mask() if looks_like_mask(name) else Image()
     start = bytes(memoryview(value)[:16])
     if names_an_image(name):
         return Image()
-    if _looks_like_mask(name) and start.startswith(_PNG):
+    if looks_like_mask(name) and start.startswith(_PNG):
         return Mask()
     return Image() if start.startswith((_PNG, b"\xff\xd8\xff")) else Bytes()
 
@@ -265,7 +266,7 @@ def _of_arrays(name: str, arrays: list[NDArray[Any]], values: Sequence[Any], *, 
         return Labels()
     if name == "keypoints" and full.ndim in (2, 3) and full.shape[-1] in (2, 3):
         return Keypoints(full.shape[-1], points=full.shape[1] if full.ndim == 3 else None)
-    if _looks_like_mask(name) and full.ndim == 2 and full.dtype.kind in "iub":
+    if looks_like_mask(name) and full.ndim == 2 and full.dtype.kind in "iub":
         return Mask()
     if names_an_image(name) and not as_lists and first.ndim >= 2:
         return Image()

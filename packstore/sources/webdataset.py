@@ -43,6 +43,7 @@ from packstore.sources.values import infer
 
 _log = logging.getLogger(__name__)
 
+_CLASSES = "classnames.txt"
 _LOOKED_AT = 64
 """Files of the first shard by which it is recognised."""
 _EXPORTED = {"cls": "label", "txt": "text", "json": "json"}
@@ -143,6 +144,18 @@ class WebDatasetSource(RowSource):
     def files(self) -> Iterator[Path]:
         """See :meth:`RowSource.files`."""
         return (path for _, path in self._shards)
+
+    def ignored(self) -> Counter[str]:
+        """See :meth:`RowSource.ignored`: files beside the shards, such as the tables and statistics of img2dataset."""
+        if not self.path.is_dir():
+            return Counter()
+        shards = {path for _, path in self._shards}
+        beside = (file for folder in {path.parent for path in shards} | {self.path} for file in folder.iterdir())
+        return Counter(
+            f"beside the shards ({''.join(file.suffixes[-1:]) or 'no extension'})"
+            for file in beside
+            if file not in shards and file.name != _CLASSES and not _hidden(file.name) and file.is_file()
+        )
 
     def close(self) -> None:
         """See :meth:`Source.close`."""
@@ -363,7 +376,7 @@ def _value(extension: str, data: bytes) -> Any:
 def _classes(path: Path) -> tuple[str, ...] | None:
     """The names in ``classnames.txt``, in the folder of the source; None where there is none, or where two are the
     same, as ``crane`` is in some lists of ImageNet's. Raises :class:`SourceError` where it cannot be read."""
-    file = (path if path.is_dir() else path.parent) / "classnames.txt"
+    file = (path if path.is_dir() else path.parent) / _CLASSES
     if not file.is_file():
         return None
     try:

@@ -105,6 +105,24 @@ def test_names_of_classes_that_cannot_be_used(tmp_path: Path, caplog: pytest.Log
         convert(tmp_path / "0.tar", tmp_path / "y.h5")
 
 
+def test_what_img2dataset_writes_beside_the_shards(tmp_path: Path) -> None:
+    """Of its version 1.47: a table and statistics a shard; ``_info.json`` is webdataset's own."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for number in range(2):
+        members = {}
+        for n in range(3):
+            key = f"{number:05}{n:04}"
+            members |= {f"{key}.png": tiny(10 * number + n), f"{key}.txt": b"a cat", f"{key}.json": b'{"url": "x"}'}
+        (folder / f"{number:05}.tar").write_bytes(shard(members))
+        (folder / f"{number:05}.parquet").write_bytes(b"PAR1 and so on PAR1")
+        (folder / f"{number:05}_stats.json").write_text('{"count": 3}')
+    (folder / "_info.json").write_text("{}")
+    report = convert(folder, tmp_path / "x.h5")
+    assert (report.manifest.origin.kind, report.manifest.records) == ("webdataset", 6)
+    assert report.ignored == {"beside the shards (.parquet)": 2, "beside the shards (.json)": 3}
+
+
 def test_folders_are_splits(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     for number, split in enumerate(("val", "train")):

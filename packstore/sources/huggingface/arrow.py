@@ -14,7 +14,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.huggingface.features import class_names, features_of, load_pyarrow
+from packstore.sources.huggingface.features import features_of, is_label, load_pyarrow
 from packstore.sources.huggingface.tables import Group, Overview, Table, TableSource
 from packstore.sources.refusals import first_bytes
 
@@ -58,7 +58,7 @@ class _ArrowTable(Table):
                     found.optional.add(name)
                 if "path" in parts and parts["path"].null_count < len(batch):
                     found.with_paths.add(name)
-                if class_names(features.get(name)) is not None and self._pa.types.is_integer(column.type):
+                if is_label(name, column.type, features.get(name)):
                     least = load_pyarrow("pyarrow.compute").min(column).as_py()
                     if least is not None and least < 0:
                         found.negative.add(name)

@@ -115,6 +115,12 @@ def class_names(feature: Any) -> tuple[str, ...] | None:
     return tuple(names)
 
 
+def is_label(name: str, type: Any, feature: Any) -> bool:
+    """Whether a column holds class numbers: by its feature, or where it has none by its name."""
+    named = feature is None and name.lower() == "label"
+    return (named or _kind(feature) == "ClassLabel") and bool(load_pyarrow("pyarrow.types").is_integer(type))
+
+
 def is_image_column(type: Any, feature: Any, *, only_files: bool) -> bool:
     """Whether a column of this Arrow type is one of ``datasets.Image``, or unless ``only_files`` one of bytes."""
     kind = _kind(feature)
@@ -160,6 +166,14 @@ def columns_of(first: Any, features: Mapping[str, Any], facts: Facts) -> list[Ta
     return columns
 
 
+def plain_column(name: str, array: Any, feature: Any = None) -> tuple[Field, Cells]:
+    """The field of an array and its values by row. Raises :class:`ValueError` for bytes, or where no field holds it."""
+    if _is_binary(array.type) or _is_file_struct(array.type):
+        raise ValueError(f"{printable(name)} holds bytes, and should hold what goes with files that are named")
+    field, cells = _declare(name, array.type, feature, array, Facts(negative=(name,)))
+    return field, cells(array)
+
+
 def _declare(name: str, type: Any, feature: Any, array: Any, facts: Facts) -> tuple[Field, Callable[[Any], Cells]]:
     """The field of a column, and what reads its arrays. Raises :class:`ValueError` where no field holds it."""
     types = load_pyarrow("pyarrow.types")
@@ -168,7 +182,7 @@ def _declare(name: str, type: Any, feature: Any, array: Any, facts: Facts) -> tu
     if _is_file_struct(type) or _is_binary(type):
         cells = _files if _is_file_struct(type) else _values
         return (Bytes() if _kind(feature) in _OTHER_FILES else _file_field(name, cells(array), feature)), cells
-    if types.is_integer(type) and _kind(feature) == "ClassLabel":
+    if is_label(name, type, feature):
         return Label(_distinct(name, class_names(feature))), _labels if name in facts.negative else _values
     if types.is_boolean(type) or types.is_integer(type) or types.is_floating(type):
         return Array(_NUMBERS[str(type)]), _values

@@ -24,16 +24,18 @@ _WORDS = {
 }
 _SHARD = re.compile(r"(\w+(?:\.\w+)*)-(\d{5})-of-(\d{5})[^/]*\.[^/]*")
 _NEAR = "[-._ 0-9]"
-_IN_FOLDER = {
+IN_FOLDER = {
     split: [pattern for word in words for pattern in (
         f"**/{word}/**", f"**/{word}{_NEAR}*/**", f"**/*{_NEAR}{word}/**", f"**/*{_NEAR}{word}{_NEAR}*/**",
     )]
     for split, words in _WORDS.items()
 }  # fmt: skip
-_IN_NAME = {
+"""Patterns of the files of each split, by words in the names of folders."""
+IN_NAME = {
     split: [pattern for word in words for pattern in (f"**/{word}{_NEAR}*", f"**/*{_NEAR}{word}{_NEAR}*")]
     for split, words in _WORDS.items()
 }
+"""Likewise, by words in the names of files."""
 _FOLDERS, _NAMES = 64, 1000
 
 
@@ -78,7 +80,7 @@ def files_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[s
     else:
         found = _by_shards([name for name in names if re.fullmatch(r"data/[^/]*", name)])
         found = found or _by_shards(names, all_of_them=True)
-        found = found or _by_patterns(names, _IN_FOLDER) or _by_patterns(names, _IN_NAME) or {"": list(names)}
+        found = found or _by_patterns(names, IN_FOLDER) or _by_patterns(names, IN_NAME) or {"": list(names)}
     for name, count in Counter(name for files in found.values() for name in files).items():
         if count > 1:
             twice = " and ".join(printable(split) for split, files in found.items() if name in files)

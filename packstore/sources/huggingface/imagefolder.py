@@ -1,0 +1,306 @@
+"""Image folders as ``datasets`` reads them: with metadata beside the images, or with the splits that a card gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Field, Image, Label, Mask
+from packstore.sources.archives import open_tree
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.beside import is_file, join, mask_field
+from packstore.sources.huggingface.card import Card, parse_card
+from packstore.sources.huggingface.metadata import FILES, Line, has_file_names, read_metadata
+from packstore.sources.huggingface.splits import IN_FOLDER, IN_NAME, matches
+from packstore.sources.labels import file_hash, split_name
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.names import column_names
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.tree import Tree
+from packstore.sources.values import looks_like_mask
+
+_CARD = "README.md"
+_CARD_BYTES = 8 << 20
+_LEVELS, _FOLDERS, _NAMES = 4, 64, 256
+_LOOKED_AT = 64
+_MAX_SPLITS = 100
+
+
+class HfImageFolderSource(FileRowSource):
+    """An image folder of Hugging Face.
+
+    With metadata, the samples are their rows in order. Without, they are the images of the splits in the card, labelled
+    by the names of their folders where ``datasets`` does so: all on one level, in more than one folder.
+    """
+
+    kind = "hf_imagefolder"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._card = _card_of(self.tree, path)
+        files = list(_find_metadata(self.tree, self.options.skip_bad))
+        self._metadata = read_metadata(self.tree, files, self._card.features) if files else None
+        if not files and self._card.data_files is None:
+            raise SourceError(f"{printable(str(path))} has no {' or '.join(FILES)}, and no card that gives its files")
+        self.evidence = ", ".join(files[:3]) + (" …" if len(files) > 3 else "") if files else f"data_files in {_CARD}"
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return in_packing_order(map(split_name, self._splits))
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        return (*(self._metadata.files if self._metadata else ()), *([_CARD] if self._card != Card() else []))
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        found: dict[str, Field] = {"image": Image()}
+        if self._metadata is None:
+            return found | ({"label": Label(self._folder_classes)} if self._folder_classes else {})
+        for name in self._metadata.images:
+            if name != self._main:
+                found[self._names[name]] = self._further(name)
+        return found | {self._names[name]: field for name, field in self._metadata.fields.items()}
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        if self._metadata is None:
+            for file in self._listed():
+                if split_name(self._split_of(file)) == split:
+                    folder = file.rpartition("/")[0].rpartition("/")[2] or self.path.resolve().name
+                    yield FileRow(file, {"label": folder} if self._folder_classes else {})
+            return
+        times: Counter[str] = Counter()
+        for line in self._metadata.lines():
+            file = self._file(line)
+            if split_name(self._split_of(file)) != split:
+                continue
+            values = {self._names[name]: value for name, value in self._metadata.others(line).items()}
+            for name in self._metadata.images:
+                other = line.path(name) if name != self._main else None
+                if other is not None:
+                    values[self._names[name]] = InTree(other)
+            again = ""
+            if self._is_repeated(file):
+                again = f"#{times[file]}" if times[file] else ""
+                times[file] += 1
+            yield FileRow(file, values, file + again)
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`: images that no row names, and files that are no images."""
+        passed: Counter[str] = Counter()
+        unnamed = 0
+        for directory, listing in self.tree.walk("", self.tree.above, passed, skip_cycles=True):
+            if not listing.is_cycle:
+                names = (join(directory, name) for name in listing.images)
+                unnamed += sum(not self._is_named(name) for name in names)
+        if unnamed:
+            passed["images that the metadata do not name" if self._metadata else "images of no split"] = unnamed
+        for file in self.described_by():
+            suffix = f"not images (.{file.rpartition('.')[2]})"
+            passed[suffix] -= 1
+        return dict(+passed)
+
+    @cached_property
+    def _main(self) -> str:
+        """The column that names the main images."""
+        images = self._metadata.images if self._metadata else {}
+        return next((name for name, called in images.items() if called == "image"), next(iter(images), ""))
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """The names of columns: of an image, that without ``_file_name``."""
+        if self._metadata is None:
+            return {}
+        called = {
+            name: self._metadata.images.get(name, name) for name in (*self._metadata.images, *self._metadata.fields)
+        }
+        own = column_names([name for column, name in called.items() if column != self._main], ["image"])
+        return {column: own[name] for column, name in called.items() if column != self._main}
+
+    def _further(self, column: str) -> Image | Mask:
+        """What the images are that a column names besides the main ones."""
+        assert self._metadata is not None
+        if not looks_like_mask(self._names[column]):
+            return Image(optional=True)
+        named = (line.path(column) for line in self._metadata.lines())
+        return mask_field(self.tree, islice(filter(None, named), _LOOKED_AT))
+
+    def _file(self, line: Line) -> str:
+        file = line.path(self._main)
+        if file is None:
+            raise SourceError(f"{line.place}: no {printable(self._main)}")
+        return file
+
+    def _files(self) -> Iterator[str]:
+        """The main image of each sample, before it is known of which split they are."""
+        if self._metadata is None:
+            return self._listed()
+        return map(self._file, self._metadata.lines())
+
+    def _listed(self) -> Iterator[str]:
+        """The images that the card gives a split."""
+        for directory, listing in self.tree.walk("", self.tree.above, skip_cycles=self.options.skip_bad):
+            for name in listing.images:
+                if self._split_of(join(directory, name)):
+                    yield join(directory, name)
+
+    @cached_property
+    def _hashes(self) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        return np.sort(np.fromiter(map(file_hash, self._files()), np.uint64))
+
+    def _count(self, file: str) -> int:
+        wanted = np.uint64(file_hash(file))
+        return int(np.searchsorted(self._hashes, wanted, "right") - np.searchsorted(self._hashes, wanted))
+
+    def _is_repeated(self, file: str) -> bool:
+        return self._has_repeated and self._count(file) > 1
+
+    @cached_property
+    def _has_repeated(self) -> bool:
+        return bool(np.any(self._hashes[1:] == self._hashes[:-1]))
+
+    def _is_named(self, file: str) -> bool:
+        if self._count(file):
+            return True
+        return self._metadata is not None and len(self._metadata.images) > 1 and file_hash(file) in self._further_named
+
+    @cached_property
+    def _further_named(self) -> frozenset[int]:
+        """Hashes of the images that are named besides the main ones."""
+        assert self._metadata is not None
+        further = [name for name in self._metadata.images if name != self._main]
+        named = (line.path(name) for line in self._metadata.lines() for name in further)
+        return frozenset(map(file_hash, filter(None, named)))
+
+    @cached_property
+    def _folder_classes(self) -> tuple[str, ...]:
+        """Names of folders as classes, as ``FolderBasedBuilder._split_generators`` decides."""
+        if self._card.drop_labels:
+            return ()
+        folders, depths = set(), set()
+        for file in self._listed():
+            folders.add(file.rpartition("/")[0])
+            depths.add(file.count("/"))
+        classes = sorted({folder.rpartition("/")[2] or self.path.resolve().name for folder in folders})
+        kept = self._card.drop_labels is False or (len(classes) > 1 and len(depths) == 1)
+        return tuple(classes) if kept else ()
+
+    @cached_property
+    def _splits(self) -> tuple[str, ...]:
+        """The splits that there are, by the patterns that tell them."""
+        if self._patterns is None:
+            return ("",)
+        return tuple(dict.fromkeys(self._split_of(file) for file in self._files()))
+
+    @cached_property
+    def _patterns(self) -> Mapping[str, Sequence[str]] | None:
+        """Patterns of the files of each split: the card's, else words in the names of folders, else in those of files.
+
+        Raises :class:`SourceError` where words tell the split of some images and not of others."""
+        if self._card.data_files is not None:
+            return self._card.data_files
+        for patterns in (IN_FOLDER, IN_NAME):
+            found: Counter[int] = Counter()
+            example: dict[int, str] = {}
+            for file in self._files():
+                number = len(_matching(file, patterns))
+                found[number] += 1
+                example.setdefault(number, file)
+            if found.keys() == {1}:
+                return patterns
+            if patterns is IN_FOLDER and found.keys() != {0}:
+                one = example.get(0) or example[max(example)]
+                raise SourceError(
+                    f"{self.tree.name()}: folders tell the split of some images, but {printable(one)} is of "
+                    f"{'none' if 0 in example else 'several'}: name the files of each split in the card's data_files"
+                )
+        return None
+
+    def _split_of(self, file: str) -> str:
+        """The split of an image; empty where there are no splits, and for one that the card gives none."""
+        if self._patterns is None:
+            return ""
+        found = _matching(file, self._patterns)
+        if len(found) > 1:
+            raise SourceError(
+                f"{self.tree.name(file)} is of {' and '.join(map(printable, found))} by the card's data_files"
+            )
+        if not found and self._metadata is not None:
+            found = self._split_of_metadata(file)
+        return found[0] if found else ""
+
+    def _split_of_metadata(self, file: str) -> tuple[str, ...]:
+        """Of an image that the card's patterns leave out: the split of the metadata that name it."""
+        assert self._metadata is not None
+        assert self._patterns is not None
+        beside = [name for name in self._metadata.files if file.startswith(name.rpartition("/")[0])]
+        return _matching(max(beside, key=len), self._patterns) if beside else ()
+
+
+def _matching(file: str, patterns: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    if patterns is IN_FOLDER:  # which look at folders alone
+        return _matching_folder(file.rpartition("/")[0])
+    return tuple(split for split, its in patterns.items() if any(matches(pattern, file) for pattern in its))
+
+
+@lru_cache(1 << 12)
+def _matching_folder(folder: str) -> tuple[str, ...]:
+    return tuple(split for split, its in IN_FOLDER.items() if any(matches(pattern, f"{folder}/x") for pattern in its))
+
+
+def _card_of(tree: Tree, path: Path) -> Card:
+    try:
+        return parse_card(tree.start(_CARD, _CARD_BYTES), path)
+    except ValueError as error:
+        raise SourceError(f"{tree.name(_CARD)}: its head {error}") from error
+
+
+def _find_metadata(tree: Tree, skip_cycles: bool) -> Iterator[str]:
+    for directory, _ in tree.walk("", tree.above, skip_cycles=skip_cycles):
+        for name, is_folder in tree.names(directory):
+            if name in FILES and not is_folder:
+                yield join(directory, name)
+
+
+def _look(tree: Tree) -> tuple[list[str], list[str]]:
+    """The metadata files and some of the images in the first folders of a tree, those near the top first."""
+    metadata, images, folders = [], [], [""]
+    for _ in range(_LEVELS):
+        below = []
+        for folder in folders[:_FOLDERS]:
+            metadata += [join(folder, name) for name in FILES if is_file(tree, join(folder, name))]
+            for name, is_folder in islice(tree.names(folder), _NAMES):
+                if is_folder and name[0] != ".":
+                    below.append(join(folder, name))
+                elif name.lower().endswith(IMAGE_SUFFIXES):
+                    images.append(join(folder, name))
+        folders = sorted(below)
+    return metadata, images
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """A folder or archive with metadata that name files, or with a card that gives the images of each split."""
+    tree = open_tree(path)
+    if tree is None:
+        return Certainty.NO
+    metadata, images = _look(tree)
+    if metadata:
+        named = all(has_file_names(tree, file) for file in metadata)
+        return Certainty.CERTAIN if images and named else Certainty.NO
+    card = _card_of(tree, path) if images else Card()
+    patterns = [pattern for its in (card.data_files or {}).values() for pattern in its]
+    found = any(matches(pattern, file) for pattern in patterns for file in images)
+    return Certainty.CERTAIN if found else Certainty.NO
+
+
+KIND = Kind(
+    "hf_imagefolder", "images with metadata.csv, .jsonl or .parquet, as Hugging Face's", _recognise, HfImageFolderSource
+)
