@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from tests.makers.stores import content
 
@@ -62,13 +63,18 @@ def samples(images: Path) -> list[dict[str, Any]]:
         {
             "key": path.relative_to(images),
             "image": path,
-            "mask": np.full((3 + i % 2, 5), i, np.uint8),
+            "mask": np.full(_size(path), i, np.uint8),
             "boxes": np.full((i % 3, 4), i, np.float32),
             "labels": list(range(i % 3)),
             "caption": "text " * i if i % 4 else None,
         }
         for i, path in enumerate(files)
     ]
+
+
+def _size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.height, image.width
 
 
 def prepare(case: str, images: Path, out: Path, *, overwrite: bool) -> dict[str, bytes]:

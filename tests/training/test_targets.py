@@ -20,6 +20,8 @@ from packstore.core.errors import UsageError
 from packstore.training.augment import (
     CenterCrop,
     Cutout,
+    InPlace,
+    Operation,
     PerImage,
     RandomCrop,
     RandomHorizontalFlip,
@@ -479,8 +481,50 @@ def test_torchvisions_geometry_would_leave_targets_behind(tv: Any) -> None:
 def test_what_keeps_pixels_in_their_places_passes(tv: Any) -> None:
     v1, v2 = tv.transforms, tv.transforms.v2
     pixels = [v2.Normalize([0.5], [0.5]), v2.ToDtype(torch.float32), PerImage(v2.ColorJitter(0.5)), v1.Grayscale(3)]
-    ours = [RandomCrop(5, 2), RandomResizedCrop(9), Cutout(2), PerImage(lambda image: image)]
-    check_targets([*pixels, *ours], ["image", "mask", "boxes", "keypoints"])
+    ours = [RandomCrop(5, 2), RandomResizedCrop(9), Cutout(2), PerImage(InPlace(lambda image: image))]
+    said = [InPlace(abs), InPlace(PerImage(abs)), PerImage(torch.nn.Sequential(v2.Grayscale(3)))]
+    said += [PerImage(v2.Compose([v2.RandomApply([InPlace(abs)])])), InPlace(v2.Lambda(abs))]
+    check_targets([*pixels, *ours, *said], ["image", "mask", "boxes", "keypoints"])
+
+
+class Own(Operation):
+    """An operation of a user's, which may do anything."""
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        return images
+
+
+def test_functions_that_nobody_knows_are_refused(tv: Any) -> None:
+    """Beside targets, unless the user says that they leave pixels in their places."""
+    v2 = tv.transforms.v2
+
+    class Subclass(v2.Normalize):  # type: ignore[misc, name-defined]
+        """Of torchvision's, and with anything in it."""
+
+    unknown = [abs, lambda images: images, torch.nn.ReLU(), Own(), v2.Lambda(abs), Subclass([0.5], [0.5])]
+    for op in unknown:
+        held = [op, PerImage(op), PerImage(torch.nn.Sequential(op))] if isinstance(op, torch.nn.Module) else [op]
+        for wrapped in (*held, PerImage(v2.Compose([op]))):
+            for types in (["boxes"], ["mask"], ["keypoints"]):
+                with pytest.raises(UsageError, match=rf"might move the images, and would leave {types[0]} .*InPlace\("):
+                    check_targets([Cutout(2), wrapped], ["image", *types])
+            check_targets([wrapped], ["image", "label"])
+        check_targets([InPlace(op)], ["mask"])
+    for moving in (InPlace(v2.RandomRotation(9)), PerImage(InPlace(v2.RandomRotation(9)))):
+        with pytest.raises(UsageError, match="torchvision's RandomRotation would move the images"):
+            check_targets([moving], ["mask"])
+
+
+def test_in_place() -> None:
+    images = torch.arange(48).reshape(1, 3, 4, 4)
+    assert InPlace(torch.neg)(images).tolist() == (-images).tolist()
+    assert InPlace(Own())(images, Draws(0, 0, torch.zeros(1))) is images  # type: ignore[arg-type]
+    assert InPlace(lambda images: {"images": images})(images) == {"images": images}  # for transform=
+    with pytest.raises(UsageError, match=r"InPlace\(.*\) made 2x4 pixels of 4x4: it does not leave them in place"):
+        InPlace(lambda images: images[..., ::2, :])(images)
+    with pytest.raises(UsageError, match="InPlace takes a function, got 3"):
+        InPlace(3)  # type: ignore[arg-type]
+    assert InPlace(torch.nn.ReLU()).size_after((3, 4)) == (3, 4)
 
 
 def test_boxes_and_mirrored_padding() -> None:

@@ -13,7 +13,16 @@ import torch
 from PIL import Image
 
 from packstore import CorruptRecordError, DecodeError, PackedDataset, PackedLoader, SizeError, StoreError, UsageError
-from packstore.augment import CenterCrop, Cutout, PerImage, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.augment import (
+    CenterCrop,
+    Cutout,
+    InPlace,
+    PerImage,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
 from packstore.core.columns import to_rest
 from packstore.stores import create_store
 from packstore.training.augment.targets import place_boxes, place_mask, place_points, plan_targets
@@ -250,6 +259,23 @@ def test_operations_that_cannot_be_followed(stores: dict[str, Typed]) -> None:
     with pytest.raises(UsageError, match=r"RandomRotation.*boxes"):
         load(stores["files"], ("image", "boxes"), augment=[rotation])
     load(stores["files"], ("image", "label"), augment=[rotation])
+
+
+def test_functions_beside_targets(stores: dict[str, Typed]) -> None:
+    """One that nobody knows is refused, wherever it is called; one that is said to keep pixels in place is called."""
+    one = stores["files"]
+    for options in ({"augment": [torch.neg]}, {"augment": [PerImage(torch.neg)]}, {"transform": torch.neg}):
+        with pytest.raises(UsageError, match=r"torch.*neg.* might move the images, .* boxes .*InPlace\(…\) around it"):
+            load(one, ("image", "boxes"), **options)
+        load(one, ("image", "label"), **options)
+    crop = [RandomResizedCrop(16)]
+    said = ({"augment": [*crop, InPlace(torch.neg)]}, {"augment": [*crop, PerImage(InPlace(torch.neg))]})
+    plain = load(one, ("image", "boxes"), augment=crop)
+    for options in (*said, {"augment": crop, "transform": InPlace(torch.neg)}):
+        found = load(one, ("image", "boxes"), **options)
+        for batch, other in zip(found, plain, strict=True):
+            assert torch.equal(batch["image"], torch.neg(other["image"]))
+            assert all(torch.equal(a, b) for a, b in zip(batch["boxes"], other["boxes"], strict=True))
 
 
 def test_small_columns_stay_resident(stores: dict[str, Typed]) -> None:

@@ -9,7 +9,16 @@ import torch
 
 import packstore
 from packstore import PackedDataset, PackedLoader, SizeError
-from packstore.augment import CenterCrop, Cutout, PerImage, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.augment import (
+    CenterCrop,
+    Cutout,
+    InPlace,
+    PerImage,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
 from packstore.core.fields import Field
 
 
@@ -235,6 +244,7 @@ def load() -> float:
             CenterCrop(size=28),
             Cutout(size=8, fill=0.5),
             PerImage(fn=torch.abs),
+            InPlace(fn=torch.abs),
             doubled,
         ],
         normalize="imagenet",

@@ -7,6 +7,7 @@ flips.
 
 from packstore.training.augment.base import Operation
 from packstore.training.augment.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.pixels import Cutout, RandomHorizontalFlip
 from packstore.training.random_draws import Draws
@@ -15,6 +16,7 @@ __all__ = [
     "CenterCrop",
     "Cutout",
     "Draws",
+    "InPlace",
     "Operation",
     "PerImage",
     "RandomCrop",

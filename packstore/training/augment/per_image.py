@@ -13,6 +13,7 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Operation, Size
+from packstore.training.augment.in_place import InPlace, named
 from packstore.training.random_draws import Draws
 
 _RANDOM = {
@@ -50,11 +51,7 @@ class PerImage(Operation):
             raise UsageError(f"PerImage calls a function with each image, got {self.fn!r}")
 
     def __repr__(self) -> str:
-        text = repr(self.fn)
-        if " at 0x" in text:  # an address, which another process would not have
-            named: Any = self.fn if hasattr(self.fn, "__qualname__") else type(self.fn)
-            text = f"{named.__module__}.{named.__qualname__}"
-        return f"PerImage({text})"
+        return f"PerImage({named(self.fn)})"
 
     def size_after(self, size: Size | None) -> Size | None:
         return None
@@ -117,9 +114,12 @@ def is_of_torchvision(kind: type) -> bool:
 
 
 def parts_of(operation: Any) -> Iterator[Any]:
-    """``operation`` and, where it is one of torchvision's that holds others (or a subclass), all that it holds."""
+    """``operation`` and, where it is one of torchvision's that holds others (or a subclass) or :class:`InPlace`, all
+    that it holds."""
     yield operation
-    if any(map(is_of_torchvision, type(operation).__mro__)):
+    if isinstance(operation, InPlace):
+        yield from parts_of(operation.fn)
+    elif any(map(is_of_torchvision, type(operation).__mro__)):
         for part in getattr(operation, "transforms", ()):
             yield from parts_of(part)
 

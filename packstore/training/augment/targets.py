@@ -7,17 +7,19 @@ images are decoded or on batches. The arithmetic is that of torchvision's ``tran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Step
 from packstore.training.augment.crop import source_index
+from packstore.training.augment.in_place import InPlace, named
 from packstore.training.augment.per_image import PerImage, is_of_torchvision, parts_of
 from packstore.training.random_draws import Draws
 
@@ -270,27 +272,50 @@ def check_target_options(mask_fill: int, min_area: float, min_visible: float) ->
 
 
 def check_targets(ops: Sequence[Step], types: Sequence[str]) -> None:
-    """Raises :class:`UsageError` for operations that targets cannot follow.
+    """Raises :class:`UsageError` for operations that targets cannot follow, and for functions that might be such.
 
     Args:
-        ops: The user's list, whole.
+        ops: The user's list, whole, and what else is called with images.
         types: Types of the columns that are loaded: of ``mask``, ``boxes`` and ``keypoints`` (others are passed over).
     """
     moved = [name for name in ("mask", "boxes", "keypoints") if name in types]
     if not moved:
         return
     for op in ops:
-        for part in parts_of(op.fn if isinstance(op, PerImage) else op):
+        for part, stays in _all_parts(op):
             if kind := next(filter(_moves, type(part).__mro__), None):
                 raise UsageError(
                     f"torchvision's {kind.__name__} would move the images, and leave {' and '.join(moved)} where they "
                     "are; use packstore.augment's operations, or a DataLoader with output='tv_tensors'"
+                )
+            if not (stays or _is_known(part)):
+                raise UsageError(
+                    f"{named(part)} might move the images, and would leave {' and '.join(moved)} where they are; if it "
+                    "leaves every pixel in its place, say so: packstore.augment.InPlace(…) around it"
                 )
         if isinstance(op, GeometricOperation) and op.pads != "constant" and moved != ["mask"]:
             raise UsageError(
                 f"{op!r}: padding_mode {op.pads!r} shows parts of the image again, which have no {moved[-1]}; use "
                 "padding_mode='constant'"
             )
+
+
+def _all_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:
+    """All that an entry of a list holds, each with whether the user says that it leaves pixels in their places."""
+    for part in parts_of(op):
+        stays = stays or isinstance(part, InPlace)
+        yield part, stays
+        inner = [part.fn] if isinstance(part, PerImage) else part if type(part) is torch.nn.Sequential else ()
+        for each in inner:
+            yield from _all_parts(each, stays)
+
+
+def _is_known(part: Any) -> bool:
+    """Whether packstore knows where a step leaves pixels; of torchvision's, those that move them are refused before."""
+    kind = type(part)
+    if is_of_torchvision(kind):
+        return kind.__name__ != "Lambda"
+    return kind.__module__.startswith("packstore.") or kind is torch.nn.Sequential
 
 
 def _moves(kind: type) -> bool:

@@ -62,9 +62,10 @@ class PackedLoader:
     =============  ==============================================================================================
 
     Crops, resizes and flips of ``augment`` move masks (without interpolation), boxes (clipped, and dropped with their
-    labels and keypoints where little is left) and keypoints as the images, with the same random numbers. All other
-    operations, ``transform`` and functions have to leave pixels in their places. Masks, boxes and points are those of
-    the images as they are given, upright with ``exif_transpose``.
+    labels and keypoints where little is left) and keypoints as the images, with the same random numbers. Beside them,
+    functions in ``augment`` and ``transform`` are refused unless :class:`packstore.augment.InPlace` around them says
+    that they leave pixels in their places; of torchvision's transforms those that do are known. Masks, boxes and points
+    are those of the images as they are given, upright with ``exif_transpose``.
 
     The order and all random numbers are a pure function of seed, epoch, record and how often the epoch had it before:
     the same with one thread or sixteen, on CPU or GPU, resident or streaming, resumed or not. Each ``for`` over the

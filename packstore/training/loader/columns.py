@@ -98,7 +98,8 @@ class Fields:
         hidden = {c.parallel for c in columns if c.parallel is not None} - {*self._asked} if moving else set()
         columns += [column(name) for name in sorted(hidden)]
         self.carried = [c.name for c in columns if c.type in _CARRIED]
-        check_targets(options.augment, [c.type for c in columns])
+        called = options.augment if options.transform is None else (*options.augment, options.transform)
+        check_targets(called, [c.type for c in columns])
         self._places = moving and bool(self.carried)
         collate = options.collate or {}
         check_collate(columns[: len(self._asked)], collate)

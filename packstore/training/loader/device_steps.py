@@ -11,6 +11,7 @@ from packstore.core.manifest import Manifest, Normalization
 from packstore.images.normalization import as_normalization
 from packstore.training.augment.base import GeometricOperation, Operation
 from packstore.training.augment.crop import PaddedImages
+from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.operations import apply_operations, apply_to_padded, output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.loader.normalizer import Normalizer
@@ -59,7 +60,7 @@ class DeviceSteps:
     def calls_user_code(self) -> bool:
         """Whether batches go through functions of the user's."""
         return self._options.transform is not None or any(
-            not isinstance(op, Operation) or isinstance(op, PerImage) for op in self._operations
+            not isinstance(op, Operation) or isinstance(op, InPlace | PerImage) for op in self._operations
         )
 
     def largest(self, images: torch.Tensor | PaddedImages) -> int:
