@@ -165,6 +165,7 @@ SOURCES = Registry(
         "tfrecord": "packstore.sources.records.tfrecord:KIND",
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",
+        "idx": "packstore.sources.arrays.idx:KIND",
         "hdf5": "packstore.sources.arrays.hdf5:KIND",
         "npz": "packstore.sources.arrays.npz:KIND",
         "webdataset": "packstore.sources.webdataset:KIND",

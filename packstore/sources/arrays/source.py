@@ -51,8 +51,7 @@ class ArraySource(RowSource):
         self._blocks = Blocks(self._files, partial(self.open_file, folder=path if path.is_dir() else path.parent))
         try:
             infos = [self._infos(number, file) for number, file in enumerate(self._files)]
-            self._choice: Choice = choose(printable(str(path)), infos, options)
-            self._refuse_lone()
+            self._choice = self.choose(infos)
             self._check()
         except BaseException:
             self.close()
@@ -101,6 +100,13 @@ class ArraySource(RowSource):
                     found = True
                 found = found or cls.takes_file(file)
         return Certainty.CERTAIN if found else Certainty.NO
+
+    def choose(self, infos: Sequence[Sequence[ArrayInfo]]) -> Choice:
+        """What the arrays of the files are. Raises :class:`SourceError`."""
+        found = choose(printable(str(self.path)), infos, self.options)
+        if not self.path.is_dir() and not self.options.named:
+            self._refuse_lone(found)
+        return found
 
     def splits(self) -> Sequence[str]:
         """See :meth:`RowSource.splits`."""
@@ -158,10 +164,10 @@ class ArraySource(RowSource):
         found = self._blocks.file(number).infos()
         return [replace(info, file=name or file.name if info.alone else name) for info in found]
 
-    def _refuse_lone(self) -> None:
+    def _refuse_lone(self, choice: Choice) -> None:
         """Raises :class:`AmbiguousSourceError` for one file of images beside another file of their labels."""
         path = self.path
-        if path.is_dir() or self.options.named or any("label" in part.columns for part in self._choice.parts):
+        if any("label" in part.columns for part in choice.parts):
             return
         own = words_of(path.stem)
         for other in sorted(path.parent.iterdir()):

@@ -1,0 +1,253 @@
+"""MNIST's idx files, plain or gzip: MNIST, Fashion-MNIST, KMNIST, EMNIST and QMNIST as they are published.
+
+Splits, labels, names of classes and pixels are those of ``torchvision.datasets.mnist``; so EMNIST's images lie on
+their side, as their publisher wrote them, and ``layout="NWH"`` turns them upright. The format is described at
+http://yann.lecun.com/exdb/mnist: two zeros, the type, the number of axes, their sizes, the numbers, all big-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import string
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.fields import Array, Field
+from packstore.sources.arrays.choosing import Choice, Chosen, Part
+from packstore.sources.arrays.source import ArraySource
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, read_at
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.inflating import GzipReader
+from packstore.sources.listing import is_passed_over
+from packstore.sources.refusals import first_bytes
+
+_NAME = re.compile(
+    r"(?:(?P<set>[a-z]+(?:-[a-z]+)?)-)?(?P<split>train|t10k|test)-(?P<what>images|labels)[-.]idx(?P<axes>\d)-"
+    r"(?P<type>ubyte|int)(?P<gz>\.gz)?"
+)
+_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_MAX_AXES, _MAX_RATIO = 8, 1100
+_GZIP = b"\x1f\x8b"
+
+_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_MNIST = tuple(f"{number} - {name}" for number, name in enumerate(_DIGITS))
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_KMNIST = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
+_ALL = sorted(string.digits + string.ascii_letters)
+_MERGED = tuple(letter for letter in _ALL if letter not in "cijklmopsuvwxyz")
+_EMNIST = {
+    "byclass": tuple(_ALL),
+    "bymerge": _MERGED,
+    "balanced": _MERGED,
+    "letters": ("N/A", *string.ascii_lowercase),
+    "digits": tuple(string.digits),
+    "mnist": tuple(string.digits),
+}
+
+_BY_FOLDER = {"fashion": _FASHION, "kmnist": _KMNIST, "kuzushiji": _KMNIST, "mnist": _MNIST}
+
+
+class IdxSource(ArraySource):
+    """The idx files of one data set in a folder, in its ``raw``, or in ``MNIST/raw`` and the like."""
+
+    kind = "idx"
+    suffixes = ("-ubyte", "-int", "-ubyte.gz", "-int.gz")
+    what = "idx files"
+
+    @classmethod
+    def open_file(cls, path: Path, folder: Path) -> OpenArrays:
+        """See :meth:`ArraySource.open_file`."""
+        return _OpenIdx(path)
+
+    @classmethod
+    def find(cls, path: Path) -> tuple[list[Path], Counter[str]]:
+        """See :meth:`ArraySource.find`. Of a file that is there plain and as gzip, the plain one counts."""
+        folders = _folders(path)
+        if len(folders) != 1:
+            names = " or ".join(printable(str(folder)) for folder in folders)
+            raise AmbiguousSourceError(f"{printable(str(path))} holds {len(folders)} data sets: give {names}")
+        found: dict[str, Path] = {}
+        ignored = Counter[str]()
+        for file in sorted(folders[0].iterdir()):  # x before x.gz
+            if _match(file):
+                found.setdefault(file.name.removesuffix(".gz"), file)
+            elif file.is_file():
+                suffix = printable(file.suffix) or "no suffix"
+                ignored["hidden" if is_passed_over(file.name) else f"not idx ({suffix})"] += 1
+        return list(found.values()), ignored
+
+    def choose(self, infos: Sequence[Sequence[ArrayInfo]]) -> Choice:
+        """See :meth:`ArraySource.choose`."""
+        shown, options = printable(str(self.path)), self.options
+        if options.label_key is not None or options.layout not in (None, "NHW", "NWH"):
+            raise SourceError(f"{shown} has labels of its own, and the layout NHW or NWH (turned)")
+        sets = sorted({match["set"] or "" for match in map(_match, self.files()) if match})
+        if options.image_key is not None:
+            sets = [name for name in sets if options.image_key in (name, name.removeprefix("emnist-"))]
+        if len(sets) != 1:
+            asked = " or ".join(f"--image-key {name}" for name in sets or ["mnist"])
+            raise AmbiguousSourceError(f"{shown} holds several data sets: say which by {asked}")
+        self._set = sets[0]
+        parts = []
+        for split, names in (("train", ("train",)), ("test", ("t10k", "test"))):
+            arrays = {}
+            for number, file in enumerate(self.files()):
+                match = _match(file)
+                if match and (match["set"] or "") == self._set and match["split"] in names:
+                    arrays[match["what"]] = (number, infos[number][0])
+            if arrays:
+                parts.append(self._part(split, arrays))
+        used = {chosen.file for part in parts for chosen in part.columns.values()}
+        rest = tuple(each[0] for number, each in enumerate(infos) if number not in used)
+        return Choice(tuple(parts), None, rest)
+
+    def _part(self, split: str, arrays: dict[str, tuple[int, ArrayInfo]]) -> Part:
+        missing = next((what for what in ("images", "labels") if what not in arrays), None)
+        if missing is not None:
+            raise SourceError(f"{printable(str(self.path))}: the {missing} of {split} are missing")
+        (file, images), (label_file, labels) = arrays["images"], arrays["labels"]
+        if len(images.shape) != 3 or images.dtype != "u1":
+            raise SourceError(f"{printable(str(self.path))}: {images.shown} is no array of images")
+        if labels.dtype.kind not in "ui" or len(labels.shape) not in (1, 2) or not all(labels.shape[1:]):
+            raise SourceError(f"{printable(str(self.path))}: {labels.shown} is no array of labels")
+        turned = self.options.layout == "NWH"
+        columns = {
+            "image": Chosen(file, images, 0, (2, 1) if turned else (1, 2)),
+            "label": Chosen(label_file, labels),
+        }
+        if len(labels.shape) == 2:
+            columns["nist"] = columns["label"]
+        return Part(split, images.shape[0], columns)
+
+    def _field(self, name: str, chosen: Chosen) -> Field:
+        return Array(chosen.info.dtype.name, chosen.info.shape[1:]) if name == "nist" else super()._field(name, chosen)
+
+    def _value(self, name: str, chosen: Chosen, value: Any) -> Any:
+        """Of QMNIST's eight numbers a sample, the first is the class."""
+        return super()._value(name, chosen, np.reshape(value, -1)[:1] if name == "label" else value)
+
+    @cached_property
+    def _classes(self) -> tuple[str, ...] | None:
+        if self._set.startswith("emnist-"):
+            return _EMNIST.get(self._set.removeprefix("emnist-"))
+        if self._set == "qmnist":
+            return _MNIST
+        folder = self._files[0].resolve().parent
+        for name in (folder.name, folder.parent.name):
+            for said, classes in (
+                ("fashion", _FASHION),
+                ("kmnist", _KMNIST),
+                ("kuzushiji", _KMNIST),
+                ("mnist", _MNIST),
+            ):
+                if said in name.lower():
+                    return classes
+        return None  # the files of all these data sets have the same names
+
+
+class _OpenIdx(OpenArrays):
+    def __init__(self, path: Path) -> None:
+        self._shown = printable(str(path))
+        self._zipped = GzipReader(path) if first_bytes(path, 2) == _GZIP else None
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._whole = False
+        try:
+            self._info, self._place = self._header()
+        except BaseException:
+            self.close()
+            raise
+
+    def _header(self) -> tuple[ArrayInfo, int]:
+        try:
+            start = self._read(4, 0)
+            dtype, axes = _DTYPES.get(start[2]), start[3]
+            if start[:2] != b"\0\0" or dtype is None or not 1 <= axes <= _MAX_AXES:
+                raise ValueError(f"it begins with {start!r}")
+            shape = struct.unpack(f">{axes}I", self._read(4 * axes, 4))
+        except (OSError, ValueError) as error:
+            raise SourceError(f"{self._shown} is no idx file: {printable(str(error))}") from None
+        info = ArrayInfo("", "numbers", shape, np.dtype(dtype), alone=True)
+        place, size = 4 + 4 * axes, math.prod(shape) * info.dtype.itemsize
+        found = os.fstat(self._descriptor).st_size
+        if self._zipped is None and found != place + size:
+            raise SourceError(f"{self._shown} has {found:,} bytes; its header says {place + size:,}")
+        if size > found * _MAX_RATIO:
+            raise SourceError(f"{self._shown} has {found:,} bytes, in which {size:,} cannot be")
+        return info, place
+
+    def infos(self) -> list[ArrayInfo]:
+        """See :meth:`OpenArrays.infos`."""
+        return [self._info]
+
+    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """See :meth:`OpenArrays.read`. All of a gzip file is read before, so that its checksum is checked."""
+        info = self._info
+        row = math.prod(info.shape[1:]) * info.dtype.itemsize
+        if self._zipped is not None and not self._whole:
+            self._check(self._zipped, self._place + row * info.shape[0])
+        data = self._read(row * (stop - start), self._place + row * start)
+        return np.frombuffer(data, info.dtype).reshape(stop - start, *info.shape[1:])
+
+    def _check(self, zipped: GzipReader, size: int) -> None:
+        try:
+            zipped.seek(size)
+            more, found = len(zipped.read(1)), zipped.tell()
+        except (zlib.error, EOFError) as error:
+            raise ValueError(f"{self._shown} is damaged: {error}") from None
+        if more or found != size:
+            raise ValueError(f"{self._shown} holds {found:,} bytes or more; its header says {size:,}")
+        self._whole = True
+
+    def _read(self, size: int, place: int) -> bytes:
+        if self._zipped is None:
+            return read_at(self._descriptor, size, place)
+        try:
+            self._zipped.seek(place)
+            data = self._zipped.read(size)
+        except (zlib.error, EOFError) as error:
+            raise ValueError(f"{self._shown} is damaged: {error}") from None
+        if len(data) != size:
+            raise ValueError(f"{self._shown} is cut off")
+        return data
+
+    def close(self) -> None:
+        """See :meth:`OpenArrays.close`."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            if self._zipped is not None:
+                self._zipped.close()
+
+
+def _match(path: Path) -> re.Match[str] | None:
+    return _NAME.fullmatch(path.name) if path.is_file() else None
+
+
+def _folders(path: Path) -> list[Path]:
+    """The folders in which idx files lie: ``path``, its ``raw``, or the ``raw`` of folders in it."""
+    if not path.is_dir():
+        return []
+    for places in ([path], [path / "raw"], [each / "raw" for each in sorted(path.iterdir())]):
+        found = [place for place in places if place.is_dir() and any(map(_match, place.iterdir()))]
+        if found:
+            return found
+    return []
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """By the names of files in a folder."""
+    return Certainty.CERTAIN if _folders(path) else Certainty.NO
+
+
+KIND = Kind(IdxSource.kind, "MNIST's idx files", _recognise, IdxSource, takes_arrays=True)
