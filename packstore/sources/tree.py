@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from packstore.core.errors import SampleError, SourceError, printable
+from packstore.core.files import open_regular
 from packstore.sources.listing import NO_FILE, Identity, Listing, cycle, list_directory
 
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
@@ -154,7 +155,8 @@ class FolderTree(Tree):
 
     def start(self, file: str, size: int) -> bytes:
         try:
-            with open(f"{self.root}/{file}", "rb") as opened:  # noqa: PTH123 - names may be of any bytes
+            descriptor = open_regular(Path(f"{self.root}/{file}"))
+            with os.fdopen(descriptor, "rb") as opened:
                 return opened.read(size)
         except OSError:
             return b""

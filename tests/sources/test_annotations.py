@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from contextlib import closing
@@ -167,6 +168,12 @@ def test_odd_names_do_no_harm(tmp_path: Path) -> None:
     (found,) = find_annotations(FolderTree(tmp_path))
     assert "\n" not in found
     assert found.isprintable()
+
+
+def test_a_pipe_beside_images_is_not_waited_for(tmp_path: Path) -> None:
+    fill(tmp_path, {"cat/a.jpg": "", "cat/b.jpg": ""})
+    os.mkfifo(tmp_path / "labels of cats.csv")
+    assert find_annotations(FolderTree(tmp_path)) == []
 
 
 @pytest.mark.slow
