@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from packstore.core.manifest import Manifest
 from packstore.exports.base import EXTENSIONS, Record
@@ -15,6 +15,8 @@ from packstore.stores.base import Reader
 
 IMAGE_SUFFIXES = frozenset({*EXTENSIONS.values(), "jpeg", "tiff", "pgm", "pbm", "heif"})
 _SAME = {"jpeg": "jpg", "tiff": "tif", "pgm": "ppm", "pbm": "ppm", "heif": "heic"}
+_LONGEST = 1000
+"""Bytes of a path below its class: systems take 1,024 or 4,096 for the whole."""
 WITHOUT = "unlabelled"
 """The folder of images whose label is missing."""
 
@@ -97,7 +99,10 @@ class Paths:
             folders.append(folder)
             if len(parts) > 1 and safe_name(parts[0]) == folder:
                 parts.pop(0)
-        return "/".join([*folders, *map(safe_name, parts)])
+        rest = "/".join(map(safe_name, parts))
+        if len(rest.encode()) > _LONGEST:
+            rest = xxh3_128_hexdigest(key.encode("utf-8", "surrogateescape"))
+        return "/".join([*folders, rest])
 
     def _find_repeated(self, reader: Reader) -> dict[int, str]:
         """What is added to the names of records whose files would have that of an earlier one, by record. Without their

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from xxhash import xxh3_128_hexdigest
 
 from packstore.core.column import Column
 from packstore.core.files import drop, open_file
@@ -23,6 +24,7 @@ from packstore.exports.base import Export, Record, ShardWriter, extension_of
 from packstore.exports.names import safe_name, shortened
 
 CLASSES = "classnames.txt"
+_LONGEST = 1000
 _USUAL = {"label": "cls", "text": "txt", "json": "json"}
 """Columns of these names and types have an extension of their own."""
 
@@ -115,6 +117,8 @@ class _TarWriter(ShardWriter):
         if base.startswith("_"):
             base = f"%5F{base[1:]}"  # readers take names with two of them for their own
         name = "/".join([*(safe_name(folder) for folder in folders), base])
+        if len(name.encode()) > _LONGEST:
+            name = xxh3_128_hexdigest(record.key.encode("utf-8", "surrogateescape"))
         unique, count = name, 1
         while unique in self._names:
             count += 1

@@ -19,7 +19,8 @@ _END64, _LOCATOR, _END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), s
 _UTF8, _MADE_BY_UNIX, _VERSION, _VERSION64 = 1 << 11, 3 << 8, 20, 45
 _FIRST_DAY = 1 << 5 | 1  # 1980-01-01, the first that a zip can say
 _MODE = 0o100644 << 16
-_MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
+_MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF  # say that the number is in the fields of zip64
+_LARGE, _MANY = _MAX32, _MAX16
 _STEP = 1 << 20
 
 
@@ -55,12 +56,13 @@ class ZipWriter:
         shutil.copyfileobj(self._directory, self._out)
         self._directory.close()
         at = start + size
-        if self._count >= _MAX16 or start >= _MAX32 or size >= _MAX32:
-            numbers = (self._count, self._count, size, start)
-            self._out.write(_END64.pack(b"PK\6\6", 44, _MADE_BY_UNIX | _VERSION64, _VERSION64, 0, 0, *numbers))
+        end = (self._count, self._count, size, start)
+        if self._count >= _MANY or start >= _LARGE or size >= _LARGE:
+            version = (_MADE_BY_UNIX | _VERSION64, _VERSION64)
+            self._out.write(_END64.pack(b"PK\6\6", _END64.size - 12, *version, 0, 0, *end))
             self._out.write(_LOCATOR.pack(b"PK\6\7", 0, at, 1))
-        count = min(self._count, _MAX16)
-        self._out.write(_END.pack(b"PK\5\6", 0, 0, count, count, min(size, _MAX32), min(start, _MAX32), 0))
+            end = (_MAX16, _MAX16, _MAX32, _MAX32)
+        self._out.write(_END.pack(b"PK\5\6", 0, 0, *end, 0))
 
     def abort(self) -> None:
         """Closes what it has opened itself."""
@@ -69,17 +71,19 @@ class ZipWriter:
     def _begin(self, name: str, check: int, size: int) -> None:
         """Writes both headers of a file."""
         raw, place = name.encode("utf-8"), self._at
-        large = size >= _MAX32
+        large = size >= _LARGE
         local = struct.pack("<2H2Q", 1, 16, size, size) if large else b""
         sizes = (_MAX32, _MAX32) if large else (size, size)
         head = (_VERSION64 if large else _VERSION, _UTF8, 0, 0, _FIRST_DAY, check, *sizes, len(raw))
         self._write(_LOCAL.pack(b"PK\3\4", *head, len(local)) + raw + local)
         values = [size, size] if large else []
-        values += [place] if place >= _MAX32 else []
+        values += [place] if place >= _LARGE else []
         extra = struct.pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values) if values else b""
         version = (_MADE_BY_UNIX | _VERSION64, _VERSION64 if values else _VERSION, *head[1:])
         self._directory.write(
-            _CENTRAL.pack(b"PK\1\2", *version, len(extra), 0, 0, 0, _MODE, min(place, _MAX32)) + raw + extra
+            _CENTRAL.pack(b"PK\1\2", *version, len(extra), 0, 0, 0, _MODE, _MAX32 if place >= _LARGE else place)
+            + raw
+            + extra
         )
         self._count += 1
 

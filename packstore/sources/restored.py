@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_rest, to_rest
 from packstore.core.errors import SourceError, printable
 from packstore.core.progress import Progress, ProgressCallback
@@ -129,7 +131,7 @@ class Restored:
                     values[each.name] = value_of(each, line)
                 continue
             value = given.get(column.name)
-            values[column.name] = bytes(value) if isinstance(value, AtRest) else to_rest(column, value)
+            values[column.name] = _to_rest(column, value)
             if column.kind == "ragged" and column.layout is not None:
                 values[column.shape_name] = shape_to_rest(column, value)
             if column.nullable:
@@ -177,3 +179,21 @@ class Restored:
             f"{printable(str(self._source.path))} is not as packstore exported it: {how}; remove {SHEET} to read it "
             f"like any other {self._source.kind}"
         )
+
+
+def _to_rest(column: Column, value: Any) -> bytes | NDArray[Any]:
+    """A value of a store as it lay there. Arrays of the column's dtype are not judged: the store had them so. Raises
+    :class:`ValueError`."""
+    if isinstance(value, AtRest):
+        return bytes(value)
+    if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[column.dtype] or column.type == "label":
+        return to_rest(column, value)
+    if column.kind == "fixed":
+        fits = value.shape == column.shape
+    elif column.layout is not None:
+        fits = value.ndim == len(column.layout)
+    else:
+        fits = value.ndim == 1 + len(column.shape) and value.shape[1:] == column.shape
+    if not fits:
+        raise ValueError(f"column {column.name!r}: found an array {value.shape}, expected {column.shape}")
+    return value.tobytes() if column.kind == "ragged" else value
