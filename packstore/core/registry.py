@@ -188,6 +188,7 @@ SOURCES = Registry(
         "celeba": "packstore.sources.named.celeba:KIND",
         "gtsrb": "packstore.sources.named.gtsrb:KIND",
         "hf_imagefolder": "packstore.sources.huggingface.imagefolder:KIND",
+        "segmentation": "packstore.sources.segmentation:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",
         "flat": "packstore.sources.flat:KIND",
     },

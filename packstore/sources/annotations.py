@@ -78,8 +78,18 @@ def find_annotations(tree: Tree) -> list[str]:
     return _all_annotations(tree, list(_look(tree)))
 
 
+def find_further(tree: Tree) -> list[str]:
+    """Like :func:`find_annotations`, without masks."""
+    return _further(tree, list(_look(tree)))
+
+
 def _all_annotations(tree: Tree, folders: list[_Folder]) -> list[str]:
-    found = [*_sidecars(folders), *_masks(folders).values(), *_masks_beside(folders)]
+    found = [*_masks(folders).values(), *_masks_beside(folders), *_further(tree, folders)]
+    return list(dict.fromkeys(found))
+
+
+def _further(tree: Tree, folders: list[_Folder]) -> list[str]:
+    found = [*_sidecars(folders)]
     known = {stem for folder in folders for stem in _stems(folder.images)}
     read = 0
     for folder in folders:

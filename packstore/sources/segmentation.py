@@ -1,0 +1,242 @@
+"""Images with masks by name: ``images/a.jpg`` and ``masks/a.png``, and what Cityscapes, ADE20K and others make of it.
+
+Masks stay the files that they are. What their values mean is nowhere said, so there are no classes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Field, Image, Json
+from packstore.images.sniff import HeaderError, sniff
+from packstore.sources.annotations import find_further
+from packstore.sources.archives import open_tree
+from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.beside import is_file, is_folder, join, mask_field
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.tree import Tree
+
+_IMAGES = re.compile(r"images?|imgs?|jpegimages|inputs?|photos?|pictures?|rgb", re.I)
+_MASKS = re.compile(r"(masks?|labels?|annotations?|segmentations?|seg|gt|ground_?truth|trimaps?)([_-]?png)?", re.I)
+_BESIDE_SPLIT = ("{}_masks", "{}_mask", "{}_labels", "{}_label", "{}annot", "{}_annot", "{}_gt")
+_IMAGE_TAILS = ("", "_image", "_img", "_rgb", "_sat")
+_MASK_TAILS = ("", "_mask", "-mask", "_masks", "_label", "_labels", "_seg", "_segmentation", "_gt", "_L", "_matte")
+_MASK_SUFFIXES = (".png", ".gif", ".tif", ".tiff", ".bmp", ".jpg", ".jpeg", ".PNG", ".JPG")
+_CITYSCAPES = {
+    "mask": "_{}_labelIds.png",
+    "instance_mask": "_{}_instanceIds.png",
+    "train_mask": "_{}_labelTrainIds.png",
+    "polygons": "_{}_polygons.json",
+}
+_LOOKED_AT, _PROBED = 256, 32
+_HEADER = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Folders of images and masks.
+
+    Attributes:
+        images: The folder of images.
+        masks: The folder of masks; folders in it are those in the folder of images.
+        tail: What the name of an image ends with, before its suffix, and that of its masks does not.
+        ends: By column, what the name of a mask ends with instead, and its suffix.
+    """
+
+    images: str
+    masks: str
+    tail: str
+    ends: Mapping[str, str]
+
+    def base(self, image: str) -> str:
+        """The path of the mask of an image without its end."""
+        stem = (image[len(self.images) + 1 :] if self.images else image).rpartition(".")[0]
+        return join(self.masks, stem.removesuffix(self.tail))
+
+    def is_mask(self, file: str) -> bool:
+        """Whether a file in the folder of images is a mask."""
+        return self.images == self.masks and any(file.endswith(end) for end in self.ends.values())
+
+
+class SegmentationSource(FileRowSource):
+    """Images with their masks, in the column ``mask``; of Cityscapes also ``instance_mask``, ``train_mask`` and
+    ``polygons``, where these are. An image without a mask has none."""
+
+    kind = "segmentation"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._pairs = _find_pairs(self.tree)
+        if not self._pairs:
+            raise SourceError(
+                f"{printable(str(path))} has no folders of images and masks of the same names (images, masks)"
+            )
+        first = next(iter(self._pairs.values()))
+        image, mask = f"{first.images}/…{first.tail}", f"{first.masks}/…{first.ends['mask']}"
+        self.evidence = f"{printable(image)} and {printable(mask)} under the same names"
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return tuple(self._pairs)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        found: dict[str, Field] = {"image": Image()}
+        for name in dict.fromkeys(name for pair in self._pairs.values() for name in pair.ends):
+            rows = chain.from_iterable(islice(self.file_rows(split), _PROBED) for split in self._pairs)
+            files = [row.values[name].file for row in rows if name in row.values]
+            if any(is_file(self.tree, file) for file in files):
+                found[name] = Json(optional=True) if name == "polygons" else mask_field(self.tree, files)
+        return found
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        pair = self._pairs[split]
+        for image in self._images(pair.images):
+            if not pair.is_mask(image):
+                base = pair.base(image)
+                yield FileRow(image, {name: InTree(base + end, optional=True) for name, end in pair.ends.items()})
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        found = {name: value for name, value in super().values(ref).items() if name in self._names}
+        if found.get("polygons") is not None:
+            try:
+                found["polygons"] = json.loads(found["polygons"])
+            except RecursionError:
+                raise ValueError("its polygons are nested too deeply") from None
+        return found
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        return ()
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        return self._unused
+
+    @cached_property
+    def _unused(self) -> Mapping[str, int]:
+        ignored: Counter[str] = Counter()
+        for split, pair in self._pairs.items():
+            for _ in self._images(pair.images, ignored):
+                continue
+            if pair.images != pair.masks:
+                used = {row.values[name].file for row in self.file_rows(split) for name in row.values}
+                masks = self._images(pair.masks)
+                ignored["images in folders of masks that go with none"] += sum(file not in used for file in masks)
+        return dict(+ignored)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.fields())
+
+    def _images(self, top: str, ignored: Counter[str] | None = None) -> Iterator[str]:
+        for folder, listing in self.tree.walk(top, self.tree.above, ignored, self.options.skip_bad):
+            yield from (join(folder, name) for name in listing.images)
+
+
+def _find_pairs(tree: Tree) -> dict[str, _Pair]:
+    """The folders of images and masks by split, in packing order; empty where there are none, or where they could be
+    paired in several ways."""
+    folders = _folders(tree, "")
+    found: dict[str, _Pair | None] = {}
+    for kind in ("gtFine", "gtCoarse"):
+        if {"leftImg8bit", kind} <= set(folders):
+            ends = {name: end.format(kind) for name, end in _CITYSCAPES.items()}
+            splits = _folders(tree, "leftImg8bit")
+            return {split: _Pair(f"leftImg8bit/{split}", f"{kind}/{split}", "_leftImg8bit", ends)
+                    for split in in_packing_order(splits)}  # fmt: skip
+    splits = [name for name in folders if name.lower() in SPLIT_ORDER]
+    if pair := _named_pair(tree, ""):
+        inside = _folders(tree, pair.images)
+        if inside and all(name.lower() in SPLIT_ORDER for name in inside):
+            found = {name.lower(): _pair(tree, f"{pair.images}/{name}", f"{pair.masks}/{name}") for name in inside}
+        else:
+            found[""] = pair
+    elif splits and all(_named_pair(tree, name) for name in splits):
+        found = {name.lower(): _named_pair(tree, name) for name in splits}
+    elif splits:
+        for name in splits:
+            beside = [place for place in (end.format(name) for end in _BESIDE_SPLIT) if place in folders]
+            found[name.lower()] = _pair(tree, name, beside[0] if len(beside) == 1 else name)
+    else:
+        found[""] = _pair(tree, "", "")
+    if len(found) < len(splits):
+        return {}
+    pairs = {split: pair for split, pair in found.items() if pair is not None}
+    return {split: pairs[split] for split in in_packing_order(pairs)} if len(pairs) == len(found) else {}
+
+
+def _named_pair(tree: Tree, base: str) -> _Pair | None:
+    """The folders in ``base`` whose names say that they hold images and masks, one each."""
+    names = _folders(tree, base)
+    images = [name for name in names if _IMAGES.fullmatch(name)]
+    masks = [name for name in names if _MASKS.fullmatch(name)]
+    if len(images) != 1 or len(masks) != 1:
+        return None
+    return _pair(tree, join(base, images[0]), join(base, masks[0]))
+
+
+def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
+    """The pair of two folders, if nearly all of the first images have a mask of their size. In one folder, masks are
+    told by the end of their names."""
+    some = list(islice(_some_images(tree, images), _PROBED))
+    tails = _MASK_TAILS[images == masks :]
+    for tail in _IMAGE_TAILS:
+        for end in (mask_tail + suffix for mask_tail in tails for suffix in _MASK_SUFFIXES):
+            pair = _Pair(images, masks, tail, {"mask": end})
+            named = [image for image in some if not pair.is_mask(image)]
+            hits = [image for image in named if is_file(tree, pair.base(image) + end)]
+            if (
+                hits
+                and 10 * len(hits) >= 9 * len(named)
+                and all(_same_size(tree, i, pair.base(i) + end) for i in hits[:4])
+            ):
+                return pair
+    return None
+
+
+def _some_images(tree: Tree, top: str) -> Iterator[str]:
+    waiting = [top]
+    for folder in waiting:  # grows meanwhile
+        for name, is_directory in sorted(islice(tree.names(folder), _LOOKED_AT)):
+            if is_directory and len(waiting) < _PROBED and not is_passed_over(name):
+                waiting.append(join(folder, name))
+            elif name.lower().endswith(IMAGE_SUFFIXES) and name[0] != ".":
+                yield join(folder, name)
+
+
+def _same_size(tree: Tree, image: str, mask: str) -> bool:
+    """Whether both have the same size; True where a header cannot be read, which makes a bad sample."""
+    try:
+        one, other = sniff(tree.start(image, _HEADER)), sniff(tree.start(mask, _HEADER))
+    except HeaderError:
+        return True
+    return (one.width, one.height) == (other.width, other.height)
+
+
+def _folders(tree: Tree, base: str) -> list[str]:
+    found = (name for name, is_directory in islice(tree.names(base), _LOOKED_AT) if is_directory)
+    return sorted(name for name in found if not is_passed_over(name))
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Images and masks by name; it is partial where other files name images, too."""
+    tree = open_tree(path)
+    if tree is None or not _find_pairs(tree):
+        return Certainty.NO
+    return Certainty.PARTIAL if find_further(tree) else Certainty.CERTAIN
+
+
+KIND = Kind("segmentation", "images with masks of the same names (images, masks)", _recognise, SegmentationSource)
