@@ -9,19 +9,19 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Field, Image, Json
+from packstore.core.fields import Field, Image, Json, Text
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.annotations import find_further
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
-from packstore.sources.beside import is_file, is_folder, join, mask_field
+from packstore.sources.beside import is_file, is_folder, join, lines_of, mask_field
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
@@ -38,6 +38,8 @@ _CITYSCAPES = {
     "train_mask": "_{}_labelTrainIds.png",
     "polygons": "_{}_polygons.json",
 }
+_SCENES = "sceneCategories.txt"
+"""ADE20K's file of the scene of each image."""
 _LOOKED_AT, _PROBED = 256, 32
 _HEADER = 1 << 16
 
@@ -70,7 +72,7 @@ class _Pair:
 
 class SegmentationSource(FileRowSource):
     """Images with their masks, in the column ``mask``; of Cityscapes also ``instance_mask``, ``train_mask`` and
-    ``polygons``, where these are. An image without a mask has none."""
+    ``polygons``, of ADE20K the ``scene``, where these are. An image without a mask has none."""
 
     kind = "segmentation"
 
@@ -97,7 +99,7 @@ class SegmentationSource(FileRowSource):
             files = [row.values[name].file for row in rows if name in row.values]
             if any(is_file(self.tree, file) for file in files):
                 found[name] = Json(optional=True) if name == "polygons" else mask_field(self.tree, files)
-        return found
+        return found | ({"scene": Text(optional=True)} if self._scenes else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """See :meth:`FileRowSource.file_rows`."""
@@ -105,7 +107,10 @@ class SegmentationSource(FileRowSource):
         for image in self._images(pair.images):
             if not pair.is_mask(image):
                 base = pair.base(image)
-                yield FileRow(image, {name: InTree(base + end, optional=True) for name, end in pair.ends.items()})
+                values: dict[str, Any] = {name: InTree(base + end, optional=True) for name, end in pair.ends.items()}
+                if self._scenes:
+                    values["scene"] = self._scenes.get(image.rpartition("/")[2].rpartition(".")[0])
+                yield FileRow(image, values)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         """See :meth:`RowSource.values`."""
@@ -119,7 +124,7 @@ class SegmentationSource(FileRowSource):
 
     def described_by(self) -> Iterable[str]:
         """See :meth:`FileRowSource.described_by`."""
-        return ()
+        return (_SCENES,) if self._scenes else ()
 
     def ignored(self) -> Mapping[str, int]:
         """See :meth:`RowSource.ignored`."""
@@ -131,11 +136,22 @@ class SegmentationSource(FileRowSource):
         for split, pair in self._pairs.items():
             for _ in self._images(pair.images, ignored):
                 continue
-            if pair.images != pair.masks:
-                used = {row.values[name].file for row in self.file_rows(split) for name in row.values}
+            if pair.images != pair.masks and is_folder(self.tree, pair.masks):
+                used = {row.values[name].file for row in self.file_rows(split) for name in pair.ends}
                 masks = self._images(pair.masks)
                 ignored["images in folders of masks that go with none"] += sum(file not in used for file in masks)
+        ignored.update(
+            f"folders of images beside these ({printable(each)})" for each in _others(self.tree, self._pairs)
+        )
         return dict(+ignored)
+
+    @cached_property
+    def _scenes(self) -> dict[str, str]:
+        """The scene of each image, by its name without suffix."""
+        if not is_file(self.tree, _SCENES):
+            return {}
+        pairs = (line.partition(" ") for _, line in lines_of(self.tree, _SCENES))
+        return {name: scene.strip() for name, _, scene in pairs if scene}
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -158,7 +174,8 @@ def _find_pairs(tree: Tree) -> dict[str, _Pair]:
             return {split: _Pair(f"leftImg8bit/{split}", f"{kind}/{split}", "_leftImg8bit", ends)
                     for split in in_packing_order(splits)}  # fmt: skip
     splits = [name for name in folders if name.lower() in SPLIT_ORDER]
-    if pair := _named_pair(tree, ""):
+    pair = _named_pair(tree, "")
+    if pair is not None:
         inside = _folders(tree, pair.images)
         if inside and all(name.lower() in SPLIT_ORDER for name in inside):
             found = {name.lower(): _pair(tree, f"{pair.images}/{name}", f"{pair.masks}/{name}") for name in inside}
@@ -174,8 +191,29 @@ def _find_pairs(tree: Tree) -> dict[str, _Pair]:
         found[""] = _pair(tree, "", "")
     if len(found) < len(splits):
         return {}
-    pairs = {split: pair for split, pair in found.items() if pair is not None}
+    known = next(filter(None, found.values()), None)
+    if known is not None and pair is not None:  # a split whose images have no masks, as many a test split
+        for split in [split for split, each in found.items() if each is None]:
+            place = next(name for name in _folders(tree, known.images.rpartition("/")[0]) if name.lower() == split)
+            images, masks = (join(top.rpartition("/")[0], place) for top in (known.images, known.masks))
+            if not next(_some_images(tree, masks), None):
+                found[split] = replace(known, images=images, masks=masks)
+    pairs = {split: each for split, each in found.items() if each is not None}
     return {split: pairs[split] for split in in_packing_order(pairs)} if len(pairs) == len(found) else {}
+
+
+def _others(tree: Tree, pairs: Mapping[str, _Pair]) -> list[str]:
+    """Folders with images beside those of the pairs."""
+    used = [place for pair in pairs.values() for place in (pair.images, pair.masks)]
+    bases = {place.rpartition("/")[0] for place in used if place} | {""}
+    beside = {join(base, name) for base in bases for name in _folders(tree, base)}
+    free = (place for place in sorted(beside) if not any(_related(place, each) for each in used))
+    return [place for place in free if next(_some_images(tree, place), None)]
+
+
+def _related(one: str, other: str) -> bool:
+    """Whether one folder is in the other, or is it."""
+    return not one or not other or f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
 def _named_pair(tree: Tree, base: str) -> _Pair | None:
@@ -189,8 +227,10 @@ def _named_pair(tree: Tree, base: str) -> _Pair | None:
 
 
 def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
-    """The pair of two folders, if nearly all of the first images have a mask of their size. In one folder, masks are
+    """The pair of two folders, if half of the first images have a mask, of their size. In one folder, masks are
     told by the end of their names."""
+    if images == masks and _folders(tree, images):
+        return None  # folders may be classes
     some = list(islice(_some_images(tree, images), _PROBED))
     tails = _MASK_TAILS[images == masks :]
     for tail in _IMAGE_TAILS:
@@ -198,11 +238,7 @@ def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
             pair = _Pair(images, masks, tail, {"mask": end})
             named = [image for image in some if not pair.is_mask(image)]
             hits = [image for image in named if is_file(tree, pair.base(image) + end)]
-            if (
-                hits
-                and 10 * len(hits) >= 9 * len(named)
-                and all(_same_size(tree, i, pair.base(i) + end) for i in hits[:4])
-            ):
+            if hits and 2 * len(hits) >= len(named) and all(_same_size(tree, i, pair.base(i) + end) for i in hits[:4]):
                 return pair
     return None
 
@@ -232,11 +268,13 @@ def _folders(tree: Tree, base: str) -> list[str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Images and masks by name; it is partial where other files name images, too."""
+    """Images and masks by name; it is partial where other files name images, too, or other folders hold some."""
     tree = open_tree(path)
-    if tree is None or not _find_pairs(tree):
+    pairs = {} if tree is None else _find_pairs(tree)
+    if tree is None or not pairs:
         return Certainty.NO
-    return Certainty.PARTIAL if find_further(tree) else Certainty.CERTAIN
+    further = [phrase for phrase in find_further(tree) if not phrase.startswith(_SCENES)]
+    return Certainty.PARTIAL if further or _others(tree, pairs) else Certainty.CERTAIN
 
 
 KIND = Kind("segmentation", "images with masks of the same names (images, masks)", _recognise, SegmentationSource)

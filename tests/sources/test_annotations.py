@@ -116,7 +116,16 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
     "a list of labels": ({"x/a.jpg": "", "x/b.jpg": "", "anything.csv": "id,y\nb,0\na,1\n"}, "anything.csv"),
 }
 
-READ = {"voc": "voc", "coco": "coco", "coco in full": "coco", "yolo": "yolo"}
+READ = {
+    "voc": "voc",
+    "coco": "coco",
+    "coco in full": "coco",
+    "yolo": "yolo",
+    "segmentation": "segmentation",
+    "segmentation in splits": "segmentation",
+    "cityscapes": "segmentation",
+    "masks in the same folder": "segmentation",
+}
 """Layouts that a kind reads with all that annotates them."""
 
 INNOCENT: dict[str, dict[str, str]] = {
@@ -213,7 +222,7 @@ def test_a_folder_with_annotations_is_a_question(name: str, tmp_path: Path) -> N
 
 
 def test_a_folder_within_an_archive_cannot_be_given(tmp_path: Path) -> None:
-    fill(tmp_path / "seg", LAYOUTS["segmentation"][0])
+    fill(tmp_path / "seg", {f"{folder}/{name}.png": "" for folder in ("images", "masks", "labels") for name in "ab"})
     archive = shutil.make_archive(str(tmp_path / "seg"), "zip", tmp_path / "seg")
     with pytest.raises(AmbiguousSourceError, match=r"alone from their folder, images \(unpack the archive\); give"):
         open_source(Path(archive))

@@ -1,0 +1,206 @@
+"""Images with masks by name, in the layouts in which they are published."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packstore import AmbiguousSourceError, PackedDataset, convert, verify
+from packstore.core.errors import PackstoreError, SampleError
+from packstore.sources import Entry, open_source
+from packstore.testing import SourceSuite
+from tests.makers.annotated import fill, jpeg, mask
+
+
+def folders(root: Path, samples: int = 6) -> Path:
+    """images/train, images/val and masks of the same names; one of three images has none."""
+    files: dict[str, str | bytes] = {}
+    for n in range(samples):
+        split = "train" if n < samples - 2 else "val"
+        files[f"images/{split}/{n:05}.jpg"] = jpeg(n)
+        if n % 30 != 5:
+            files[f"masks/{split}/{n:05}.png"] = mask(n)
+    return fill(root, files)
+
+
+class TestSegmentation(SourceSuite):
+    kind = "segmentation"
+    undecodable_keys = False
+    bytes_per_sample = 400
+    many = 500
+
+    def make(self, folder: Path, samples: int) -> Path:
+        return folders(folder, samples)
+
+    def change(self, path: Path) -> None:
+        (path / "masks/train/00001.png").write_bytes(mask(7))
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        (path / "masks/train/00002.png").write_bytes(mask(2)[:40])
+        return True
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        with (path / entry.key).open("r+b") as file:
+            file.truncate((64 << 20) + 100)
+        return True
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    root = folders(tmp_path / "set", 8)
+    (root / "masks/train/extra.png").write_bytes(mask(9))
+    report = convert(root, tmp_path / "x.h5")
+    ds = PackedDataset(tmp_path / "x.h5", "train", columns=("key", "mask", "image"), output="bytes")
+    assert [(split.name, len(split)) for split in ds.manifest.splits] == [("train", 6), ("val", 2)]
+    assert [tuple(ds[n]) for n in (0, 4)] == [(f"images/train/{n:05}.jpg", mask(n), jpeg(n)) for n in (0, 4)]
+    assert ds[5][1] is None
+    assert report.manifest.columns[1].name == "mask"
+    assert verify(tmp_path / "x.h5", against=root).problems == ()
+    with closing(open_source(root)) as source:
+        assert dict(source.survey().ignored) == {"images in folders of masks that go with none": 1}
+        assert source.evidence == "images/train/… and masks/train/….png under the same names"
+
+
+@pytest.mark.parametrize(
+    ("image", "masked"),
+    [
+        ("images/{}.jpg", "masks/{}.png"),
+        ("images/{}.jpg", "masks/{}_mask.png"),
+        ("images/a/{}.jpg", "labels/a/{}.png"),
+        ("train/img/{}.jpg", "train/gt/{}.png"),
+        ("train/{}.jpg", "train_masks/{}_mask.gif"),
+        ("train/{}.jpg", "trainannot/{}.png"),
+        ("{}.jpg", "{}_mask.png"),
+        ("train/{}_sat.jpg", "train/{}_mask.png"),
+        ("Images/{}.jpg", "Segmentation/{}.tif"),
+        ("images/training/{}.jpg", "annotations/training/{}.png"),
+    ],
+)
+def test_where_masks_may_lie(image: str, masked: str, tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {}
+    for n in range(3):
+        files |= {image.format(n): jpeg(n), masked.format(n): mask(n, mode="L" if "png" in masked else "RGB")}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert source.kind == "segmentation"
+        entries = list(source.entries())
+        assert [entry.key for entry in entries] == [image.format(n) for n in range(3)]
+        assert [source.read(entry).values["mask"] for entry in entries] == [files[masked.format(n)] for n in range(3)]
+        assert not source.survey().ignored
+        assert entries[0].split == next((split for split in ("training", "train") if split in image), "")
+
+
+def test_cityscapes(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {}
+    for split in ("val", "train"):
+        base = f"{split}/bonn/bonn_000001"
+        files |= {f"leftImg8bit/{base}_leftImg8bit.png": mask(3, mode="RGB")}
+        files |= {
+            f"gtFine/{base}_gtFine_{name}.png": mask(n, mode="L") for n, name in enumerate(("labelIds", "instanceIds"))
+        }
+        files |= {f"gtFine/{base}_gtFine_color.png": mask(8, mode="RGBA")}
+        files |= {f"gtFine/{base}_gtFine_polygons.json": json.dumps({"imgHeight": 8, "objects": [{"label": "sky"}]})}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {"train": 1, "val": 1}
+        names = [column.name for column in survey.columns if not column.name.endswith("_valid")]
+        assert names == ["mask", "instance_mask", "polygons"]
+        assert dict(survey.ignored) == {"images in folders of masks that go with none": 2}
+        values = source.read(next(source.entries())).values
+        assert values == {
+            "mask": files["gtFine/train/bonn/bonn_000001_gtFine_labelIds.png"],
+            "instance_mask": files["gtFine/train/bonn/bonn_000001_gtFine_instanceIds.png"],
+            "polygons": {"imgHeight": 8, "objects": [{"label": "sky"}]},
+        }
+
+
+def test_ade20k(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {"objectInfo150.txt": "Idx\tRatio\tName\n1\t0.1\twall\n"}
+    scenes = ""
+    for n in range(4):
+        split, short = ("training", "train") if n < 3 else ("validation", "val")
+        name = f"ADE_{short}_{n:08}"
+        files |= {f"images/{split}/{name}.jpg": jpeg(n), f"annotations/{split}/{name}.png": mask(n, mode="L")}
+        scenes += f"{name} {'attic' if n else 'dining room'}\n"
+    root = fill(tmp_path / "ADEChallengeData2016", {**files, "sceneCategories.txt": scenes})
+    with closing(open_source(root)) as source:
+        assert dict(source.survey().splits) == {"training": 3, "validation": 1}
+        assert [source.read(entry).values["scene"] for entry in source.entries()] == ["dining room", *["attic"] * 3]
+
+
+def test_an_archive(tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "set"), "zip", folders(tmp_path / "set"))
+    with closing(open_source(Path(archive))) as source, closing(open_source(tmp_path / "set")) as folder:
+        pairs = zip(source.entries(), folder.entries(), strict=True)
+        assert all(source.read(one) == folder.read(other) for one, other in pairs)
+
+
+def test_a_mask_that_is_none_is_a_bad_sample(tmp_path: Path) -> None:
+    folders(tmp_path)
+    (tmp_path / "masks/train/00002.png").write_bytes(mask(2, mode="RGB"))
+    with closing(open_source(tmp_path)) as source, pytest.raises(SampleError, match="mask: found a PNG in colour"):
+        source.read(list(source.entries())[2])
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            f"{label}/{n}{tail}": b""
+            for label in ("benign", "normal")
+            for n in range(3)
+            for tail in (".png", "_mask.png")
+        },
+        {f"{name}/{n}.png": jpeg(n, 8 * (len(name) - 3)) for name in ("images", "label") for n in range(3)},
+        {f"{name}/{n}.png": b"" for name in ("images", "masks", "labels") for n in range(3)},
+        {f"images/{n}.png": b"" for n in range(9)} | {f"masks/{n}.png": b"" for n in range(4)},
+    ],
+    ids=["classes", "other sizes", "two folders of masks", "few masks"],
+)
+def test_what_could_be_something_else_is_a_question(files: dict[str, str | bytes], tmp_path: Path) -> None:
+    with pytest.raises(AmbiguousSourceError, match="holds more than images"):
+        open_source(fill(tmp_path, files))
+
+
+def test_lists_beside_masks_are_a_question(tmp_path: Path) -> None:
+    folders(tmp_path)
+    (tmp_path / "val.txt").write_text("".join(f"{n:05}\n" for n in range(4)))
+    with pytest.raises(AmbiguousSourceError, match="--source segmentation"):
+        open_source(tmp_path)
+    with closing(open_source(tmp_path, kind="segmentation")) as source:
+        assert source.survey().records == 6
+
+
+def test_folders_beside_are_a_question_and_said(tmp_path: Path) -> None:
+    folders(tmp_path)
+    (tmp_path / "depth").mkdir()
+    (tmp_path / "depth/00001.png").write_bytes(mask(1))
+    with pytest.raises(AmbiguousSourceError, match="--source segmentation"):
+        open_source(tmp_path)
+    with closing(open_source(tmp_path, kind="segmentation")) as source:
+        assert source.survey().ignored["folders of images beside these (depth)"] == 1
+
+
+def test_a_split_without_masks(tmp_path: Path) -> None:
+    folders(tmp_path)
+    fill(tmp_path, {"images/test/9.jpg": jpeg(9)})
+    with closing(open_source(tmp_path)) as source:
+        assert list(source.survey().splits) == ["train", "val", "test"]
+        assert source.read(next(source.entries("test"))).values == {"mask": None}
+
+
+def test_polygons_nested_too_deeply(tmp_path: Path) -> None:
+    base = "train/bonn/bonn_1"
+    files = {f"leftImg8bit/{base}_leftImg8bit.png": mask(3), f"gtFine/{base}_gtFine_labelIds.png": mask(1)}
+    fill(tmp_path, {**files, f"gtFine/{base}_gtFine_polygons.json": "[" * 100_000})
+    with closing(open_source(tmp_path)) as source, pytest.raises(PackstoreError, match="nested too deeply"):
+        source.read(next(source.entries()))
+
+
+def test_values_of_masks_are_untouched(tmp_path: Path) -> None:
+    convert(folders(tmp_path / "set"), tmp_path / "x.h5")
+    ds = PackedDataset(tmp_path / "x.h5", "val", columns=("mask",))
+    assert np.asarray(ds[0][0]).max() == 255
