@@ -70,6 +70,12 @@ class Tree(ABC):
         """The first ``size`` bytes of a file; none where it cannot be read."""
 
     @abstractmethod
+    def part(self, file: str, place: int, size: int) -> bytes:
+        """``size`` bytes of a file from ``place`` on; fewer where it ends before. From any thread.
+
+        Raises :class:`OSError`, and :class:`ValueError` in an archive that compresses each file."""
+
+    @abstractmethod
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
         """All bytes of a file, from any thread.
 
@@ -160,6 +166,11 @@ class FolderTree(Tree):
                 return opened.read(size)
         except OSError:
             return b""
+
+    def part(self, file: str, place: int, size: int) -> bytes:
+        with open(f"{self.root}/{file}", "rb") as opened:  # noqa: PTH123 - as above
+            opened.seek(place)
+            return opened.read(size)
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
         try:

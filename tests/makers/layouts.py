@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import pickle
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -316,6 +317,47 @@ def gtsrb(samples: int) -> tuple[str, Files]:
     return "gtsrb", files
 
 
+def pixels(number: int, side: int) -> Any:
+    """The image of a number, uint8 ``(side, side, 3)``."""
+    return np.random.default_rng(number).integers(0, 256, (side, side, 3), np.uint8)
+
+
+def stl10(samples: int) -> tuple[str, Files]:
+    parts = {"train": range(4, samples - 2), "test": range(4), "unlabeled": range(samples - 2, samples)}
+    files: Files = {"class_names.txt": "".join(f"{name}\n" for name in STL10)}
+    for split, numbers in parts.items():
+        files[f"{split}_X.bin"] = b"".join(pixels(n, 96).transpose(2, 1, 0).tobytes() for n in numbers)
+        if split != "unlabeled":
+            files[f"{split}_y.bin"] = bytes(n % 10 + 1 for n in numbers)
+    files["fold_indices.txt"] = "".join(f"{fold % 3} 3 \n" for fold in range(10))
+    return "stl10_binary", files
+
+
+STL10 = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+
+
+def svhn(samples: int) -> tuple[str, Files]:
+    files: Files = {}
+    for split, numbers in (("train", range(4, samples)), ("test", range(2)), ("extra", range(2, 4))):
+        images = np.stack([pixels(n, 32) for n in numbers], -1)
+        files[f"{split}_32x32.mat"] = mat(X=images, y=np.array([[n % 10 or 10] for n in numbers], np.uint8))
+    return "", files
+
+
+def imagenet32(samples: int, npz: bool = False) -> tuple[str, Files]:
+    files: Files = {"map_clsloc.txt": "n03000000 1 goldfish\nn01000000 2 tench\nn02000000 3 shark\n"}
+    batches = {f"train_data_batch_{k + 1}": [*range(k + 2, samples, 10)] for k in range(10)} | {"val_data": [0, 1]}
+    for name, numbers in batches.items():
+        data = np.array([pixels(n, 8).transpose(2, 0, 1).ravel() for n in numbers], np.uint8).reshape(-1, 192)
+        batch: dict[str, Any] = {"data": data, "labels": [n % 3 + 1 for n in numbers], "mean": np.zeros(192)}
+        out = io.BytesIO()
+        if npz:
+            np.savez(out, **batch)
+        folder = f"Imagenet8_{'val' if name == 'val_data' else 'train'}{'_npz' * npz}"
+        files[f"{folder}/{name}{'.npz' * npz}"] = out.getvalue() if npz else pickle.dumps(batch, protocol=3)
+    return "imagenet8", files
+
+
 MAKERS: dict[str, Callable[[int], tuple[str, Files]]] = {
     "ilsvrc": ilsvrc,
     "kaggle": kaggle,
@@ -331,4 +373,7 @@ MAKERS: dict[str, Callable[[int], tuple[str, Files]]] = {
     "places365": places365,
     "celeba": celeba,
     "gtsrb": gtsrb,
+    "stl10": stl10,
+    "svhn": svhn,
+    "imagenet32": imagenet32,
 }

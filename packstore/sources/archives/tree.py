@@ -81,6 +81,16 @@ class ArchiveTree(Tree):
         number = self._index.find(self._inside(file))
         return b"" if number is None else self._start(number, size)
 
+    def part(self, file: str, place: int, size: int) -> bytes:
+        number = self._index.find(self._inside(file))
+        if number is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        member = self._index.member(number)
+        if member.place == NOWHERE or member.method != STORED:
+            raise ValueError("it is compressed, or no plain file: unpack the archive, and give the folder")
+        start = self._data_place(member.place) if self._index.zipped else member.place
+        return self._open().read(max(0, min(size, member.size - place)), start + place)
+
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
         number = self._index.find(self._inside(key))
         if number is None:
@@ -131,16 +141,20 @@ class ArchiveTree(Tree):
             raise ValueError("it is no plain file there")
         if not self._index.zipped:
             return self._open().read(min(size, member.size), member.place)
-        header = self._open().read(LOCAL.size, member.place)
-        magic, *_, name_size, extra_size = LOCAL.unpack(header.ljust(LOCAL.size, b"\0"))
-        if magic != b"PK\x03\x04":
-            raise ValueError(f"there is no file at byte {member.place}")
-        place = member.place + LOCAL.size + name_size + extra_size
+        place = self._data_place(member.place)
         if member.method == STORED:
             return self._open().read(min(size, member.stored), place)
         if member.method != DEFLATED:
             raise ValueError(f"it is compressed by method {member.method}: unpack the archive, and give the folder")
         return inflate(self._open().read(member.stored, place), size)
+
+    def _data_place(self, place: int) -> int:
+        """Where the data of a file in a zip begin whose header is at ``place``."""
+        header = self._open().read(LOCAL.size, place)
+        magic, *_, name_size, extra_size = LOCAL.unpack(header.ljust(LOCAL.size, b"\0"))
+        if magic != b"PK\x03\x04":
+            raise ValueError(f"there is no file at byte {place}")
+        return int(place + LOCAL.size + name_size + extra_size)
 
     def _open(self) -> OpenFile:
         file = self._file

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,8 @@ from packstore.core.pickle_machine import PickleError, StandIn, UnsupportedPickl
 
 _MAX_BYTES = 1 << 28  # the largest published file, CIFAR-100's train, has 155 MB
 _MAX_OPERATIONS = 2_000_000  # this file takes 250,000
-_DTYPES = {"u1": "u1", "uint8": "u1", "i4": "i4", "int32": "i4", "i8": "i8", "int64": "i8"}
+_TYPES = {"uint8": "u1", "int32": "i4", "int64": "i8", "float64": "f8"}
+_DTYPES = _TYPES | {short: short for short in _TYPES.values()}
 
 
 class BatchError(Exception):
@@ -36,6 +37,11 @@ def load_mapping(file: IO[bytes]) -> dict[str, Any]:
     data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise BatchError(f"a pickle of more than {_MAX_BYTES} bytes; that is not CIFAR")
+    return mapping_of(data)
+
+
+def mapping_of(data: bytes) -> dict[str, Any]:
+    """The dictionary that a pickle holds, see :func:`load_mapping`."""
     names = _names(len(data))
 
     def find(module: str, name: str) -> Callable[..., Any]:
@@ -66,6 +72,17 @@ def array_of(value: Any) -> NDArray[Any]:
     raise BatchError(f"{type(value).__name__} where an array or a list of integers is expected")
 
 
+def data_of(value: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
+    """The bytes of an array in C order as the program gave them, with its shape and dtype. Raises
+    :class:`BatchError` for anything else."""
+    if not isinstance(value, _Array):
+        raise BatchError(f"{type(value).__name__} where an array is expected")
+    dtype = value.checked()
+    if value.fortran:
+        raise BatchError("an array in Fortran's order")
+    return value.data, value.shape, dtype
+
+
 def names_of(value: Any) -> tuple[str, ...]:
     """A list of names, from bytes or text. Raises :class:`BatchError` for anything else."""
     if not isinstance(value, list) or not all(isinstance(item, (bytes, str)) for item in value):
@@ -74,6 +91,20 @@ def names_of(value: Any) -> tuple[str, ...]:
         return tuple(item.decode("utf-8") if isinstance(item, bytes) else item for item in value)
     except UnicodeDecodeError as error:
         raise BatchError(f"a name that is not UTF-8: {error.object[:40]!r}") from None
+
+
+class Span(NamedTuple):
+    """Bytes of a program that it was not asked for, since they are many."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def decode(self, *_: Any) -> str:
+        raise BatchError(f"a text of {self.size} bytes")
 
 
 class _DType(StandIn):
@@ -116,20 +147,28 @@ class _Array(StandIn):
         _, self.shape, self.dtype, self.fortran, self.data = state
 
     def build(self) -> NDArray[Any]:
+        made = self.checked()
+        if not isinstance(self.data, bytes):
+            raise BatchError("an array that is not of plain numbers")
+        flat: NDArray[Any] = np.frombuffer(self.data, made)
+        try:
+            return flat.reshape(self.shape, order="F" if self.fortran else "C")
+        except ValueError:  # nothing, in a shape that is too large for numpy
+            raise BatchError(f"an array of the shape {self.shape}") from None
+
+    def checked(self) -> np.dtype[Any]:
+        """Its dtype, where shape and number of bytes go together."""
         dtype, shape, data = self.dtype, self.shape, self.data
-        if not isinstance(dtype, _DType) or not isinstance(data, bytes):
+        if not isinstance(dtype, _DType) or not isinstance(data, (bytes, Span)):
             raise BatchError("an array that is not of plain numbers")
         sizes = isinstance(shape, tuple) and all(type(n) is int and 0 <= n < 1 << 63 for n in shape)
         if not sizes or len(shape) > 4:
             raise BatchError("an array whose shape is not one to four numbers")
         made = np.dtype(f"{dtype.order}{dtype.name}")
-        if math.prod(shape) * made.itemsize != len(data):
-            raise BatchError(f"an array of shape {shape} and dtype {made} with {len(data)} bytes")
-        flat: NDArray[Any] = np.frombuffer(data, made)
-        try:
-            return flat.reshape(shape, order="F" if self.fortran else "C")
-        except ValueError:  # nothing, in a shape that is too large for numpy
-            raise BatchError(f"an array of the shape {shape}") from None
+        size = data.size if isinstance(data, Span) else len(data)
+        if math.prod(shape) * made.itemsize != size:
+            raise BatchError(f"an array of shape {shape} and dtype {made} with {size} bytes")
+        return made
 
 
 def _reconstruct(kind: Any, shape: Any, typecode: Any) -> _Array:

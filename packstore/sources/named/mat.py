@@ -6,14 +6,13 @@ that are damaged; here every size is checked, and nothing nests deeper than eigh
 
 from __future__ import annotations
 
-import io
 import math
-import mmap
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any, cast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +27,7 @@ _DTYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8
 _TEXTS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
 _COMPLEX = 0x800
 _MAX_BYTES = 1 << 26
-_MAX_SPOOLED = 1 << 34
+_START = 1024
 _MAX_DEPTH = 8
 _MAX_ELEMENTS = 2_000_000
 _STEP = 1 << 20
@@ -38,28 +37,86 @@ class _MatError(Exception):
     """A file that is broken."""
 
 
-def load_mat(name: str, data: bytes | mmap.mmap, *, spool: bool = False) -> dict[str, Any]:
+_FAULTS = (_MatError, struct.error, zlib.error, UnicodeDecodeError)
+
+
+def load_mat(name: str, data: bytes) -> dict[str, Any]:
     """The variables of a MAT file: an array for numbers (read-only, in the dtype in which they lie in the file), a
     string for text, a list for a cell, a dict of lists by field for a struct, in MATLAB's order.
 
     Args:
         name: Of the file, for messages.
         data: Its content.
-        spool: What is compressed is decompressed into a temporary file, for large ones, and not into memory.
 
     Raises:
         SourceError: It is broken, or holds something else.
     """
-    order = {b"IM": "<", b"MI": ">"}.get(bytes(data[126:_HEADER]))
     try:
-        if order is None:
-            raise _MatError("its header is not that of one")
-        whole = _inflated(data, order, spool)
-        return _Reader(whole, order).variables()
+        order = _order(data[:_HEADER])
+        return _Reader(memoryview(_inflated(data, order)), order).variables()
+    except _FAULTS as error:
+        raise _damaged(name, error) from None
+
+
+@dataclass(frozen=True, slots=True)
+class MatArray:
+    """An array of numbers in a file on disk.
+
+    Attributes:
+        shape: Its first axis is the fastest in the file.
+        dtype: Of the numbers as they lie there.
+        place: Where they begin, among the bytes of ``deflated`` where it is compressed, else in the file.
+        deflated: Start and size of a deflate stream; None where it is not compressed.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    place: int
+    deflated: tuple[int, int] | None = None
+
+
+def find_arrays(path: Path) -> dict[str, MatArray]:
+    """The arrays of numbers in a MAT file of any size, by name. Raises :class:`SourceError`."""
+    name = printable(str(path))
+    try:
+        with path.open("rb") as file:
+            order, size = _order(file.read(_HEADER)), path.stat().st_size
+            found, position = {}, _HEADER
+            while position < size:
+                file.seek(position)
+                start = file.read(_START)
+                kind, length = struct.unpack_from(f"{order}II", start)
+                if position + 8 + length > size:
+                    raise _MatError(f"it ends {position + 8 + length - size} bytes too early")
+                deflated = (position + 10, length - 2) if kind == _COMPRESSED else None  # without zlib's header
+                if deflated is not None:
+                    start = zlib.decompressobj().decompress(start[8:], _START)
+                key, array = _found(start, order, 0 if deflated else position, deflated)
+                if array is not None:
+                    found[key] = array
+                position += 8 + length
     except OSError as error:
-        raise SourceError(f"{name} is decompressed into {printable(tempfile.gettempdir())}: {error.strerror}") from None
-    except (_MatError, struct.error, zlib.error, UnicodeDecodeError) as error:
-        raise SourceError(f"{name} is no MAT file of level 5, or it is damaged: {printable(str(error))}") from None
+        raise SourceError(f"{name} cannot be read: {error.strerror or error}") from None
+    except _FAULTS as error:
+        raise _damaged(name, error) from None
+    return found
+
+
+def _found(start: bytes, order: str, position: int, deflated: tuple[int, int] | None) -> tuple[str, MatArray | None]:
+    """The array whose element starts like this."""
+    reader = _Reader(memoryview(start), order)
+    kind, size = struct.unpack_from(f"{order}II", start)
+    if kind != _MATRIX:
+        raise _MatError(f"an element of type {kind}, where an array is expected")
+    flags, shape, name, at = reader.header(8, 8 + size)
+    stored, begin, stop, _ = reader.element(at, 8 + size)
+    key = name.decode("latin-1")
+    if flags & 0xFF not in _NUMBERS or flags & _COMPLEX or stored not in _DTYPES:
+        return key, None
+    dtype = np.dtype(order + _DTYPES[stored])
+    if math.prod(shape) * dtype.itemsize != stop - begin:
+        raise _MatError(f"an array of the shape {shape} with {stop - begin} bytes")
+    return key, MatArray(shape, dtype, position + begin, deflated)
 
 
 def variable(name: str, data: bytes, key: str) -> Any:
@@ -103,23 +160,29 @@ def fields(name: str, value: Any, wanted: tuple[str, ...]) -> list[list[Any]]:
     return [value[field] for field in wanted]
 
 
-def _inflated(data: bytes | mmap.mmap, order: str, spool: bool) -> memoryview:
+def _order(header: bytes) -> str:
+    found = {b"IM": "<", b"MI": ">"}.get(header[126:])
+    if found is None:
+        raise _MatError("its header is not that of one")
+    return found
+
+
+def _damaged(name: str, error: Exception) -> SourceError:
+    return SourceError(f"{name} is no MAT file of level 5, or it is damaged: {printable(str(error))}")
+
+
+def _inflated(data: bytes, order: str) -> bytes:
     """The same file without compression."""
-    out = cast("IO[bytes]", tempfile.TemporaryFile()) if spool else io.BytesIO()  # noqa: SIM115 - closed below
-    with out:
-        room = _MAX_SPOOLED if spool else _MAX_BYTES
-        for piece in _pieces(data, order):
-            room -= len(piece)
-            if room < 0:
-                raise _MatError("decompressed, it is larger than any data set")
-            out.write(piece)
-        out.flush()
-        return memoryview(
-            mmap.mmap(out.fileno(), 0, access=mmap.ACCESS_READ) if spool else cast(io.BytesIO, out).getvalue()
-        )
+    pieces, room = [], _MAX_BYTES
+    for piece in _pieces(data, order):
+        room -= len(piece)
+        if room < 0:
+            raise _MatError("decompressed, it is larger than any list of a data set")
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
-def _pieces(data: bytes | mmap.mmap, order: str) -> Iterator[bytes]:
+def _pieces(data: bytes, order: str) -> Iterator[bytes]:
     yield data[:_HEADER]
     position = _HEADER
     while position < len(data):
@@ -163,6 +226,11 @@ class _Reader:
             start = after
 
     def array(self, start: int, end: int, depth: int) -> tuple[bytes, Any]:
+        flags, shape, name, at = self.header(start, end)
+        return name, self.value(flags, shape, at, end, depth)
+
+    def header(self, start: int, end: int) -> tuple[int, tuple[int, ...], bytes, int]:
+        """Flags, shape and name of an array, and where its values begin."""
         _, begin, _, after = self.element(start, end)
         (flags,) = struct.unpack_from(f"{self.order}I", self.data, begin)
         _, begin, stop, after = self.element(after, end)
@@ -170,7 +238,7 @@ class _Reader:
         if not 2 <= len(shape) <= _MAX_DEPTH or min(shape) < 0 or math.prod(shape) > end - start:
             raise _MatError(f"an array of the shape {shape[:_MAX_DEPTH]} in {end - start} bytes")
         _, begin, stop, after = self.element(after, end)
-        return bytes(self.data[begin:stop]), self.value(flags, shape, after, end, depth)
+        return flags, shape, bytes(self.data[begin:stop]), after
 
     def value(self, flags: int, shape: tuple[int, ...], at: int, end: int, depth: int) -> Any:
         kind, count = flags & 0xFF, math.prod(shape)

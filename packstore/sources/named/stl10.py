@@ -1,0 +1,146 @@
+"""STL-10 (https://cs.stanford.edu/~acoates/stl10/): ``train_X.bin``, ``train_y.bin`` …, column by column.
+
+Labels begin at 1 in the files and at 0 here; those of ``unlabeled`` are missing. ``folds`` says for each training image
+in which of the ten predefined folds it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.fields import Array, Field
+from packstore.sources.archives import open_tree
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.named import find_base, holds, read_whole
+from packstore.sources.named.pixels import PixelPart, PixelSource, Read, from_one
+from packstore.sources.named.tables import Table
+from packstore.sources.tree import Tree
+
+_SIGNS = ("train_X.bin", "test_X.bin")
+_NEEDS = ("train_y.bin", "test_y.bin")
+_FOLDS, _NAMES = "fold_indices.txt", "class_names.txt"
+_SIDE = 96
+_CLASSES = 10
+
+
+class Stl10Source(PixelSource):
+    """The splits ``train``, ``test`` and, where it is there, ``unlabeled``."""
+
+    kind = "stl10"
+    by_columns = True
+    side = _SIDE
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        tree = open_tree(path)
+        base = None if tree is None else find_base(tree, _SIGNS)
+        if tree is None or base is None or (missing := _missing(tree, base)):
+            lacks = ", ".join(_SIGNS if tree is None or base is None else missing)
+            raise SourceError(f"{printable(str(path))} is not STL-10: it has no {lacks}")
+        self._tree: Tree = tree
+        self._base = f"{base}/" if base else ""
+        self.evidence = ", ".join(_SIGNS)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        folds = any(part.values for part in self._parts)
+        return {**super().fields(), **({"folds": Array("bool", (10,), optional=True)} if folds else {})}
+
+    def classes(self) -> tuple[str, ...] | None:
+        """The names in ``class_names.txt``."""
+        if not holds(self._tree, self._base.rstrip("/"), _NAMES):
+            return None
+        lines = self._bytes(_NAMES).decode("utf-8", "replace").split("\n")
+        found = tuple(line.strip() for line in lines if line.strip())
+        if len(set(found)) != _CLASSES:
+            raise SourceError(f"{self._shown(_NAMES)} has {len(set(found))} names; expected {_CLASSES}")
+        return found
+
+    def parts(self) -> list[PixelPart]:
+        """See :meth:`PixelSource.parts`."""
+        found = []
+        for split in ("train", "test", "unlabeled"):
+            name = f"{split}_X.bin"
+            if not holds(self._tree, self._base.rstrip("/"), name):
+                continue
+            length, rest = divmod(self._tree.stat(self._base + name).size, 3 * _SIDE * _SIDE)
+            if rest:
+                raise SourceError(f"{self._shown(name)} ends within an image: it is cut off; download it again")
+            labels = None
+            if split != "unlabeled":
+                raw = np.frombuffer(self._bytes(f"{split}_y.bin"), np.uint8).astype(np.int64)
+                labels = from_one(self._shown(f"{split}_y.bin"), raw, length, _CLASSES)
+            values = self._folds(length) if split == "train" else {}
+            found.append(PixelPart(split, Path(self._base + name), length, labels=labels, values=values))
+        return found
+
+    def reader(self, file: Path) -> tuple[Read, Callable[[], None]]:
+        """See :meth:`PixelSource.reader`."""
+        part = partial(self._tree.part, file.as_posix())
+        return lambda size, place: part(place, size), lambda: None
+
+    def files(self) -> Iterator[Path]:
+        """See :meth:`RowSource.files`."""
+        if self.path.is_dir():
+            for split in ("train", "test", "unlabeled"):
+                for name in (f"{split}_X.bin", f"{split}_y.bin"):
+                    if (self.path / (self._base + name)).exists():
+                        yield self.path / (self._base + name)
+        else:
+            yield self.path
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        super().close()
+        self._tree.close()
+
+    def _folds(self, length: int) -> dict[str, NDArray[np.bool_]]:
+        if not holds(self._tree, self._base.rstrip("/"), _FOLDS):
+            return {}
+        found = np.zeros((length, 10), np.bool_)
+        table = Table(self._shown(_FOLDS), self._bytes(_FOLDS))
+        lines = list(table)
+        if len(lines) != 10:
+            raise SourceError(f"{table.name} has {len(lines)} folds; expected 10")
+        for fold, line in enumerate(lines):
+            for text in line:
+                image = table.whole(text, "numbers of images", line)
+                if not 0 <= image < length:
+                    table.refuse([text], f"one of {length:,} images")
+                found[image, fold] = True
+        return {"folds": found}
+
+    def _bytes(self, name: str) -> bytes:
+        return read_whole(self._tree, self._base + name)
+
+    def _shown(self, name: str) -> str:
+        return self._tree.name(self._base + name)
+
+
+def _missing(tree: Tree, base: str) -> list[str]:
+    return [name for name in _NEEDS if not holds(tree, base, name)]
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    try:
+        tree = open_tree(path)
+    except SourceError:
+        return Certainty.NO  # the general kinds say what is wrong with an archive
+    base = None if tree is None else find_base(tree, _SIGNS)
+    if tree is None or base is None:
+        return Certainty.NO
+    if missing := _missing(tree, base):
+        signs, lacks = ", ".join(_SIGNS), ", ".join(missing)
+        raise AmbiguousSourceError(
+            f"{printable(str(path))} looks like STL-10 ({signs}), without {lacks}: download it again"
+        )
+    return Certainty.CERTAIN
+
+
+KIND = Kind("stl10", "STL-10 as published", _recognise, Stl10Source)
