@@ -23,7 +23,8 @@ def clean(places: tuple[Path, ...], yes: bool, dry_run: bool) -> None:
     A run that is killed leaves a hidden directory, .NAME.packstore, beside the store it was making; the
     same command goes on from it. PLACE is a directory to look in, or the name of a store that was not
     finished; the current directory by default. Lists only directories that prove to be packstore's own and
-    that no process uses, and asks before it removes them.
+    that no process uses, and asks before it removes them. What a killed append has put into a store goes
+    with them.
 
     \b
     Examples:
@@ -53,6 +54,9 @@ def clean(places: tuple[Path, ...], yes: bool, dry_run: bool) -> None:
             f"{printable(str(found.path))}: {human_bytes(found.nbytes)} of {printable(found.owner.destination)}, "
             f"begun {began} by process {found.owner.pid} on {printable(found.owner.host)}"
         )
+        if found.in_store:
+            some = ", ".join(map(printable, found.in_store[:5])) + (", …" if len(found.in_store) > 5 else "")
+            click.echo(f"  and in that store {len(found.in_store):,} files that it does not need: {some}")
     if dry_run:
         return
     if not yes:

@@ -217,11 +217,11 @@ def _merged_columns(manifest: Manifest, survey: Survey, store: str, source: str)
 def _alike(plan: AppendPlan, other: Manifest) -> bool:
     """Whether the records of another store can be taken as they are, but for the numbers of classes."""
     manifest, exif = plan.manifest, "exif_transpose"
+    own, others = ({c.name: replace(c, classes=None).declared for c in each} for each in (plan.columns, other.columns))
     return (
         (other.encoding, other.normalization) == (manifest.encoding, manifest.normalization)
         and bool(other.options.get(exif)) == bool(manifest.options.get(exif))
-        and [replace(c, classes=None).declared for c in other.columns]
-        == [replace(c, classes=None).declared for c in plan.columns]
+        and own == others
     )
 
 

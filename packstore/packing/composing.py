@@ -205,14 +205,15 @@ class Composition:
         return head
 
     def _linked_sizes(self) -> Iterator[tuple[str, int]]:
-        """Bytes of each column in the shards that are linked. Of a whole store its manifest tells them."""
+        """Bytes of each column in the shards that are linked. Of a whole store its manifest tells them, and of fixed
+        columns and images its table; of others each shard's manifest does, of those that are taken or of the rest."""
         stores: dict[int, list[Linked]] = {}
         for piece in self.pieces:
             if isinstance(piece, Linked):
                 stores.setdefault(id(piece.manifest), []).append(piece)
         for pieces in stores.values():
             whole, records = pieces[0].manifest, sum(piece.count for piece in pieces)
-            manifests: list[Manifest] | None = None
+            sizes: Mapping[str, int] | None = None
             for column in self.columns:
                 if column.kind == "fixed":
                     yield column.name, column.record_nbytes * records
@@ -221,9 +222,9 @@ class Composition:
                 elif records == whole.records:
                     yield column.name, whole.column(column.name).nbytes
                 else:
-                    if manifests is None:
-                        manifests = [read_manifest(Path(place)) for piece in pieces for place in piece.parts.places]
-                    yield column.name, sum(manifest.column(column.name).nbytes for manifest in manifests)
+                    if sizes is None:
+                        sizes = _ragged_sizes(whole, [place for piece in pieces for place in piece.parts.places])
+                    yield column.name, sizes[column.name]
 
     def _in_order(self, fresh: Parts) -> Parts:
         """All shards of the new store, those that were written for it at their places."""
@@ -246,6 +247,22 @@ class Composition:
             [place for parts in taken for place in parts.places],
             [runs for parts in taken for runs in parts.runs],
         )
+
+
+def _ragged_sizes(whole: Manifest, places: Sequence[str]) -> dict[str, int]:
+    """Bytes of each ragged column in some shards of a store, by the manifests of these or of all others."""
+    taken = set(places)
+    directory = Path(places[0]).parent
+    others = [place for name in (whole.shards.names() if whole.shards else ())
+              if (place := f"{directory}/{name}") not in taken]  # fmt: skip
+    fewer = len(others) < len(taken)
+    manifests = [read_manifest(Path(place)) for place in (others if fewer else places)]
+    return {
+        column.name: column.nbytes - read if fewer else read
+        for column in whole.columns[1:]
+        if column.kind == "ragged"
+        for read in [sum(manifest.column(column.name).nbytes for manifest in manifests)]
+    }
 
 
 def origin_of(readers: Sequence[Reader]) -> Origin:

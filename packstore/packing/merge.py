@@ -87,7 +87,7 @@ def merge(
     numbers of classes; what remains is copied, record by record and unchanged.
 
     Args:
-        stores: Two or more stores of one encoding, with the same columns.
+        stores: Two or more stores of one encoding, with the same columns in any order; the first's is kept.
         destination: Where the new store goes; its suffix chooses the format.
         format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the suffix.
         on_duplicate: What to do with a key that an earlier store has: ``raise``, or ``skip`` the record. ``unchecked``
@@ -169,7 +169,8 @@ def shard_size_of(manifest: Manifest) -> int | None:
 
 
 def _merged_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
-    """The columns of all stores together. Raises :class:`StoreError` where they differ in more than their classes."""
+    """The columns of all stores together, in the order of the first. Raises :class:`StoreError` where they differ in
+    more than that and their classes."""
     first = readers[0]
     for reader in readers[1:]:
         mine, other = first.manifest, reader.manifest
@@ -183,16 +184,17 @@ def _merged_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
             raise StoreError(f"the images of {both} were resized in different ways; convert one of them first")
         if bool(mine.splits) != bool(other.splits):
             raise StoreError(f"one of {both} has splits and the other has none; give it some with packstore select")
-        names = [column.name for column in mine.columns]
-        if names != [column.name for column in other.columns]:
-            have = ", ".join(column.name for column in other.columns)
-            raise StoreError(f"{both} have different columns: {', '.join(names)}; {have}")
-        for a, b in zip(mine.columns, other.columns, strict=True):
+        names, have = ([column.name for column in each.columns] for each in (mine, other))
+        if set(names) != set(have):
+            odd = ", ".join(name for name in (*names, *have) if (name in names) != (name in have))
+            raise StoreError(f"{both} have different columns: only one of them has {odd}")
+        for a in mine.columns:
+            b = other.column(a.name)
             if replace(a, classes=None).declared != replace(b, classes=None).declared:
                 raise StoreError(f"column {a.name!r} of {both} holds different things: {a.declared}; {b.declared}")
     columns = []
-    for place, column in enumerate(first.manifest.columns):
-        given = [(str(reader.path), reader.manifest.columns[place]) for reader in readers]
+    for column in first.manifest.columns:
+        given = [(str(reader.path), reader.manifest.column(column.name)) for reader in readers]
         columns.append(replace(column, classes=merged_classes(column.name, given)))
     return tuple(columns)
 
@@ -250,5 +252,6 @@ def _of_split(
 
 def renumbering(columns: Sequence[Column], merged: Sequence[Column]) -> Mapping[str, NDArray[np.int64]]:
     """New class numbers of the columns whose old ones mean something else in ``merged``."""
-    pairs = ((column.name, new_numbers(column, other)) for column, other in zip(columns, merged, strict=True))
+    by_name = {column.name: column for column in merged}
+    pairs = ((column.name, new_numbers(column, by_name[column.name])) for column in columns)
     return {name: numbers for name, numbers in pairs if numbers is not None}

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import packstore
+from packstore.cli import cli
 from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError
 from packstore.core.progress import Progress
 from packstore.packing import conversion
 from packstore.packing.append_plan import AppendOptions, plan_append
 from packstore.stores import open_store
 from packstore.stores.builder import growth, journal
-from packstore.stores.builder.work_directory import WorkDirectory, work_path
+from packstore.stores.builder.work_directory import WorkDirectory, find_leftovers, work_path
 from packstore.stores.sharded import ShardedReader
 from tests.makers.datasets import make_folder
 from tests.makers.stores import content
@@ -421,10 +423,13 @@ def test_clean_takes_away_what_a_kill_left_in_the_store(
         with pytest.raises(CutError):
             packstore.append(store, second)
     assert len(content(store)) > len(before)
-    from packstore.stores.builder.work_directory import find_leftovers, remove_leftover
-
     (found,) = find_leftovers(tmp_path)
-    remove_leftover(found)
+    added = sorted({name.split("/")[0] for name in content(store).keys() - before.keys()})
+    assert sorted(found.in_store) == added
+    shown = CliRunner().invoke(cli, ["clean", str(tmp_path), "--dry-run"]).output
+    assert f"and in that store {len(added)} files that it does not need: " in shown
+    assert all(name in shown for name in added[:2])
+    assert CliRunner().invoke(cli, ["clean", str(tmp_path), "--yes"]).exit_code == 0
     assert content(store) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first", "second", "x.lmdb"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,16 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(folder.rglob("*.jpg"))
 
 
-def write(path: Path, images: list[Path], numbers: range, classes: tuple[str, ...], known: tuple[str, ...]) -> None:
+def write(
+    path: Path,
+    images: list[Path],
+    numbers: range,
+    classes: tuple[str, ...],
+    known: tuple[str, ...],
+    *,
+    backwards: bool = False,
+    **options: Any,
+) -> None:
     """Records whose label is one of ``classes``, in a store that knows the classes ``known``."""
     fields = {
         "image": "image",
@@ -35,7 +45,8 @@ def write(path: Path, images: list[Path], numbers: range, classes: tuple[str, ..
         "caption": packstore.Text(optional=True),
         "vector": packstore.Array("float32", (3,)),
     }
-    with packstore.Writer(path, fields, split="train") as writer:
+    fields = dict(reversed(fields.items())) if backwards else fields
+    with packstore.Writer(path, fields, split="train", **options) as writer:
         for i in numbers:
             count = i % 4
             with Image.open(images[i]) as image:
@@ -95,6 +106,29 @@ def test_other_numbers_of_classes(images: list[Path], tmp_path: Path, suffix: st
     assert report.manifest.dataset_digest == open_store(merged).manifest.dataset_digest
     again = packstore.append(all_, b, on_duplicate="skip")
     assert (again.added, again.duplicates) == ({}, 9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard_size", [None, 3000])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_columns_in_another_order(images: list[Path], tmp_path: Path, suffix: str, shard_size: int | None) -> None:
+    """The order of the first stays, and the dataset is that of stores with one order."""
+    a, b, c, merged = (tmp_path / f"{name}{suffix}" for name in ("a", "b", "c", "merged"))
+    write(a, images, range(9), FIRST, FIRST, shard_size=shard_size)
+    write(b, images, range(9, 18), SECOND, SECOND, backwards=True, shard_size=shard_size)
+    write(c, images, range(9, 18), SECOND, SECOND, shard_size=shard_size)
+    names = [[column.name for column in packstore.open(path).manifest.columns] for path in (a, b)]
+    assert names[0] != names[1]
+    assert set(names[0]) == set(names[1])
+    packstore.merge([a, b], merged)
+    expected = packstore.merge([a, c], tmp_path / f"expected{suffix}").manifest
+    with open_store(a) as first, open_store(b) as second, open_store(merged) as both:
+        assert [column.name for column in both.manifest.columns] == names[0]
+        assert rows(both) == rows(first) + rows(second)
+        assert both.manifest.dataset_digest == expected.dataset_digest
+    assert packstore.verify(merged).ok
+    assert packstore.append(a, b).manifest.dataset_digest == expected.dataset_digest
+    assert packstore.verify(a).ok
 
 
 def test_a_store_that_is_made_otherwise(images: list[Path], tmp_path: Path) -> None:

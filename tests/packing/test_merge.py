@@ -11,9 +11,11 @@ import pytest
 
 import packstore
 from packstore.core.errors import CorruptRecordError, DestinationError, StoreError, UsageError
+from packstore.packing import composing
 from packstore.packing.select import SelectOptions
 from packstore.sources.store import StoreSource
 from packstore.stores import open_store
+from packstore.stores.opening import read_manifest
 from packstore.stores.sharded import ShardedReader
 from tests.makers.datasets import make_folder
 from tests.makers.stores import content, damage
@@ -127,7 +129,7 @@ def test_stores_that_do_not_fit(photos: Path, stores: Path, tmp_path: Path) -> N
         ((stores / "first.h5", tmp_path / "pixels.h5"), "hold original and uint8; convert one of them first"),
         ((tmp_path / "pixels.h5", tmp_path / "others.h5"), "were resized in different ways"),
         ((stores / "first.h5", tmp_path / "train.h5"), "has splits and the other has none"),
-        ((tmp_path / "flat.h5", tmp_path / "train.h5"), "have different columns: image, key"),
+        ((tmp_path / "flat.h5", tmp_path / "train.h5"), "have different columns: only one of them has label"),
     ):
         with pytest.raises(StoreError, match=message):
             packstore.merge(pair, tmp_path / "out.h5")
@@ -244,6 +246,20 @@ def test_whole_shards(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [s.name for s in report.manifest.splits] == ["train", "val"]
     report = packstore.select(stores / "whole_s.h5", tmp_path / "y.h5", whole_shards=True, where="split == val")
     assert keys(tmp_path / "y.h5") == keys(stores / "whole_s.h5", "val")
+    read: list[Path] = []
+    monkeypatch.setattr(composing, "read_manifest", lambda path: (read.append(path), read_manifest(path))[1])
+    for split in ("train", "val"):
+        read.clear()
+        place = tmp_path / f"{split}_only.lmdb"
+        report = packstore.select(stores / "whole_s.lmdb", place, whole_shards=True, where=f"split == {split}")
+        with open_store(stores / "whole_s.lmdb") as whole:
+            assert whole.manifest.shards is not None
+            # Of the shards that are taken, or of all others: of the fewer.
+            assert 0 < len(read) == min(report.linked, len(whole.manifest.shards) - report.linked)
+        with open_store(place) as chosen:
+            columns = chosen.manifest.columns
+            sizes = {c.name: sum(p.manifest.column(c.name).nbytes for p in chosen.parts()) for c in columns}
+            assert sizes == {c.name: c.nbytes for c in columns}
     for store, options, message in (
         ("whole.h5", {}, "can only be taken of a directory of shards"),
         ("whole_s.h5", {"where": "label == cat"}, "can only ask for splits"),

@@ -142,28 +142,17 @@ class WorkDirectory:
         """What a killed run was asked for that had appended to the store already, as it told :func:`growth.grow`; None
         where there is no such run."""
         for run in self.runs():
-            told = self._growth(run / GROWTH)
+            told = _growth(self._destination, run / GROWTH)
             if told is not None and told["done"]:
                 return told["request"]
         return None
 
-    def _growth(self, marker: Path) -> dict[str, Any] | None:
-        """What a run has noted that puts shards into the store, and whether it got as far as replacing the manifest."""
-        try:
-            told: dict[str, Any] = json.loads(marker.read_text("ascii"))
-            return {**told, "done": read_manifest(self._destination).digest == told["sealed"]}
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
-            _log.warning("what a killed run has put into %s stays: %s", printable(str(self._destination)), error)
-            return None
-
     def _undo_growth(self, marker: Path) -> None:
         """Removes from the store what a run has put there in vain; or, where it got as far as replacing the manifest,
         what the store needs no more."""
-        told = self._growth(marker)
+        told = _growth(self._destination, marker)
         if told is not None:
-            remove_parts(self._destination, told["replaced"] if told["done"] else told["added"])
+            remove_parts(self._destination, told["needless"])
             if not told["done"]:  # else it goes with the run: until then it tells that nothing is left to be done
                 marker.unlink()
 
@@ -267,6 +256,20 @@ class WorkDirectory:
         os.pwrite(descriptor, text.encode("ascii").ljust(_OWNER_BYTES), 0)
 
 
+def _growth(destination: Path, marker: Path) -> dict[str, Any] | None:
+    """What a run has noted that puts shards into a store; whether it got as far as replacing the manifest; and by that
+    which files the store does not need."""
+    try:
+        told: dict[str, Any] = json.loads(marker.read_text("ascii"))
+        done = read_manifest(destination).digest == told["sealed"]
+        return {**told, "done": done, "needless": told["replaced"] if done else told["added"]}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
+        _log.warning("what a killed run has put into %s stays: %s", printable(str(destination)), error)
+        return None
+
+
 def _is_blank(path: Path) -> bool:
     """Whether a work directory has no content but, at most, an empty owner: its run was killed as it made it, or the
     power failed before the content was on the disk."""
@@ -316,11 +319,13 @@ class Leftover:
         path: Where it is.
         owner: Who wrote it.
         nbytes: What it takes on disk.
+        in_store: Names of shards and tables in the store that it was appending to, and that the store does not need.
     """
 
     path: Path
     owner: Owner
     nbytes: int
+    in_store: tuple[str, ...] = ()
 
 
 def find_leftovers(directory: Path) -> Iterator[Leftover]:
@@ -336,7 +341,10 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
         if owner is None or work_path(directory / owner.destination) != path or is_held(path, owner):
             continue
         nbytes = sum(p.lstat().st_blocks * 512 for p in path.rglob("*") if p.is_file())
-        yield Leftover(path, owner, nbytes)
+        destination = directory / owner.destination
+        told = [_growth(destination, run / GROWTH) for run in runs_of(path)]
+        names = (str(name) for each in told if each is not None for name in each["needless"])
+        yield Leftover(path, owner, nbytes, tuple(name for name in names if os.path.lexists(destination / name)))
 
 
 def is_held(path: Path, owner: Owner) -> bool:
