@@ -34,10 +34,10 @@ class Room:
 
 
 ROOMS = (
-    Room("core", "", "numpy xxhash tqdm yaml"),
+    Room("core", "", "numpy xxhash tqdm google_crc32c yaml"),
     Room("images", "core", "numpy torch PIL pillow_heif turbojpeg simplejpeg jpeg4py cv2"),
     Room("stores", "core", "numpy xxhash h5py lmdb"),
-    Room("sources", "core images stores", "numpy xxhash torch google_crc32c h5py lmdb pyarrow zarr zstandard"),
+    Room("sources", "core images stores", "numpy xxhash torch h5py lmdb pyarrow zarr zstandard"),
     Room("exports", "core images stores", "numpy xxhash"),
     Room("packing", "core images stores sources", "numpy xxhash"),
     Room("checking", "core images stores sources packing", "numpy xxhash"),

@@ -207,6 +207,7 @@ EXPORTS = Registry(
         "tar": "packstore.exports.archives:TarExport",
         "zip": "packstore.exports.archives:ZipExport",
         "webdataset": "packstore.exports.webdataset:WebDatasetExport",
+        "tfds": "packstore.exports.tfds:TfdsExport",
     },
     classes=True,
 )

@@ -28,6 +28,7 @@ from packstore.core.errors import PackstoreError, SampleError
 from packstore.core.manifest import Manifest
 from packstore.core.pickle_machine import PickleError
 from packstore.core.shards import TABLE_ROW, ShardTable
+from packstore.core.tfrecord import framed
 from packstore.images.decoders import pillow
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.engine import Requests, get_engine
@@ -44,7 +45,6 @@ from packstore.sources.cifar.files import LAYOUTS, find_files
 from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
 from packstore.sources.labels import LabelsFile
 from packstore.sources.named.mat import load_mat
-from packstore.sources.records.examples import framed
 from packstore.sources.records.tfds import TfdsSource
 from packstore.sources.records.tfrecord import TfrecordSource
 from packstore.sources.webdataset import WebDatasetSource

@@ -19,9 +19,8 @@ import pytest
 
 from packstore import PackedDataset, convert, verify
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
+from packstore.core.tfrecord import framed, write_example
 from packstore.sources import Entry, open_source
-from packstore.sources.records.examples import framed
-from packstore.sources.records.protobuf import write_example
 from packstore.testing import SourceSuite
 from tests.makers.images import encode, picture, tiny
 

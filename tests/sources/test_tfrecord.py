@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore import PackedDataset, convert, verify
+from packstore.core import crc32c
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
+from packstore.core.tfrecord import framed, write_example
 from packstore.sources import Entry, open_source
-from packstore.sources.records import crc32c
-from packstore.sources.records.examples import framed
-from packstore.sources.records.protobuf import Message, read_example, write_example
+from packstore.sources.records.protobuf import Message, read_example
 from packstore.testing import SourceSuite
 from tests.makers.images import tiny
 

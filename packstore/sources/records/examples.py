@@ -10,7 +10,7 @@ import os
 import struct
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +20,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from packstore.core.crc32c import masked_crc32c
 from packstore.core.errors import SourceError, printable
 from packstore.images.sniff import begins_like_image
+from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import compression_of, decompressor
 from packstore.sources.base import SourceOptions
 from packstore.sources.dataset import key_of
-from packstore.sources.records.crc32c import masked_crc32c
 from packstore.sources.records.files import OpenFiles, faults_of
 from packstore.sources.records.protobuf import Feature, Message, read_example
 from packstore.sources.rows import Row, RowSource, in_packing_order
@@ -52,16 +53,6 @@ def record_length(header: bytes, left: int) -> int:
     if length > left - _HEADER - 4:
         raise ValueError(f"a record of {length} bytes is cut off")
     return int(length)
-
-
-def framed(data: bytes) -> bytes:
-    """A record of TFRecord."""
-    length = struct.pack("<Q", len(data))
-    return b"".join((length, _crc(length), data, _crc(data)))
-
-
-def _crc(data: bytes) -> bytes:
-    return struct.pack("<I", masked_crc32c(data))
 
 
 def is_tfrecord(path: Path) -> bool:
@@ -135,14 +126,14 @@ class _Index:
         places: Where their data begin.
         lengths: Bytes of their data.
         sizes: Bytes of their main image.
-        keys: What they are called; empty for those that cannot be read.
+        keys: What they are called; None for those that cannot be read.
         damaged: Where nothing more can be read, and why.
     """
 
     places: array[int] = field(default_factory=lambda: array("q"))
     lengths: array[int] = field(default_factory=lambda: array("q"))
     sizes: array[int] = field(default_factory=lambda: array("q"))
-    keys: list[str] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
     damaged: tuple[int, str] | None = None
 
 
@@ -162,9 +153,10 @@ class ExampleSource(RowSource):
 
     label_names: Mapping[str, tuple[str, ...]] = {}
 
-    def __init__(self, path: Path, options: SourceOptions, shards: Sequence[tuple[str, Path]]) -> None:
+    def __init__(self, path: Path, options: SourceOptions, shards: Sequence[tuple[str, Path]] | None = None) -> None:
+        """``shards`` are those that the sheet names, where None is given."""
         super().__init__(path, options)
-        self.shards = list(shards)
+        self.shards = list(self.sheet_shards if shards is None else shards)
         self._files = OpenFiles([file for _, file in self.shards], compression)
         self.facts: dict[str, Facts] = {}
         self.labels: dict[str, LabelFacts] = {}
@@ -186,7 +178,8 @@ class ExampleSource(RowSource):
                 continue
             index = self.index[number]
             for i, (place, length, size) in enumerate(zip(index.places, index.lengths, index.sizes, strict=True)):
-                key = (index.keys[i] or f"{path.name}#{place}") if self._has_keys else key_of(split, count)
+                key = index.keys[i] if self.has_keys else key_of(split, count)
+                key = f"{path.name}#{place}" if key is None else key
                 yield Row(key, (number, place, length), size, length - size)
                 count += 1
             if index.damaged is not None:
@@ -220,7 +213,7 @@ class ExampleSource(RowSource):
         found = [self._indexed(number) for number in range(len(self.shards))]
         if not any(len(index.places) or index.damaged for index in found):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records")
-        if not self.facts:
+        if not self.parsed:
             reason = next((index.damaged[1] for index in found if index.damaged), "none of its records is an example")
             raise SourceError(f"{printable(str(self.path))}: {reason}")
         return found
@@ -229,18 +222,17 @@ class ExampleSource(RowSource):
     def key_feature(self) -> str | None:
         """The feature that is the samples' key."""
         assert self.index
-        return self._key_feature if self._has_keys else None
+        return self._key_feature if self.has_keys else None
 
     @cached_property
-    def _has_keys(self) -> bool:
+    def has_keys(self) -> bool:
         """Every record has a key, and no two have the same."""
-        names = [name for index in self.index for name in index.keys]
-        digests = np.fromiter((xxhash.xxh3_64_intdigest(name.encode()) for name in names), np.uint64)
-        empty = names.count("")
-        if not names or len(names) - empty < self.parsed:
+        names = (name for index in self.index for name in index.keys)
+        digests = np.fromiter(map(_digest, names), np.uint64)
+        values, counts = np.unique(digests[digests != 0], return_counts=True)
+        if not 0 < self.parsed <= counts.sum():
             return False
-        values, counts = np.unique(digests, return_counts=True)
-        twice = set(values[counts > 1].tolist()) - {xxhash.xxh3_64_intdigest(b"")}
+        twice = set(values[counts > 1].tolist())
         return not twice or not self._share_a_key(digests, twice)
 
     def _share_a_key(self, digests: NDArray[np.uint64], twice: set[int]) -> bool:
@@ -252,7 +244,7 @@ class ExampleSource(RowSource):
                 continue
             index = self.index[number]
             if self._checked(number, index.places[i], index.lengths[i]) is None:
-                index.keys[i] = ""
+                index.keys[i] = None
             elif digest in good:
                 return True
             else:
@@ -282,7 +274,8 @@ class ExampleSource(RowSource):
                 index.damaged = at, str(error)
                 break
             place = at + _HEADER
-            size, key = self._look(number, place, length, start[_HEADER:][:length])
+            message = Message(length, _reader(file, place, length), start[_HEADER:][:length])
+            size, key = self.look(number, place, message)
             index.places.append(place)
             index.lengths.append(length)
             index.sizes.append(size)
@@ -290,10 +283,9 @@ class ExampleSource(RowSource):
             at = place + length + 4
         return index
 
-    def _look(self, number: int, place: int, length: int, start: bytes) -> tuple[int, str]:
-        """Size of the image and key of a record; what it says of features is noted."""
-        file = self._files[number]
-        message = Message(length, lambda size, at: file.read(min(size, length - at), place + at), start)
+    def look(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
+        """Size of the image and key of a record, read as far as that is needed. A key is None where there is none."""
+        length = message.size
         try:
             features = read_example(message)
             new, facts = self._new(features, message)
@@ -301,9 +293,9 @@ class ExampleSource(RowSource):
                 self._note(facts)
                 self._note_labels(features, message)
                 self.parsed += 1
-            return _image_size(features), _key(features, message)
+            return image_size(features), _key(features, message)
         except ValueError:
-            return length, ""  # it says so when its turn comes
+            return length, None  # it says so when its turn comes
 
     def _new(
         self, features: Mapping[str, Feature], message: Message
@@ -361,19 +353,28 @@ class ExampleSource(RowSource):
                         known[name] = None
 
 
-def _image_size(features: Mapping[str, Feature]) -> int:
+def _reader(file: OpenFile, place: int, length: int) -> Callable[[int, int], bytes]:
+    return lambda size, at: file.read(min(size, length - at), place + at)
+
+
+def image_size(features: Mapping[str, Feature]) -> int:
     """The largest value is the image."""
     spans = (f.spans[0] for f in features.values() if f.kind == "bytes" and len(f.spans) == 1)
     return max((stop - start for _, start, stop in spans), default=0)
 
 
-def _key(features: Mapping[str, Feature], message: Message) -> str:
+def _key(features: Mapping[str, Feature], message: Message) -> str | None:
     feature = features.get(next((name for name in KEYS if name in features), ""), Feature())
     if feature.kind != "bytes" or len(feature.spans) != 1:
-        return ""
+        return None
     _, start, stop = feature.spans[0]
     name = message.get(start, stop).decode("utf-8") if stop - start < _MAX_KEY else ""
-    return name if name.isprintable() else ""
+    return name if name and name.isprintable() else None
+
+
+def _digest(key: str | None) -> int:
+    """Of a key; 0 for none."""
+    return 0 if key is None else xxhash.xxh3_64_intdigest(key.encode()) or 1
 
 
 def _looks(start: bytes, cut: bool) -> str:

@@ -5,7 +5,7 @@ A message is walked where it lies: of a record whose image alone takes most of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -179,35 +179,3 @@ def _feature(message: Message, start: int, stop: int) -> Feature:
                 raise ValueError("it has floats that are cut off")
             feature.spans.append((inner, first, last))
     return feature
-
-
-def write_example(features: Mapping[str, Sequence[bytes] | NDArray[np.float32] | NDArray[np.int64]]) -> bytes:
-    """A ``tf.train.Example``: of lists of bytes, and of arrays of float32 and int64. Its features are sorted, so that
-    equal ones make equal bytes."""
-    entries = []
-    for name in sorted(features):
-        values = features[name]
-        if isinstance(values, np.ndarray):
-            floats = values.dtype.kind == "f"
-            data = values.astype("<f4").tobytes() if floats else b"".join(varint(int(n)) for n in values.flat)
-            kind, listed = (2 if floats else 3), _delimited(1, data) if data else b""
-        else:
-            kind, listed = 1, b"".join(_delimited(1, value) for value in values)
-        feature = _delimited(kind, listed)
-        entries.append(_delimited(1, _delimited(1, name.encode()) + _delimited(2, feature)))
-    return _delimited(1, b"".join(entries))
-
-
-def varint(number: int) -> bytes:
-    """A number of 64 bits; negative ones as two's complement."""
-    number &= 0xFFFFFFFFFFFFFFFF
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _delimited(number: int, data: bytes) -> bytes:
-    return varint(number << 3 | _BYTES) + varint(len(data)) + data

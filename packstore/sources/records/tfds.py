@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, ManifestError, SourceError, printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Mask, Text
+from packstore.core.sheet import read_sheet
 from packstore.images.sniff import HeaderError, max_file_bytes, sniff
-from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.records.examples import ExampleSource
+from packstore.sources.records.exported import ExportedTfds
 from packstore.sources.records.protobuf import Feature, Message
 from packstore.sources.records.tfds_features import FEATURES, Leaf, describe, is_mask, is_pixels
 
@@ -339,4 +341,13 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.CERTAIN
 
 
-KIND = Kind("tfds", "a folder of TensorFlow Datasets", _recognise, TfdsSource)
+def _open(path: Path, options: SourceOptions) -> Source:
+    try:
+        sheet = read_sheet(path)
+    except ManifestError as error:
+        raise SourceError(f"{printable(str(path))}: {error}") from error
+    exported = sheet is not None and sheet.source == "tfds"
+    return ExportedTfds(path, options) if exported else TfdsSource(path, options)
+
+
+KIND = Kind("tfds", "a folder of TensorFlow Datasets", _recognise, _open)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.records.columns import identifier
+from packstore.sources.names import identifier
 from packstore.sources.records.examples import KEYS
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Text
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.records.columns import identifier
+from packstore.sources.names import identifier
 from packstore.sources.records.examples import ExampleSource, Facts, is_tfrecord
 from packstore.sources.records.files import find_shards, first_shards, holds_images, refuse_missing
 from packstore.sources.records.labels import Names, Numbering, find_names, numbering

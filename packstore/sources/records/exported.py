@@ -1,0 +1,108 @@
+"""Exports of packstore as TFRecord (:mod:`packstore.exports.tfds`), by the ``packstore.json`` that lies with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from packstore.core.column import Column
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.fields import Field
+from packstore.core.sheet import AtRest
+from packstore.core.tfrecord import PACKED
+from packstore.sources.records.examples import ExampleSource, image_size
+from packstore.sources.records.protobuf import Feature, Message, read_example
+
+
+class ExportedTfds(ExampleSource):
+    """The records of the sheet, under the keys in the feature ``key``."""
+
+    kind = "tfds"
+
+    def fields(self) -> Mapping[str, Field]:
+        """Not asked, see :meth:`RowSource.find_sheet`."""
+        return {}
+
+    def look(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
+        """See :meth:`ExampleSource.look`."""
+        try:
+            features = read_example(message)
+            self.parsed += 1
+            return image_size(features), _bytes("key", features, message).decode("utf-8", "surrogateescape")
+        except ValueError:
+            return message.size, None
+
+    @cached_property
+    def has_keys(self) -> bool:
+        """Every record has one."""
+        return True
+
+    @cached_property
+    def _columns(self) -> Sequence[Column]:
+        assert self.sheet is not None
+        companions = {each.name for column in self.sheet.columns for each in column.companions}
+        held = (column for column in self.sheet.columns if column.name in self.sheet.held)
+        return [column for column in held if column.name not in companions]
+
+    def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
+        """See :meth:`ExampleSource.decoded`."""
+        assert self.sheet is not None
+        image = self.sheet.manifest.image
+        files = image.layout is None or self.sheet.image == "png"
+        found = {"image": _bytes("image", features, message) if files else _array(image, features, message)}
+        for column in self._columns:
+            valid = features.get(column.valid_name) if column.nullable else None
+            if valid is None or valid.numbers(message).any():
+                found[column.name] = _value(column, features, message)
+        return found
+
+
+def _value(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
+    """A value as :meth:`packstore.stores.Reader.item` gives it, or as it lies at rest."""
+    if column.layout is not None or column.kind == "fixed":
+        return _array(column, features, message)
+    if column.type in ("labels", "boxes", "keypoints", "array"):
+        return AtRest(_numbers(column, features, message).tobytes())
+    return AtRest(_bytes(column.name, features, message))
+
+
+def _array(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
+    if column.kind == "ragged":
+        shape = _feature(f"{column.name}/shape", features).numbers(message).tolist()
+        values = np.frombuffer(_bytes(f"{column.name}/value", features, message), NUMPY_DTYPE[column.dtype])
+        return values.reshape([int(n) for n in shape])
+    if column.layout is not None or column.dtype in PACKED:
+        values = np.frombuffer(_bytes(column.name, features, message), NUMPY_DTYPE[column.dtype])
+    else:
+        values = _numbers(column, features, message)
+    return values.reshape(column.shape)
+
+
+def _numbers(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
+    feature, dtype = _feature(column.name, features), NUMPY_DTYPE[column.dtype]
+    if column.dtype in PACKED:
+        return np.frombuffer(_bytes(column.name, features, message), dtype)
+    if feature.kind == "bytes":
+        raise ValueError(f"{column.name}: found bytes, expected numbers")
+    numbers = feature.numbers(message)
+    values = numbers.view(dtype) if column.dtype == "uint64" and numbers.dtype == np.int64 else numbers.astype(dtype)
+    if column.dtype != "uint64" and dtype.kind in "biu" and not np.array_equal(values, numbers):
+        raise ValueError(f"{column.name}: found numbers beyond {column.dtype}")
+    return values
+
+
+def _feature(name: str, features: Mapping[str, Feature]) -> Feature:
+    if name not in features:
+        raise ValueError(f"it has no feature {name}")
+    return features[name]
+
+
+def _bytes(name: str, features: Mapping[str, Feature], message: Message) -> bytes:
+    feature = _feature(name, features)
+    values = feature.bytes(message) if feature.kind == "bytes" else []
+    if len(values) != 1:
+        raise ValueError(f"{name}: found {len(values)} values, expected one of bytes")
+    return values[0]
