@@ -191,6 +191,7 @@ SOURCES = Registry(
         "gtsrb": "packstore.sources.named.gtsrb:KIND",
         "stl10": "packstore.sources.named.stl10:KIND",
         "hf_imagefolder": "packstore.sources.huggingface.imagefolder:KIND",
+        "captions": "packstore.sources.captions:KIND",
         "segmentation": "packstore.sources.segmentation:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",
         "flat": "packstore.sources.flat:KIND",

@@ -1,0 +1,320 @@
+"""Images with a file of captions: ``captions.csv``, ``.tsv``, ``.jsonl``, and the files of Flickr8k and Flickr30k."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.fields import Field, Image, Json, Text
+from packstore.sources.annotations import find_further
+from packstore.sources.archives import open_tree
+from packstore.sources.archives.index import OpenFile
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.beside import is_file, join, lines_of, plain_path, read_whole
+from packstore.sources.listing import is_passed_over
+from packstore.sources.rows import FileRow, FileRowSource, in_packing_order
+from packstore.sources.tree import Tree
+
+_NAME = re.compile(r"captions?[.](csv|tsv|txt|jsonl)|results[.]csv|(?!.*lemma).*[.]token([.]txt)?", re.I)
+_SETS = re.compile(r"flickr_8k[.](train|dev|test)images[.]txt", re.I)
+_KNOWN = re.compile(r"(.*/)?(flickr_?8k|flickr_?30k|crowdflower|expertannotations)[^/]*", re.I)
+_FILES = ("file", "file_name", "filename", "image", "image_name", "image_path", "path")
+_CAPTIONS = ("caption", "captions", "text", "comment", "description", "sentence")
+_NUMBERS = ("comment_number", "caption_number", "caption_id", "index", "")
+"""Columns that only count."""
+_TOKEN = re.compile(r"(.+)#\d+\t(.*)")
+_FLICKR30K = re.compile(r"(.+?)\|\s*\d+\s*\|?\s*(.*)")  # one line of the published file lacks the second separator
+_START, _FOLDERS, _LOOKED_AT, _PROBED = 1 << 16, 32, 256, 16
+
+
+class _Line(NamedTuple):
+    """A caption: the image's name as in the file, its caption, and its split, ``""`` for none."""
+
+    file: str
+    caption: str
+    split: str = ""
+
+
+class CaptionsSource(FileRowSource):
+    """The images that a file of captions names, in the order in which it names them first.
+
+    Where each has one caption, that is the column ``caption``; else ``captions`` is a list of strings. Splits are those
+    of a column ``split``, or Flickr8k's lists of images.
+    """
+
+    kind = "captions"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        files = _find_files(self.tree)
+        if len(files) > 1:
+            both = " and ".join(map(printable, files))
+            raise AmbiguousSourceError(f"{self.tree.name()} has {both}: leave only one file of captions in the folder")
+        if not files:
+            raise SourceError(f"{printable(str(path))} has no captions.csv (columns file,caption), .tsv or .jsonl")
+        self._file = files[0]
+        folder = _image_folder(self.tree, self._file)
+        if folder is None:
+            raise SourceError(f"{self.tree.name(self._file)}: no image is there that it names")
+        self._folder = folder
+        self._sets = _find_sets(self.tree, self._file)
+        self._captions: _Captions | None = _Captions(self.tree, self._file, self._sets)
+        self.evidence = f"{printable(self._file)} and the images in {printable(folder) or 'the folder itself'}"
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return in_packing_order(self._kept.splits)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        return {"image": Image(), **({"captions": Json()} if self._kept.several else {"caption": Text()})}
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        kept = self._kept
+        number = kept.splits.index(split)
+        for image in np.flatnonzero(np.frombuffer(kept.split_of, np.uint8) == number).tolist():
+            yield FileRow(join(self._folder, kept.names[image].decode("utf-8", "surrogateescape")), {"entry": image})
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        found = dict(super().values(ref))
+        captions = self._kept.read(found.pop("entry"))
+        return found | ({"captions": captions} if self._kept.several else {"caption": captions[0]})
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        return (self._file, *self._sets.values())
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        return self._unnamed
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        self._captions = None
+        super().close()
+
+    @property
+    def _kept(self) -> _Captions:
+        if self._captions is None:
+            raise ValueError("its source is closed")
+        return self._captions
+
+    @cached_property
+    def _unnamed(self) -> Mapping[str, int]:
+        named = {name.decode("utf-8", "surrogateescape") for name in self._kept.names}
+        count = sum(name not in named for name in self.tree.list(self._folder).images)
+        counts = {"images without a caption": count, "captions of images in none of the sets": self._kept.left_out}
+        return {reason: count for reason, count in counts.items() if count}
+
+
+class _Captions:
+    """The captions of each image in a temporary file; in memory some 20 bytes a caption, and the images' names.
+
+    Attributes:
+        names: Of the images.
+        splits: Names of the splits; ``[""]`` without any.
+        split_of: The number of the split of each image.
+        several: An image has several captions.
+        left_out: Captions of images that are in no split.
+    """
+
+    def __init__(self, tree: Tree, file: str, sets: Mapping[str, str]) -> None:
+        self.names: list[bytes] = []
+        self.splits: list[str] = []
+        self.split_of = bytearray()
+        self.left_out = 0
+        numbers: dict[bytes, int] = {}
+        owners, self._ends = array("q"), array("q", [0])
+        split_by_name = {
+            line.encode("utf-8", "surrogateescape"): split
+            for split, place in sets.items()
+            for _, line in lines_of(tree, place)
+        }
+        try:
+            with tempfile.TemporaryFile() as kept:
+                for name, caption, split in _lines(tree, file):
+                    raw = name.encode("utf-8", "surrogateescape")
+                    if sets and raw not in split_by_name:
+                        self.left_out += 1
+                        continue
+                    place = self._split_number(tree, file, split_by_name.get(raw, split))
+                    number = numbers.setdefault(raw, len(numbers))
+                    if number == len(self.names):
+                        self.names.append(raw)
+                        self.split_of.append(place)
+                    elif self.split_of[number] != place:
+                        raise SourceError(f"{tree.name(file)}: {printable(name)} is in two splits")
+                    owners.append(number)
+                    self._ends.append(self._ends[-1] + kept.write(caption.encode("utf-8", "surrogateescape")))
+                kept.flush()
+                self._file = OpenFile(os.dup(kept.fileno()))
+        except OSError as error:
+            raise SourceError(f"{tree.name()}: its captions need a temporary file: {error.strerror}") from None
+        found = np.frombuffer(owners, np.int64) if owners else np.zeros(0, np.int64)
+        self._order: NDArray[np.int64] = np.argsort(found, kind="stable")
+        self._starts = np.searchsorted(found[self._order], np.arange(len(self.names) + 1))
+        self.several = bool((np.diff(self._starts) > 1).any())
+
+    def read(self, number: int) -> list[str]:
+        """The captions of an image, in the order of the file. From any thread."""
+        found = []
+        for line in self._order[self._starts[number] : self._starts[number + 1]].tolist():
+            raw = self._file.read(self._ends[line + 1] - self._ends[line], self._ends[line])
+            found.append(raw.decode("utf-8", "surrogateescape"))
+        return found
+
+    def _split_number(self, tree: Tree, file: str, split: str) -> int:
+        if split not in self.splits:
+            if len(self.splits) == 100:
+                raise SourceError(f"{tree.name(file)} names more than 100 splits; is this column a split?")
+            self.splits.append(split)
+        return self.splits.index(split)
+
+
+def _lines(tree: Tree, file: str) -> Iterator[_Line]:
+    """The captions of a file, one after the other. Raises :class:`SourceError` with the line that is wrong."""
+    data = read_whole(tree, file)
+    last = 0
+    try:
+        for number, line in _parsed(file, data):
+            yield line._replace(file=plain_path(line.file))
+            last = number
+    except (ValueError, csv.Error, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
+        raise SourceError(f"{tree.name(file)}, after line {last}: {reason}") from None
+
+
+def _parsed(file: str, data: bytes) -> Iterator[tuple[int, _Line]]:
+    if file.lower().endswith(".jsonl"):
+        for number, raw in enumerate(io.BytesIO(data), 1):
+            yield from ((number, line) for line in _of_json(raw))
+        return
+    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", errors="surrogateescape", newline="")
+    pattern = _pattern(data[:_START])
+    if pattern is None:
+        rows = csv.reader(text, delimiter="\t" if file.lower().endswith(".tsv") else ",", strict=True)
+        columns = _columns(next(rows, []))
+        if columns is None:
+            raise ValueError("the header is none of file,caption or file,caption,split")
+        at, caption, split = columns
+        for row in rows:
+            if row and len(row) <= max(at, caption, split):
+                raise ValueError(f"{len(row)} values, fewer than the header has")
+            if row:
+                name = row[split].strip() if split >= 0 else ""
+                yield rows.line_num, _Line(row[at].strip(), row[caption].strip(), name)
+        return
+    for number, each in enumerate(text, 1):
+        match = pattern.fullmatch(each.strip())
+        if match is not None and not (number == 1 and each.startswith("image_name|")):
+            yield number, _Line(match[1].strip(), match[2].strip())
+        elif each.strip() and number > 1:
+            raise ValueError(f"{each.strip()[:60]!r} has no image and caption")
+
+
+def _of_json(text: bytes) -> Iterator[_Line]:
+    if not text.strip():
+        return
+    found = json.loads(text)
+    columns = _columns([*found]) if isinstance(found, dict) else None
+    if columns is None:
+        raise ValueError("expected objects with a file and a caption or captions, and a split at most")
+    values = [*found.values()]
+    file, captions = values[columns[0]], values[columns[1]]
+    split = values[columns[2]] if columns[2] >= 0 else ""
+    for caption in captions if isinstance(captions, list) else [captions]:
+        if not all(isinstance(value, str) for value in (file, caption, split)):
+            raise ValueError("a file, a caption or a split is no text")
+        yield _Line(file, caption, split)
+
+
+def _columns(header: Sequence[str]) -> tuple[int, int, int] | None:
+    """Where a header has the file, the caption and the split, -1 for none; None where it has others, or lacks one."""
+    names = [name.strip().lower() for name in header]
+    files = [n for n, name in enumerate(names) if name in _FILES]
+    captions = [n for n, name in enumerate(names) if name in _CAPTIONS]
+    rest = [n for n, name in enumerate(names) if n not in (*files, *captions) and name not in _NUMBERS]
+    if len(files) != 1 or len(captions) != 1 or [names[n] for n in rest] not in ([], ["split"]):
+        return None
+    return files[0], captions[0], rest[0] if rest else -1
+
+
+def _pattern(start: bytes) -> re.Pattern[str] | None:
+    """How Flickr's files write a line; None for CSV and TSV."""
+    line = start.split(b"\n")[0].decode("utf-8", "replace").strip().removeprefix("\ufeff")
+    if line.replace(" ", "") == "image_name|comment_number|comment":
+        return _FLICKR30K
+    return _TOKEN if _TOKEN.fullmatch(line) else None
+
+
+def _find_files(tree: Tree) -> list[str]:
+    """Files of captions, by their names and first bytes: at the top, and in folders there."""
+    names = sorted(islice(tree.names(""), _LOOKED_AT))
+    folders = ["", *(name for name, is_directory in names if is_directory and not is_passed_over(name))][:_FOLDERS]
+    found = []
+    for folder in folders:
+        inside = sorted(name for name, is_directory in islice(tree.names(folder), _LOOKED_AT) if not is_directory)
+        for path in (join(folder, name) for name in inside if _NAME.fullmatch(name)):
+            start = tree.start(path, _START)
+            line = start.split(b"\n")[0].removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+            if path.lower().endswith(".jsonl"):
+                fits = b'"' in start and any(f'"{name}"'.encode() in start for name in _CAPTIONS)
+            else:
+                separator = "\t" if path.lower().endswith(".tsv") else ","
+                fits = _pattern(start) is not None or _columns(line.strip().split(separator)) is not None
+            if fits:
+                found.append(path)
+    return found
+
+
+def _image_folder(tree: Tree, file: str) -> str | None:
+    """The folder to which names in the file are relative: that with most of the first; None where none is there."""
+    some = list(dict.fromkeys(line.file for line in islice(_lines(tree, file), 8 * _PROBED)))[:_PROBED]
+    names = sorted(name for name, is_directory in islice(tree.names(""), _LOOKED_AT) if is_directory)
+    nested = [join(name, inner) for name in names for inner in ("images", name)]  # as Flickr8k's zip has it
+    folders = dict.fromkeys(["", file.rpartition("/")[0], *names, *nested])
+    hits = {folder: sum(is_file(tree, join(folder, name)) for name in some) for folder in folders}
+    best = max(hits, key=hits.__getitem__)
+    return best if hits[best] else None
+
+
+def _find_sets(tree: Tree, file: str) -> dict[str, str]:
+    """Flickr8k's lists of images by split, beside its captions."""
+    folder = file.rpartition("/")[0]
+    names = [name for name, _ in islice(tree.names(folder), _LOOKED_AT)]
+    found = {match[1].lower(): join(folder, name) for name in names if (match := _SETS.fullmatch(name))}
+    return {split: found[split] for split in in_packing_order(found)}
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """A file of captions whose images are there; it is partial where further files name images."""
+    tree = open_tree(path)
+    files = [] if tree is None else _find_files(tree)
+    if tree is None or not files:
+        return Certainty.NO
+    try:
+        if _image_folder(tree, files[0]) is None:
+            return Certainty.NO
+    except SourceError:
+        return Certainty.PARTIAL
+    further = (phrase.removesuffix(" (it names the images)") for phrase in find_further(tree))
+    return Certainty.PARTIAL if any(f not in files and not _KNOWN.fullmatch(f) for f in further) else Certainty.CERTAIN
+
+
+KIND = Kind("captions", "images with captions.csv, .tsv or .jsonl, or Flickr's captions", _recognise, CaptionsSource)
