@@ -152,7 +152,10 @@ class Rows:
 
     def __getitem__(self, record: int) -> dict[str, Any]:
         """Raises :class:`ValueError` for a line that is damaged."""
-        line = json.loads(self._data[self._starts[record] : self._starts[record + 1]])
+        try:
+            line = json.loads(self._data[self._starts[record] : self._starts[record + 1]])
+        except (ValueError, RecursionError):
+            line = None
         if not isinstance(line, dict) or not isinstance(line.get("values", {}), dict):
             raise ValueError(f"line {record + 1} of {ROWS} is damaged")
         return line
@@ -214,4 +217,8 @@ def _path(value: object) -> str:
 def is_inside(path: str) -> bool:
     """Whether a relative path, with ``/``, stays within its folder."""
     parts = path.split("/")
+    try:
+        path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
     return bool(path) and "\0" not in path and "\\" not in path and not {"", ".", ".."} & set(parts)

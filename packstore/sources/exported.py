@@ -64,7 +64,10 @@ class ExportedFiles(RowSource):
     def rows(self, split: str) -> Iterator[Row]:
         """See :meth:`RowSource.rows`."""
         for number in self.numbers(split):
-            file = self.lines[number].get("file")
+            try:
+                file = self.lines[number].get("file")
+            except ValueError as error:
+                raise SourceError(f"{printable(str(self.path))}: {error}") from error
             if not isinstance(file, str) or not is_inside(file):
                 raise SourceError(f"{self.tree.name(ROWS)}: line {number + 1} names no file of the export")
             try:
@@ -84,6 +87,7 @@ class ExportedFiles(RowSource):
 
     def close(self) -> None:
         """See :meth:`Source.close`."""
+        super().close()
         self.tree.close()
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_rest, to_rest
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.sheet import ROWS, SHEET, AtRest, Rows, Sheet, value_of
 from packstore.images.decoders import get_decoder
@@ -121,7 +121,10 @@ class Restored:
     def read(self, entry: Entry) -> Sample:
         """See :meth:`packstore.sources.base.Source.read`. Raises :class:`ValueError` too."""
         number, ref = entry.ref
-        given = self._source.values(ref)
+        try:
+            given = self._source.values(ref)
+        except SampleError as error:  # named by its file, which is not its key here
+            raise SampleError(entry.key, error.reason) from error
         line = {} if self._lines is None else self._lines[number]
         values: dict[str, Any] = {}
         in_line = line.get("values", {})
@@ -129,6 +132,7 @@ class Restored:
             if column.name not in self.sheet.held or column.name in in_line:
                 for each in (column, *column.companions):
                     values[each.name] = value_of(each, line)
+                _check_classes(column, values[column.name])
                 continue
             value = given.get(column.name)
             values[column.name] = _to_rest(column, value)
@@ -170,7 +174,7 @@ class Restored:
             return row.key
         with suppress(ValueError):
             key = self._lines[number].get("key", row.key)
-            if isinstance(key, str):
+            if isinstance(key, str) and key_size(key) >= 0:  # raises for what is no text
                 return key
         raise self._changed(f"line {number + 1} of {ROWS} is damaged")
 
@@ -196,4 +200,17 @@ def _to_rest(column: Column, value: Any) -> bytes | NDArray[Any]:
         fits = value.ndim == 1 + len(column.shape) and value.shape[1:] == column.shape
     if not fits:
         raise ValueError(f"column {column.name!r}: found an array {value.shape}, expected {column.shape}")
+    _check_classes(column, value)
     return value.tobytes() if column.kind == "ragged" else value
+
+
+def _check_classes(column: Column, value: Any) -> None:
+    """Raises :class:`ValueError` where a number, at rest or in an array, is none of the column's classes."""
+    if column.classes is None:
+        return
+    numbers = np.frombuffer(value, np.int64) if isinstance(value, bytes) else np.asarray(value)
+    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(column.classes):
+        raise ValueError(
+            f"column {column.name!r} has {len(column.classes)} classes, numbered from 0; got {numbers.min()} to "
+            f"{numbers.max()}"
+        )

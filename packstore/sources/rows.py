@@ -191,6 +191,11 @@ class RowSource(Source):
         """See :meth:`Source.stamp`."""
         return stamp_of(self.files())
 
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        for name in ("lines", "_restored"):  # which hold the file of lines
+            self.__dict__.pop(name, None)
+
     @cached_property
     def schema(self) -> Schema:
         """How rows become records."""
@@ -334,6 +339,7 @@ class FileRowSource(RowSource):
 
     def close(self) -> None:
         """See :meth:`Source.close`."""
+        super().close()
         self.tree.close()
 
 

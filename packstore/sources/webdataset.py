@@ -159,6 +159,7 @@ class WebDatasetSource(RowSource):
 
     def close(self) -> None:
         """See :meth:`Source.close`."""
+        super().close()
         self._open.cache_clear()
 
     def _samples(self, number: int) -> Iterator[tuple[str, tuple[tuple[str, int, int, int], ...]]]:

@@ -43,6 +43,7 @@ from packstore.sources.base import SourceOptions
 from packstore.sources.cifar import CifarSource
 from packstore.sources.cifar.files import LAYOUTS, find_files
 from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
+from packstore.sources.exported import ExportedFiles
 from packstore.sources.labels import LabelsFile
 from packstore.sources.named.mat import load_mat
 from packstore.sources.records.tfds import TfdsSource
@@ -305,6 +306,38 @@ def _shards(data: bytes) -> None:
     assert ShardTable.of(table[:], ".h5") == table
 
 
+def _export(data: bytes) -> None:
+    """``packstore.json`` on the first line, and the lines of the records, in a folder with two files."""
+    folder = _scratch() / "export"
+    if not folder.exists():
+        (folder / "train").mkdir(parents=True)
+        for name in ("train/0.jpg", "train/1.png"):
+            (folder / name).write_bytes(b"\x89PNG")
+    head, _, lines = data.partition(b"\n")
+    (folder / "packstore.json").write_bytes(head)
+    (folder / "packstore.rows.jsonl").write_bytes(lines)
+    with closing(ExportedFiles(folder, SourceOptions(max_pixels=1 << 16))) as source:
+        source.survey()
+        for entry in source.entries():
+            with suppress(SampleError):
+                source.read(entry)
+
+
+def _repair_export(data: bytes, rng: random.Random) -> bytes:
+    """Changes some values of the sheet and of a line, and writes the digest of the manifest anew."""
+    head, *lines = data.split(b"\n")
+    try:
+        sheet, line = json.loads(head), json.loads(lines[0])
+        _change(sheet["manifest"], rng)
+        if rng.random() < 0.5:
+            _change(sheet, rng)
+            _change(line, rng)
+        sheet["manifest"] = json.loads(signed(sheet["manifest"]))
+        return b"\n".join([json.dumps(sheet).encode(), json.dumps(line).encode(), *lines[1:]])
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return data
+
+
 def _repair_manifest(data: bytes, rng: random.Random) -> bytes:
     """Changes some values of the JSON where it still is JSON, and writes its digest anew."""
     try:
@@ -450,6 +483,13 @@ TARGETS = (
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/column.py"), _repair_manifest),
+    Target(
+        "export",
+        _export,
+        (PackstoreError,),
+        ("core/sheet.py", "sources/restored.py", "sources/exported.py"),
+        _repair_export,
+    ),
     Target("offsets", _offsets, (), ("mapped.py",)),
     Target("torch_pickle", unpickle, (PickleError,), ("pth/pickle_reader.py", "pickle_machine.py")),
     Target("pth", _store("s.pth"), (PackstoreError,), ("pth/zip.py", "pth/pickle_reader.py", "pth/store.py")),

@@ -1,0 +1,94 @@
+"""``packstore export`` on the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from packstore.stores.builder.work_directory import work_path
+from tests.makers.command import COMMAND, run
+from tests.makers.datasets import make_folder
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    run("convert", make_folder(folder / "photos"), folder / "in.lmdb", "-q")
+    return folder / "in.lmdb"
+
+
+def test_there_and_back(store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.zip"
+    done = run("export", store, out, "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "(zip: an image folder in a zip)" in done.stdout
+    assert "not in it    " in done.stdout
+    assert done.stdout.endswith("nothing was written (--dry-run)\n")
+    assert not out.exists()
+    done = run("export", store, out)
+    assert done.returncode == 0
+    assert done.stderr.startswith("not in zip itself: ")
+    assert f"prove it with: packstore verify {store} --against {out}" in done.stdout
+    assert run("verify", store, "--against", out).returncode == 0
+    assert "packstore.json" in run("info", out).stdout
+    done = run("export", store, out, "-q")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--overwrite" in done.stderr
+    done = run("export", store, out, "--overwrite", "-q")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("out",), "its name says no kind of export; choose one with --to: imagefolder, tar"),
+        (("out", "--to", "betamax"), "unknown kind of export 'betamax'"),
+        (("out.zip", "--shard-size", "1MB"), "shard_size is for exports of several shards, and zip is one file"),
+        (("out", "--to", "webdataset", "--shard-size", "5"), "has no unit"),
+        (("out.zip", "--quality", "80"), "for encode='jpeg'"),
+        (("out.zip", "--strip-index"), "strip_index is for stores of seekable images"),
+        (("in.lmdb/out.zip",), "lie in each other"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_exit_2(store: Path, arguments: tuple[str, ...], message: str) -> None:
+    destination, *options = arguments
+    done = run("export", store, store.parent / destination, *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert not (store.parent / "out").exists()
+
+
+def test_a_source_is_packed_first(store: Path, tmp_path: Path) -> None:
+    done = run("export", store.parent / "photos", tmp_path / "out.zip")
+    assert done.returncode == 2
+    assert "pack it first: packstore convert" in done.stderr
+    done = run("export", tmp_path / "none.lmdb", tmp_path / "out.zip")
+    assert (done.returncode, "no such file" in done.stderr) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_is_gone_on_with(store: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """Whenever the signal comes: before, in or after the first shards."""
+    out = tmp_path / "out"
+    command = [*COMMAND, "export", str(store), str(out), "--to", "webdataset", "--shard-size", "1kB"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not any(work_path(out).glob("run-*/parts/000002.json")):
+        time.sleep(0.002)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    if process.returncode:
+        assert not out.exists()
+        assert number == signal.SIGKILL or "the same command goes on from there" in said
+        assert "leftover" in run("clean", tmp_path, "--dry-run").stdout or os.listdir(tmp_path)
+    done = run(*command[len(COMMAND) :]) if process.returncode else None
+    if done is not None:
+        assert done.returncode == 0, done.stderr
+        assert "taken over from an interrupted run" in done.stdout
+    assert run("verify", store, "--against", out).returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
