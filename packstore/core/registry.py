@@ -209,6 +209,7 @@ EXPORTS = Registry(
         "zip": "packstore.exports.archives:ZipExport",
         "webdataset": "packstore.exports.webdataset:WebDatasetExport",
         "tfds": "packstore.exports.tfds:TfdsExport",
+        "parquet": "packstore.exports.parquet:ParquetExport",
     },
     classes=True,
 )

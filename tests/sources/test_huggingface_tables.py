@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -470,8 +471,8 @@ def test_changed_bytes_are_errors_or_bad_samples(kind: str, tmp_path: Path) -> N
 
 
 def test_pyarrow_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     for written in WRITTEN:
         with pytest.raises(SourceError, match=r"pip install 'packstore\[parquet\]'"):
             open_source(written)

@@ -180,7 +180,7 @@ def _declare(name: str, type: Any, feature: Any, array: Any, facts: Facts) -> tu
     if types.is_dictionary(type):
         type = type.value_type
     if _is_file_struct(type) or _is_binary(type):
-        cells = _files if _is_file_struct(type) else _values
+        cells = files if _is_file_struct(type) else _values
         return (Bytes() if _kind(feature) in _OTHER_FILES else _file_field(name, cells(array), feature)), cells
     if is_label(name, type, feature):
         return Label(_distinct(name, class_names(feature))), _labels if name in facts.negative else _values
@@ -306,7 +306,7 @@ def _check_json(type: Any, depth: int = 0) -> None:
         _check_json(type.field(number).type, depth + 1)
 
 
-class _Cells:
+class ArrayCells:
     """The values of an array, by row."""
 
     def __init__(self, array: Any, value: Callable[[Any], Any]) -> None:
@@ -322,7 +322,7 @@ def _as_py(scalar: Any) -> Any:
 
 
 def _values(array: Any) -> Cells:
-    return _Cells(array, _as_py)
+    return ArrayCells(array, _as_py)
 
 
 def _labels(array: Any) -> Cells:
@@ -332,7 +332,7 @@ def _labels(array: Any) -> Cells:
         value = scalar.as_py()
         return None if value is None or value < 0 else value
 
-    return _Cells(array, number)
+    return ArrayCells(array, number)
 
 
 def _texts(array: Any) -> Cells:
@@ -340,7 +340,7 @@ def _texts(array: Any) -> Cells:
         value = scalar.as_py()
         return None if value is None else str(_plain(value))
 
-    return _Cells(array, text)
+    return ArrayCells(array, text)
 
 
 def _lists(array: Any) -> Cells:
@@ -352,7 +352,7 @@ def _lists(array: Any) -> Cells:
             raise ValueError(f"{values.null_count} of the {len(values)} numbers in a list are null")
         return values.to_numpy(zero_copy_only=False)
 
-    return _Cells(array, numbers)
+    return ArrayCells(array, numbers)
 
 
 def _arrays(shape: Sequence[int], dtype: str) -> Callable[[Any], Cells]:
@@ -360,11 +360,11 @@ def _arrays(shape: Sequence[int], dtype: str) -> Callable[[Any], Cells]:
         value = scalar.as_py()
         return None if value is None else np.array(value, dtype).reshape(shape)
 
-    return lambda array: _Cells(array, numbers)
+    return lambda array: ArrayCells(array, numbers)
 
 
 def _documents(array: Any) -> Cells:
-    return _Cells(array, lambda scalar: _plain(scalar.as_py()))
+    return ArrayCells(array, lambda scalar: _plain(scalar.as_py()))
 
 
 def _plain(value: Any) -> Any:
@@ -378,12 +378,16 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, (timedelta, Decimal, UUID)) else value
 
 
-def _files(array: Any) -> Cells:
-    parts = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
-    data, paths = parts["bytes"], parts.get("path")
+def files(array: Any) -> Cells:
+    """The values of an array of ``datasets.Image``: a :class:`File` each."""
+    return _FileCells(array)
 
-    class Files(_Cells):
-        def __call__(self, row: int) -> File:
-            return File(data[row].as_py(), None if paths is None else paths[row].as_py())
 
-    return Files(array, _as_py)
+class _FileCells(ArrayCells):
+    def __init__(self, array: Any) -> None:
+        super().__init__(array, _as_py)
+        parts = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
+        self._data, self._paths = parts["bytes"], parts.get("path")
+
+    def __call__(self, row: int) -> File:
+        return File(self._data[row].as_py(), None if self._paths is None else self._paths[row].as_py())

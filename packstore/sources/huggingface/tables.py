@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Field, Text
+from packstore.core.fields import Bytes, Field, Image, Mask, Text
 from packstore.core.parallel import ordered_pieces
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.base import Entry, SourceOptions
 from packstore.sources.dataset import key_of
+from packstore.sources.huggingface.exported import exported_columns
 from packstore.sources.huggingface.features import (
     Cells,
     Facts,
@@ -130,7 +131,8 @@ class TableSource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._found = [(split_name(split), file) for split, file in self.find()]
+        found = self.find() if self.sheet is None else self.sheet_shards
+        self._found = [(split_name(split) if self.sheet is None else split, file) for split, file in found]
         if not self._found:
             raise SourceError(f"{printable(str(path))} holds no files of kind {self.kind}")
         self._max_bytes = max_file_bytes(options.max_pixels)
@@ -196,13 +198,14 @@ class TableSource(RowSource):
         return self._row(block, row)
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Reads the rows, in a thread of its own, some 32 MB ahead."""
+        """Reads the rows, in a thread of its own, some 32 MB ahead. Their values lie in ``Entry.ref`` then."""
         pieces = ordered_pieces(lambda _: self._pieces(entries), [None], 1, lambda piece: piece[1], _AHEAD_BYTES)
         return chain.from_iterable(piece for piece, _ in pieces)
 
     def nbytes(self, entry: Entry) -> int:
         """See :meth:`Source.nbytes`."""
-        return sum(map(nbytes_of, entry.ref.values())) if isinstance(entry.ref, dict) else entry.size_bytes
+        ref = self._ref_of(entry)
+        return sum(map(nbytes_of, ref.values())) if isinstance(ref, dict) else entry.size_bytes
 
     def close(self) -> None:
         """See :meth:`Source.close`."""
@@ -215,17 +218,22 @@ class TableSource(RowSource):
         """The entries with their values, in pieces of some 4 MB, and the size of each piece."""
         piece: list[Entry] = []
         size = 0
-        for number, run in groupby(entries, lambda entry: int(entry.ref[0])):
+        for number, run in groupby(entries, lambda entry: int(self._ref_of(entry)[0])):
             with closing(self._cursor(number)) as cursor:
                 next(cursor)
                 for entry in run:
-                    entry = entry._replace(ref=cursor.send(entry.ref))
+                    fetched = cursor.send(self._ref_of(entry))
+                    entry = entry._replace(ref=fetched if self.sheet is None else (entry.ref[0], fetched))
                     piece.append(entry)
                     size += self.nbytes(entry)
                     if size >= _PIECE_BYTES:
                         yield piece, size
                         piece, size = [], 0
         yield piece, size
+
+    def _ref_of(self, entry: Entry) -> Any:
+        """What :meth:`rows` gave for an entry; of an export of packstore, the number of its record lies before it."""
+        return entry.ref if self.sheet is None else entry.ref[1]
 
     def _cursor(self, number: int) -> Generator[Any, Any, None]:
         """Takes references to rows of a file in their order; gives the values of each, or why there are none."""
@@ -279,7 +287,7 @@ class TableSource(RowSource):
                 if column.path is not None:
                     found[column.path] = value.path
                 value = value.data if value.data is not None else self._beside(block.place[0], value.path)
-            if type(value) is bytes and len(value) > self._max_bytes:
+            if isinstance(column.field, (Image, Mask, Bytes)) and type(value) is bytes and len(value) > self._max_bytes:
                 raise ValueError(
                     f"{column.name} has {len(value)} bytes, more than the {self._max_bytes} that an image within "
                     "max_pixels can have"
@@ -325,6 +333,8 @@ class TableSource(RowSource):
 
     def _columns_by(self, facts: Facts) -> list[TableColumn]:
         try:
+            if self.sheet is not None:
+                return exported_columns(self._first.schema, self.sheet)
             return columns_of(self._first, self._features, facts)
         except SourceError as error:
             raise SourceError(f"{printable(str(self.path))}: {error}") from error

@@ -1,0 +1,299 @@
+"""Parquet files in Hugging Face's layout: ``data/train-00000-of-00002.parquet`` and a card, ``README.md``.
+
+Features lie in the schema's metadata, as ``datasets`` writes them. Images are plain and not compressed, in small row
+groups, so that one of them is read at its offset.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import numpy as np
+
+from packstore.core.column import Column
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.errors import UsageError
+from packstore.core.files import drop, open_file
+from packstore.core.manifest import Manifest
+from packstore.core.sheet import Sheet
+from packstore.exports.base import Export, Record, ShardWriter
+from packstore.exports.names import shortened
+from packstore.stores.base import Reader
+
+CARD, DATA = "README.md", "data"
+_GROUP_BYTES, _GROUP_ROWS = 16 << 20, 100
+"""A row group ends after so many bytes of images, or after so many rows once these have a sixteenth of the bytes."""
+_FILES, _TEXTS = ("image", "mask"), ("text", "json")
+_UNPRINTABLE = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+
+
+class ParquetExport(Export):
+    """A folder of Parquet files."""
+
+    name = "parquet"
+    help = "Parquet files and a card, as on the Hugging Face hub"
+    suffixes = (".parquet",)
+    source = "parquet"
+    shard_bytes: ClassVar[int | None] = 500 << 20
+
+    def __init__(self, path: Path, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
+        super().__init__(path, manifest, reader, recoded=recoded)
+        self._held = [column for column in self.columns if _is_held(column)]
+        self._schema = _schema([manifest.image, *self._held])
+
+    def held(self) -> Sequence[str]:
+        return [column.name for column in self._held]
+
+    def losses(self) -> Sequence[str]:
+        lost = ["keys but the names of their files"]
+        lost += [f"the name of the split {name!r}: it is {its!r}" for name, its in self._splits.items() if name != its]
+        return lost
+
+    def begin(self, number: int, split: str) -> ShardWriter:
+        (self.path / DATA).mkdir(exist_ok=True)
+        return _ParquetWriter(self.path, f"{DATA}/{self._splits[split]}-{number:05}.parquet", self._schema, self._held)
+
+    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+        counts = Counter(shard.split for shard in sheet.shards)
+        shards = []
+        for shard in sheet.shards:
+            file = shard.file.replace(".parquet", f"-of-{counts[shard.split]:05}.parquet")
+            (self.path / shard.file).rename(self.path / file)
+            shards.append(shard._replace(file=file))
+        sheet = replace(sheet, shards=tuple(shards), files=(CARD,))
+        with open_file(self.path / CARD, "wb") as card:
+            card.write(self._card(sheet).encode("utf-8", "replace"))
+        return super().finish(sheet, lines)
+
+    @cached_property
+    def _splits(self) -> dict[str, str]:
+        """The names of the splits as ``datasets`` takes them, letters and digits, by their own."""
+        names: dict[str, str] = {}
+        for own in [split.name for split in self.manifest.splits] or ["train"]:
+            name = shortened(re.sub(r"\W", "_", own, flags=re.ASCII)) or "_"
+            while name in names.values():
+                name += "_"
+            names[own] = name
+        return names if self.manifest.splits else {"": "train"}
+
+    def _card(self, sheet: Sheet) -> str:
+        splits = []
+        for own, name in self._splits.items():
+            its = [shard for shard in sheet.shards if shard.split == own]
+            size = sum((self.path / shard.file).stat().st_size for shard in its)
+            splits.append({"name": name, "num_bytes": size, "num_examples": sum(shard.records for shard in its)})
+        size = sum(split["num_bytes"] for split in splits)  # type: ignore[misc]
+        files = [{"split": name, "path": f"{DATA}/{name}-*"} for name in self._splits.values()]
+        features = [{"name": name, **_in_card(feature)} for name, feature in _features(self._held).items()]
+        info = {"features": features, "splits": splits, "download_size": size, "dataset_size": size}
+        configs = [{"config_name": "default", "data_files": files}]
+        head = _yaml({"configs": configs, "dataset_info": info})
+        return f"---{head}\n---\n\nExported by packstore: {self.manifest.records:,} records.\n"
+
+
+class _ParquetWriter(ShardWriter):
+    def __init__(self, folder: Path, file: str, schema: Any, columns: Sequence[Column]) -> None:
+        self.file = file
+        self._columns = columns
+        self._schema = schema
+        self._rows: list[Record] = []
+        self._nbytes = 0
+        self._out: IO[bytes] = open_file(folder / file, "wb")
+        files = [f"{column.name}.bytes" for column in columns if column.type in _FILES]
+        named = [name for name in _leaves(schema) if name not in ("image.bytes", *files)]
+        self._writer = _pyarrow("pyarrow.parquet").ParquetWriter(
+            self._out, schema, compression="none", use_dictionary=False, write_statistics=named
+        )
+
+    def add(self, record: Record) -> Mapping[str, str]:
+        for column in self._columns:
+            if column.type in _TEXTS and not _is_text(record.at_rest[column.name]):
+                record.kept.add(column.name)
+        self._rows.append(record)
+        self._nbytes += len(record.image)
+        full = len(self._rows) >= _GROUP_ROWS and self._nbytes >= _GROUP_BYTES // 16
+        if full or self._nbytes >= _GROUP_BYTES:
+            self._write()
+        return {}
+
+    def close(self) -> None:
+        if self._rows:
+            self._write()
+        self._writer.close()
+        self._out.close()
+
+    def abort(self) -> None:
+        if not self._out.closed:
+            drop(self._out)
+            self._writer.is_open = False  # it would write its end when it is collected
+
+    def _write(self) -> None:
+        pa = _pyarrow("pyarrow")
+        images = [record.image for record in self._rows]
+        arrays = [_file_array(images, [_name_of(record) for record in self._rows])]
+        for column in self._columns:
+            there = [record.present(column.name) for record in self._rows]
+            arrays.append(_array(column, [record.at_rest[column.name] for record in self._rows], there))
+        self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._rows, self._nbytes = [], 0
+
+
+def _is_held(column: Column) -> bool:
+    """Whether Parquet holds a column exactly, in types that ``datasets`` has."""
+    return column.layout is None and column.dtype != "bfloat16" and 0 not in column.shape
+
+
+def _name_of(record: Record) -> str:
+    """The name of a record's image for others: that of its file in the key."""
+    return record.key.rpartition("/")[2].encode("utf-8", "replace").decode("utf-8")
+
+
+def _is_text(raw: Any) -> bool:
+    try:
+        bytes(raw).decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _schema(columns: Sequence[Column]) -> Any:
+    features = json.dumps({"info": {"features": _features(columns[1:])}})
+    fields = [(column.name, _type(column)) for column in columns]
+    return _pyarrow("pyarrow").schema(fields, {b"huggingface": features.encode("ascii")})
+
+
+def _type(column: Column) -> Any:
+    """The type of a column in Arrow."""
+    pa = _pyarrow("pyarrow")
+    if column.type in _FILES:
+        return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    if column.type in (*_TEXTS, "bytes"):
+        return pa.binary() if column.type == "bytes" else pa.string()
+    found = pa.bool_() if column.dtype == "bool" else pa.from_numpy_dtype(NUMPY_DTYPE[column.dtype])
+    for _ in range(len(column.shape) + (column.kind == "ragged")):
+        found = pa.list_(found)
+    return found
+
+
+def _features(columns: Sequence[Column]) -> dict[str, Any]:
+    """Features of the image and of ``columns``, as ``datasets.Features.to_dict`` gives them."""
+    return {"image": {"_type": "Image"}} | {column.name: _feature(column) for column in columns}
+
+
+def _feature(column: Column) -> dict[str, Any]:
+    if column.type in _FILES:
+        return {"_type": "Image"}
+    if column.type in (*_TEXTS, "bytes"):
+        return {"dtype": "binary" if column.type == "bytes" else "string", "_type": "Value"}
+    found: dict[str, Any] = {"dtype": column.dtype, "_type": "Value"}
+    if column.classes is not None:
+        names = [name.encode("utf-8", "replace").decode("utf-8") for name in column.classes]
+        found = {"names": names, "_type": "ClassLabel"}
+    for length in reversed(column.shape):
+        found = {"feature": found, "length": length, "_type": "List"}
+    return {"feature": found, "_type": "List"} if column.kind == "ragged" else found
+
+
+def _in_card(feature: Mapping[str, Any]) -> dict[str, Any]:
+    """A feature as ``datasets.Features._to_yaml_list`` writes it."""
+    kind = feature["_type"]
+    if kind == "List":
+        inner = _in_card(feature["feature"])
+        rest = {"length": feature["length"]} if "length" in feature else {}
+        return {"list": inner.get("dtype", inner), **rest}
+    if kind == "ClassLabel":
+        names = {str(number): name for number, name in enumerate(feature["names"])}
+        return {"dtype": {"class_label": {"names": names}}}
+    return {"dtype": "image" if kind == "Image" else feature["dtype"]}
+
+
+def _yaml(value: Any, indent: str = "\n") -> str:
+    """Dicts, lists, strings and numbers as YAML, on the lines after a name."""
+    if isinstance(value, dict):
+        return "".join(f"{indent}{_text(name)}:{_yaml(each, indent + '  ')}" for name, each in value.items())
+    if isinstance(value, list):
+        return "".join(f"{indent}- {_yaml(each, indent + '  ').lstrip()}" for each in value)
+    return f" {_text(value) if isinstance(value, str) else value}"
+
+
+def _text(text: str) -> str:
+    """A string in YAML, in quotes unless it is a word."""
+    if re.fullmatch(r"[a-z_][a-z_0-9]*", text) and text not in (
+        "null",
+        "true",
+        "false",
+        "yes",
+        "no",
+        "on",
+        "off",
+        "y",
+        "n",
+    ):
+        return text
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + _UNPRINTABLE.sub(lambda match: f"\\U{ord(match[0]):08x}", quoted) + '"'
+
+
+def _array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> Any:
+    """The values of a column at rest as an array of Arrow."""
+    pa = _pyarrow("pyarrow")
+    if column.type in _FILES:
+        return _file_array([bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)])
+    if column.type in (*_TEXTS, "bytes"):
+        given = [bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)]
+        if column.type == "bytes":
+            return pa.array(given, pa.binary())
+        return pa.array([None if each is None else each.decode("utf-8", "replace") for each in given], pa.string())
+    dtype = NUMPY_DTYPE[column.dtype]
+    missing = ~np.array(there, bool)
+    if column.kind == "fixed":
+        values = np.array(raw, dtype).reshape(-1)
+        if not column.shape:
+            return pa.array(values, mask=missing)
+        counts = np.full(len(raw), column.shape[0])
+        inside: tuple[int, ...] = column.shape[1:]
+    else:
+        values = np.frombuffer(b"".join(raw), dtype)
+        counts = np.array([len(each) // column.record_nbytes for each in raw])
+        inside = column.shape
+    found = pa.array(values)
+    for length in reversed(inside):
+        found = pa.ListArray.from_arrays(np.arange(0, len(found) + 1, length, dtype=np.int32), found)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), found, mask=pa.array(missing) if missing.any() else None)
+
+
+def _file_array(files: Sequence[Any], names: Sequence[str | None] | None = None) -> Any:
+    """Files as an array of ``datasets.Image``."""
+    pa = _pyarrow("pyarrow")
+    data = pa.array(files, pa.binary())
+    paths = pa.array([None] * len(files) if names is None else names, pa.string())
+    return pa.StructArray.from_arrays([data, paths], ["bytes", "path"], mask=data.is_null())
+
+
+def _leaves(schema: Any) -> list[str]:
+    """The paths of all columns of plain values, as Parquet calls them."""
+    found = []
+    for name, type in zip(schema.names, schema.types, strict=True):
+        if type.num_fields == 2:
+            found += [f"{name}.bytes", f"{name}.path"]
+            continue
+        while type.num_fields:
+            name, type = f"{name}.list.element", type.value_type
+        found.append(name)
+    return found
+
+
+def _pyarrow(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UsageError("Parquet is written by pyarrow: pip install 'packstore[parquet]'") from None
