@@ -28,8 +28,8 @@ from packstore.training.augment import (
     RandomResizedCrop,
     Resize,
 )
-from packstore.training.augment.base import Crops
-from packstore.training.augment.operations import apply_operations
+from packstore.training.augment.base import Crops, GeometricOperation
+from packstore.training.augment.operations import apply_operations, plan_each
 from packstore.training.augment.targets import (
     Move,
     Placement,
@@ -246,6 +246,12 @@ def test_operations(tv: Any, ops: list[Any], height: int, width: int, seed: int,
     draws = Draws(5, epoch, ids)
     sizes = np.array([(80, 90), (height, width), (34, 34)])
     placement = plan_targets(sizes, ops, draws)
+    if isinstance(next(iter(ops), None), GeometricOperation) and not getattr(ops[0], "padding", 0):
+        first = plan_each(ops[:1], sizes, draws)[1]  # as the loader has planned it for the images
+        again = plan_targets(sizes, ops, draws, first)
+        for one_move, other in zip(placement.moves, again.moves, strict=True):
+            for name in ("box", "size", "window", "flip"):
+                assert np.array_equal(getattr(one_move.crops, name), getattr(other.crops, name))
     geometric = [op for op in ops if not isinstance(op, Cutout) and hasattr(op, "plan")]
     expected = replayed(tv, [op if op in geometric else None for op in ops], theirs(tv, one), one.size, draws[1:2])
     assert placement.sizes[1].tolist() == list(expected["image"].shape[-2:])

@@ -20,7 +20,12 @@ from packstore.training.random_draws import Draws
 
 
 def plan_operations(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws: Draws) -> Crops:
-    """The crops that ``ops``, the first ones of a list, make of images.
+    """The crops that ``ops``, the first ones of a list, make of images: the last of :func:`plan_each`."""
+    return plan_each(ops, sizes, draws)[-1]
+
+
+def plan_each(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws: Draws) -> list[Crops]:
+    """The crops of images before the first of ``ops``, and after each of them.
 
     Args:
         ops: As :func:`split_operations` gives them first.
@@ -30,9 +35,9 @@ def plan_operations(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64],
     Raises:
         UsageError: As :meth:`GeometricOperation.plan`.
     """
-    crops = Crops.full(sizes)
+    crops = [Crops.full(sizes)]
     for stream, op in enumerate(ops):
-        crops = op.plan(crops, draws.replace(stream=stream))
+        crops.append(op.plan(crops[-1], draws.replace(stream=stream)))
     return crops
 
 

@@ -79,7 +79,7 @@ class Placement:
         return found
 
 
-def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws) -> Placement:
+def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops | None = None) -> Placement:
     """Where ``ops`` put the pixels of images of ``sizes``.
 
     Each operation is planned by itself, also where several are one while images are decoded: rounding to float32, and
@@ -89,6 +89,7 @@ def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws) -> Placement
         sizes: int64 ``(B, 2)``: heights and widths of the images.
         ops: The user's list, whole. What is no geometric operation leaves every pixel in its place.
         draws: Of the records, numpy; the streams are set here.
+        first: What the first operation makes of them, where that is planned already.
 
     Raises:
         UsageError: As :meth:`GeometricOperation.plan`.
@@ -96,7 +97,10 @@ def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws) -> Placement
     moves = []
     for stream, op in enumerate(ops):
         if isinstance(op, GeometricOperation):
-            moves.append(Move(op.crops_of_whole(sizes, draws.replace(stream=stream)), op.pads))
+            crops = first if stream == 0 else None
+            if crops is None:
+                crops = op.crops_of_whole(sizes, draws.replace(stream=stream))
+            moves.append(Move(crops, op.pads))
             sizes = moves[-1].crops.window[:, 2:]
     return Placement(tuple(moves), sizes)
 

@@ -26,7 +26,7 @@ from packstore.images.seekable import CropPlans, Index, plan_crops, read_index
 from packstore.images.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
 from packstore.stores.base import Reader, shaped
 from packstore.training.augment.base import Crops, GeometricOperation
-from packstore.training.augment.operations import output_size, plan_operations
+from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.dataset import image_array
 from packstore.training.loader.checks import Checks, Suspects
 from packstore.training.loader.rows import Rows, SizeError, as_numpy
@@ -70,6 +70,7 @@ class Prepared:
         suspects: What of the records is to be checked.
         turned: Rows whose images are to be turned, and their EXIF orientations. The engine does not take them.
         headers: What else it says, of image files that the engine does not take.
+        first_crops: What the first operation makes of the images, where operations run while decoding.
         rows: Where pixels go, and how.
         failed: Rows whose records cannot be read.
         requests: All of it for the engine, where that is there and knows how.
@@ -86,6 +87,7 @@ class Prepared:
     views: list[Any] = field(default_factory=list)
     sizes: NDArray[np.int64] = field(init=False)
     headers: Sequence[Header] = field(init=False)
+    first_crops: Crops | None = None
     rows: Rows = field(init=False)
     turned: Mapping[int, int] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
@@ -260,7 +262,10 @@ class Assembler:
         unread = prepared.sizes[:, 0] == 0
         if unread.any():  # planned like others, so that no operation finds them too small; decoding tells
             prepared.sizes[unread] = np.maximum(prepared.sizes.max(0), self.shape[:2])
-        crops = self._plan(prepared.sizes, ids, seed, epoch) if self._operations else None
+        crops = None
+        if self._operations:
+            planned = self._plan(prepared.sizes, ids, seed, epoch)
+            prepared.first_crops, crops = planned[1], planned[-1]
         prepared.rows = Rows(out, crops)
         if crops is not None:
             self._plan_crops(prepared, crops)
@@ -355,7 +360,7 @@ class Assembler:
         else:
             # Its header says another size than it has: planned again, by what it has.
             found = np.array([pixels.shape[:2]], np.int64)
-            alone = self._plan(found, prepared.ids[row : row + 1], prepared.seed, prepared.epoch)
+            alone = self._plan(found, prepared.ids[row : row + 1], prepared.seed, prepared.epoch)[-1]
             Rows(prepared.out[row : row + 1], alone).place(0, pixels)
 
     def _note(self, errors: dict[int, Exception] | None, row: int, record: int, error: PackstoreError) -> int:
@@ -450,8 +455,8 @@ class Assembler:
         requests.want(crops.box, crops.size, crops.window, crops.flip, out)
         return requests
 
-    def _plan(self, sizes: NDArray[np.int64], ids: NDArray[np.int64], seed: int, epoch: int) -> Crops:
-        return plan_operations(self._operations, sizes, Draws(seed, epoch, ids))
+    def _plan(self, sizes: NDArray[np.int64], ids: NDArray[np.int64], seed: int, epoch: int) -> list[Crops]:
+        return plan_each(self._operations, sizes, Draws(seed, epoch, ids))
 
     def _plan_crops(self, prepared: Prepared, crops: Crops) -> None:
         indexes = {

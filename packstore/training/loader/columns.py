@@ -138,7 +138,7 @@ class Fields:
         if self._places:
             sizes = assembler.sizes(prepared)
             draws = Draws(prepared.seed, prepared.epoch, ids)
-            placement = plan_targets(sizes, self._options.augment, draws)
+            placement = plan_targets(sizes, self._options.augment, draws, prepared.first_crops)
         context = Context(
             self._dataset.reader, ids, prepared.seed, prepared.epoch, sizes, placement, set(prepared.failed), errors
         )
