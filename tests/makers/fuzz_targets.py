@@ -45,7 +45,7 @@ from packstore.sources.cifar.files import LAYOUTS, find_files
 from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
 from packstore.sources.exported import ExportedFiles
 from packstore.sources.labels import LabelsFile
-from packstore.sources.named.mat import load_mat
+from packstore.sources.named.mat import find_arrays, load_mat
 from packstore.sources.records.tfds import TfdsSource
 from packstore.sources.records.tfrecord import TfrecordSource
 from packstore.sources.webdataset import WebDatasetSource
@@ -453,6 +453,15 @@ def _offsets(data: bytes) -> None:
                 assert i in bad
 
 
+def _mat(data: bytes) -> None:
+    """Whole, and by its arrays alone."""
+    path = _scratch() / "x.mat"
+    path.write_bytes(data)
+    with suppress(PackstoreError):
+        find_arrays(path)
+    load_mat("x.mat", data)
+
+
 TARGETS = (
     Target("sniff", _sniff, (HeaderError,), ("sniff.py",)),
     Target("jpeg", _jpeg, (), ("images/jpeg.py",)),
@@ -477,7 +486,7 @@ TARGETS = (
         ("records/protobuf.py", "records/examples.py", "records/tfrecord.py"),
         _repair_tfrecord,
     ),
-    Target("mat", functools.partial(load_mat, "x.mat"), (PackstoreError,), ("named/mat.py",)),
+    Target("mat", _mat, (PackstoreError,), ("named/mat.py",)),
     Target("npz", _npz, (PackstoreError,), ("arrays/npz.py", "inflating.py")),
     Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/tfds_features.py"), _repair_json),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),

@@ -134,12 +134,12 @@ def kaggle(samples: int) -> tuple[str, Files]:
 def tinyimagenet(samples: int) -> tuple[str, Files]:
     wnids = ["n03", "n01", "n02"]
     files: Files = {"wnids.txt": "".join(f"{w}\n" for w in wnids), "words.txt": "n01\tant\nn02\tbee\nn03\tcat\n"}
-    numbers = range(samples - 4)
+    numbers = range(samples - 6)
     for wnid in wnids:
         its = [n for n in numbers if wnids[n % 3] == wnid]
         files |= {f"train/{wnid}/images/{wnid}_{n}.JPEG": tiny(n) for n in its}
         files[f"train/{wnid}/{wnid}_boxes.txt"] = "".join(f"{wnid}_{n}.JPEG\t0\t{n}\t62\t63\n" for n in its)
-    val = [(f"val_{n}.JPEG", n) for n in range(samples - 4, samples - 2)]
+    val = [(f"val_{n}.JPEG", n) for n in range(samples - 6, samples - 2)]
     files |= {f"val/images/{name}": tiny(n) for name, n in val}
     files["val/val_annotations.txt"] = "".join(f"{name}\t{wnids[n % 3]}\t1\t2\t3\t4\n" for name, n in val)
     files |= {f"test/images/test_{n}.JPEG": tiny(n) for n in range(samples - 2, samples)}

@@ -24,8 +24,11 @@ class Cub200(NamedSource):
 
     kind = "cub200"
     title = "CUB-200-2011"
-    signs = ("images.txt", "image_class_labels.txt")
-    needs = ("classes.txt", "train_test_split.txt", "bounding_boxes.txt", "images")
+    signs = ("images.txt|image_class_labels.txt", "bounding_boxes.txt|train_test_split.txt")
+    needs = (
+        *("images.txt", "image_class_labels.txt", "classes.txt", "train_test_split.txt", "bounding_boxes.txt"),
+        "images",
+    )
     lists = (_PARTS, "parts/parts.txt")
 
     def splits(self) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ class Sun397(NamedSource):
 
     kind = "sun397"
     title = "SUN397"
-    signs = ("ClassName.txt",)
-    needs = ("a",)
+    signs = ("ClassName.txt|a/abbey",)
+    needs = ("ClassName.txt", "a")
 
     def splits(self) -> tuple[str, ...]:
         """See :meth:`RowSource.splits`."""

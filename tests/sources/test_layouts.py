@@ -1,0 +1,375 @@
+"""No layout is taken wrongly: each, made tiny, is of the kind that reads it, and no other specific kind is certain of
+it; what only looks like one is a question.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import shutil
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from packstore.core.errors import AmbiguousSourceError, SourceError
+from packstore.core.registry import SOURCES
+from packstore.sources import Certainty, SourceOptions, open_source
+from tests.makers.annotated import coco, fill, jpeg, mask, voc, yolo
+from tests.makers.datasets import make_cifar10
+from tests.makers.images import tiny
+from tests.makers.layouts import MAKERS, imagenet32, make_layout, tar, train_tar
+
+CORPUS = Path(__file__).parents[1] / "corpus"
+GENERAL = {"imagefolder", "flat"}
+"""Kinds that are asked last, and take what specific ones leave."""
+
+MORE_GENERAL = {"tfds": {"tfrecord"}}
+"""Kinds that read the same files without what lies beside them, and are asked later."""
+
+Make = Callable[[Path], Path]
+
+
+def pixels(*shape: int) -> Any:
+    return np.random.default_rng(3).integers(0, 256, shape, np.uint8)
+
+
+def idx(array: Any) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def files(**named: bytes | str) -> Make:
+    """A folder of these; ``__`` in a name is a slash, and ``_dot_`` a dot."""
+    return lambda root: fill(root / "set", {_path(name): content for name, content in named.items()})
+
+
+def _path(name: str) -> str:
+    return name.replace("__", "/").replace("_dot_", ".")
+
+
+def corpus(name: str) -> Make:
+    return lambda root: shutil.copytree(CORPUS / name, root / name)
+
+
+def named(kind: str) -> Make:
+    return lambda root: make_layout(kind, root, 24)
+
+
+def in_its_root(kind: str) -> Make:
+    """As torchvision puts it: in a folder that is given."""
+
+    def make(root: Path) -> Path:
+        make_layout(kind, root)
+        return root
+
+    return make
+
+
+def archived(make: Make, suffix: str) -> Make:
+    """An archive of it, beside it."""
+
+    def pack(root: Path) -> Path:
+        folder = make(root / "unpacked")
+        path = root / f"set{suffix}"
+        if suffix == ".zip":
+            with zipfile.ZipFile(path, "w") as zipped:
+                for file in sorted(folder.rglob("*")):
+                    zipped.write(file, f"{folder.name}/{file.relative_to(folder)}")
+        else:
+            with tarfile.open(path, "w:gz" if suffix == ".tar.gz" else "w") as archive:
+                archive.add(folder, "./" + folder.name)
+        return path
+
+    return pack
+
+
+def without(make: Make, *names: str) -> Make:
+    """The same without some files or folders."""
+
+    def lose(root: Path) -> Path:
+        path = make(root)
+        for name in names:
+            if (path / name).is_dir():
+                shutil.rmtree(path / name)
+            else:
+                (path / name).unlink()
+        return path
+
+    return lose
+
+
+def hdf5(*named: str) -> Make:
+    def make(root: Path) -> Path:
+        root.mkdir(exist_ok=True)
+        with h5py.File(root / "data.h5", "w") as file:
+            for name in named:
+                file[name] = pixels(6, 8, 8, 3) if name.startswith(("x", "images")) else np.arange(6) % 2
+        return root / "data.h5"
+
+    return make
+
+
+def pcam(root: Path) -> Path:
+    for split in ("train", "valid"):
+        for what, array in (("x", pixels(4, 8, 8, 3)), ("y", pixels(4, 1, 1, 1) % 2)):
+            with h5py.File(root / f"camelyonpatch_level_2_split_{split}_{what}.h5", "w") as file:
+                file[what] = array
+    return root
+
+
+def npz(root: Path) -> Path:
+    np.savez(root / "pneumoniamnist.npz", **{
+        f"{split}_{what}": pixels(4, 28, 28) if what == "images" else np.zeros((4, 1), np.uint8)
+        for split in ("train", "val", "test") for what in ("images", "labels")
+    })  # fmt: skip
+    return root / "pneumoniamnist.npz"
+
+
+def mnist(suffix: str) -> Make:
+    def make(root: Path) -> Path:
+        for split in ("train", "t10k"):
+            for what, array in (("images-idx3", pixels(4, 28, 28)), ("labels-idx1", np.arange(4, dtype=np.uint8))):
+                path = root / "MNIST/raw" / f"{split}-{what}-ubyte{suffix}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(gzip.compress(idx(array)) if suffix else idx(array))
+        return root
+
+    return make
+
+
+def cifar100(root: Path) -> Path:
+    folder = root / "cifar-100-binary"
+    folder.mkdir()
+    for name in ("train.bin", "test.bin"):
+        (folder / name).write_bytes(bytes([1, 2]) + bytes(3072))
+    (folder / "fine_label_names.txt").write_text("".join(f"fine{n}\n" for n in range(100)))
+    (folder / "coarse_label_names.txt").write_text("".join(f"coarse{n}\n" for n in range(20)))
+    return folder
+
+
+def shards(suffix: str) -> Make:
+    def make(root: Path) -> Path:
+        members = {f"{n:04}.{kind}": tiny(n) if kind == "jpg" else b"1" for n in range(6) for kind in ("jpg", "cls")}
+        data = tar(members)
+        for split in ("train", "val"):
+            path = root / f"imagenet-{split}-000000.tar{suffix}"
+            path.write_bytes(gzip.compress(data) if suffix else data)
+        return root
+
+    return make
+
+
+def train_archive(root: Path) -> Path:
+    make_layout("ilsvrc", root)
+    return root / "imagenet/ILSVRC2012_img_train.tar"
+
+
+def val_archive(root: Path) -> Path:
+    make_layout("ilsvrc", root)
+    return root / "imagenet/ILSVRC2012_img_val.tar"
+
+
+def unpacked_imagenet(root: Path) -> Path:
+    """What torchvision leaves: folders of classes beside the archives and its own file."""
+    folder = make_layout("ilsvrc", root)
+    for split in ("train", "val"):
+        for wnid in ("n01000000", "n02000000"):
+            fill(folder / split / wnid, {f"{wnid}_{n}.JPEG": tiny(n) for n in range(2)})
+    (folder / "meta.bin").write_bytes(b"PK")
+    return folder
+
+
+def eurosat_classes(root: Path) -> Path:
+    return make_layout("eurosat", root) / "2750"
+
+
+def npz_imagenet(root: Path) -> Path:
+    folder, content = imagenet32(24, npz=True)
+    return fill(root / folder, content)
+
+
+def segmented(images: str, masks: str) -> Make:
+    return lambda root: fill(
+        root / "set", {**{images.format(n): jpeg(n) for n in range(6)}, **{masks.format(n): mask(n) for n in range(6)}}
+    )
+
+
+def captions(suffix: str) -> Make:
+    """Images, and a table of what they show."""
+    out = io.StringIO()
+    csv.writer(out).writerows([["image", "caption"], *([f"{n}.jpg", f"picture {n}"] for n in range(6))])
+    return lambda root: fill(
+        root / "set", {f"captions.{suffix}": out.getvalue(), **{f"images/{n}.jpg": jpeg(n) for n in range(6)}}
+    )
+
+
+METADATA = "file_name,label\n" + "".join(f"{n}.png,{n % 2}\n" for n in range(4))
+PHOTOS: dict[str, bytes | str] = {f"{label}/{n}.jpg": jpeg(n + ord(label)) for label in "ab" for n in range(4)}
+
+LAYOUTS: dict[str, tuple[str | None, Make]] = {
+    "store": ("store", lambda root: CORPUS / "pth/fixed.pth"),
+    "CIFAR-10": ("cifar10", make_cifar10),
+    "CIFAR-10 in a folder": ("cifar10", lambda root: make_cifar10(root).parent),
+    "CIFAR-100": ("cifar100", cifar100),
+    "MNIST": ("idx", mnist("")),
+    "MNIST, compressed": ("idx", mnist(".gz")),
+    "HDF5": ("hdf5", hdf5("x_train", "y_train", "x_test", "y_test")),
+    "HDF5, images and labels": ("hdf5", hdf5("images", "labels")),
+    "PCam": ("hdf5", pcam),
+    "npz, MedMNIST": ("npz", npz),
+    "WebDataset": ("webdataset", shards("")),
+    "WebDataset, compressed": ("webdataset", shards(".gz")),
+    "WebDataset by its library": ("webdataset", corpus("webdataset")),
+    "TFRecord": ("tfrecord", without(corpus("tfrecord"), "detection.tfrecord.zlib", "plain.tfrec")),
+    "TFRecord, a file": ("tfrecord", lambda root: corpus("tfrecord")(root) / "plain.tfrec"),
+    "TFDS": ("tfds", corpus("tfds")),
+    "Parquet": ("parquet", corpus("parquet")),
+    "Arrow": ("arrow", corpus("arrow")),
+    "Hugging Face's image folder": (
+        "hf_imagefolder",
+        lambda root: fill(root, {"train/metadata.csv": METADATA, **{f"train/{n}.png": tiny(n) for n in range(4)}}),
+    ),
+    "COCO": ("coco", coco),
+    "YOLO": ("yolo", yolo),
+    "Pascal VOC": ("voc", voc),
+    "images and masks": ("segmentation", segmented("images/{}.jpg", "masks/{}.png")),
+    "ADE20K": ("segmentation", segmented("images/training/{}.jpg", "annotations/training/{}.png")),
+    "ILSVRC": ("ilsvrc", named("ilsvrc")),
+    "ILSVRC of Kaggle": ("ilsvrc", named("kaggle")),
+    "ILSVRC of Kaggle, zip": ("ilsvrc", archived(named("kaggle"), ".zip")),
+    "ILSVRC for validation": ("ilsvrc", val_archive),
+    "ILSVRC for training": ("imagefolder", train_archive),
+    "ILSVRC unpacked by torchvision": ("imagefolder", unpacked_imagenet),
+    "SVHN, a file": ("svhn", lambda root: make_layout("svhn", root) / "test_32x32.mat"),
+    "downsampled ImageNet, npz": ("imagenet32", npz_imagenet),
+    **{kind: (kind, named(kind)) for kind in MAKERS if kind not in ("ilsvrc", "kaggle")},
+    **{
+        f"{kind} for torchvision": (kind, in_its_root(kind))
+        for kind in MAKERS if kind not in ("ilsvrc", "kaggle", "imagenet32")
+    },
+    **{
+        f"{kind}, {suffix}": (kind, archived(named(kind), suffix))
+        for kind, suffix in (("cub200", ".tar"), ("food101", ".tar.gz"), ("stl10", ".tar.gz"), ("tinyimagenet", ".zip"))
+    },
+    "EuroSAT's classes": ("imagefolder", eurosat_classes),
+    "EuroSAT, zip": ("imagefolder", archived(eurosat_classes, ".zip")),
+    "image folder": ("imagefolder", lambda root: fill(root, PHOTOS)),
+    "image folder with splits": (
+        "imagefolder", lambda root: fill(root, {f"{s}/{name}": jpeg(1) for s in ("train", "val") for name in PHOTOS}),
+    ),
+    "image folder, zip": ("imagefolder", archived(lambda root: fill(root, PHOTOS), ".zip")),
+    "image folder of 102 flowers": (
+        "imagefolder", lambda root: fill(root, {f"{split}/{n}/image_{n:05}.jpg": jpeg(n) for split in ("train", "valid")
+                                                for n in range(1, 6)}),
+    ),
+    "flat": ("flat", lambda root: fill(root, {f"{n}.jpg": jpeg(n) for n in range(4)})),
+    "flat, tar.gz": ("flat", archived(lambda root: fill(root, {f"{n}.jpg": jpeg(n) for n in range(4)}), ".tar.gz")),
+    # What only looks like one.
+    "CUB without its split": (None, without(named("cub200"), "train_test_split.txt")),
+    "CUB without the list of its images": (None, without(named("cub200"), "images.txt")),
+    "Tiny-ImageNet without wnids": (None, without(named("tinyimagenet"), "wnids.txt")),
+    "Tiny-ImageNet without the labels of val": (None, without(named("tinyimagenet"), "val/val_annotations.txt")),
+    "Flowers without their sets": (None, without(named("flowers102"), "setid.mat")),
+    "Food without meta/test": (None, without(named("food101"), "meta/test.json", "meta/test.txt")),
+    "pets without test.txt": (None, without(named("oxfordpet"), "annotations/test.txt")),
+    "cars without the labels of the test": (None, without(named("stanfordcars"), "cars_test_annos_withlabels.mat")),
+    "SUN397 without a folder": (None, without(named("sun397"), "a")),
+    "DTD without val1": (None, without(named("dtd"), "labels/val1.txt")),
+    "Places without the list of val": (None, without(named("places365"), "places365_val.txt")),
+    "CelebA without partitions": (None, without(named("celeba"), "list_eval_partition.txt")),
+    "GTSRB without the labels of the test": (None, without(named("gtsrb"), "GT-final_test.csv")),
+    "STL-10 without labels": (None, without(named("stl10"), "train_y.bin")),
+    "downsampled ImageNet without a batch": (
+        None, without(named("imagenet32"), "Imagenet8_train/train_data_batch_3"),
+    ),
+    "ILSVRC without its devkit": (None, without(named("ilsvrc"), "ILSVRC2012_devkit_t12.tar.gz")),
+    "Kaggle's without the labels of val": (None, without(named("kaggle"), "LOC_val_solution.csv")),
+    "a list of labels": (None, lambda root: fill(root, {"anything.csv": "id,y\n0,1\n1,0\n2,0\n", **{
+        f"x/{n}.jpg": jpeg(n) for n in range(3)}})),
+    "arrays without labels' meaning": (None, hdf5("images", "masses", "angles", "xs")),
+}  # fmt: skip
+
+
+def certain(path: Path) -> set[str]:
+    """The specific kinds that are certain of a path."""
+    found = set()
+    for kind in SOURCES.values():
+        try:
+            if kind.recognise(path, SourceOptions()) is Certainty.CERTAIN:
+                found.add(kind.name)
+        except SourceError:  # it asks something
+            continue
+    return found - GENERAL
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_of_its_kind_and_of_no_other(name: str, tmp_path: Path) -> None:
+    expected, make = LAYOUTS[name]
+    path = make(tmp_path)
+    if expected is None:
+        with pytest.raises(AmbiguousSourceError) as caught:
+            open_source(path)
+        assert str(caught.value).isprintable()
+        return
+    with closing(open_source(path)) as source:
+        assert source.kind == expected
+        assert source.survey().records
+    assert certain(path) - MORE_GENERAL.get(expected, set()) <= {expected}
+
+
+def signs() -> list[tuple[str, str]]:
+    """Each file and folder by which a data set is told, with its kind."""
+    found = []
+    for kind, make in MAKERS.items():
+        there = make(12)[1]
+        told_by = [
+            name
+            for sign in getattr(SOURCES["ilsvrc" if kind == "kaggle" else kind].open, "signs", ())
+            for name in sign.split("|")
+        ]
+        # A class of EuroSAT's that is missing is a question of its own.
+        found += [
+            (kind, name)
+            for name in told_by
+            if kind != "eurosat" and any(f"{file}/".startswith(f"{name}/") for file in there)
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("kind", "name"), signs())
+def test_without_a_sign_it_is_whole_or_nothing(kind: str, name: str, tmp_path: Path) -> None:
+    """All of it still, where another file says the same; else an error, and nearly always a question."""
+    folder = make_layout(kind, tmp_path, 24)
+    with closing(open_source(folder)) as source:
+        samples = [(entry.key, entry.split) for entry in source.entries()]
+    said = None
+    try:
+        with closing(open_source(without(lambda _: folder, name)(tmp_path))) as source:
+            source.survey()
+            assert [(entry.key, entry.split) for entry in source.entries()] == samples
+    except SourceError as error:
+        said = error
+    assert said is None or str(said).isprintable()
+    lost_images = name in ("images", "a/abbey", "train_X.bin", "test_X.bin")
+    assert said is None or isinstance(said, AmbiguousSourceError) or lost_images
+
+
+def test_every_kind_has_a_layout() -> None:
+    assert {kind for kind, _ in LAYOUTS.values() if kind} | {"exported"} >= set(SOURCES.built_in)
+
+
+def test_the_train_archive_and_its_folder_are_told_apart(tmp_path: Path) -> None:
+    """A tar of tars of classes is an image folder; the same beside other archives of ILSVRC is not."""
+    path = tmp_path / "ILSVRC2012_img_train.tar"
+    path.write_bytes(train_tar({f"n0{c}000000/{n}.JPEG": tiny(10 * c + n) for c in range(2) for n in range(2)}))
+    with closing(open_source(path)) as alone, closing(open_source(tmp_path)) as folder:
+        assert (alone.kind, folder.kind) == ("imagefolder", "ilsvrc")
+        assert [f"train/{entry.key}" for entry in alone.entries()] == [entry.key for entry in folder.entries()]
