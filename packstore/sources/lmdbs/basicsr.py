@@ -1,0 +1,71 @@
+"""BasicSR's LMDBs (https://github.com/XPixelGroup/BasicSR, ``docs/DatasetPreparation.md``): PNG files under their names
+without the suffix, which ``meta_info.txt`` lists: ``baboon.png (480,500,3) 1``."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Field, Image
+from packstore.sources.base import Kind
+from packstore.sources.lmdbs.base import Database, LmdbSource
+from packstore.sources.rows import Row
+
+_LIST = "meta_info.txt"
+_LINE = re.compile(r"(.+) \((\d+), ?(\d+)(?:, ?(\d+))?\) \d+")
+
+
+class BasicSrSource(LmdbSource):
+    """See this module. The order is that of the list, which is BasicSR's."""
+
+    kind = "basicsr"
+
+    @classmethod
+    def is_one(cls, database: Database) -> bool:
+        """See :meth:`LmdbSource.is_one`."""
+        file = database.path / _LIST
+        if not file.is_file():
+            return False
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            return _LINE.fullmatch(lines.readline(4096).rstrip("\n")) is not None
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        return {"image": Image()}
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`. The size of an image is said by its value."""
+        for number, database in self.numbered(split):
+            file, count, seen = database.path / _LIST, 0, Counter[str]()
+            with file.open(encoding="utf-8", errors="surrogateescape") as lines:
+                for line in lines:
+                    match = _LINE.fullmatch(line.rstrip("\n"))
+                    if match is None:
+                        raise SourceError(
+                            f"{printable(str(file))}: line {count + 1} is not name (height,width,channels)"
+                        )
+                    name = match[1]
+                    seen[name] += 1
+                    if seen[name] > 1:
+                        raise SourceError(f"{printable(str(file))} lists {printable(name)} twice")
+                    count += 1
+                    height, width, channels = int(match[2][:9]), int(match[3][:9]), int((match[4] or "1")[:2])
+                    yield Row(name, (number, name), height * width * channels)
+            if count != database.entries:
+                raise SourceError(f"{printable(str(file))} lists {count} images; the LMDB has {database.entries}")
+
+    def values(self, ref: Any) -> dict[str, Any]:
+        """See :meth:`RowSource.values`."""
+        number, name = ref
+        return {"image": self.file(number, name.split(".")[0].encode("utf-8", "surrogateescape"))}
+
+    def files(self) -> list[Path]:
+        """See :meth:`RowSource.files`."""
+        return [*super().files(), *(database.path / _LIST for database in self.databases)]
+
+
+KIND = Kind(BasicSrSource.kind, "an LMDB of BasicSR", BasicSrSource.recognise, BasicSrSource)

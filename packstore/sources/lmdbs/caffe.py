@@ -1,0 +1,108 @@
+"""Caffe's LMDBs: values are ``Datum`` messages (``caffe.proto``) with an encoded file, or pixels as channels x height x
+width in blue, green, red. Keys and the order are those of the LMDB, which Caffe reads in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packstore.core.fields import Field, Image, Label
+from packstore.images.sniff import begins_like_image, too_many_pixels
+from packstore.sources.base import Kind
+from packstore.sources.lmdbs.base import Database, LmdbSource, key_text
+from packstore.sources.records.protobuf import Message
+from packstore.sources.rows import Row
+
+_CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
+_NUMBERS = (_CHANNELS, _HEIGHT, _WIDTH, _LABEL, _ENCODED)
+_BYTES = 2
+
+
+class _Datum(NamedTuple):
+    """A message; ``data`` is where its bytes lie."""
+
+    shape: tuple[int, int, int]
+    data: tuple[int, int]
+    label: int
+    encoded: bool
+
+
+class CaffeSource(LmdbSource):
+    """See this module. Raw pixels of CIFAR, as Caffe's example converts them, are red, green, blue."""
+
+    kind = "caffe"
+
+    @classmethod
+    def is_one(cls, database: Database) -> bool:
+        """See :meth:`LmdbSource.is_one`."""
+        found = [_may_be(value) for _, value in database.first()]
+        return 2 * sum(found) > len(found)
+
+    @cached_property
+    def _encoded(self) -> bool:
+        return next(_read(value).encoded for _, value in self.databases[0].first() if _may_be(value))
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        return {"image": Image("original" if self._encoded else "uint8"), "label": Label()}
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`. The size is that of the message."""
+        for number, database in self.numbered(split):
+            for key, size in database.walk():
+                text = key_text(key)
+                yield Row(f"{split}/{text}" if split else text, (number, key), size, 8)
+
+    def values(self, ref: Any) -> dict[str, Any]:
+        """See :meth:`RowSource.values`."""
+        number, key = ref
+        data = self.databases[number].get(key)
+        if data is None:
+            raise ValueError("it is not in the LMDB")
+        datum = _read(data)
+        content = data[slice(*datum.data)]
+        if datum.encoded:
+            return {"image": self.limited(content), "label": datum.label}
+        channels, height, width = datum.shape
+        reason = too_many_pixels(width, height, self.options.max_pixels)
+        if reason is not None:
+            raise ValueError(reason)
+        if channels not in (1, 3) or len(content) != channels * height * width or not content:
+            raise ValueError(f"it has {len(content)} bytes of pixels, and says {channels} x {height} x {width}")
+        planes = np.frombuffer(content, np.uint8).reshape(channels, height, width)
+        red_first = channels == 1 or "cifar" in self.databases[number].path.name.lower()
+        pixels = planes if red_first else planes[::-1]
+        return {"image": np.ascontiguousarray(pixels.transpose(1, 2, 0)), "label": datum.label}
+
+
+def _may_be(data: bytes) -> bool:
+    """Whether a value is a datum with an image file or with pixels."""
+    try:
+        found = _read(data)
+    except ValueError:
+        return False
+    start, stop = found.data
+    return start < stop and (begins_like_image(data[start : start + 16]) if found.encoded else bool(found.shape[0]))
+
+
+def _read(data: bytes) -> _Datum:
+    """Raises :class:`ValueError` for what is no datum, or one of floats."""
+    message, numbers, place = Message.of(data), dict.fromkeys(_NUMBERS, 0), (0, 0)
+    for field, wire, start, stop in message.fields(0, len(data)):
+        if field in _NUMBERS and wire == 0:
+            numbers[field] = message.varint(start, stop)[0]
+        elif field == _DATA and wire == _BYTES:
+            place = start, stop
+        elif field == _FLOATS:
+            raise ValueError("it holds floating point numbers, which are no pixels")
+        else:
+            raise ValueError(f"it has a field {field} that a Datum does not have")
+    shape = numbers[_CHANNELS], numbers[_HEIGHT], numbers[_WIDTH]
+    label = numbers[_LABEL] - (1 << 64 if numbers[_LABEL] >= 1 << 63 else 0)
+    return _Datum(shape, place, label, bool(numbers[_ENCODED]))
+
+
+KIND = Kind(CaffeSource.kind, "an LMDB of Caffe", CaffeSource.recognise, CaffeSource)

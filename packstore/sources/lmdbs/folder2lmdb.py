@@ -1,0 +1,124 @@
+"""LMDBs of folder2lmdb (https://github.com/Lyken17/Efficient-PyTorch, ``tools/folder2lmdb.py``).
+
+Under ``0``, ``1`` … lies the pickle of ``(file, label)``; ``__len__`` and ``__keys__`` say how many there are. Pickles
+are read by :mod:`packstore.core.pickle_machine`, and never run.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Field, Image, Label
+from packstore.core.pickle_machine import PickleError, UnsupportedPickleError, run
+from packstore.sources.base import Kind
+from packstore.sources.dataset import key_of
+from packstore.sources.lmdbs.base import Database, LmdbSource, RefusedLmdbError
+from packstore.sources.rows import Row
+
+_LENGTH, _KEYS = b"__len__", b"__keys__"
+_MAX_OPERATIONS = 1000
+_MISSING = -1
+
+
+class Folder2LmdbSource(LmdbSource):
+    """See this module. Samples are in the order of their numbers, which is that of its Dataset."""
+
+    kind = "folder2lmdb"
+
+    @classmethod
+    def is_one(cls, database: Database) -> bool:
+        """See :meth:`LmdbSource.is_one`."""
+        length = database.get(_LENGTH)
+        if length is None or database.get(_KEYS) is None:
+            return False
+        if length[:1] != b"\x80":
+            raise RefusedLmdbError(
+                f"{printable(str(database.path))} was written by folder2lmdb with pyarrow.serialize, which newer "
+                "pyarrow does not have: pack the folder of images that it was made of, or write it again with pickle"
+            )
+        return True
+
+    @cached_property
+    def _sizes(self) -> list[array[int]]:
+        """Of each database, the sizes of the values by their numbers."""
+        return [_sizes(database) for database in self.databases]
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        return {"image": Image(), "label": Label()}
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`. The size is that of the pickle."""
+        for number, _ in self.numbered(split):
+            for index, size in enumerate(self._sizes[number]):
+                yield Row(key_of(split, index), (number, index), max(0, size), 8)
+
+    def values(self, ref: Any) -> dict[str, Any]:
+        """See :meth:`RowSource.values`."""
+        number, index = ref
+        data = self.databases[number].get(b"%d" % index)
+        if data is None:
+            raise ValueError(f"number {index} is missing")
+        value = load(self.limited(data))
+        if type(value) not in (tuple, list) or len(value) != 2:
+            raise ValueError("its pickle is no pair of a file and a label")
+        image, label = value
+        if type(image) is not bytes or type(label) is not int:
+            raise ValueError(
+                f"its pickle holds {type(image).__name__} and {type(label).__name__}, expected bytes and int"
+            )
+        return {"image": image, "label": label}
+
+
+def load(data: bytes) -> Any:
+    """What a pickle of plain values holds. Raises :class:`ValueError`; runs nothing."""
+    left = len(data)
+
+    def encode(text: Any, encoding: Any = "latin1") -> bytes:
+        """``_codecs.encode``: how Python 3 writes bytes with protocol 2; together no longer than the pickle."""
+        nonlocal left
+        left -= len(text) if isinstance(text, str) else 0
+        if not isinstance(text, str) or encoding not in ("latin1", "latin-1") or left < 0:
+            raise UnsupportedPickleError("a pickle that calls _codecs.encode for something else than bytes")
+        try:
+            return text.encode("latin-1")
+        except UnicodeEncodeError:
+            raise UnsupportedPickleError("a pickle whose bytes are none") from None
+
+    def find(module: str, name: str) -> Callable[..., Any]:
+        if (module, name) == ("_codecs", "encode"):
+            return encode
+        raise UnsupportedPickleError(
+            f"a pickle that asks for {printable(f'{module[:60]}.{name[:60]}')}, which is not run"
+        )
+
+    try:
+        return run(data, find, _MAX_OPERATIONS)
+    except PickleError as error:
+        raise ValueError(f"it is {error}") from None
+
+
+def _sizes(database: Database) -> array[int]:
+    shown = printable(str(database.path))
+    try:
+        count = load(database.get(_LENGTH) or b"")
+    except ValueError as error:
+        raise SourceError(f"{shown}: __len__: {error}") from None
+    if type(count) is not int or count != database.entries - 2:
+        raise SourceError(f"{shown}: __len__ is not the number of its {database.entries - 2:,} samples")
+    sizes = array("q", [_MISSING]) * count
+    for key, size in database.walk():
+        if key in (_LENGTH, _KEYS):
+            continue
+        number = int(key) if key.isdigit() and len(key) < 19 else -1
+        if not 0 <= number < count or key != b"%d" % number:
+            raise SourceError(f"{shown}: the key {printable(repr(key)[1:])} is not one of 0 to {count - 1}")
+        sizes[number] = size
+    return sizes
+
+
+KIND = Kind(Folder2LmdbSource.kind, "an LMDB of folder2lmdb", Folder2LmdbSource.recognise, Folder2LmdbSource)

@@ -1,0 +1,69 @@
+"""OCR's LMDBs (https://github.com/clovaai/deep-text-recognition-benchmark, MJSynth and SynthText): ``image-%09d`` and
+``label-%09d`` from 1 on, and ``num-samples``. The label is a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Field, Image, Text
+from packstore.sources.base import Kind
+from packstore.sources.lmdbs.base import Database, LmdbSource, RefusedLmdbError
+from packstore.sources.rows import Row
+
+_PREFIX = b"image-"
+
+
+class OcrSource(LmdbSource):
+    """See this module."""
+
+    kind = "ocr"
+
+    @classmethod
+    def is_one(cls, database: Database) -> bool:
+        """See :meth:`LmdbSource.is_one`."""
+        return database.get(b"num-samples") is not None and database.get(b"image-%09d" % 1) is not None
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        return {"image": Image(), "text": Text()}
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`. The keys of images follow each other in the tree."""
+        for number, database in self.numbered(split):
+            count = _count(database)
+            found = 0
+            for key, size in database.walk():
+                if key.startswith(_PREFIX):
+                    found += 1
+                    if key != b"image-%09d" % found:
+                        raise SourceError(f"{printable(str(database.path))}: image {found} is missing")
+                    yield Row(key.decode("ascii"), (number, found), size, 16)
+            if found != count:
+                raise SourceError(
+                    f"{printable(str(database.path))}: num-samples is {count}, and {found} images are there"
+                )
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        others = sum(database.entries - 2 * _count(database) - 1 for database in self.databases)
+        return {"entries besides image, label and num-samples": others} if others > 0 else {}
+
+    def values(self, ref: Any) -> dict[str, Any]:
+        """See :meth:`RowSource.values`."""
+        number, index = ref
+        text = self.databases[number].get(b"label-%09d" % index)
+        if text is None:
+            raise ValueError(f"label-{index:09} is missing")
+        return {"image": self.file(number, b"image-%09d" % index), "text": text.decode("utf-8")}
+
+
+def _count(database: Database) -> int:
+    text = (database.text(b"num-samples") or "").strip()
+    if not text.isdecimal() or len(text) > 18:
+        raise RefusedLmdbError(f"{printable(str(database.path))}: num-samples is no number: {printable(text[:40])}")
+    return int(text)
+
+
+KIND = Kind(OcrSource.kind, "an LMDB of images and their texts, for OCR", OcrSource.recognise, OcrSource)
