@@ -163,6 +163,7 @@ SOURCES = Registry(
         "exported": "packstore.sources.exported:KIND",
         "tfds": "packstore.sources.records.tfds:KIND",
         "tfrecord": "packstore.sources.records.tfrecord:KIND",
+        "recordio": "packstore.sources.records.recordio:KIND",
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",
         "lsun": "packstore.sources.lmdbs.lsun:KIND",
@@ -215,6 +216,7 @@ EXPORTS = Registry(
         "webdataset": "packstore.exports.webdataset:WebDatasetExport",
         "tfds": "packstore.exports.tfds:TfdsExport",
         "parquet": "packstore.exports.parquet:ParquetExport",
+        "recordio": "packstore.exports.recordio:RecordioExport",
     },
     classes=True,
 )

@@ -46,6 +46,7 @@ from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, 
 from packstore.sources.exported import ExportedFiles
 from packstore.sources.labels import LabelsFile
 from packstore.sources.named.mat import find_arrays, load_mat
+from packstore.sources.records.recordio import RecordioSource
 from packstore.sources.records.tfds import TfdsSource
 from packstore.sources.records.tfrecord import TfrecordSource
 from packstore.sources.webdataset import WebDatasetSource
@@ -222,6 +223,16 @@ def _tfrecord(data: bytes) -> None:
     path = _scratch() / "records.tfrecord"
     path.write_bytes(data)
     with closing(TfrecordSource(path, SourceOptions(max_pixels=1 << 16, named=True))) as source:
+        source.survey()
+        for entry in source.entries():
+            with suppress(SampleError):
+                source.read(entry)
+
+
+def _recordio(data: bytes) -> None:
+    path = _scratch() / "x.rec"
+    path.write_bytes(data)
+    with closing(RecordioSource(path, SourceOptions(max_pixels=1 << 16, named=True))) as source:
         source.survey()
         for entry in source.entries():
             with suppress(SampleError):
@@ -488,6 +499,7 @@ TARGETS = (
     ),
     Target("mat", _mat, (PackstoreError,), ("named/mat.py",)),
     Target("npz", _npz, (PackstoreError,), ("arrays/npz.py", "inflating.py")),
+    Target("recordio", _recordio, (PackstoreError,), ("records/recordio.py",)),
     Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/tfds_features.py"), _repair_json),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),

@@ -1,0 +1,99 @@
+"""RecordIO of MXNet: ``train-000000.rec`` with ``.idx`` and ``.lst`` beside it, see :mod:`packstore.core.recordio`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from packstore.core.errors import SampleError
+from packstore.core.files import drop, open_file, sync_tree
+from packstore.core.recordio import HEADER, framed
+from packstore.core.sheet import Sheet
+from packstore.exports.base import Export, Record, ShardWriter
+from packstore.exports.names import safe_name, shortened
+
+_EXACT = 1 << 24
+"""float32, as labels are, has every integer up to here."""
+
+
+class RecordioExport(Export):
+    """A ``.rec`` file a shard, with its index and its list."""
+
+    name = "recordio"
+    help = "RecordIO files of MXNet"
+    suffixes = (".recordio",)
+    source = "recordio"
+    holds: ClassVar[frozenset[str]] = frozenset({"files"})
+
+    def held(self) -> Sequence[str]:
+        return ["label"] if self._has_label else []
+
+    def losses(self) -> Sequence[str]:
+        lost = ["whole keys: those in .lst are without tabs and line breaks"]
+        if self.manifest.classes is not None:
+            lost.append("names of classes: labels are numbers")
+        return lost
+
+    @cached_property
+    def _has_label(self) -> bool:
+        """Whether the labels are numbers that float32 holds."""
+        label = next((column for column in self.columns if column.name == "label" and column.type == "label"), None)
+        if label is None or label.nullable:
+            return False
+        values = np.asarray(self.reader.column("label"))
+        return bool(np.all((values >= 0) & (values <= _EXACT)))
+
+    def begin(self, number: int, split: str) -> ShardWriter:
+        name = f"{shortened(safe_name(split))}-{number:06}.rec" if split else f"{number:06}.rec"
+        return _RecWriter(self.path, name, self._has_label)
+
+    def sync(self, shard: ShardWriter) -> None:
+        assert shard.file is not None
+        for file in (shard.file, *_beside(shard.file)):
+            sync_tree(self.path / file)
+
+    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+        files = tuple(file for shard in sheet.shards for file in _beside(shard.file))
+        return super().finish(replace(sheet, files=files), lines)
+
+
+class _RecWriter(ShardWriter):
+    def __init__(self, folder: Path, name: str, has_label: bool) -> None:
+        self.file = name
+        self._has_label = has_label
+        self._count = 0
+        self._outs = [open_file(folder / each, "wb") for each in (name, *_beside(name))]
+
+    def add(self, record: Record) -> Mapping[str, str]:
+        assert isinstance(record.image, bytes)
+        label = int(record["label"]) if self._has_label else 0
+        rec, index, listed = self._outs
+        try:
+            data = framed(HEADER.pack(0, label, self._count, 0) + record.image)
+        except ValueError as error:
+            raise SampleError(record.key, str(error)) from None
+        index.write(b"%d\t%d\n" % (self._count, rec.tell()))
+        rec.write(data)
+        name = record.key.translate({9: "%09", 10: "%0A", 13: "%0D"}).encode("utf-8", "surrogateescape")
+        listed.write(b"%d\t%d\t%s\n" % (self._count, label, name))
+        self._count += 1
+        return {}
+
+    def close(self) -> None:
+        for out in self._outs:
+            out.close()
+
+    def abort(self) -> None:
+        for out in self._outs:
+            if not out.closed:
+                drop(out)
+
+
+def _beside(file: str) -> tuple[str, str]:
+    stem = file.removesuffix(".rec")
+    return f"{stem}.idx", f"{stem}.lst"

@@ -1,0 +1,301 @@
+"""RecordIO of MXNet: ``train.rec``, with ``train.idx`` and ``train.lst`` beside it (:mod:`packstore.core.recordio`).
+
+InsightFace's sets begin with a record that has no image, and end with one for each identity: neither is a sample
+(``insightface/recognition/arcface_torch/dataset.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.fields import Array, Field, Image, Label
+from packstore.core.recordio import FIRST, HEADER, LAST, MAGIC, MIDDLE, WHOLE
+from packstore.images.sniff import max_file_bytes
+from packstore.sources.archives.index import OpenFile
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.dataset import key_of
+from packstore.sources.records.files import OpenFiles, find_shards, first_shards, holds_images
+from packstore.sources.refusals import first_bytes
+from packstore.sources.rows import Row, RowSource, in_packing_order
+
+_SUFFIXES = (".rec",)
+_MAX_LABELS = 1 << 16
+_MAX_LIST = 1 << 32
+EXACT = 1 << 24
+"""From here on, float32 has no longer every integer."""
+
+
+@dataclass(slots=True)
+class _Index:
+    """The records of a file that have an image, some 40 bytes each.
+
+    Attributes:
+        places: Where their first parts begin.
+        sizes: Bytes of their images.
+        labels: Their labels; the first of several.
+        keys: Their paths in the list beside the file; None without a list.
+        damaged: Where nothing more can be read, and why.
+    """
+
+    places: array[int] = field(default_factory=lambda: array("q"))
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    labels: array[float] = field(default_factory=lambda: array("f"))
+    keys: list[str] | None = None
+    damaged: tuple[int, str] | None = None
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What all records say.
+
+    Attributes:
+        counts: Numbers of labels that records have.
+        ids: Some record has another number than its own.
+        further: Some record has a second number.
+        without: Number of records without an image.
+        is_faces: The first record is InsightFace's.
+    """
+
+    counts: set[int] = field(default_factory=set)
+    ids: bool = False
+    further: bool = False
+    without: int = 0
+    is_faces: bool = False
+
+
+class RecordioSource(RowSource):
+    """The ``.rec`` files in a folder, or one. Splits are told by their names."""
+
+    kind = "recordio"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._passed: Mapping[str, int] = {}
+        if self.sheet is not None:
+            self._shards = self.sheet_shards
+        else:
+            found = find_shards(path, _SUFFIXES, lambda file: False)
+            self._shards = found.files
+            beside = {f"not images ({suffix})" for suffix in (".idx", ".lst")}
+            self._passed = {reason: count for reason, count in found.ignored.items() if reason not in beside}
+        if not self._shards:
+            raise SourceError(f"{printable(str(path))} holds no .rec files")
+        self._files = OpenFiles([file for _, file in self._shards], lambda file: None)
+        self._facts = _Facts()
+        self._max_bytes = max_file_bytes(options.max_pixels)
+        self.evidence = f"the magic number of {self._shards[0][1].name}"
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return in_packing_order(split for split, _ in self._shards)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        found: dict[str, Field] = {"image": Image()}
+        labels = np.concatenate([np.frombuffer(index.labels, np.float32) for index in self._index])
+        whole = bool(len(labels)) and bool(np.all((labels >= 0) & (labels == np.floor(labels))))
+        single, counts = self._is_single, self._facts.counts
+        if single and whole:
+            if labels.max() >= EXACT and not self.options.named:
+                raise AmbiguousSourceError(
+                    f"{printable(str(self.path))} has labels up to {int(labels.max())} as float32, which has not every "
+                    f"integer from {EXACT} on: two classes may have one number. Pack them as they are with "
+                    f"--source {self.kind}"
+                )
+            found["label"] = Label()
+        elif single:
+            found["label"] = Array("float32")
+        if counts - {0}:
+            count = max(counts)
+            name = "labels" if single else "label"
+            found[name] = Array("float32", (count,)) if counts == {count} else Array("float32", ragged=True)
+        if self._facts.ids and not any(index.keys for index in self._index):
+            found["id"] = Array("uint64")
+        if self._facts.further:
+            found["id2"] = Array("uint64")
+        return found
+
+    @cached_property
+    def _is_single(self) -> bool:
+        """A record has one label, or is a face, whose first label is its identity."""
+        assert self._index
+        return self._facts.counts <= {0, 1} or self._facts.is_faces
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        without = self._facts.without
+        return {**self._passed, **({"records without an image (of InsightFace)": without} if without else {})}
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`."""
+        count = 0
+        for number, (its, path) in enumerate(self._shards):
+            if its != split:
+                continue
+            index = self._index[number]
+            for i, (place, size) in enumerate(zip(index.places, index.sizes, strict=True)):
+                key = index.keys[i] if index.keys and self._has_keys else key_of(split, count)
+                yield Row(key, (number, place), size)
+                count += 1
+            if index.damaged is not None:
+                at, reason = index.damaged
+                yield Row(f"{key_of(split, count)}…", (number, at, f"{path.name}, byte {at}: {reason}"), 0)
+                count += 1
+
+    def values(self, ref: Any) -> dict[str, Any]:
+        """See :meth:`RowSource.values`."""
+        number, place, *reason = ref
+        if reason:
+            raise ValueError(f"{reason[0]}; what is left of this file cannot be read")
+        file = self._files[number]
+        data = b""
+        for flag, at, size in _parts(file, place):
+            if len(data) + size > self._max_bytes + 4 * _MAX_LABELS:
+                raise ValueError(f"it has more bytes than the {self._max_bytes} of an image within max_pixels")
+            data += (MAGIC if flag in (MIDDLE, LAST) else b"") + file.read(size, at)
+        if len(data) < HEADER.size:
+            raise ValueError("it ends within its header")
+        flag, label, identity, further = HEADER.unpack_from(data)
+        labels = np.frombuffer(data[HEADER.size : HEADER.size + 4 * flag], "<f4") if flag else np.array([label], "<f4")
+        if flag and len(labels) < flag:
+            raise ValueError("it ends within its labels")
+        found: dict[str, Any] = {"image": data[HEADER.size + 4 * flag :]}
+        if self.sheet is not None:
+            return {**found, "label": int(label)} if "label" in self.sheet.held else found
+        for name, declared in self.schema_fields.items():
+            if name == "label" and isinstance(declared, Label):
+                found[name] = int(labels[0])
+            elif name in ("label", "labels"):
+                found[name] = labels[0] if self._is_single and name == "label" else labels
+        further_values = {"id": np.uint64(identity), "id2": np.uint64(further)}
+        return found | {name: value for name, value in further_values.items() if name in self.schema_fields}
+
+    @cached_property
+    def schema_fields(self) -> Mapping[str, Field]:
+        """:meth:`fields`, once."""
+        return self.fields()
+
+    def files(self) -> Iterator[Path]:
+        """See :meth:`RowSource.files`."""
+        for _, path in self._shards:
+            yield path
+            yield from (file for file in (path.with_suffix(".lst"),) if file.is_file())
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        self._files.close()
+
+    @cached_property
+    def _has_keys(self) -> bool:
+        keys = [key for index in self._index for key in index.keys or ()]
+        return len(keys) == sum(len(index.places) for index in self._index) and len(set(keys)) == len(keys)
+
+    @cached_property
+    def _index(self) -> list[_Index]:
+        found = [self._indexed(number) for number in range(len(self._shards))]
+        if not any(len(index.places) or index.damaged for index in found):
+            raise SourceError(f"{printable(str(self.path))}: its files hold no records of images")
+        return found
+
+    def _indexed(self, number: int) -> _Index:
+        index, file, path = _Index(), self._files[number], self._shards[number][1]
+        at, end, position, ids = 0, os.fstat(file.descriptor).st_size, 0, []
+        listed = self._listed(path)
+        while at < end:
+            try:
+                parts = list(_parts(file, at))
+            except ValueError as error:
+                index.damaged = at, str(error)
+                break
+            _, start, size = parts[0]
+            total = sum(size for *_, size in parts) + 4 * (len(parts) - 1)
+            head = file.read(min(size, HEADER.size + 8), start)
+            if len(head) >= HEADER.size:
+                flag, label, identity, further = HEADER.unpack_from(head)
+            else:
+                flag, label, identity, further = 0, 0.0, position, 0
+            image = total - HEADER.size - 4 * flag
+            if flag and len(head) >= HEADER.size + 4:
+                (label,) = struct.unpack_from("<f", head, HEADER.size)
+            if image == 0 and flag and (position == 0 or self._facts.is_faces):
+                self._facts.is_faces = True
+                self._facts.without += 1
+            else:
+                index.places.append(at)
+                index.sizes.append(max(0, image))
+                index.labels.append(label)
+                if flag <= _MAX_LABELS and image >= 0:
+                    self._facts.counts.add(flag)
+                self._facts.ids = self._facts.ids or identity != position
+                self._facts.further = self._facts.further or further != 0
+                if listed is not None:
+                    ids.append(identity)
+            position += 1
+            _, last, size = parts[-1]
+            at = last + size + -size % 4
+        if listed is not None and all(identity in listed for identity in ids):
+            index.keys = [listed[identity] for identity in ids]
+        return index
+
+    def _listed(self, path: Path) -> dict[int, str] | None:
+        """Paths of the images by their numbers, in the list beside a file; None where there is none."""
+        file = path.with_suffix(".lst")
+        if self.sheet is not None or not file.is_file():
+            return None
+        found: dict[int, str] = {}
+        try:
+            if file.stat().st_size > _MAX_LIST:
+                return None
+            with file.open(encoding="utf-8", errors="surrogateescape") as lines:
+                for line in lines:
+                    number, _, rest = line.rstrip("\r\n").partition("\t")
+                    name = rest.rpartition("\t")[2]
+                    if not re.fullmatch(r"\d{1,18}", number) or int(number) in found or not name:
+                        raise SourceError(
+                            f"{printable(str(file))}: {printable(line[:80].strip())} is no line of a list"
+                        )
+                    found[int(number)] = name
+        except OSError as error:
+            raise SourceError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from None
+        return found
+
+
+def _parts(file: OpenFile, at: int) -> Iterator[tuple[int, int, int]]:
+    """Flag, place and size of the parts of the record at a place. Raises :class:`ValueError` where it is damaged."""
+    end, first = os.fstat(file.descriptor).st_size, True
+    while True:
+        head = file.read(8, at)
+        if len(head) < 8:
+            raise ValueError("the file ends within a record")
+        flag, size = (word := int.from_bytes(head[4:], "little")) >> 29, word & ((1 << 29) - 1)
+        if head[:4] != MAGIC or flag not in ((WHOLE, FIRST) if first else (MIDDLE, LAST)):
+            raise ValueError("no record begins here")
+        if size > end - at - 8:
+            raise ValueError(f"a record of {size} bytes is cut off")
+        yield flag, at + 8, size
+        if flag in (WHOLE, LAST):
+            return
+        at, first = at + 8 + size + -size % 4, False
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    if path.is_dir() and holds_images(path):
+        return Certainty.NO
+    files = [path] if path.is_file() else first_shards(path, _SUFFIXES)
+    named = [file for file in files if file.suffix.lower() == ".rec"]
+    found = any(first_bytes(file, 4) == MAGIC for file in named)
+    return Certainty.CERTAIN if found else Certainty.NO
+
+
+KIND = Kind("recordio", "RecordIO files of MXNet", _recognise, RecordioSource)

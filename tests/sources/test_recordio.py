@@ -1,0 +1,171 @@
+"""RecordIO files: the layout of dmlc and MXNet, and what can be wrong with them.
+
+mxnet does not import beside NumPy 2, so ``tests/corpus/recordio`` was written from its published source
+(``dmlc-core/src/recordio.cc``, ``mxnet/recordio.py``, ``tools/im2rec.py``) by :func:`rec` and :func:`faces`:
+``plain.rec`` with records in parts, ``arrays.rec`` with three labels each, ``faces.rec`` as
+InsightFace's ``face2rec2.py``.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packstore import PackedDataset, convert, verify
+from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
+from packstore.sources import Entry, open_source
+from packstore.testing import SourceSuite
+from tests.makers.images import tiny
+
+WRITTEN = Path(__file__).parents[1] / "corpus" / "recordio"
+MAGIC = 0xCED7230A
+
+
+def packed(image: bytes, *labels: float, identity: int = 0, further: int = 0) -> bytes:
+    """``mxnet.recordio.pack``: one label in the header, several after it."""
+    if len(labels) == 1:
+        return struct.pack("<IfQQ", 0, labels[0], identity, further) + image
+    return struct.pack(f"<IfQQ{len(labels)}f", len(labels), 0, identity, further, *labels) + image
+
+
+def rec(*records: bytes) -> bytes:
+    """``RecordIOWriter::WriteRecord``, word by word."""
+    out = bytearray()
+
+    def part(flag: int, data: bytes) -> None:
+        out.extend(struct.pack("<II", MAGIC, flag << 29 | len(data)) + data + bytes(-len(data) % 4))
+
+    for data in records:
+        start = 0
+        for at in range(0, len(data) // 4 * 4, 4):
+            if struct.unpack_from("<I", data, at)[0] == MAGIC:
+                part(2 if start else 1, data[start:at])
+                start = at + 4
+        part(3 if start else 0, data[start:])
+    return bytes(out)
+
+
+def faces() -> bytes:
+    """Five images of two identities, and the records of both after them; labels of images have two numbers."""
+    images = [packed(tiny(n), n // 3, 1, identity=n + 1) for n in range(5)]
+    identities = [packed(b"", 1, 4, identity=6), packed(b"", 4, 6, identity=7)]
+    return rec(packed(b"", 6, 8), *images, *identities)
+
+
+class TestRecordio(SourceSuite):
+    kind = "recordio"
+    bytes_per_sample = 400
+    undecodable_keys = False
+
+    def make(self, folder: Path, samples: int) -> Path:
+        for name, numbers in {"train": range(samples - 2), "val": range(samples - 2, samples)}.items():
+            (folder / f"{name}.rec").write_bytes(rec(*(packed(tiny(n), n % 3, identity=n) for n in numbers)))
+            (folder / f"{name}.lst").write_text("".join(f"{n}\t{n % 3}\ta/{n}.png\n" for n in numbers))
+        return folder
+
+    def change(self, path: Path) -> None:
+        text = (path / "val.lst").read_text()
+        (path / "val.lst").write_text(text.replace("a/", "b/"))
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        with (path / "train.rec").open("r+b") as file:
+            file.seek(entry.ref[1] + 8)
+            file.write(struct.pack("<I", 99))  # labels that it does not have
+        return True
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        return False
+
+
+def test_what_the_layout_says(tmp_path: Path) -> None:
+    convert(WRITTEN / "plain.rec", tmp_path / "x.lmdb")
+    ds = PackedDataset(tmp_path / "x.lmdb", columns=("label", "image"), output="bytes")
+    expected = [tiny(0), tiny(1), *(_with_magic(n) for n in (2, 3))]
+    assert [(label, bytes(image)) for label, image in ds] == list(zip((0, 1, 0, 1), expected, strict=True))
+    assert verify(tmp_path / "x.lmdb", against=WRITTEN / "plain.rec").problems == ()
+
+
+def _with_magic(n: int) -> bytes:
+    """An image with magic numbers after its end; the header before it takes 24 bytes."""
+    image = tiny(n) + bytes(-len(tiny(n)) % 4)
+    return image + struct.pack("<III", MAGIC, MAGIC, 7) + struct.pack("<I", MAGIC) * (n == 3)
+
+
+def test_arrays_of_labels(tmp_path: Path) -> None:
+    convert(WRITTEN / "arrays.rec", tmp_path / "x.h5")
+    ds = PackedDataset(tmp_path / "x.h5", columns=("label", "id2"))
+    assert [(label.tolist(), further) for label, further in ds] == [([n, 0.5, -1], 7 * n) for n in range(4)]
+
+
+def test_labels_of_differing_number_and_fractions(tmp_path: Path) -> None:
+    (tmp_path / "a.rec").write_bytes(rec(*(packed(tiny(n), *range(n + 2)) for n in range(3))))
+    convert(tmp_path / "a.rec", tmp_path / "a.h5")
+    assert [x.tolist() for x in PackedDataset(tmp_path / "a.h5", columns=("label",))] == [
+        [0, 1],
+        [0, 1, 2],
+        [0, 1, 2, 3],
+    ]
+    (tmp_path / "b.rec").write_bytes(rec(*(packed(tiny(n), n / 2) for n in range(3))))
+    convert(tmp_path / "b.rec", tmp_path / "b.h5")
+    assert list(PackedDataset(tmp_path / "b.h5", columns=("label",))) == [0, 0.5, 1]
+
+
+def test_faces_are_without_the_records_of_identities(tmp_path: Path) -> None:
+    report = convert(WRITTEN / "faces.rec", tmp_path / "x.h5")
+    assert report.ignored == {"records without an image (of InsightFace)": 3}
+    ds = PackedDataset(tmp_path / "x.h5", columns=("label", "labels", "image"), output="bytes")
+    assert [(label, labels.tolist()) for label, labels, _ in ds] == [(n // 3, [n // 3, 1]) for n in range(5)]
+    assert [bytes(image) for *_, image in ds] == [tiny(n) for n in range(5)]
+
+
+def test_labels_that_float32_does_not_tell_apart(tmp_path: Path) -> None:
+    (tmp_path / "x.rec").write_bytes(rec(packed(tiny(0), 2**24 - 1), packed(tiny(1), 2**24)))
+    with pytest.raises(AmbiguousSourceError, match=r"labels up to 16777216 as float32.*--source recordio"):
+        convert(tmp_path / "x.rec", tmp_path / "x.h5")
+    convert(tmp_path / "x.rec", tmp_path / "x.h5", source_kind="recordio")
+    assert list(PackedDataset(tmp_path / "x.h5", columns=("label",))) == [2**24 - 1, 2**24]
+
+
+@pytest.mark.parametrize(("at", "said"), [(0, "no record begins here"), (7, "cut off|no record begins")])
+def test_a_damaged_record_ends_its_file(at: int, said: str, tmp_path: Path) -> None:
+    whole = [packed(tiny(n), n % 3, identity=n) for n in range(6)]
+    data = bytearray(rec(*whole))
+    place = len(rec(*whole[:4]))
+    data[place + at] ^= 0xFF
+    (tmp_path / "x.rec").write_bytes(data)
+    with pytest.raises(SampleError, match=rf"x\.rec, byte {place}: ({said}).*what is left of this file"):
+        convert(tmp_path / "x.rec", tmp_path / "x.h5")
+    assert convert(tmp_path / "x.rec", tmp_path / "x.h5", on_error="skip").manifest.records == 4
+
+
+@pytest.mark.parametrize("left", [1, 7, 8, 40, -40])
+def test_a_file_that_is_cut_off(left: int, tmp_path: Path) -> None:
+    whole = rec(*(packed(tiny(n), n % 3) for n in range(3)))
+    (tmp_path / "x.rec").write_bytes((whole + whole)[: len(whole) + left])
+    with pytest.raises(SampleError, match=r"the file ends within a record|is cut off"):
+        convert(tmp_path / "x.rec", tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize("line", ["x\t0\ta.png", "0 0 a.png", "0\t0\t", "1\t0\tb.png\n1\t0\tc.png"])
+def test_a_list_that_is_none(line: str, tmp_path: Path) -> None:
+    (tmp_path / "x.rec").write_bytes(rec(packed(tiny(0), 0)))
+    (tmp_path / "x.lst").write_text(f"{line}\n")
+    with pytest.raises(SourceError, match=r"x\.lst: .* is no line of a list"):
+        convert(tmp_path / "x.rec", tmp_path / "x.h5")
+
+
+def test_a_list_of_other_images_gives_no_keys(tmp_path: Path) -> None:
+    (tmp_path / "x.rec").write_bytes(rec(*(packed(tiny(n), 0, identity=n) for n in range(3))))
+    (tmp_path / "x.lst").write_text("0\t0\ta.png\n7\t0\tb.png\n")
+    convert(tmp_path / "x.rec", tmp_path / "x.h5")
+    assert list(PackedDataset(tmp_path / "x.h5", columns=("key",))) == [f"{n:010}" for n in range(3)]
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "x.rec").write_bytes(b"text" * 10)
+    with pytest.raises(SourceError):
+        open_source(tmp_path / "x.rec")
+    assert np.frombuffer(rec(b""), "<u4").tolist() == [MAGIC, 0]
