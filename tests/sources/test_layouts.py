@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import pickle
 import shutil
 import struct
 import tarfile
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import lmdb
 import numpy as np
 import pytest
 
@@ -104,6 +106,20 @@ def without(make: Make, *names: str) -> Make:
         return path
 
     return lose
+
+
+def database(name: str, entries: dict[bytes, bytes], meta: str = "") -> Make:
+    """An LMDB of others."""
+
+    def make(root: Path) -> Path:
+        with lmdb.open(str(root / name), map_size=1 << 22) as environment, environment.begin(write=True) as transaction:
+            for key, value in entries.items():
+                transaction.put(key, value)
+        if meta:
+            (root / name / "meta_info.txt").write_text(meta)
+        return root / name
+
+    return make
 
 
 def hdf5(*named: str) -> Make:
@@ -211,6 +227,8 @@ def captions(suffix: str) -> Make:
     )
 
 
+DATUM = b"\x08\3\x10\2\x18\2\x22\x0c" + bytes(12) + b"\x28\1"
+"""3 x 2 x 2 pixels and the label 1, as Caffe writes them."""
 METADATA = "file_name,label\n" + "".join(f"{n}.png,{n % 2}\n" for n in range(4))
 PHOTOS: dict[str, bytes | str] = {f"{label}/{n}.jpg": jpeg(n + ord(label)) for label in "ab" for n in range(4)}
 
@@ -237,6 +255,16 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
         "hf_imagefolder",
         lambda root: fill(root, {"train/metadata.csv": METADATA, **{f"train/{n}.png": tiny(n) for n in range(4)}}),
     ),
+    "folder2lmdb": (
+        "folder2lmdb",
+        database("train.lmdb", {b"0": pickle.dumps((tiny(0), 1)), b"__keys__": pickle.dumps([b"0"]),
+                                b"__len__": pickle.dumps(1)}),
+    ),
+    "OCR": ("ocr", database("data", {b"num-samples": b"1", b"image-000000001": tiny(1), b"label-000000001": b"w"})),
+    "BasicSR": ("basicsr", database("DIV2K.lmdb", {b"0801": tiny(1)}, "0801.png (2,3,3) 1\n")),
+    "Caffe": ("caffe", database("mnist_train_lmdb", {b"%08d" % n: DATUM for n in range(2)})),
+    "LSUN": ("lsun", database("tower_train_lmdb", {b"%040d" % n: tiny(n) for n in range(2)})),
+    "captions": ("captions", captions("csv")),
     "COCO": ("coco", coco),
     "YOLO": ("yolo", yolo),
     "Pascal VOC": ("voc", voc),
