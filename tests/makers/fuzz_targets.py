@@ -9,6 +9,7 @@ import atexit
 import functools
 import gzip
 import hashlib
+import importlib
 import io
 import json
 import random
@@ -44,6 +45,8 @@ from packstore.sources.cifar import CifarSource
 from packstore.sources.cifar.files import LAYOUTS, find_files
 from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
 from packstore.sources.exported import ExportedFiles
+from packstore.sources.huggingface.features import Facts, columns_of, features_of
+from packstore.sources.huggingface.imagefolder import HfImageFolderSource
 from packstore.sources.labels import LabelsFile
 from packstore.sources.named.mat import find_arrays, load_mat
 from packstore.sources.records.recordio import RecordioSource
@@ -58,7 +61,10 @@ from packstore.stores.pth.pickle_reader import unpickle
 from tests.makers.fuzzing import Target
 
 CORPUS = Path(__file__).parents[1] / "corpus"
+WRITTEN = frozenset({"arrow", "coco_masks", "parquet"})
+"""Folders beside those of seeds: what libraries wrote."""
 _MAX_RECORDS = 2000
+_HF_FILES = ("metadata.csv", "metadata.jsonl", "README.md")
 _ODD = (0, -1, 1, 2, 2**31, 2**62, 2**64, 10**10, 10**11, -(2**63), 1.5, 1e308, float("inf"), float("nan"), None, True,
         "", "x", "../x", "/etc/passwd", "\0", "\ud800", "a" * 5000, [], {}, [[[]]], [0], {"a": 1})  # fmt: skip
 
@@ -269,7 +275,10 @@ def _repair_json(data: bytes, rng: random.Random) -> bytes:
         return data
     if isinstance(plain, dict):
         _change(plain, rng)
-    return json.dumps(plain).encode()
+    try:
+        return json.dumps(plain).encode()
+    except ValueError:  # a value that holds itself
+        return data
 
 
 def _repair_tfrecord(data: bytes, rng: random.Random) -> bytes:
@@ -293,6 +302,40 @@ def _npz(data: bytes) -> None:
             for entry in source.entries():
                 with suppress(SampleError):
                     source.read(entry)
+
+
+def _hf_imagefolder(data: bytes) -> None:
+    """The name of a file of metadata, or of the card, and what is in it; beside two images."""
+    folder = _scratch() / "images"
+    for name in ("a/1.png", "b/2.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"\x89PNG")
+    for name in _HF_FILES:
+        (folder / name).unlink(missing_ok=True)
+    name, _, content = data.partition(b"\n")
+    (folder / next((each for each in _HF_FILES if each.encode() == name), _HF_FILES[0])).write_bytes(content)
+    with closing(HfImageFolderSource(folder, SourceOptions(max_pixels=1 << 16))) as source:
+        source.survey()
+        for entry in source.entries():
+            with suppress(SampleError):
+                source.read(entry)
+
+
+def _hf_features(data: bytes) -> None:
+    """The metadata of a schema with columns of all sorts."""
+    pa = importlib.import_module("pyarrow")
+    row = {
+        "image": {"bytes": b"\x89PNG", "path": "a"}, "label": 1, "labels": [1, 2], "grid": [[1, 2], [3, 4]],
+        "objects": {"category": [0, 1], "area": [0.5]}, "text": "a", "mask": b"\x89PNG\r\n\x1a\n", "number": 0.5,
+    }  # fmt: skip
+    batch = pa.RecordBatch.from_pylist([row, dict.fromkeys(row)])
+    batch = batch.replace_schema_metadata({"huggingface": data})
+    columns = columns_of(batch, features_of(batch.schema), Facts(optional=row))
+    for column in columns:
+        cells = column.cells(batch.column(column.column))
+        for number in range(2):
+            with suppress(ValueError):
+                cells(number)
 
 
 def _labels(data: bytes) -> None:
@@ -501,6 +544,27 @@ TARGETS = (
     Target("npz", _npz, (PackstoreError,), ("arrays/npz.py", "inflating.py")),
     Target("recordio", _recordio, (PackstoreError,), ("records/recordio.py",)),
     Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/tfds_features.py"), _repair_json),
+    Target(
+        "hf_imagefolder",
+        _hf_imagefolder,
+        (PackstoreError,),
+        ("huggingface/metadata.py", "huggingface/card.py", "huggingface/imagefolder.py", "huggingface/splits.py"),
+        None,
+        (
+            b"file_name",
+            b"configs:",
+            b"data_files:",
+            b"**",
+            b"../",
+            b"\n",
+            b",",
+            b'{"',
+            b"metadata.jsonl\n",
+            b"1",
+            b"-1",
+        ),
+    ),
+    Target("hf_features", _hf_features, (PackstoreError, ValueError), ("huggingface/features.py",), _repair_json),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/column.py"), _repair_manifest),

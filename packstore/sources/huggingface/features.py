@@ -103,7 +103,8 @@ def features_of(schema: Any) -> dict[str, Any]:
         info = json.loads(found)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its features are no JSON: {error}") from None
-    features = (info.get("info") or {}).get("features") if isinstance(info, dict) else None
+    inner = info.get("info") if isinstance(info, dict) else None
+    features = inner.get("features") if isinstance(inner, dict) else None
     return features if isinstance(features, dict) else {}
 
 
