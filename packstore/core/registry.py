@@ -217,6 +217,8 @@ EXPORTS = Registry(
         "tfds": "packstore.exports.tfds:TfdsExport",
         "parquet": "packstore.exports.parquet:ParquetExport",
         "recordio": "packstore.exports.recordio:RecordioExport",
+        "npz": "packstore.exports.arrays:NpzExport",
+        "hdf5": "packstore.exports.arrays:Hdf5Export",
     },
     classes=True,
 )

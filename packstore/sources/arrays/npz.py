@@ -7,6 +7,7 @@ read in place, and what is, is decompressed on the way; so memory does not grow 
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import os
 import struct
@@ -14,7 +15,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,8 @@ class _OpenNpz(_OpenArraysOfNumpy):
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._readers: list[GzipReader] = []
         self._contents = {}
+        self._ragged: dict[str, _Content] = {}
+        self._offsets: dict[str, _Content] = {}
         try:
             with zipfile.ZipFile(path) as archive:
                 members = archive.infolist()
@@ -127,6 +130,7 @@ class _OpenNpz(_OpenArraysOfNumpy):
                 if name == member.filename or name in self._contents:
                     raise SourceError(f"{self._shown}: {printable(member.filename)} is no array, or is there twice")
                 self._contents[name] = self._content(name, member)
+            self._join()
         except (zipfile.BadZipFile, struct.error, zlib.error, EOFError, NotImplementedError, ValueError) as error:
             self.close()
             if isinstance(error, SourceError):
@@ -135,6 +139,33 @@ class _OpenNpz(_OpenArraysOfNumpy):
         except BaseException:
             self.close()
             raise
+
+    def _join(self) -> None:
+        """Makes ``x`` and ``x_offsets`` one array of values of any length."""
+        for name, content in list(self._contents.items()):
+            offsets = self._contents.get(f"{name}_offsets")
+            if offsets is None or content.info.shape[1:] or content.info.dtype != np.uint8:
+                continue
+            if len(offsets.info.shape) == 1 and offsets.info.dtype == np.int64 and offsets.info.shape[0]:
+                count = offsets.info.shape[0] - 1
+                self._contents[name] = replace(content, info=replace(content.info, shape=(count,), what="files"))
+                self._ragged[name] = content
+                del self._contents[f"{name}_offsets"]
+                self._offsets[name] = offsets
+
+    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """See :meth:`OpenArrays.read`."""
+        content = self._ragged.get(name)
+        if content is None:
+            return super().read(name, axis, start, stop)
+        data = self._offsets[name].read(8 * (stop - start + 1), 8 * start)
+        edges = np.frombuffer(data, np.int64).tolist()
+        found = np.empty(stop - start, object)
+        for number, (first, last) in enumerate(itertools.pairwise(edges)):
+            if not 0 <= first <= last <= content.info.shape[0]:
+                raise ValueError(f"{name}_offsets says that a value lies from byte {first} to {last}")
+            found[number] = content.read(last - first, first)
+        return found
 
     def _content(self, name: str, member: zipfile.ZipInfo) -> _Content:
         header = read_at(self._descriptor, _LOCAL.size, member.header_offset)

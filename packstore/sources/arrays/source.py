@@ -19,6 +19,7 @@ from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
 from packstore.images.sniff import max_file_bytes, too_many_pixels
 from packstore.sources.arrays.choosing import IMAGE_WORDS, LABEL_WORDS, Choice, Chosen, Part, choose, words_of
+from packstore.sources.arrays.exported import EXPORTED_SHAPE, exported
 from packstore.sources.arrays.stored import ArrayInfo, Blocks, OpenArrays, block_rows, row_bytes
 from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
 from packstore.sources.dataset import key_of
@@ -45,13 +46,16 @@ class ArraySource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._files, self._ignored = self.find(path)
+        if self.sheet is None:
+            self._files, self._ignored = self.find(path)
+        else:
+            self._files, self._ignored = [file for _, file in self.sheet_shards], Counter[str]()
         if not self._files:
             raise SourceError(f"{printable(str(path))} holds no {self.what} ({', '.join(self.suffixes)})")
         self._blocks = Blocks(self._files, partial(self.open_file, folder=path if path.is_dir() else path.parent))
         try:
             infos = [self._infos(number, file) for number, file in enumerate(self._files)]
-            self._choice = self.choose(infos)
+            self._choice = self.choose(infos) if self.sheet is None else exported(self.sheet, infos, str(path))
             self._check()
         except BaseException:
             self.close()
@@ -129,7 +133,9 @@ class ArraySource(RowSource):
         found = {}
         for name, chosen in part.columns.items():
             value = self._blocks.row(chosen.file, chosen.info, chosen.axis, row, len(part.columns))
-            found[name] = self._value(name, chosen, value)
+            found[name] = self._value(name, chosen, value) if self.sheet is None else _exported_value(chosen, value)
+        if (shape := found.pop(EXPORTED_SHAPE, None)) is not None:
+            found["image"] = np.frombuffer(found["image"], np.uint8).reshape(shape)
         return found
 
     def fields(self) -> dict[str, Field]:
@@ -310,6 +316,13 @@ def recognise_arrays(source: type[ArraySource], path: Path, options: SourceOptio
     opened = source(path, options)
     opened.close()
     return Certainty.CERTAIN
+
+
+def _exported_value(chosen: Chosen, value: Any) -> Any:
+    """A value as it lay in the store that was exported."""
+    if chosen.info.what == "files":
+        return bytes(value)
+    return np.array(value, chosen.info.dtype.newbyteorder("="))
 
 
 def _split_folders(path: Path) -> list[Path]:

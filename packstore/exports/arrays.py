@@ -1,0 +1,242 @@
+"""Plain HDF5 and numpy's npz: shards with an array ``images``, and one for each column of one shape.
+
+Images of one shape are one array, ``N x H x W x 3`` (floats: ``N x 3 x H x W``). Files, and pixels of different sizes,
+have any number of bytes: in HDF5 each is a variable-length value, in an npz all follow each other and
+``images_offsets`` says where each begins; ``images_shape`` has the shapes of pixels. ``labels`` is the column
+``label``, and ``class_names`` are its classes.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import zipfile
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from packstore.core.column import Column
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.files import drop, open_file
+from packstore.core.manifest import Manifest
+from packstore.exports.base import Export, Record, ShardWriter
+from packstore.exports.names import safe_name, shortened
+
+IMAGES, OFFSETS, SHAPES, CLASSES = "images", "images_offsets", "images_shape", "class_names"
+_RESERVED = {IMAGES, OFFSETS, SHAPES, CLASSES, "labels"}
+_COPIED = 1 << 22
+
+
+class _ArraysExport(Export):
+    """Shards ``train-000000.npz`` …, each of which can be read alone."""
+
+    holds: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
+    extension: ClassVar[str]
+
+    def held(self) -> Sequence[str]:
+        return [column.name for column in self._arrays]
+
+    def losses(self) -> Sequence[str]:
+        lost = ["keys: samples have numbers"]
+        image = self.manifest.image
+        if self.manifest.classes is None and any(column.classes is not None for column in self.columns):
+            lost.append("names of classes: labels are numbers")
+        if image.kind == "ragged" and not self.manifest.holds_files:
+            lost.append(f"shapes of images: pixels lie one after the other, and {SHAPES} says how they go on")
+        if image.dtype == "bfloat16":
+            lost.append("bfloat16 values: these formats have none, so the arrays hold their bit patterns as uint16")
+        if self.manifest.normalization is not None:
+            lost.append("mean and standard deviation by which the arrays were normalised")
+        return lost
+
+    def begin(self, number: int, split: str) -> ShardWriter:
+        name = f"{shortened(safe_name(split))}-{number:06}" if split else f"{number:06}"
+        return self.writer(self.path, f"{name}.{self.extension}", self.manifest, self._arrays)
+
+    @property
+    def _arrays(self) -> list[Column]:
+        """The columns that become arrays."""
+        return [
+            column
+            for column in self.columns
+            if column.kind == "fixed" and not column.nullable and column.name not in _RESERVED
+        ]
+
+    @abstractmethod
+    def writer(self, folder: Path, name: str, manifest: Manifest, columns: Sequence[Column]) -> ShardWriter:
+        """A writer of a shard."""
+
+
+class _ArraysWriter(ShardWriter):
+    """Keeps images in a file without a name until the shard ends and their number is known."""
+
+    def __init__(self, folder: Path, name: str, manifest: Manifest, columns: Sequence[Column]) -> None:
+        self.file = name
+        self.path = folder / name
+        self.manifest = manifest
+        self.columns = columns
+        self._images: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - until the shard ends
+        self._values = {column.name: bytearray() for column in columns}
+        self._ends = [0]
+        self._shapes: list[tuple[int, ...]] = []
+
+    def add(self, record: Record) -> Mapping[str, str]:
+        image = record.image
+        data = image.tobytes() if isinstance(image, np.ndarray) else image
+        self._images.write(data)
+        self._ends.append(self._ends[-1] + len(data))
+        if isinstance(image, np.ndarray):
+            self._shapes.append(image.shape)
+        for column in self.columns:
+            self._values[column.name] += np.asarray(record.at_rest[column.name]).tobytes()
+        return {}
+
+    def close(self) -> None:
+        self._images.seek(0)
+        try:
+            self.write()
+        finally:
+            self._images.close()
+
+    def abort(self) -> None:
+        self._images.close()
+
+    @abstractmethod
+    def write(self) -> None:
+        """Writes the file."""
+
+    @property
+    def records(self) -> int:
+        return len(self._ends) - 1
+
+    @property
+    def fixed(self) -> bool:
+        """Whether images are one array; those that were encoded for the export are files."""
+        return self.manifest.image.kind == "fixed" and bool(self._shapes)
+
+    @property
+    def image_array(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype of the array of images."""
+        image = self.manifest.image
+        return (self.records, *image.shape), np.dtype(NUMPY_DTYPE[image.dtype])
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        return np.array(self._ends, np.int64)
+
+    def small_arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """All arrays but the images, by name."""
+        if self._shapes and not self.fixed:
+            yield SHAPES, np.array(self._shapes, np.int32)
+        for column in self.columns:
+            values = np.frombuffer(bytes(self._values[column.name]), NUMPY_DTYPE[column.dtype])
+            yield array_name(column.name), values.reshape(self.records, *column.shape)
+
+    def blocks(self) -> Iterator[bytes]:
+        """The bytes of all images in pieces."""
+        while data := self._images.read(_COPIED):
+            yield data
+
+    def one(self, number: int) -> bytes:
+        """The bytes of the next image, whose number is known."""
+        return self._images.read(self._ends[number + 1] - self._ends[number])
+
+
+def array_name(column: str) -> str:
+    """The name of a column's array."""
+    return "labels" if column == "label" else column
+
+
+class NpzExport(_ArraysExport):
+    """Shards ``train-000000.npz`` …, not compressed."""
+
+    name = "npz"
+    help = "numpy's npz files"
+    suffixes = (".npz",)
+    source = "npz"
+    extension = "npz"
+
+    def writer(self, folder: Path, name: str, manifest: Manifest, columns: Sequence[Column]) -> ShardWriter:
+        return _NpzWriter(folder, name, manifest, columns)
+
+
+class _NpzWriter(_ArraysWriter):
+    def write(self) -> None:
+        out = open_file(self.path, "wb")
+        try:
+            with zipfile.ZipFile(out, "w", allowZip64=True) as archive:
+                if self.fixed:
+                    shape, dtype = self.image_array
+                else:
+                    shape, dtype = (int(self.ends[-1]),), np.dtype(np.uint8)
+                    self._add(archive, OFFSETS, self.ends)
+                with archive.open(_member(IMAGES), "w", force_zip64=True) as file:
+                    file.write(_header(shape, dtype))
+                    for block in self.blocks():
+                        file.write(block)
+                for name, array in self.small_arrays():
+                    self._add(archive, name, array)
+                if self.manifest.classes is not None:
+                    self._add(archive, CLASSES, np.array(self.manifest.classes, np.str_))
+            out.close()
+        except BaseException:
+            drop(out)
+            raise
+
+    def _add(self, archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
+        with archive.open(_member(name), "w", force_zip64=True) as file:
+            file.write(_header(array.shape, array.dtype))
+            file.write(np.ascontiguousarray(array).tobytes())
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    return zipfile.ZipInfo(f"{name}.npy")
+
+
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    out = io.BytesIO()
+    described = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    npy.write_array_header_1_0(out, described)
+    return out.getvalue()
+
+
+class Hdf5Export(_ArraysExport):
+    """Shards ``train-000000.h5`` … with datasets in one piece."""
+
+    name = "hdf5"
+    help = "plain HDF5 files"
+    suffixes = (".hdf5s",)
+    source = "hdf5"
+    extension = "h5"
+
+    def writer(self, folder: Path, name: str, manifest: Manifest, columns: Sequence[Column]) -> ShardWriter:
+        return _Hdf5Writer(folder, name, manifest, columns)
+
+
+class _Hdf5Writer(_ArraysWriter):
+    def write(self) -> None:
+        import h5py
+
+        with h5py.File(self.path, "w") as file:
+            if self.fixed:
+                shape, dtype = self.image_array
+                images = file.create_dataset(IMAGES, shape, dtype)
+                rows = max(1, _COPIED // max(1, int(self.ends[1])))
+                for start in range(0, self.records, rows):
+                    stop = min(start + rows, self.records)
+                    data = b"".join(self.one(number) for number in range(start, stop))
+                    images[start:stop] = np.frombuffer(data, dtype).reshape(stop - start, *shape[1:])
+            else:
+                images = file.create_dataset(IMAGES, (self.records,), h5py.vlen_dtype(np.uint8))
+                for number in range(self.records):
+                    images[number] = np.frombuffer(self.one(number), np.uint8)
+            for name, array in self.small_arrays():
+                file.create_dataset(name, data=array)
+            if self.manifest.classes is not None:
+                names = [name.encode("utf-8", "surrogateescape") for name in self.manifest.classes]
+                file.create_dataset(CLASSES, data=names, dtype=h5py.string_dtype())

@@ -1,0 +1,106 @@
+"""Exports as npz and as plain HDF5: the contract, and what numpy and h5py read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from packstore import convert, export
+from packstore.core.errors import SourceError
+from packstore.core.sheet import SHEET
+from packstore.stores import open_store
+from packstore.testing import ExportSuite
+from tests.makers.images import tiny
+from tests.makers.typed import COLUMNS, make_typed
+
+
+class TestNpz(ExportSuite):
+    kind = "npz"
+
+
+class TestHdf5(ExportSuite):
+    kind = "hdf5"
+
+
+def folder(path: Path) -> Path:
+    for number in range(9):
+        file = path / ("train", "val")[number % 3 == 2] / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(tiny(number))
+    return path
+
+
+def arrays(path: Path) -> dict[str, Any]:
+    """By numpy or h5py alone."""
+    if path.suffix == ".npz":
+        return dict(np.load(path))
+    with h5py.File(path) as file:
+        return {name: dataset[()] for name, dataset in file.items()}
+
+
+@pytest.mark.parametrize("kind", ["npz", "hdf5"])
+def test_pixels_are_one_array(kind: str, tmp_path: Path) -> None:
+    convert(folder(tmp_path / "in"), tmp_path / "in.h5", encoding="uint8", size=4)
+    report = export(tmp_path / "in.h5", tmp_path / "out", to=kind)
+    assert "keys: samples have numbers" in report.losses
+    suffix = {"npz": "npz", "hdf5": "h5"}[kind]
+    with open_store(tmp_path / "in.h5") as reader:
+        for split in ("train", "val"):
+            found = arrays(tmp_path / "out" / f"{split}-000000.{suffix}")
+            numbers = range(reader.manifest.split(split).start, reader.manifest.split(split).stop)
+            assert np.array_equal(found["images"], [reader.array(i) for i in numbers])
+            assert found["labels"].tolist() == [int(reader.value("label", i)) for i in numbers]
+            assert [n.decode() if isinstance(n, bytes) else n for n in found["class_names"].tolist()] == ["a", "b"]
+    # Without the sheet it is a source like any other, of the same images, labels, classes and splits.
+    for name in (SHEET, "packstore.rows.jsonl"):
+        (tmp_path / "out" / name).unlink()
+    manifest = convert(tmp_path / "out", tmp_path / "again.h5").manifest
+    assert manifest.origin.kind == kind
+    assert manifest.classes == ("a", "b")
+    with open_store(tmp_path / "in.h5") as old, open_store(tmp_path / "again.h5") as new:
+        assert all(np.array_equal(old.array(i), new.array(i)) for i in range(9))
+        assert [old.value("label", i) for i in range(9)] == [new.value("label", i) for i in range(9)]
+
+
+@pytest.mark.parametrize("kind", ["npz", "hdf5"])
+def test_files_and_other_columns(kind: str, tmp_path: Path) -> None:
+    typed = make_typed(tmp_path / "typed.lmdb", [column.name for column in COLUMNS], 6)
+    export(typed.path, tmp_path / "out", to=kind)
+    (file,) = (path for path in (tmp_path / "out").iterdir() if path.suffix in (".npz", ".h5"))
+    found = arrays(file)
+    with open_store(typed.path) as reader:
+        for i, values in enumerate(typed.values):
+            if kind == "npz":
+                first, last = found["images_offsets"][i : i + 2]
+                data = found["images"][first:last].tobytes()
+            else:
+                data = found["images"][i].tobytes()
+            assert data == bytes(reader.read(i))
+            assert found["labels"][i] == values["label"]
+            assert np.array_equal(found["vector"][i], values["vector"])
+            assert (found["image_id"][i], found["crowd"][i]) == (values["image_id"], values["crowd"])
+
+
+@pytest.mark.parametrize("kind", ["npz", "hdf5"])
+def test_an_array_that_is_missing(kind: str, tmp_path: Path) -> None:
+    convert(folder(tmp_path / "in"), tmp_path / "in.h5")
+    export(tmp_path / "in.h5", tmp_path / "out", to=kind)
+    file = next(path for path in (tmp_path / "out").iterdir() if path.name.startswith("val"))
+    if kind == "npz":
+        np.savez(file, images=np.zeros((3, 4, 4, 3), np.uint8))
+    else:
+        with h5py.File(file, "r+") as opened:
+            del opened["labels"]
+    with pytest.raises(SourceError, match="has no array labels of 3 values; remove"):
+        convert(tmp_path / "out", tmp_path / "again.h5")
+
+
+@pytest.mark.parametrize("kind", ["npz", "hdf5"])
+def test_pixels_as_png_files(kind: str, tmp_path: Path) -> None:
+    digest = convert(folder(tmp_path / "in"), tmp_path / "in.h5", encoding="uint8", size=4).manifest.dataset_digest
+    export(tmp_path / "in.h5", tmp_path / "out", to=kind, encode="png")
+    assert convert(tmp_path / "out", tmp_path / "again.h5").manifest.dataset_digest == digest
