@@ -67,6 +67,13 @@ def samples(images: Path) -> list[dict[str, Any]]:
             "boxes": np.full((i % 3, 4), i, np.float32),
             "labels": list(range(i % 3)),
             "caption": "text " * i if i % 4 else None,
+            "keypoints": np.full((i % 3, 3), i, np.float32),
+            "about": {"number": i, "of": ["a", None]},
+            "blob": bytes([i % 250]) * 50 * (i % 5),
+            "vector": np.full((2, 3), i, np.float16),
+            "score": i / 7 if i % 2 else None,
+            "track": np.full((i % 3, 2), i, np.int16),
+            "right": path,
         }
         for i, path in enumerate(files)
     ]

@@ -78,9 +78,11 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, 
         for entry in remaining:
             source_bytes += nbytes(entry)
             seen.append(entry)
+            number = None
             try:
                 found = read(entry)
                 if isinstance(found, Sample):
+                    number = found.number
                     # The sample may lie in ``ref``, and nobody needs it any more.
                     entry = seen[-1] = Entry(entry.key, entry.split, entry.labels, entry.size_bytes, None)
                     key = entry.key if found.key is None else found.key
@@ -92,11 +94,15 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, 
                 if isinstance(found, Sample) and at_rest.masks:
                     at_rest.check_masks(key, found, encoder.shown_sizes(image, shape), encoder.options.max_pixels)
             except (SampleError, CorruptRecordError) as error:
-                if not skip:
+                reason = error.reason if isinstance(error, SampleError) else str(error)
+                reason = reason if number is None else f"sample {number}: {reason}"
+                if skip:
+                    seen[-1] = seen[-1]._replace(ref=None)
+                    skipped.append(Skipped(seen[-1].key, reason))
+                    continue
+                if number is None or not isinstance(error, SampleError):
                     raise
-                seen[-1] = seen[-1]._replace(ref=None)
-                skipped.append(Skipped(seen[-1].key, error.reason if isinstance(error, SampleError) else str(error)))
-                continue
+                raise SampleError(error.key, reason) from error
             entries.append(entry)
             records.append(record)
             checksums.append(checksum(record))

@@ -136,12 +136,14 @@ class Sample(NamedTuple):
             :func:`packstore.core.columns.to_rest`, or None for a missing one; without companions.
         key: Its key where that shows only now; None for the entry's.
         at_rest: The values are those of a store: bytes and arrays as they lie at rest, companions among them.
+        number: Its index in its split, by which a program knows it; None where nobody does.
     """
 
     image: ImageData
     values: Mapping[str, Any]
     key: str | None = None
     at_rest: bool = False
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,10 +87,10 @@ class SampleSource(Source):
             if ref.trace:
                 error.add_note(ref.trace)
             raise error
+        index = int(entry.key[-KEY_DIGITS:])
         try:
-            return self.schema.sample(entry.key, ref)
+            return self.schema.sample(entry.key, ref)._replace(number=index)
         except ValueError as error:
-            index = int(entry.key[-KEY_DIGITS:])
             raise SampleError(ref.key or entry.key, f"sample {index}: {error}") from error
 
     def nbytes(self, entry: Entry) -> int:

@@ -260,7 +260,7 @@ def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path) -> None:
     samples = coco(100)
     samples[70]["labels"] = [*samples[70]["labels"].tolist(), 1]
     with pytest.raises(
-        SampleError, match=r"^00/000000000070: 'labels' has \d rows and 'boxes' has \d; expected as many"
+        SampleError, match=r"^00/000000000070: sample 70: 'labels' has \d rows and 'boxes' has \d; expected as many"
     ):
         packstore.convert(samples, tmp_path / "a.lmdb")
     samples = coco(100)

@@ -322,7 +322,7 @@ DECLARED = {
 def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     good = [{**GOOD, "key": f"k{i}"} for i in range(40)]
     samples = [*good, {**GOOD, "key": "odd", **change}, *good]
-    with pytest.raises(SampleError, match=f"^odd: .*{message}") as caught:
+    with pytest.raises(SampleError, match=f"^odd: sample 40: .*{message}") as caught:
         write(tmp_path / "a.lmdb", samples, DECLARED)
     assert caught.value.key == "odd"
     assert list(tmp_path.iterdir()) == []
