@@ -7,6 +7,7 @@ archive.
 
 from __future__ import annotations
 
+import errno
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -290,7 +291,7 @@ class FileRowSource(RowSource):
         for file, values, own_key in self.file_rows(split):
             key = file if own_key is None else own_key
             try:
-                found = self.tree.stat(file)
+                found = self._stat(file)
             except OSError as error:
                 yield Row(key, (file, -1, 0, error.strerror or str(error)), 0)
                 continue
@@ -313,9 +314,15 @@ class FileRowSource(RowSource):
         found = {name: self._content(value) if isinstance(value, InTree) else value for name, value in rest.items()}
         return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
 
+    def _stat(self, file: str) -> Found:
+        """What lies under a name that a list may have given. Raises :class:`OSError`."""
+        if "\0" in file or (".." in file and ".." in file.split("/")):
+            raise OSError(errno.EINVAL, "is no path within the source")
+        return self.tree.stat(file)
+
     def _found(self, file: str) -> Found:
         try:
-            return self.tree.stat(file)
+            return self._stat(file)
         except OSError:
             return Found(-1)
 

@@ -301,6 +301,7 @@ BROKEN: dict[str, tuple[str, str | bytes, str]] = {
     "no box": ("tinyimagenet", "", "train/n01/n01_boxes.txt"),
     "JSON that ends": ("food101", '{"a": ["a/1"', "meta/train.json"),
     "JSON nested too deeply": ("food101", "[" * 100_000, "meta/train.json"),
+    "JSON of names that no file has": ("food101", '{"a": ["a/\\ud800"]}', "meta/train.json"),
     "JSON of something else": ("food101", '{"a": [1]}', "meta/train.json"),
     "a third species": ("oxfordpet", "Abyssinian_1 1 3 1\n", "annotations/trainval.txt"),
     "a class of pets that is far out": ("oxfordpet", "a_1 999999999999 1 1\n", "annotations/trainval.txt"),
@@ -350,6 +351,19 @@ def test_a_missing_image_is_a_bad_sample_and_others_are_counted(tmp_path: Path) 
         assert source.survey().ignored == {}  # as many images as lines
         (folder / "images/ceviche/8.jpg").write_bytes(tiny(8))
         assert source.survey().ignored == {"images that no list names": 1}
+
+
+def test_nothing_outside_the_source_is_read(tmp_path: Path) -> None:
+    folder = make_layout("cub200", tmp_path / "set")
+    (tmp_path / "secret.jpg").write_bytes(tiny(1))
+    lines = (folder / "images.txt").read_text().splitlines()
+    lines[0], lines[1] = "1 ../../../secret.jpg", "2 a\0b.jpg"
+    (folder / "images.txt").write_text("\n".join(lines))
+    with closing(open_source(folder)) as source:
+        first, second = [*source.entries("train")][:2]
+        for entry in (first, second):
+            with pytest.raises(SampleError, match="no path within the source"):
+                source.read(entry)
 
 
 def test_mat_files_that_claim_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label
+from packstore.sources.beside import plain_path
 from packstore.sources.named import NamedSource, named
 from packstore.sources.rows import FileRow
 
@@ -53,9 +54,12 @@ class Food101(NamedSource):
         else:
             images = [line[0] for line in self.table(f"{name}.txt")]
         for image in images:
-            if not isinstance(image, str) or image.count("/") != 1:
-                shown = printable(str(image)[:80])
-                raise SourceError(f"{self.tree.name(self.at(name))} lists {shown}; expected images as CLASS/NUMBER")
+            try:
+                if plain_path(image).count("/") != 1:
+                    raise ValueError(f"names {image!r}")
+            except (ValueError, AttributeError) as error:
+                said = printable(str(error)[:200])
+                raise SourceError(f"{self.tree.name(self.at(name))} {said}; expected images as CLASS/NUMBER") from None
         return images
 
 
