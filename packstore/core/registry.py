@@ -219,6 +219,8 @@ EXPORTS = Registry(
         "recordio": "packstore.exports.recordio:RecordioExport",
         "npz": "packstore.exports.arrays:NpzExport",
         "hdf5": "packstore.exports.arrays:Hdf5Export",
+        "coco": "packstore.exports.coco:CocoExport",
+        "yolo": "packstore.exports.yolo:YoloExport",
     },
     classes=True,
 )

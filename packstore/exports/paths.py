@@ -92,7 +92,9 @@ class Paths:
         folders, parts = [], key.split("/")
         if split:
             folders.append(self._splits[split])
-            if len(parts) > 1 and parts[0].lower() == split.lower():
+            if len(parts) > 2 and sorted(map(str.lower, parts[:2])) == sorted([split.lower(), "images"]):
+                del parts[:2]  # as YOLO has them
+            elif len(parts) > 1 and parts[0].lower() == split.lower():
                 parts.pop(0)
         if label is not None and self.classes.names is not None:
             folder = self.classes.names[label] if label >= 0 else self.classes.missing

@@ -178,7 +178,7 @@ def _named_in_lines(path: Path, sheet: Sheet) -> set[bytes]:
         return set()
     try:
         lines = Rows.of_file(path / ROWS)
-        named = (lines[i].get("file") for i in range(len(lines)))
+        named = (lines[i].get(name) for i in range(len(lines)) for name in ("file", "beside"))
         return {os.fsencode(file) for file in named if isinstance(file, str)}
     except (OSError, ValueError):
         return set()

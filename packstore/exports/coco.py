@@ -1,0 +1,119 @@
+"""COCO (https://cocodataset.org/#format-data): ``images/`` and ``annotations/instances_train.json``, which
+``pycocotools`` and torchvision's ``CocoDetection`` read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from packstore.core.files import open_file
+from packstore.core.sheet import Rows, Sheet
+from packstore.exports.names import safe_name
+from packstore.exports.objects import ObjectsExport, Thing, captions_column
+from packstore.exports.paths import distinct
+
+_OWN = ("id", "image_id", "bbox", "category_id", "keypoints", "num_keypoints")
+"""What columns say, whatever the annotation that an object once had says."""
+
+
+class CocoExport(ObjectsExport):
+    """A folder with a file of annotations for each split.
+
+    Images and objects are numbered anew, from 1. Masks, areas and crowds are those of a column ``json`` as the source
+    ``coco`` makes it.
+    """
+
+    name = "coco"
+    help = "COCO: images and annotations/instances_*.json"
+    further = "json"
+
+    def shown(self) -> Sequence[str]:
+        captions = captions_column(self.columns)
+        return [*super().shown(), *([] if captions is None else [captions])]
+
+    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+        assert lines is not None
+        rows = Rows.of_file(lines)
+        splits = [(split.name, split.start, split.stop) for split in self.manifest.splits] or [("", 0, len(rows))]
+        names = distinct([safe_name(name) for name, _, _ in splits]) if self.manifest.splits else [""]
+        categories = [{"id": n + 1, "name": name} for n, name in enumerate(self.things.names(self.most_label))]
+        if self.things.shape:
+            points = [str(n) for n in range(self.things.shape[0])]
+            categories = [category | {"keypoints": points, "skeleton": []} for category in categories]
+        (self.path / "annotations").mkdir(exist_ok=True)
+        files = []
+        captions = captions_column(self.columns)
+        for name, (_, start, stop) in zip(names, splits, strict=True):
+            tail = f"_{name}.json" if name else ".json"
+            files.append(f"annotations/instances{tail}")
+            objects = self._annotations(start, stop) if self.things.boxes else iter(())
+            self._write(files[-1], rows, range(start, stop), objects, {"categories": categories})
+            if captions is not None:
+                files.append(f"annotations/captions{tail}")
+                self._write(files[-1], rows, range(start, stop), self._captions(captions, start, stop), {})
+        return super().finish(replace(sheet, files=tuple(files)), lines)
+
+    def _write(
+        self, path: str, rows: Rows, records: range, annotations: Iterator[dict[str, Any]], further: Mapping[str, Any]
+    ) -> None:
+        with open_file(self.path / path, "wb") as out:
+            out.write(b'{"info":{"description":"exported by packstore"},"licenses":[],"images":[')
+            _write_list(out, (self._image(rows[number], number) for number in records))
+            out.write(b'],"annotations":[')
+            _write_list(out, annotations)
+            out.write(b"]")
+            for name, value in further.items():
+                out.write(b"," + _json(name) + b":" + _json(value))
+            out.write(b"}\n")
+
+    def _image(self, line: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """The entry of an image, whose name is relative to the folder of its split."""
+        name = line["file"].removeprefix("images/")
+        name = name.partition("/")[2] if self.manifest.splits else name
+        return {"id": number + 1, "file_name": name, "width": int(line["width"]), "height": int(line["height"])}
+
+    def _annotations(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
+        things = self.things
+        number = 0
+        for record in range(start, stop):
+            for thing in things.of(partial(self._item, record)) or ():
+                number += 1
+                yield {"id": number, "image_id": record + 1, **_annotation(thing)}
+
+    def _captions(self, name: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
+        number = 0
+        for record in range(start, stop):
+            value = self._item(record, name)
+            for caption in value if isinstance(value, list) else [value]:
+                if isinstance(caption, str):
+                    number += 1
+                    yield {"id": number, "image_id": record + 1, "caption": caption}
+
+    def _item(self, record: int, name: str) -> Any:
+        return self.reader.item(name, record)
+
+
+def _annotation(thing: Thing) -> dict[str, Any]:
+    left, top, right, bottom = thing.box
+    further = thing.further if isinstance(thing.further, dict) else {}
+    kept = {name: value for name, value in further.items() if name not in _OWN}
+    found = {"area": (right - left) * (bottom - top), "iscrowd": 0} | kept
+    found |= {"category_id": thing.label + 1, "bbox": [left, top, right - left, bottom - top]}
+    if thing.keypoints is not None:
+        points = [[*point, 2] if len(point) == 2 else point for point in thing.keypoints]
+        found["keypoints"] = [value for point in points for value in point]
+        found["num_keypoints"] = sum(point[2] > 0 for point in points)
+    return found
+
+
+def _write_list(out: IO[bytes], entries: Iterator[dict[str, Any]]) -> None:
+    for number, entry in enumerate(entries):
+        out.write(b",\n" * (number > 0) + _json(entry))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode("ascii")

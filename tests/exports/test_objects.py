@@ -1,0 +1,188 @@
+"""Exports as COCO and YOLO: the contract, what others read, and the same dataset with and without packstore.json."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import packstore
+from packstore.core.yamltext import load_yaml
+from packstore.exports.run import export
+from packstore.packing.conversion import convert
+from packstore.packing.writer import Writer
+from packstore.sources import open_source
+from packstore.testing import ExportSuite
+from packstore.testing.exports import picture
+from tests.makers.annotated import coco, fill, voc, yolo
+
+
+class TestCoco(ExportSuite):
+    kind = "coco"
+
+
+class TestYolo(ExportSuite):
+    kind = "yolo"
+
+
+MAKERS = {"coco": coco, "yolo": yolo, "voc": voc}
+
+
+@pytest.mark.parametrize("to", ["coco", "yolo"])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_sets_with_objects_come_back(kind: str, to: str, tmp_path: Path) -> None:
+    manifest = convert(MAKERS[kind](tmp_path / "set"), tmp_path / "in.lmdb").manifest
+    report = export(tmp_path / "in.lmdb", tmp_path / "out", to=to)
+    assert {"the column 'boxes'", "the column 'labels'"}.isdisjoint(report.losses)
+    again = convert(tmp_path / "out", tmp_path / "again.h5").manifest
+    assert again.dataset_digest == manifest.dataset_digest
+    export(tmp_path / "in.lmdb", tmp_path / "out", to=to, overwrite=True)  # all its files are known as its own
+
+
+def without_sheet(root: Path) -> Path:
+    """An export as others see it."""
+    for name in ("packstore.json", "packstore.rows.jsonl"):
+        (root / name).unlink()
+    return root
+
+
+def samples(path: Path, kind: str) -> dict[str, dict[str, Any]]:
+    with closing(open_source(path)) as source:
+        assert source.kind == kind
+        return {entry.key.rpartition("/")[2]: dict(source.read(entry).values) for entry in source.entries()}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_the_bare_files_of_coco_say_the_same(kind: str, tmp_path: Path) -> None:
+    root = MAKERS[kind](tmp_path / "set")
+    convert(root, tmp_path / "in.lmdb")
+    export(tmp_path / "in.lmdb", tmp_path / "out", to="coco")
+    before, after = samples(root, kind), samples(without_sheet(tmp_path / "out"), "coco")
+    assert [*before] == [*after]
+    for name, values in before.items():
+        assert np.array_equal(np.float32(values["boxes"]), np.float32(after[name]["boxes"]))
+        assert list(values["labels"]) == after[name]["labels"]
+        image = after[name]["json"]["image"]
+        assert (image["width"], image["height"]) == (16, 8)
+        if kind == "coco":
+            assert values["keypoints"] == after[name]["keypoints"]
+            assert values["captions"] == after[name]["captions"]
+            for old, new in zip(values["json"]["annotations"], after[name]["json"]["annotations"], strict=True):
+                assert {key: old[key] for key in ("segmentation", "area", "iscrowd", "bbox")} == {
+                    key: new[key] for key in ("segmentation", "area", "iscrowd", "bbox")
+                }
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_the_bare_files_of_yolo_say_the_same(kind: str, tmp_path: Path) -> None:
+    root = MAKERS[kind](tmp_path / "set")
+    if kind == "yolo":
+        polygon = "1 0.5 0.5 0.25 0.5\n0 0.2 0.5 0.5 0.1 1 0.7\n"
+        fill(root, {"labels/val/00004.txt": polygon})
+    convert(root, tmp_path / "in.lmdb")
+    export(tmp_path / "in.lmdb", tmp_path / "out", to="yolo")
+    before, after = samples(root, kind), samples(without_sheet(tmp_path / "out"), "yolo")
+    assert [*before] == [*after]
+    for name, values in before.items():
+        assert np.allclose(np.float32(values["boxes"]), np.float32(after[name]["boxes"]), atol=1e-5), name
+        assert list(values["labels"]) == after[name]["labels"]
+        assert values.get("polygons", []) == after[name].get("polygons", [])
+    if kind == "yolo":
+        assert sorted(file.relative_to(tmp_path / "out").as_posix() for file in (tmp_path / "out").rglob("*.txt")) == [
+            f"labels/{split}/{n:05}.txt" for split, numbers in (("train", range(4)), ("val", (4, 5))) for n in numbers
+        ]
+        description = load_yaml((tmp_path / "out/data.yaml").read_bytes())
+        assert description == {"train": "images/train", "val": "images/val", "names": {0: "cat", 1: "dog"}}
+
+
+def test_keypoints_of_yolo(tmp_path: Path) -> None:
+    root = yolo(tmp_path / "set")
+    fill(root, {"data.yaml": "train: images/train\nval: images/val\nnames: [a, b]\nkpt_shape: [2, 3]\n"})
+    for name in ("train/00001", "val/00004"):
+        (root / f"labels/{name}.txt").write_text("1 .5 .5 .25 .5 .5 .25 2 0 1 0\n")
+    digest = convert(root, tmp_path / "in.lmdb").manifest.dataset_digest
+    export(tmp_path / "in.lmdb", tmp_path / "out", to="yolo")
+    assert convert(without_sheet(tmp_path / "out"), tmp_path / "again.lmdb").manifest.records == 6
+    before, after = samples(root, "yolo"), samples(tmp_path / "out", "yolo")
+    assert before["00001.jpg"] == after["00001.jpg"]
+    export(tmp_path / "in.lmdb", tmp_path / "coco", to="coco")
+    assert convert(tmp_path / "coco", tmp_path / "third.lmdb").manifest.dataset_digest == digest
+    found = samples(without_sheet(tmp_path / "coco"), "coco")["00001.jpg"]
+    assert np.array_equal(np.float32(found["keypoints"]), np.float32(before["00001.jpg"]["keypoints"]))
+
+
+def store_of(path: Path, boxes: list[Any], classes: Any = ("a", "b")) -> Path:
+    fields: dict[str, Any] = {
+        "image": "image",
+        "boxes": packstore.Boxes(optional=True),
+        "labels": packstore.Labels(classes, of="boxes", optional=True),
+    }
+    with Writer(path, fields=fields) as writer:
+        for number, each in enumerate(boxes):
+            labels = None if each is None else [1] * len(each)
+            writer.add(key=f"{number}.jpg", image=picture(number), boxes=each, labels=labels)
+    return path
+
+
+def test_boxes_beyond_the_image_and_none(tmp_path: Path) -> None:
+    """Images are 30 x 20 pixels."""
+    store = store_of(tmp_path / "in.lmdb", [[[-10, 5, 40, 10], [50, 50, 60, 60]], None, []])
+    export(store, tmp_path / "yolo", to="yolo")
+    assert (tmp_path / "yolo/labels/0.txt").read_text() == "1 0.5 0.375 1.0 0.25\n"
+    assert not (tmp_path / "yolo/labels/1.txt").exists()
+    assert (tmp_path / "yolo/labels/2.txt").read_text() == ""
+    export(store, tmp_path / "coco", to="coco")
+    document = json.loads((tmp_path / "coco/annotations/instances.json").read_text())
+    assert [entry["bbox"] for entry in document["annotations"]] == [[-10, 5, 50, 5], [50, 50, 10, 10]]
+    assert [entry["file_name"] for entry in document["images"]] == ["0.jpg", "1.jpg", "2.jpg"]
+    assert document["categories"] == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+
+
+def test_classes_without_names_are_numbers(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "in.lmdb", [[[1, 2, 3, 4]]], classes=None)
+    export(store, tmp_path / "coco", to="coco")
+    document = json.loads((tmp_path / "coco/annotations/instances.json").read_text())
+    assert document["categories"] == [{"id": 1, "name": "0"}, {"id": 2, "name": "1"}]
+    export(store, tmp_path / "yolo", to="yolo")
+    assert load_yaml((tmp_path / "yolo/data.yaml").read_bytes())["names"] == {0: "0", 1: "1"}
+
+
+def test_a_store_without_boxes_is_said(tmp_path: Path) -> None:
+    fill(tmp_path / "set", {"a/1.jpg": picture(1), "b/2.jpg": picture(2)})
+    convert(tmp_path / "set", tmp_path / "in.lmdb")
+    for to in ("coco", "yolo"):
+        report = export(tmp_path / "in.lmdb", tmp_path / to, to=to)
+        assert report.losses[0] == "objects: the store has no boxes"
+        assert "the column 'label'" in report.losses
+
+
+def test_an_image_on_its_side(tmp_path: Path) -> None:
+    from PIL import Image
+
+    from tests.makers.images import encode
+    from tests.makers.images import picture as smooth
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    fields: dict[str, Any] = {"image": "image", "boxes": "boxes"}
+    with Writer(tmp_path / "in.lmdb", fields=fields) as writer:
+        writer.add(key="a.jpg", image=encode(smooth(width=16, height=8), "JPEG", exif=exif), boxes=[[0, 0, 4, 8]])
+    export(tmp_path / "in.lmdb", tmp_path / "yolo", to="yolo")
+    assert (tmp_path / "yolo/labels/a.txt").read_text() == "0 0.25 0.25 0.5 0.5\n"
+    export(tmp_path / "in.lmdb", tmp_path / "coco", to="coco")
+    document = json.loads((tmp_path / "coco/annotations/instances.json").read_text())
+    assert (document["images"][0]["width"], document["images"][0]["height"]) == (8, 16)
+
+
+def test_pycocotools_reads_it(tmp_path: Path) -> None:
+    module = pytest.importorskip("pycocotools.coco")
+    convert(coco(tmp_path / "set"), tmp_path / "in.lmdb")
+    export(tmp_path / "in.lmdb", tmp_path / "out", to="coco")
+    found = module.COCO(str(tmp_path / "out/annotations/instances_train.json"))
+    (first, second) = found.loadAnns(found.getAnnIds(imgIds=[2]))
+    assert (first["bbox"], second["iscrowd"]) == ([1.5, 1, 4.5, 6.5], 1)
+    assert found.annToMask(second).sum() == 20
