@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,8 @@ from packstore.exports.names import safe_name, shortened
 from packstore.stores.base import Reader
 
 IMAGE_SUFFIXES = frozenset({*EXTENSIONS.values(), "jpeg", "tiff", "pgm", "pbm", "heif"})
+_YEAR = re.compile(r"(19|20)\d\d$")
+"""What COCO adds to names of splits: ``train2017``."""
 _SAME = {"jpeg": "jpg", "tiff": "tif", "pgm": "ppm", "pbm": "ppm", "heif": "heic"}
 _LONGEST = 1000
 """Bytes of a path below its class: systems take 1,024 or 4,096 for the whole."""
@@ -94,7 +97,7 @@ class Paths:
             folders.append(self._splits[split])
             if len(parts) > 2 and sorted(map(str.lower, parts[:2])) == sorted([split.lower(), "images"]):
                 del parts[:2]  # as YOLO has them
-            elif len(parts) > 1 and parts[0].lower() == split.lower():
+            elif len(parts) > 1 and split.lower() in (parts[0].lower(), _YEAR.sub("", parts[0].lower())):
                 parts.pop(0)
         if label is not None and self.classes.names is not None:
             folder = self.classes.names[label] if label >= 0 else self.classes.missing

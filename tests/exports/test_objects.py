@@ -68,6 +68,7 @@ def test_the_bare_files_of_coco_say_the_same(kind: str, tmp_path: Path) -> None:
         assert list(values["labels"]) == after[name]["labels"]
         image = after[name]["json"]["image"]
         assert (image["width"], image["height"]) == (16, 8)
+        assert kind != "coco" or image["file_name"] == name
         if kind == "coco":
             assert values["keypoints"] == after[name]["keypoints"]
             assert values["captions"] == after[name]["captions"]
