@@ -24,7 +24,8 @@ from packstore.core.errors import printable
 from packstore.core.registry import EXPORTS
 
 if TYPE_CHECKING:
-    from packstore.exports.run import ExportPlan, ExportReport
+    from packstore.exports.plan import ExportPlan
+    from packstore.exports.run import ExportReport
 
 
 @click.command(short_help="Write a store in a format of others.")
@@ -58,7 +59,8 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
       packstore convert shards/ again.lmdb
     """
     from packstore.core.errors import UsageError
-    from packstore.exports.run import ExportOptions, plan_export, run_export
+    from packstore.exports.plan import ExportOptions, plan_export
+    from packstore.exports.run import run_export
 
     started = time.monotonic()
     with progress_bar(quiet) as progress, ExitStack() as stack:

@@ -29,6 +29,9 @@ from packstore.core.plainjson import canonical, to_plain, unique
 SHEET, ROWS = "packstore.json", "packstore.rows.jsonl"
 _MAGIC, _VERSION = "packstore_export", 1
 _FORMS = ("kept", "png")
+_MAX_BYTES = 2 * MAX_JSON_BYTES
+_MAX_VALUES = 5_000_000
+"""Values in a sheet: a million shards have four each; one takes up to about 100 bytes of memory."""
 
 
 class Shard(NamedTuple):
@@ -85,8 +88,9 @@ def parse_sheet(text: str | bytes) -> Sheet | None:
     """The sheet in ``text``; None where it is JSON of something else, or no JSON.
 
     Raises :class:`ManifestError` for one that is damaged, or written by a later packstore."""
-    if len(text) > 2 * MAX_JSON_BYTES:
-        return None
+    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if len(raw) > _MAX_BYTES or raw.count(b",") + raw.count(b"[") + raw.count(b"{") > _MAX_VALUES:
+        raise ManifestError(f"{SHEET} is larger than any that packstore writes")
     try:
         plain = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError):
@@ -117,9 +121,10 @@ def read_sheet(folder: Path) -> Sheet | None:
     """The sheet in a folder; None where there is none. Raises :class:`ManifestError`."""
     file = folder / SHEET
     try:
-        if not file.is_file() or file.stat().st_size > 2 * MAX_JSON_BYTES:
+        if not file.is_file():
             return None
-        return parse_sheet(file.read_bytes())
+        with file.open("rb") as opened:
+            return parse_sheet(opened.read(_MAX_BYTES + 1))
     except OSError as error:
         raise ManifestError(f"{SHEET} cannot be read: {error.strerror or error}") from None
 

@@ -120,17 +120,15 @@ class Paths:
         for number, stem in enumerate(self._stems(reader, labels, valid)):
             hashes[number] = _hash(stem)
         order = np.argsort(hashes, kind="stable")
-        same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1]) + 1
-        again = {int(order[i]) for i in same}
+        hashes = hashes[order]
+        again = set(order[1:][hashes[1:] == hashes[:-1]].tolist())
         found: dict[int, str] = {}
-        if again:
-            known = set(hashes.tolist())
-            for number, stem in enumerate(self._stems(reader, labels, valid)):
-                if number in again:
-                    added = f"~{number}"
-                    while _hash(stem + added) in known:
-                        added += "~"
-                    found[number] = added
+        for number, stem in enumerate(self._stems(reader, labels, valid)) if again else ():
+            if number in again:
+                added = f"~{number}"
+                while _is_in(hashes, _hash(stem + added)):
+                    added += "~"
+                found[number] = added
         return found
 
     def _stems(
@@ -173,3 +171,9 @@ def _cut(stem: str) -> str:
 
 def _hash(stem: str) -> int:
     return xxh3_64_intdigest(_cut(stem).casefold().encode("utf-8", "surrogatepass"))
+
+
+def _is_in(hashes: NDArray[np.uint64], value: int) -> bool:
+    """Whether a number is among sorted ones."""
+    at = int(np.searchsorted(hashes, np.uint64(value)))
+    return at < len(hashes) and int(hashes[at]) == value

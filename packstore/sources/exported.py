@@ -24,7 +24,8 @@ from packstore.sources.refusals import first_bytes, not_a_folder
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.tree import Tree
 
-_MAX_LINES = 1 << 36
+_MAX_LINES = 1 << 28
+"""Bytes of lines that an archive may have, however small it is."""
 
 
 class ExportedFiles(RowSource):
@@ -51,7 +52,8 @@ class ExportedFiles(RowSource):
         if self.path.is_dir():
             return super().find_lines()
         found = self.tree.stat(ROWS)
-        return Rows(self.tree.read(ROWS, found.size, found.modified_ns, _MAX_LINES))
+        most = max(_MAX_LINES, self.path.stat().st_size)  # else it is a bomb
+        return Rows(self.tree.read(ROWS, found.size, found.modified_ns, most))
 
     def splits(self) -> Sequence[str]:
         """Not asked, see :meth:`RowSource.find_sheet`."""

@@ -1,0 +1,116 @@
+"""Exports one after the other: the dataset stays what it was; and exports without ``packstore.json``, as others see
+them."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packstore.core.errors import DestinationError, UsageError
+from packstore.core.registry import EXPORTS
+from packstore.exports import webdataset
+from packstore.exports.run import export
+from packstore.packing.conversion import convert
+from packstore.stores import open_store
+from packstore.testing.exports import picture
+from tests.conftest import SharedData
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "images"
+    for i in range(9):
+        path = root / ("train", "val")[i % 3 == 2] / ("cat", "dog")[i // 2 % 2] / f"{i}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(i))
+    return root
+
+
+def chain(folder: Path, work: Path) -> list[str]:
+    """Packs a folder, then exports and packs again, one kind after the other, and checks the digest each time. Returns
+    the kinds that took part."""
+    store = work / "0.lmdb"
+    digest = convert(folder, store).manifest.dataset_digest
+    kinds = []
+    for number, kind in enumerate(EXPORTS.values(), 1):
+        if "files" not in kind.holds:
+            continue
+        out = work / f"out-{number}{kind.suffixes[0] if kind.suffixes else ''}"
+        try:
+            export(store, out, to=kind.name)
+        except UsageError:
+            continue  # needs columns that these images have not: boxes
+        store = work / f"{number}.lmdb"
+        assert convert(out, store).manifest.dataset_digest == digest, kind.name
+        kinds.append(kind.name)
+    return kinds
+
+
+@pytest.mark.slow
+def test_one_digest_throughout(folder: Path, tmp_path: Path) -> None:
+    assert {"imagefolder", "tar", "zip", "webdataset", "parquet"} <= set(chain(folder, tmp_path))
+
+
+@pytest.mark.slow
+def test_one_digest_throughout_for_imagenet(shared_data: SharedData, tmp_path: Path) -> None:
+    assert {"webdataset", "parquet"} <= set(chain(shared_data / "imagenet-600", tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["imagefolder", "tar", "zip"])
+def test_without_its_sheet_an_export_is_a_folder_like_any_other(folder: Path, tmp_path: Path, kind: str) -> None:
+    digest = convert(folder, tmp_path / "in.lmdb").manifest.dataset_digest
+    out = tmp_path / "out"
+    export(tmp_path / "in.lmdb", out, to=kind)
+    for name in ("packstore.json", "packstore.rows.jsonl"):
+        if kind == "imagefolder":
+            (out / name).unlink()
+    source = None if kind == "imagefolder" else "imagefolder"
+    manifest = convert(out, tmp_path / "again.lmdb", source_kind=source).manifest
+    assert manifest.origin.kind == "imagefolder"
+    assert manifest.dataset_digest == digest  # since its keys and classes are those that a folder has
+
+
+def test_without_its_sheet_shards_have_images_labels_and_classes(folder: Path, tmp_path: Path) -> None:
+    convert(folder, tmp_path / "in.lmdb")
+    export(tmp_path / "in.lmdb", tmp_path / "out", to="webdataset")
+    (tmp_path / "out/packstore.json").unlink()
+    manifest = convert(tmp_path / "out", tmp_path / "again.lmdb", source_kind="webdataset").manifest
+    with open_store(tmp_path / "in.lmdb") as old, open_store(tmp_path / "again.lmdb") as new:
+        assert manifest.classes == old.manifest.classes
+        assert [split.name for split in manifest.splits] == ["train", "val"]
+        for i in range(len(old)):
+            assert bytes(new.read(i)) == bytes(old.read(i))
+            assert new.value("label", i) == old.value("label", i)
+
+
+def test_a_full_disk_is_one_line_and_nothing_is_lost(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third shard does not fit."""
+    convert(folder, tmp_path / "in.lmdb")
+    out = tmp_path / "out"
+
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    real = webdataset.open_file
+    names: list[str] = []
+
+    def limited(path: Path, mode: str) -> Any:
+        names.append(path.name)
+        return Full() if len(names) == 3 else real(path, mode)
+
+    monkeypatch.setattr(webdataset, "open_file", limited)
+    monkeypatch.setattr(webdataset, "drop", lambda file: file.close())
+    with pytest.raises(DestinationError, match="No space left on device") as caught:
+        export(tmp_path / "in.lmdb", out, to="webdataset", shard_size=1000)
+    assert "the same command goes on from there" in "".join(caught.value.__notes__)
+    assert not out.exists()
+    monkeypatch.undo()
+    assert export(tmp_path / "in.lmdb", out, to="webdataset", shard_size=1000).resumed > 0
