@@ -289,7 +289,7 @@ def _chosen(
     if options.splits is not None:
         groups = _groups(reader, chosen, options.stratify)
         order = _draws(reader, chosen, options.seed, "splits")
-        return _Chosen(_shared_out(chosen, groups, order, options.splits))
+        return _Chosen(_split_up(chosen, groups, order, options.splits, "records"))
     if not manifest.splits:
         return _Chosen({"": chosen})
     found = {s.name: chosen[(chosen >= s.start) & (chosen < s.stop)] for s in manifest.splits}
@@ -338,6 +338,23 @@ def _drawn(reader: Reader, chosen: NDArray[np.int64], options: SelectOptions) ->
     elif options.sample is not None and options.sample > len(chosen):
         raise StoreError(f"a sample of {options.sample:,} records is asked for, and there are {len(chosen):,}")
     return chosen
+
+
+def _split_up(
+    records: NDArray[np.int64],
+    groups: NDArray[np.int64],
+    draws: NDArray[np.uint64],
+    shares: Mapping[str, float],
+    what: str,
+) -> dict[str, NDArray[np.int64]]:
+    """As :func:`_shared_out`. Raises :class:`StoreError` where a split would be empty."""
+    found = _shared_out(records, groups, draws, shares)
+    empty = next((name for name in shares if name not in found), None)
+    if empty is not None and len(records):
+        raise StoreError(
+            f"the split {printable(empty)!r} would be empty: it is to have {shares[empty]:g} of {len(records):,} {what}"
+        )
+    return found
 
 
 def _shared_out(
@@ -423,6 +440,6 @@ def _whole_shards(reader: Reader, where: Where | None, options: SelectOptions, f
     else:
         digests = [parts.rows["records_digest"][i].tobytes() for i in numbers.tolist()]
         draws = np.array([xxh3_64_intdigest(digest, seed=options.seed) for digest in digests], np.uint64)
-        shared = _shared_out(numbers, np.zeros(len(numbers), np.int64), draws, options.splits)
+        shared = _split_up(numbers, np.zeros(len(numbers), np.int64), draws, options.splits, "shards")
         by_split = {name: some.tolist() for name, some in shared.items()}
     return [Linked(parts.take(some), name, manifest) for name, some in by_split.items() if some]

@@ -236,6 +236,16 @@ def test_new_splits(stores: Path, tmp_path: Path, stratify: bool) -> None:
     assert keys(tmp_path / "x.h5", "val") != sorted(keys(stores / "whole.h5"))[18:27]
 
 
+def test_a_split_without_records_is_refused(stores: Path, tmp_path: Path) -> None:
+    """It would vanish without a word."""
+    shares = {"train": 0.999, "val": 0.001}
+    with pytest.raises(StoreError, match=r"the split 'val' would be empty: it is to have 0.001 of \d+ records"):
+        packstore.select(stores / "whole.h5", tmp_path / "x.h5", splits=shares)
+    with pytest.raises(StoreError, match=r"the split 'val' would be empty: it is to have 0.001 of \d+ shards"):
+        packstore.select(stores / "whole_s.h5", tmp_path / "x.h5", splits=shares, whole_shards=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_whole_shards(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ShardedReader, "shard", lambda *_: pytest.fail("a shard is opened"))
     shares = {"train": 0.7, "val": 0.3}
