@@ -449,6 +449,21 @@ def test_large_groups_are_decoded_in_parts_and_fetched_in_order(
         del fetching  # ends its thread
 
 
+def test_a_large_row_group_is_never_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packstore.sources.huggingface.parquet.STEP_BYTES", 200_000)
+    monkeypatch.setattr("packstore.sources.huggingface.parquet._BUFFER", 50_000)
+    size = 50_000
+    images = [tiny(n) + np.random.default_rng(n).bytes(size) for n in range(100)]
+    options = {"compression": "none", "use_dictionary": False, "data_page_size": size, "write_batch_size": 1}
+    pq.write_table(pa.table({"image": images}), tmp_path / "x.parquet", **options)
+    with closing(open_source(tmp_path / "x.parquet")) as source:
+        before = most = pa.total_allocated_bytes()
+        for entry, image in zip(source.fetch(source.entries()), images, strict=True):
+            most = max(most, pa.total_allocated_bytes())
+            assert source.image(entry) == image
+    assert 0 < most - before < 20 * size
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_changed_bytes_are_errors_or_bad_samples(kind: str, tmp_path: Path) -> None:
@@ -476,6 +491,16 @@ def test_pyarrow_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for written in WRITTEN:
         with pytest.raises(SourceError, match=r"pip install 'packstore\[parquet\]'"):
             open_source(written)
+
+
+def test_a_card_without_a_library_for_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(table(range(3)), tmp_path / "x.parquet")
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    open_source(tmp_path).close()  # of which nothing is needed
+    (tmp_path / "README.md").write_text("---\nconfigs:\n- config_name: default\n---\n")
+    with pytest.raises(SourceError, match=r"README\.md: its head needs PyYAML: pip install"):
+        open_source(tmp_path)
 
 
 def test_image_folders_beside_tables_are_not_taken(tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ class _ParquetTable(Table):
         parquet = load_pyarrow("pyarrow.parquet")
         metadata = parquet.read_metadata(path)
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        self._large = any(group.total_byte_size > 2 * STEP_BYTES for group in groups)
-        # Without a buffer the whole chunk of a column is read at once.
-        self._file = parquet.ParquetFile(path, metadata=metadata, buffer_size=_BUFFER if self._large else 0)
+        large = any(group.total_byte_size > 2 * STEP_BYTES for group in groups)
+        # Without a buffer the whole chunk of a column is read at once; prefetched, all chunks of a row group.
+        buffer_size = _BUFFER if large else 0
+        self._file = parquet.ParquetFile(path, metadata=metadata, buffer_size=buffer_size, pre_buffer=False)
 
     def overview(self) -> Overview:
         metadata = self._file.metadata
