@@ -136,7 +136,10 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
     for kind in SOURCES.values():  # plug-ins come last, and are not even looked for where a built-in kind is certain
         if not kind.takes(options):
             continue
-        certainty = kind.recognise(path, options)
+        try:
+            certainty = kind.recognise(path, options)
+        except OSError as error:
+            raise SourceError(_unreachable(path, error)) from error
         if certainty is Certainty.CERTAIN:
             return kind
         found.setdefault(certainty, []).append(kind)

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import numpy as np
 import xxhash
@@ -24,6 +24,7 @@ _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
 _MAX_LABEL = (1 << 63) - 1
 _SHOWN = 80
 _MAX_SPLITS = 100
+_MAX_LINE = 1 << 20
 
 
 class Row(NamedTuple):
@@ -76,7 +77,7 @@ class LabelsFile:
         """All rows in the file's order. Raises :class:`SourceError` for a malformed row, naming its line."""
         try:
             with open(self.path, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=self._open) as file:
-                reader = csv.reader(file, strict=True)
+                reader = csv.reader(self._lines(file), strict=True)
                 try:
                     yield from self._rows(reader)
                 except csv.Error as error:
@@ -85,6 +86,15 @@ class LabelsFile:
             raise NotInSourceError(f"{printable(str(self.path))}: no such file") from None
         except OSError as error:
             raise SourceError(f"{printable(str(self.path))} cannot be read: {error.strerror or error}") from None
+
+    def _lines(self, file: TextIO) -> Iterator[str]:
+        """The lines of the file. Raises :class:`SourceError` for one so long that it is none."""
+        number = 0
+        while line := file.readline(_MAX_LINE):
+            number += 1
+            if len(line) == _MAX_LINE:
+                raise SourceError(f"{self.where(number)}: longer than {_MAX_LINE:,} characters, so this is no CSV file")
+            yield line
 
     def _open(self, path: str, flags: int) -> int:
         """Opens a regular file, without waiting for a pipe. Raises :class:`SourceError` for pipes and devices."""

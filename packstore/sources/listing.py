@@ -96,7 +96,7 @@ def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
             with os.scandir(descriptor) as entries:
                 for entry in entries:
                     name = entry.name
-                    if _is_directory(entry):
+                    if is_directory(entry):
                         (passed if is_passed_over(name) else directories).append(name)
                         continue
                     image = is_image_name(name)
@@ -114,7 +114,8 @@ def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
     return Listing((found.st_dev, found.st_ino), images, sizes, modified, changed, directories)
 
 
-def _is_directory(entry: os.DirEntry[str]) -> bool:
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a directory, or a link to one."""
     try:
         return entry.is_dir()
     except OSError:  # a link to itself: a file, which reading reports with its key

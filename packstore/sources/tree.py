@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
 import os
 import stat
@@ -154,7 +155,10 @@ class FolderTree(Tree):
             return  # a listing says why
 
     def stat(self, file: str) -> Found:
-        found = os.stat(f"{self.root}/{file}")  # noqa: PTH116 - one call for each of many files
+        try:
+            found = os.stat(f"{self.root}/{file}")  # noqa: PTH116 - one call for each of many files
+        except ValueError as error:  # a null byte, as lists of files may have one
+            raise FileNotFoundError(errno.ENOENT, str(error)) from None
         if not stat.S_ISREG(found.st_mode):
             return Found(NO_FILE, is_directory=stat.S_ISDIR(found.st_mode))
         return Found(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
@@ -164,7 +168,7 @@ class FolderTree(Tree):
             descriptor = open_regular(Path(f"{self.root}/{file}"))
             with os.fdopen(descriptor, "rb") as opened:
                 return opened.read(size)
-        except OSError:
+        except (OSError, ValueError):
             return b""
 
     def part(self, file: str, place: int, size: int) -> bytes:

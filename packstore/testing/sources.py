@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import threading
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,8 +24,10 @@ from packstore.core.progress import Progress
 from packstore.core.registry import SOURCES
 from packstore.packing.conversion import convert
 from packstore.sources import Entry, Source, open_source
+from packstore.testing.damage import damaged_copy
 
 _FEW = 12
+_LONG = 2000
 
 
 class SourceSuite:
@@ -35,6 +40,7 @@ class SourceSuite:
         undecodable_keys: A key can have bytes that are not UTF-8; :meth:`make` makes at least one such key.
         many: Number of samples that the memory for listing is measured with.
         bytes_per_sample: Memory that listing may take for each sample; a list of all entries takes 300 bytes and more.
+        damages: How many times its files are damaged, each time in another way.
     """
 
     kind: ClassVar[str]
@@ -43,6 +49,7 @@ class SourceSuite:
     undecodable_keys: ClassVar[bool] = True
     many: ClassVar[int] = 2000
     bytes_per_sample: ClassVar[int] = 100
+    damages: ClassVar[int] = 30
 
     def make(self, folder: Path, samples: int) -> Path:
         """Makes a source of about ``samples`` samples, at least six, in the empty ``folder``; returns the path to open.
@@ -250,6 +257,33 @@ class SourceSuite:
                 assert isinstance(caught.value, SampleError | CorruptRecordError)
                 assert caught.value.key == spoiled.key
                 assert str(caught.value).isprintable()
+
+    def test_damage_is_said_in_one_line(self, path: Path, tmp_path: Path) -> None:
+        """Whatever happens to its files: only errors of packstore come, and nothing waits for a pipe."""
+        random = Random(self.kind)
+        for number in range(self.damages):
+            copy = tmp_path / f"damaged {number}"
+            what = damaged_copy(tmp_path / "source", copy, random)
+            for kind in (None, self.kind):
+                said = ""
+                try:
+                    self.use(copy / path.relative_to(tmp_path / "source"), kind)
+                except PackstoreError as error:
+                    said = str(error)
+                except Exception as error:
+                    error.add_note(f"{kind}, {what}")
+                    raise
+                assert not said or (said.isprintable() and len(said) < _LONG), (what, said)
+            shutil.rmtree(copy)
+
+    def use(self, path: Path, kind: str | None) -> None:
+        """Does all that a conversion does, going on after bad samples. Raises :class:`PackstoreError`."""
+        with closing(open_source(path, kind=kind, **self.options(path))) as source:
+            source.survey()
+            for entry in islice(source.entries(), 10 * _FEW):
+                with suppress(SampleError, CorruptRecordError):
+                    source.read(entry)
+            source.stamp()
 
     def test_a_file_too_large_for_its_pixels_is_not_read(self, path: Path) -> None:
         with closing(self.open(path)) as source:

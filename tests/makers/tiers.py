@@ -28,6 +28,7 @@ ORDERS = {"cuda": ("late", "ahead"), "device": ("late", "backwards", "ahead", 3)
 SUITES = {
     "test_shards_missing_extra_swapped_truncated": pytest.mark.slow,
     "test_spawn": pytest.mark.slow,
+    "test_damage_is_said_in_one_line": pytest.mark.slow,
     "test_open_reads_no_records_into_memory": pytest.mark.slow,
     "test_entries_are_listed_lazily_in_bounded_memory": pytest.mark.slow,
     "test_any_flipped_byte_is_found_or_harmless": pytest.mark.slow,

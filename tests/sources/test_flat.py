@@ -352,3 +352,11 @@ def test_a_labels_file_for_a_real_image_folder(shared_data: SharedData, tmp_path
     source = open_source(root, labels=tmp_path / "labels.csv")
     assert list(source.entries()) == list(folder_source.entries())
     assert source.survey() == folder_source.survey()
+
+
+def test_a_labels_file_that_is_one_endless_line(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(tiny(1))
+    (tmp_path / "labels.csv").touch()
+    os.truncate(tmp_path / "labels.csv", 8 << 30)
+    with pytest.raises(SourceError, match=r"labels\.csv, line 1: longer than 1,048,576 characters, so this is no CSV"):
+        open_source(tmp_path, labels=tmp_path / "labels.csv").survey()

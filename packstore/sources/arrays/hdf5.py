@@ -47,8 +47,6 @@ class _OpenHdf5(OpenArrays):
         self._path = path
         self._shown = printable(str(path))
         self._folder = folder.resolve()
-        if not path.is_file():
-            raise SourceError(f"{self._shown} is not a file")
         try:
             self._file = h5py.File(path, "r", locking=False)
         except (OSError, RuntimeError, ValueError) as error:

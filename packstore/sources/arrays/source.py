@@ -70,6 +70,8 @@ class ArraySource(RowSource):
     def find(cls, path: Path) -> tuple[list[Path], Counter[str]]:
         """The files of a source, and what else lies in its folder. See :attr:`Survey.ignored`."""
         if not path.is_dir():
+            if not path.is_file():
+                raise SourceError(f"{printable(str(path))} is not a file")
             return [path], Counter()
         found, ignored = [], Counter[str]()
         for folder in [path, *_split_folders(path)]:

@@ -143,6 +143,8 @@ class ArrowSource(TableSource):
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise SourceError(f"{printable(str(path))} is missing, or no file")
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(_MAX_BYTES))

@@ -119,7 +119,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if not path.is_dir():
         return Certainty.NO
     names = first_names(path)
-    found = [name for name in names if name.lower().endswith(".parquet")]
+    found = [name for name in names if name.lower().endswith(".parquet") and (path / name).is_file()]
     if not found or any(name.endswith((".tar", ".tar.gz", ".tgz")) for name in names):
         return Certainty.NO
     alone = not any(name.lower().endswith(IMAGE_SUFFIXES) for name in names)

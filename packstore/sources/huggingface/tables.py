@@ -316,6 +316,8 @@ class TableSource(RowSource):
     def _opened(self, number: int) -> Table:
         """A table, opened. Raises :class:`ValueError`."""
         path = self._found[number][1]
+        if not path.is_file():
+            raise ValueError(f"{printable(str(path))} is not a file")
         try:
             return self.open_table(path)
         except faults() as error:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
-from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.listing import IMAGE_SUFFIXES, is_directory
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import RowSource, in_packing_order
 from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages, Value
@@ -199,9 +199,9 @@ def lmdbs_in(path: Path) -> list[Path]:
                 continue
             if name.endswith(IMAGE_SUFFIXES):
                 return []
-            if (entry.is_dir() or name.endswith((".lmdb", ".mdb", "_lmdb"))) and is_lmdb(path / entry.name):
+            if (is_directory(entry) or name.endswith((".lmdb", ".mdb", "_lmdb"))) and is_lmdb(path / entry.name):
                 found.append(path / entry.name)
-            elif entry.is_dir():
+            elif is_directory(entry):
                 return []
     return sorted(found)
 

@@ -62,7 +62,7 @@ class Table:
     def refuse(self, line: Sequence[str], expected: str) -> NoReturn:
         """Raises :class:`SourceError` for a line."""
         shown = printable(" ".join(line)[:_SHOWN])
-        raise SourceError(f"{self.name} has the line {shown!r}; expected {expected}")
+        raise SourceError(f"{self.name} has the line {shown!r}; expected {printable(expected)}")
 
     @cached_property
     def _index(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

@@ -290,6 +290,8 @@ def _shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, Path, 
 
 
 def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise SourceError(f"{printable(str(file))} is missing, or no file")
     try:
         with file.open("rb") as opened:
             found = json.loads(opened.read(_MAX_JSON))
