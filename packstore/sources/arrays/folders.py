@@ -1,0 +1,113 @@
+"""Sources whose arrays are folders of chunk files: what Zarr and N5 have in common."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from packstore.core.errors import SourceError, printable
+from packstore.sources.arrays.source import ArraySource
+from packstore.sources.arrays.stored import ArrayInfo
+from packstore.sources.base import stamp_of
+
+_MAX_JSON, _MAX_FOLDERS, _MAX_DEPTH = 1 << 24, 1000, 8
+_MAX_RATIO = 1100
+
+
+class ChunkFolderSource(ArraySource):
+    """One folder whose arrays are folders in it, at any depth."""
+
+    suffixes = ()
+
+    @classmethod
+    def find(cls, path: Path) -> tuple[list[Path], Counter[str]]:
+        """See :meth:`ArraySource.find`."""
+        return [path], Counter()
+
+    def files(self) -> Iterator[Path]:  # type: ignore[override]
+        """See :meth:`RowSource.files`: of the arrays that are read."""
+        names = {chosen.info.name for part in self._choice.parts for chosen in part.columns.values()}
+        return (file for name in sorted(names) for file in _files_in(self.path / name))
+
+    def stamp(self) -> str:
+        """See :meth:`Source.stamp`. A digest, since there may be any number of files."""
+        digest = xxhash.xxh3_128()
+        for file in self.files():
+            digest.update(f"{file}\0{stamp_of([file])}\0".encode("utf-8", "surrogateescape"))
+        return f"files {digest.hexdigest()}"
+
+
+def metadata(path: Path) -> dict[str, Any] | None:
+    """A JSON object in a file; None where there is no file. Raises :class:`SourceError`."""
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_JSON)
+        found = json.loads(data)
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"{printable(str(path))} is damaged: {printable(str(error))[:200]}") from None
+    if not isinstance(found, dict):
+        raise SourceError(f"{printable(str(path))} is damaged: it holds no object")
+    return found
+
+
+def array_folders(
+    root: Path,
+    read: Callable[[Path], dict[str, Any] | None],
+    is_array: Callable[[dict[str, Any]], bool],
+    *,
+    groups: bool,
+) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """The arrays from ``root`` on: name, folder and metadata.
+
+    Args:
+        root: An array, or a group.
+        read: The metadata of a folder; None where it has none.
+        is_array: Whether metadata are those of an array.
+        groups: A folder without metadata is a group.
+    """
+    waiting, count = [("", root, 0)], 0
+    while waiting:
+        name, folder, depth = waiting.pop(0)
+        found = read(folder)
+        count += 1
+        if count > _MAX_FOLDERS:
+            raise SourceError(f"{printable(str(root))} holds more than {_MAX_FOLDERS:,} arrays and groups")
+        if found is not None and is_array(found):
+            yield name, folder, found
+        elif (found is not None or groups) and depth < _MAX_DEPTH:
+            inside = sorted(each.name for each in os.scandir(folder) if each.is_dir() and each.name[0] != ".")
+            waiting += [(f"{name}/{each}" if name else each, folder / each, depth + 1) for each in inside]
+
+
+def refuse_unwritten(shown: str, info: ArrayInfo, folder: Path) -> None:
+    """Raises :class:`SourceError` for an array that claims more than its files can hold."""
+    nbytes, stored = info.dtype.itemsize, 1 << 20
+    for size in info.shape:
+        nbytes *= size
+    for file in _files_in(folder):
+        if stored >= nbytes:
+            break
+        stored += file.stat().st_size * _MAX_RATIO
+    if stored < nbytes:
+        raise SourceError(f"{shown}: {info.shown} should have {nbytes:,} bytes, which were not written")
+
+
+def sizes(value: Any, least: int) -> tuple[int, ...] | None:
+    """A list of whole numbers from ``least`` on as a shape; None for anything else."""
+    fits = isinstance(value, list) and len(value) <= 16 and all(type(n) is int and least <= n < 1 << 48 for n in value)
+    return tuple(value) if fits else None
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    for directory, inside, names in os.walk(folder):
+        inside.sort()
+        for name in sorted(names):
+            yield Path(directory, name)

@@ -1,0 +1,152 @@
+"""N5 (https://github.com/saalfeldlab/n5, version 2 to 4): arrays in a folder, a file for each block of numbers.
+
+The first axis of N5 is the fastest, so axes are in reverse here, as for all other libraries of Python. A block that was
+not written holds zeros.
+"""
+
+from __future__ import annotations
+
+import bz2
+import itertools
+import lzma
+import math
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import SourceError, printable
+from packstore.sources.arrays.folders import ChunkFolderSource, array_folders, metadata, refuse_unwritten, sizes
+from packstore.sources.arrays.source import recognise_arrays
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays
+from packstore.sources.base import Certainty, Kind, SourceOptions
+
+_FILE = "attributes.json"
+_DTYPES = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {"float32", "float64"}
+_COMPRESSIONS = ("raw", "gzip", "bzip2", "xz")
+_MAX_BLOCK_BYTES = 1 << 30
+
+
+class N5Source(ChunkFolderSource):
+    """Arrays of an N5 container."""
+
+    kind = "n5"
+    what = "N5 arrays"
+
+    @classmethod
+    def open_file(cls, path: Path, folder: Path) -> OpenArrays:
+        """See :meth:`ArraySource.open_file`."""
+        return _OpenN5(path)
+
+
+class _OpenN5(OpenArrays):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._shown = printable(str(path))
+        self._blocks: dict[str, tuple[int, ...]] = {}
+        self._compressions: dict[str, str] = {}
+        self._infos: dict[str, ArrayInfo] = {}
+        arrays = array_folders(
+            path, lambda folder: metadata(folder / _FILE), lambda found: "dimensions" in found, groups=True
+        )
+        for name, folder, plain in arrays:
+            self._infos[name] = self._info(name, plain)
+            if self._infos[name].what == "numbers":
+                refuse_unwritten(self._shown, self._infos[name], folder)
+
+    def _info(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
+        shape, blocks = sizes(plain.get("dimensions"), 0), sizes(plain.get("blockSize"), 1)
+        compression = plain.get("compression", plain.get("compressionType"))
+        kind = compression.get("type") if isinstance(compression, dict) else compression
+        dtype = plain.get("dataType")
+        if not shape or blocks is None or len(shape) != len(blocks):
+            raise SourceError(f"{self._shown}: {printable(name) or 'its array'} is no N5 array, or it is damaged")
+        if dtype not in _DTYPES or kind not in _COMPRESSIONS:
+            found = printable(f"{dtype} kept by {kind}"[:80])
+            why = f"{printable(name)} holds {found}; packstore reads numbers kept by {', '.join(_COMPRESSIONS)}"
+            return ArrayInfo("", name, shape[::-1], np.dtype("u1"), "nothing", why=why)
+        made = np.dtype(dtype).newbyteorder(">")
+        if math.prod(blocks) * made.itemsize > _MAX_BLOCK_BYTES:
+            raise SourceError(
+                f"{self._shown}: the blocks of {printable(name)} have more than {_MAX_BLOCK_BYTES:,} bytes"
+            )
+        self._blocks[name], self._compressions[name] = blocks[::-1], str(kind)
+        return ArrayInfo("", name, shape[::-1], made, "numbers", blocks[-1])
+
+    def infos(self) -> list[ArrayInfo]:
+        """See :meth:`OpenArrays.infos`."""
+        return list(self._infos.values())
+
+    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """See :meth:`OpenArrays.read`."""
+        info, block = self._infos[name], self._blocks[name]
+        low, high = [0] * len(block), list(info.shape)
+        low[axis], high[axis] = start, stop
+        found = np.zeros([b - a for a, b in zip(low, high, strict=True)], info.dtype)
+        ranges = [range(a // size, -(-b // size)) for a, b, size in zip(low, high, block, strict=True)]
+        for place in itertools.product(*ranges):
+            data = self._block(name, place)
+            if data is None:
+                continue
+            firsts = [number * size for number, size in zip(place, block, strict=True)]
+            into, of = [], []
+            for first, size, a, b in zip(firsts, data.shape, low, high, strict=True):
+                begin, end = max(first, a), min(first + size, b)
+                into.append(slice(begin - a, max(begin, end) - a))
+                of.append(slice(begin - first, max(begin, end) - first))
+            found[tuple(into)] = data[tuple(of)]
+        return found
+
+    def _block(self, name: str, place: tuple[int, ...]) -> NDArray[Any] | None:
+        """A block; None for one that was not written. Raises :class:`ValueError`."""
+        path = (self._path / name).joinpath(*map(str, reversed(place)))
+        if not path.is_file():
+            return None
+        raw, info, block = path.read_bytes(), self._infos[name], self._blocks[name]
+        shown = printable(str(path.relative_to(self._path)))
+        try:
+            mode, axes = struct.unpack_from(">HH", raw)
+            shape = struct.unpack_from(f">{axes}I", raw, 4)[::-1]
+            if mode != 0 or len(shape) != len(block) or any(a > b for a, b in zip(shape, block, strict=True)):
+                raise ValueError(f"block {shown} has mode {mode} and the shape {shape}")
+            data = _unpacked(self._compressions[name], raw[4 + 4 * axes :], math.prod(shape) * info.dtype.itemsize)
+        except (struct.error, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+            raise ValueError(f"block {shown} is damaged: {error}") from None
+        return np.frombuffer(data, info.dtype).reshape(shape)
+
+    def close(self) -> None:
+        """See :meth:`OpenArrays.close`. Nothing stays open."""
+
+
+def _unpacked(compression: str, data: bytes, size: int) -> bytes:
+    """Exactly ``size`` bytes. Raises :class:`ValueError` for more or fewer, and the errors of the libraries."""
+    made: Any = None
+    if compression == "gzip":
+        made = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip, or zlib where its header says so
+        data = made.decompress(data, size + 1)
+    elif compression == "bzip2":
+        made = bz2.BZ2Decompressor()
+        data = made.decompress(data, size + 1)
+    elif compression == "xz":
+        made = lzma.LZMADecompressor(memlimit=1 << 30)
+        data = made.decompress(data, size + 1)
+    if len(data) != size or not (made is None or made.eof):
+        raise ValueError(f"a block has {len(data)} bytes or is cut off; expected {size}")
+    return data
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """A folder whose ``attributes.json`` says that it is N5, or an array of it."""
+    try:
+        plain = metadata(path / _FILE) if path.is_dir() else None
+    except SourceError:
+        return Certainty.NO
+    if plain is None or not ("n5" in plain or {"dimensions", "blockSize", "dataType"} <= plain.keys()):
+        return Certainty.NO
+    return recognise_arrays(N5Source, path, options)
+
+
+KIND = Kind(N5Source.kind, "N5 arrays of images", _recognise, N5Source, takes_arrays=True)

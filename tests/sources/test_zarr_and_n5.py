@@ -1,0 +1,253 @@
+"""Zarr, made by its library, and N5: ``tests/corpus/n5`` was written by tensorstore, see
+``test_what_tensorstore_wrote``.
+
+Other N5 arrays are written here block by block, as its specification says.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import struct
+import zlib
+from contextlib import closing
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packstore import PackedDataset, convert, verify
+from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError
+from packstore.sources import Source, open_source
+from packstore.testing import SourceSuite
+from tests.makers.images import tiny
+
+zarr = pytest.importorskip("zarr")
+pytestmark = pytest.mark.filterwarnings("ignore:.*Zarr V3.*")
+
+WRITTEN = Path(__file__).parents[1] / "corpus" / "n5"
+RNG = np.random.default_rng(9)
+
+
+def pixels(*shape: int) -> Any:
+    return RNG.integers(0, 256, shape, dtype=np.uint8)
+
+
+def images(source: Source) -> list[Any]:
+    return [source.image(entry) for entry in source.entries()]
+
+
+def write_zarr(path: Path, arrays: dict[str, Any], version: Any = 3, **options: Any) -> Path:
+    group = zarr.open_group(str(path), mode="w", zarr_format=version)
+    for name, array in arrays.items():
+        group.create_array(name, data=np.asarray(array), **options)
+    return path
+
+
+PACKERS = {
+    "raw": ({"type": "raw"}, bytes),
+    "gzip": ({"type": "gzip", "level": -1}, gzip.compress),
+    "zlib": ({"type": "gzip", "useZlib": True}, zlib.compress),
+    "bzip2": ({"type": "bzip2"}, bz2.compress),
+    "xz": ({"type": "xz"}, lzma.compress),
+}
+
+
+def write_n5(path: Path, arrays: dict[str, Any], packer: str = "gzip", block: int = 3) -> Path:
+    """Blocks of ``block`` along each axis; axes in reverse, numbers big-endian, edges cut."""
+    path.mkdir(exist_ok=True)
+    (path / "attributes.json").write_text(json.dumps({"n5": "2.5.1"}))
+    described, pack = PACKERS[packer]
+    for name, array in arrays.items():
+        array = np.asarray(array)
+        (path / name).mkdir(parents=True)
+        attributes = {
+            "dimensions": array.shape[::-1], "blockSize": [block] * array.ndim, "dataType": array.dtype.name,
+            "compression": described,
+        }  # fmt: skip
+        (path / name / "attributes.json").write_text(json.dumps(attributes))
+        for place in product(*(range(-(-size // block)) for size in array.shape)):
+            data = array[tuple(slice(n * block, (n + 1) * block) for n in place)]
+            file = (path / name).joinpath(*map(str, reversed(place)))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            header = struct.pack(f">HH{data.ndim}I", 0, data.ndim, *data.shape[::-1])
+            file.write_bytes(header + pack(data.astype(data.dtype.newbyteorder(">")).tobytes()))
+    return path
+
+
+def splits(samples: int) -> dict[str, Any]:
+    numbers, half = np.arange(samples, dtype=np.uint32), samples // 2
+    x, y = numbers.view(np.uint8).reshape(samples, 2, 2), (numbers % 3).astype(np.uint8)
+    return {"train/x": x[:half], "train/y": y[:half], "test/x": x[half:], "test/y": y[half:]}
+
+
+class TestZarr(SourceSuite):
+    kind = "zarr"
+    undecodable_keys = False
+    many = 600
+
+    def make(self, folder: Path, samples: int) -> Path:
+        return write_zarr(folder / "data.zarr", splits(samples))
+
+    def change(self, path: Path) -> None:
+        zarr.open_array(str(path / "train" / "y"))[1] = 2
+
+
+class TestN5(SourceSuite):
+    kind = "n5"
+    undecodable_keys = False
+    many = 600
+
+    def make(self, folder: Path, samples: int) -> Path:
+        return write_n5(folder / "data.n5", splits(samples), block=20)
+
+    def change(self, path: Path) -> None:
+        file = path / "train" / "y" / "0"
+        file.write_bytes(file.read_bytes()[:-1] + b"\0")
+
+
+OPTIONS: dict[str, tuple[int, dict[str, Any]]] = {
+    "3": (3, {}),
+    "3 sharded": (3, {"shards": (4, 6, 6, 3), "chunks": (2, 6, 6, 3)}),
+    "3 plain": (3, {"compressors": None, "chunks": (2, 3, 4, 1)}),
+    "2": (2, {}),
+    "2 chunks": (2, {"chunks": (2, 3, 4, 1)}),
+}
+
+
+@pytest.mark.parametrize("name", ["2", *(pytest.param(n, marks=pytest.mark.slow) for n in OPTIONS if n != "2")])
+def test_zarr_of_both_versions(name: str, tmp_path: Path) -> None:
+    version, options = OPTIONS[name]
+    x, y = pixels(7, 6, 6, 3), np.arange(7, dtype=">i4") if version == 2 else np.arange(7)
+    write_zarr(tmp_path / "a.zarr", {"images": x}, version, **options)
+    zarr.open_group(str(tmp_path / "a.zarr"), mode="a").create_array("labels", data=y)
+    convert(tmp_path / "a.zarr", tmp_path / "o.h5")
+    ds = PackedDataset(tmp_path / "o.h5", output="numpy")
+    assert [label for _, label in ds] == list(range(7))
+    assert all(np.array_equal(image, x[n]) for n, (image, _) in enumerate(ds))
+    assert verify(tmp_path / "o.h5", against=tmp_path / "a.zarr").problems == ()
+
+
+def test_arrays_by_their_names(tmp_path: Path) -> None:
+    x = pixels(5, 3, 6, 7)
+    path = write_zarr(tmp_path / "a.zarr", {"raw/left": x, "raw/right": x + 1, "z": np.arange(5)})
+    with pytest.raises(AmbiguousSourceError, match="--image-key raw/left or --image-key raw/right"):
+        open_source(path)
+    with closing(open_source(path, image_key="raw/right", label_key="z")) as source:
+        assert all(np.array_equal(i, (x[n] + 1).transpose(1, 2, 0)) for n, i in enumerate(images(source)))
+    with closing(open_source(path / "raw" / "left")) as source:  # one array
+        assert source.survey().records == 5
+
+
+@pytest.mark.slow
+def test_encoded_files_and_texts_in_zarr(tmp_path: Path) -> None:
+    from zarr.core.dtype import VariableLengthBytes
+
+    files = np.array([tiny(n) for n in range(4)], object)
+    for version in (2, 3):
+        group = zarr.open_group(str(tmp_path / f"{version}.zarr"), mode="w", zarr_format=version)
+        group.create_array("images", shape=(4,), dtype=VariableLengthBytes(), chunks=(2,))[:] = files
+        group.create_array("caption", shape=(4,), dtype=str, chunks=(3,))[:] = np.array(["a", "ä", "", "d"])
+        convert(tmp_path / f"{version}.zarr", tmp_path / f"{version}.lmdb")
+        ds = PackedDataset(tmp_path / f"{version}.lmdb", columns=("image", "caption"), output="bytes")
+        assert [(bytes(image), text) for image, text in ds] == list(zip(files, ["a", "ä", "", "d"], strict=True))
+
+
+def test_codecs_that_could_run_something_are_never_opened(tmp_path: Path) -> None:
+    path = write_zarr(tmp_path / "a.zarr", {"x": pixels(4, 6, 6, 3), "y": np.arange(4)}, 2)
+    plain = json.loads((path / "x" / ".zarray").read_text())
+    for wrong in ({"dtype": "|O", "filters": [{"id": "pickle"}]}, {"filters": [{"id": "pickle"}]}):
+        (path / "x" / ".zarray").write_text(json.dumps(plain | wrong))
+        with pytest.raises(SourceError, match="kept by the codec pickle, which is not run"):
+            open_source(path)
+    third = write_zarr(tmp_path / "b.zarr", {"x": pixels(4, 6, 6, 3)})
+    plain = json.loads((third / "x" / "zarr.json").read_text())
+    plain["codecs"].append({"name": "numcodecs.pickle", "configuration": {}})
+    (third / "x" / "zarr.json").write_text(json.dumps(plain))
+    with pytest.raises(SourceError, match=r"kept by the codec numcodecs\.pickle, which is not run"):
+        open_source(third)
+
+
+def test_zarr_that_lies(tmp_path: Path) -> None:
+    path = write_zarr(tmp_path / "a.zarr", {"x": pixels(4, 6, 6, 3)})
+    file = path / "x" / "zarr.json"
+    plain = json.loads(file.read_text())
+    huge = {"name": "regular", "configuration": {"chunk_shape": [1, 10**6, 10**6, 3]}}
+    for wrong, said in (
+        ({"shape": [10**12, 6, 6, 3]}, "which were not written"),
+        ({"shape": [4, 6, 6]}, "is no Zarr array"),
+        ({"shape": "4"}, "is no Zarr array"),
+        ({"shape": [-1, 6, 6, 3]}, "is no Zarr array"),
+        ({"chunk_grid": huge}, "have more than"),
+        ({"codecs": 3}, "is no Zarr array"),
+        ({"data_type": "complex128"}, "holds|no arrays"),
+    ):
+        file.write_text(json.dumps(plain | wrong))
+        with pytest.raises(SourceError, match=said):
+            open_source(path)
+    file.write_text("[" * 100_000)
+    with pytest.raises(SourceError, match="is damaged"):
+        open_source(path)
+
+
+def test_a_damaged_chunk_is_a_bad_sample(tmp_path: Path) -> None:
+    path = write_zarr(tmp_path / "a.zarr", {"x": pixels(4, 6, 6, 3)}, chunks=(1, 6, 6, 3))
+    chunk = path / "x" / "c" / "2" / "0" / "0" / "0"
+    chunk.write_bytes(b"nothing")
+    report = convert(path, tmp_path / "o.h5", on_error="skip")
+    assert [skipped.key for skipped in report.manifest.skipped] == ["0000000002"]
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_n5_of_each_compression(packer: str, tmp_path: Path) -> None:
+    x, y = pixels(7, 5, 4, 3), np.arange(7, dtype=np.int64)
+    path = write_n5(tmp_path / "a.n5", {"images": x, "labels": y, "deep/weight": np.linspace(0, 1, 7)}, packer)
+    with closing(open_source(path)) as source:
+        assert all(np.array_equal(image, x[n]) for n, image in enumerate(images(source)))
+        samples = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
+        assert [values["label"] for values in samples] == y.tolist()
+        assert samples[6]["deep_weight"] == 1
+
+
+def test_what_tensorstore_wrote(tmp_path: Path) -> None:
+    """tensorstore 0.1: driver ``n5``, gzip, ``images`` of 5 x 6 x 4 x 3 (its axes in reverse) in blocks of
+    3 x 4 x 3 x 2, and ``labels`` raw; pixel values count up."""
+    with closing(open_source(WRITTEN)) as source:
+        assert source.kind == "n5"
+        expected = np.arange(5 * 6 * 4 * 3, dtype=np.uint16).astype(np.uint8).reshape(5, 6, 4, 3)
+        assert all(np.array_equal(image, expected[n]) for n, image in enumerate(images(source)))
+        labels = [source.read(entry).values["label"] for entry in source.entries()]  # type: ignore[union-attr]
+        assert labels == [3, 1, 4, 1, 5]
+
+
+@pytest.mark.slow
+def test_n5_blocks_that_are_missing_damaged_or_not_read(tmp_path: Path) -> None:
+    path = write_n5(tmp_path / "a.n5", {"images": np.full((4, 5, 4, 3), 7, np.uint8)}, block=5)
+    block = path / "images" / "0" / "0" / "0" / "0"
+    whole = block.read_bytes()
+    head = whole[:20]
+    for data in (whole[:10], whole[:-4], head + gzip.compress(bytes(10**6)), b"\0\1" + whole[2:], b"\xff" * 40, b""):
+        block.write_bytes(data)
+        with pytest.raises(SampleError) as caught:
+            convert(path, tmp_path / "o.h5")
+        assert str(caught.value).isprintable()
+    block.unlink()
+    with closing(open_source(path)) as source:
+        assert not images(source)[0].any()
+    file = path / "images" / "attributes.json"
+    plain = json.loads(file.read_text())
+    for wrong, said in (
+        ({"compression": {"type": "blosc"}}, "holds uint8 kept by blosc"),
+        ({"dataType": "object"}, "holds object kept by gzip"),
+        ({"dimensions": [3, 4, 5, 10**12]}, "which were not written"),
+        ({"dimensions": []}, "is no N5 array"),
+        ({"blockSize": [0, 1, 1, 1]}, "is no N5 array"),
+        ({"blockSize": [10**6] * 4}, "have more than"),
+    ):
+        file.write_text(json.dumps(plain | wrong))
+        with pytest.raises(PackstoreError, match=said):
+            open_source(path)
