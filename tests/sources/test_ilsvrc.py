@@ -150,9 +150,11 @@ def test_validation_images_without_their_labels_are_a_question(where: str, tmp_p
         with tarfile.open(folder / VAL) as archive:
             archive.extractall(folder / "val", filter="data")
         (folder / VAL).unlink()
-    with pytest.raises(AmbiguousSourceError, match=r"without their labels: put ILSVRC2012_devkit_t12\.tar"):
+    with pytest.raises(AmbiguousSourceError, match=r"without their labels: put ILSVRC2012_devkit_t12\.tar") as caught:
         open_source(path)
-    if where in ("archive", "images"):
+    if where in ("folder", "beside"):
+        assert str(caught.value).endswith(f"or give {folder / TRAIN} to pack the training images alone")
+    else:
         with closing(open_source(path, kind="flat")) as source:  # as it says
             assert source.survey().columns == ()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import re
 import shutil
 import struct
@@ -23,14 +24,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore import AmbiguousSourceError, PackedDataset, convert
-from packstore.core.errors import SampleError, SourceError
+from packstore.core.errors import PackstoreError, SampleError, SourceError
 from packstore.core.registry import SOURCES
-from packstore.images.sniff import max_file_bytes
+from packstore.images.sniff import begins_like_image, max_file_bytes
 from packstore.sources import Entry, Source, open_source
 from packstore.sources.named.mat import load_mat
 from packstore.testing import SourceSuite
 from tests.makers.images import tiny
-from tests.makers.layouts import make_layout, mat, structs
+from tests.makers.layouts import MAKERS, make_layout, mat, structs
 from tests.makers.torchvision import import_torchvision
 
 FILE_KINDS = ("tinyimagenet", "cub200", "flowers102", "food101", "oxfordpet", "stanfordcars", "sun397", "dtd",
@@ -353,17 +354,24 @@ def test_a_missing_image_is_a_bad_sample_and_others_are_counted(tmp_path: Path) 
         assert source.survey().ignored == {"images that no list names": 1}
 
 
-def test_nothing_outside_the_source_is_read(tmp_path: Path) -> None:
-    folder = make_layout("cub200", tmp_path / "set")
+@pytest.mark.parametrize(("kind", "file", "line"), [
+    ("cub200", "images.txt", "1 ../../../secret.jpg"), ("cub200", "images.txt", "1 a\0b.jpg"),
+    ("sun397", "ClassName.txt", "/a/../.."), ("tinyimagenet", "wnids.txt", "../../.."),
+])  # fmt: skip
+def test_a_list_that_leads_out_of_the_source(kind: str, file: str, line: str, tmp_path: Path) -> None:
+    folder = make_layout(kind, tmp_path)
+    (folder / file).write_text(line)
+    with pytest.raises(SourceError, match=r"no path out of the source|expected a class such as"):
+        read_all(folder)
+
+
+def test_a_name_in_a_mat_file_that_leads_out_of_the_source(tmp_path: Path) -> None:
+    folder = make_layout("stanfordcars", tmp_path)
     (tmp_path / "secret.jpg").write_bytes(tiny(1))
-    lines = (folder / "images.txt").read_text().splitlines()
-    lines[0], lines[1] = "1 ../../../secret.jpg", "2 a\0b.jpg"
-    (folder / "images.txt").write_text("\n".join(lines))
-    with closing(open_source(folder)) as source:
-        first, second = [*source.entries("train")][:2]
-        for entry in (first, second):
-            with pytest.raises(SampleError, match="no path within the source"):
-                source.read(entry)
+    one = {"bbox_x1": [1], "bbox_y1": [1], "bbox_x2": [2], "bbox_y2": [2], "class": [1], "fname": ["../../secret.jpg"]}
+    (folder / "devkit/cars_train_annos.mat").write_bytes(mat(annotations=structs(one)))
+    with closing(open_source(folder)) as source, pytest.raises(SampleError, match="no path within the source"):
+        source.read(next(source.entries("train")))
 
 
 def test_mat_files_that_claim_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,3 +415,32 @@ def test_damaged_mat_files_are_one_line(seed: int) -> None:
         data[rng.integers(124, len(data))] = rng.choice([0, 1, 255, rng.integers(256)])
     with suppress(SourceError):
         load_mat("x.mat", bytes(data))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MAKERS)
+def test_damage_anywhere_is_an_error_or_bad_samples(kind: str, tmp_path: Path, rng: random.Random) -> None:
+    """Bytes changed, files cut off: of lists and tables above all."""
+    folder = make_layout(kind, tmp_path / "sound")
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    lists = [file for file in files if not begins_like_image(file.read_bytes())]
+    for turn in range(25):
+        file = rng.choice(lists or files)
+        data = bytearray(file.read_bytes())
+        sound = bytes(data)
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            data[rng.randrange(len(data))] = rng.choice([0, 10, 32, 45, 47, 255, rng.randrange(256)])
+        if turn % 5 == 0:
+            del data[rng.randrange(len(data)) :]
+        file.write_bytes(data)
+        said = ""
+        try:
+            with closing(open_source(folder, kind="ilsvrc" if kind == "kaggle" else kind)) as source:
+                source.survey()
+                for entry in source.entries():
+                    with suppress(SampleError):
+                        source.read(entry)
+        except PackstoreError as error:
+            said = str(error)
+        assert said.isprintable()
+        file.write_bytes(sound)

@@ -100,7 +100,7 @@ class IlsvrcSource(RowSource):
                 f"and {_DEVKITS[1]}, or Kaggle's folder with ILSVRC/Data/CLS-LOC"
             )
         if self._found.needs_devkit and self._found.devkit is None:
-            raise _without_devkit(path)
+            raise _without_devkit(path, self._found)
         self._trees: dict[Path, Tree] = {}
         for part in self._found.parts.values():
             tree = self._trees.get(part.path) or open_tree(part.path)
@@ -298,10 +298,14 @@ def _is_val_tar(path: Path) -> bool:
     return bool(names) and all(_VAL.fullmatch(name) for name in names)
 
 
-def _without_devkit(path: Path) -> AmbiguousSourceError:
+def _without_devkit(path: Path, found: _Found) -> AmbiguousSourceError:
+    alone = "or pack them without labels with --source flat"
+    if "train" in found.parts:
+        part = found.parts["train"]
+        alone = f"or give {printable(str(part.path / part.folder))} to pack the training images alone"
     return AmbiguousSourceError(
         f"{printable(str(path))} holds the validation images of ILSVRC without their labels: put {_DEVKITS[1]} beside "
-        "them, or pack them without labels with --source flat"
+        f"them, {alone}"
     )
 
 
@@ -316,7 +320,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if found.is_image_folder:
         return Certainty.NO
     if found.needs_devkit and found.devkit is None:
-        raise _without_devkit(path)
+        raise _without_devkit(path, found)
     return Certainty.CERTAIN
 
 

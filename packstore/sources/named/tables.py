@@ -91,7 +91,10 @@ class Table:
         line = self._data[start : end if end >= 0 else None].decode("utf-8", "surrogateescape").rstrip("\r")
         if not line.strip():
             return []
-        return [field.strip() for field in line.split(self._separator)]
+        fields = [field.strip() for field in line.split(self._separator)]
+        if "\0" in line or (".." in line and any(".." in field.split("/") for field in fields)):
+            self.refuse(fields, "no path out of the source")
+        return fields
 
 
 def _hash(key: str) -> int:
