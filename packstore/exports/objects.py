@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -98,7 +99,7 @@ class ObjectsExport(FilesExport):
     shard_bytes = None
     further = ""
 
-    @property
+    @cached_property
     def things(self) -> Things:
         """Where the objects are."""
         return Things(self.manifest, self.further)

@@ -40,7 +40,7 @@ _CITYSCAPES = {
 }
 _SCENES = "sceneCategories.txt"
 """ADE20K's file of the scene of each image."""
-_LOOKED_AT, _PROBED = 256, 32
+_LOOKED_AT, _PROBED, _FEW = 256, 32, 4
 _HEADER = 1 << 16
 
 
@@ -232,10 +232,13 @@ def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
     if images == masks and _folders(tree, images):
         return None  # folders may be classes
     some = list(islice(_some_images(tree, images), _PROBED))
+    few = some[:: max(1, len(some) // _FEW)]
     tails = _MASK_TAILS[images == masks :]
     for tail in _IMAGE_TAILS:
         for end in (mask_tail + suffix for mask_tail in tails for suffix in _MASK_SUFFIXES):
             pair = _Pair(images, masks, tail, {"mask": end})
+            if not any(is_file(tree, pair.base(image) + end) for image in few):
+                continue
             named = [image for image in some if not pair.is_mask(image)]
             hits = [image for image in named if is_file(tree, pair.base(image) + end)]
             if hits and 2 * len(hits) >= len(named) and all(_same_size(tree, i, pair.base(i) + end) for i in hits[:4]):

@@ -40,10 +40,12 @@ from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
 from packstore.sources.archives import open_tree
 from packstore.sources.arrays.npz import NpzSource
-from packstore.sources.base import SourceOptions
+from packstore.sources.base import Sample, SourceOptions
+from packstore.sources.captions import CaptionsSource
 from packstore.sources.cifar import CifarSource
 from packstore.sources.cifar.files import LAYOUTS, find_files
 from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
+from packstore.sources.coco import CocoSource
 from packstore.sources.exported import ExportedFiles
 from packstore.sources.huggingface.features import Facts, columns_of, features_of
 from packstore.sources.huggingface.imagefolder import HfImageFolderSource
@@ -52,12 +54,15 @@ from packstore.sources.named.mat import find_arrays, load_mat
 from packstore.sources.records.recordio import RecordioSource
 from packstore.sources.records.tfds import TfdsSource
 from packstore.sources.records.tfrecord import TfrecordSource
+from packstore.sources.voc import VocSource
 from packstore.sources.webdataset import WebDatasetSource
+from packstore.sources.yolo import YoloSource
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.hdf5.file import lookup3
 from packstore.stores.mapped import check_offsets
 from packstore.stores.pth.pickle_reader import unpickle
+from packstore.training.coco_masks import coco_masks
 from tests.makers.fuzzing import Target
 
 CORPUS = Path(__file__).parents[1] / "corpus"
@@ -338,6 +343,45 @@ def _hf_features(data: bytes) -> None:
                 cells(number)
 
 
+_BESIDE = {
+    "annotations.json": CocoSource,
+    "data.yaml": YoloSource,
+    "labels/1.txt": YoloSource,
+    "Annotations/1.xml": VocSource,
+    "ImageSets/Main/train.txt": VocSource,
+    "captions.csv": CaptionsSource,
+    "captions.jsonl": CaptionsSource,
+    "results.csv": CaptionsSource,
+    "1.token": CaptionsSource,
+}
+
+
+def _beside(data: bytes) -> None:
+    """The name of a file beside an image, and what is in it."""
+    name, _, content = data.partition(b"\n")
+    chosen = next((each for each in _BESIDE if each.encode() == name), "annotations.json")
+    folder = _scratch() / "beside"
+    shutil.rmtree(folder, ignore_errors=True)
+    image = b"\xff\xd8\xff\xc0\x00\x0b\x08\x00\x08\x00\x10\x01\x01\x11\x00\xff\xd9"
+    files = {"images/1.jpg": image, "JPEGImages/1.jpg": image, "data.yaml": b"train: images\nnames: [a, b]\n"}
+    for file, text in {**files, "Annotations/2.xml": b"", chosen: content}.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(text)
+    with closing(_BESIDE[chosen](folder, SourceOptions(max_pixels=1 << 16))) as source:
+        source.survey()
+        for entry in source.entries():
+            with suppress(SampleError):
+                for segmentation in _segmentations(source.read(entry)):
+                    with suppress(ValueError):
+                        coco_masks([segmentation], 8, 16)
+
+
+def _segmentations(sample: Sample) -> list[Any]:
+    document = sample.values.get("json")
+    annotations = document.get("annotations") if isinstance(document, dict) else None
+    return [each.get("segmentation") for each in annotations or ()]
+
+
 def _labels(data: bytes) -> None:
     path = _scratch() / "labels.csv"
     path.write_bytes(data)
@@ -539,6 +583,16 @@ TARGETS = (
         (PackstoreError,),
         ("records/protobuf.py", "records/examples.py", "records/tfrecord.py"),
         _repair_tfrecord,
+    ),
+    Target(
+        "beside",
+        _beside,
+        (PackstoreError,),
+        (
+            *("coco/documents.py", "coco/files.py", "yolo/__init__.py", "yolo/layout.py", "sources/voc.py"),
+            *("sources/captions.py", "core/plainxml.py", "core/yamltext.py", "training/coco_masks.py"),
+        ),
+        words=(b"\n", b" ", b"0.5", b"1e9", b"-1", b"[", b"{", b'"', b"../", b"nan", b"<object>", b"</object>", b"NaN"),
     ),
     Target("mat", _mat, (PackstoreError,), ("named/mat.py",)),
     Target("npz", _npz, (PackstoreError,), ("arrays/npz.py", "inflating.py")),

@@ -94,7 +94,10 @@ def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | No
 
 def _in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
     names = (name for name, is_directory in islice(tree.names(folder), _NAMES) if not is_directory)
-    for name in sorted(name for name in names if name.lower().endswith(".json") and name[0] != "."):
+    found = sorted(name for name in names if name.lower().endswith(".json") and name[0] != ".")
+    if len(found) > _PROBED:  # a file for each image
+        found = [name for name in found if (match := _NAME.fullmatch(name.lower())) and match[1]]
+    for name in found:
         path = join(folder, name)
         start = tree.start(path, _START)
         if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{" or not _LISTS.search(start):
