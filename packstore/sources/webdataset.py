@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import tokenize
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -371,6 +372,8 @@ def _value(extension: str, data: bytes) -> Any:
             return np.load(io.BytesIO(data), allow_pickle=False)
         except MemoryError as error:
             raise ValueError(f".{extension} claims to be larger than the memory: {error}") from None
+        except (TypeError, SyntaxError, OverflowError, RecursionError, EOFError, tokenize.TokenError) as error:
+            raise ValueError(f".{extension} is no array of numpy: {error}") from None
     return data
 
 

@@ -245,6 +245,16 @@ def test_a_file_that_is_there_twice(tmp_path: Path) -> None:
         convert(tmp_path / "a.tar", tmp_path / "a.lmdb")
 
 
+@pytest.mark.parametrize(
+    "header", [b"{'descr': '<f8', 'fortran_order': False, 'shape': (1", b"(" * 118, b"{'descr': 5}"]
+)
+def test_an_array_whose_header_is_damaged(header: bytes, tmp_path: Path) -> None:
+    data = b"\x93NUMPY\x01\x00v\x00" + header.ljust(117) + b"\n"
+    (tmp_path / "a.tar").write_bytes(shard({"0.png": tiny(0), "0.npy": data, "1.png": tiny(1)}))
+    with pytest.raises(SampleError, match=r"npy|header|descr"):
+        convert(tmp_path / "a.tar", tmp_path / "a.lmdb", source_kind="webdataset")
+
+
 def test_an_array_that_claims_to_be_larger_than_the_memory(tmp_path: Path) -> None:
     header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776,), }".ljust(117) + b"\n"
     claims = {f"{n}.npy": b"\x93NUMPY\x01\x00v\x00" + header for n in range(2)}
