@@ -88,7 +88,11 @@ class SparinglyCheckedReader(CheckedReader):
         return kept.shown[index] if kept.fixed else kept.ragged[part][index - self._starts[part]]
 
     def _proven_by_row(self, kept: _Kept, index: int) -> Any:
-        value = self._reader.value(kept.column.name, index)
+        try:
+            value = self._reader.value(kept.column.name, index)
+        except StoreError:
+            self.check_fields(index)  # names the record and its key
+            raise
         found = xxh3_64_intdigest(value) or 1
         if kept.hashes[index] != found:
             self._check_row(index, {kept.column.name: value})
@@ -111,7 +115,7 @@ class SparinglyCheckedReader(CheckedReader):
             kept = self._kept.get(name) or self._keep(name)
             for record in records[self._by_rows(kept, records)].tolist():
                 try:
-                    self.check_fields(record)
+                    self._proven_by_row(kept, record)
                 except CorruptRecordError as error:
                     found.setdefault(record, error)
         return found

@@ -422,6 +422,9 @@ def test_a_large_value_that_was_proven_is_checked_by_itself(
         asked.clear()
         assert bytes(reader.value(name, 3)) == value
         assert asked == [name]
+        asked.clear()
+        assert reader.faults(np.array([3]), [name]) == {}
+        assert asked == [name]
         file = path / "data.mdb" if path.is_dir() else path
         data = file.read_bytes()
         with file.open("r+b") as opened:  # in place, since the store is mapped
@@ -430,3 +433,4 @@ def test_a_large_value_that_was_proven_is_checked_by_itself(
                 opened.write(bytes([value[5] ^ 1]))
         with pytest.raises(CorruptRecordError, match=r"record 3 .* row checksum"):
             reader.value(name, 3)
+        assert {*reader.faults(np.array([2, 3]), [name])} == {3}

@@ -111,7 +111,7 @@ def test_batches_of_items(one: Typed) -> None:
     assert [len(part) for part in boxes] == [len(v["boxes"]) for v in one.values[:4]]
     assert captions == [v["caption"] for v in one.values[:4]]
     assert [w is None for w in weights] == [False, True, False, True]
-    assert vectors.shape == (4, 3)
+    assert vectors.shape == (4, 5)
     assert isinstance(masks, list)  # of differing sizes
     assert brains.dtype == torch.bfloat16
     assert brains[:, 1].tolist() == [0, -1, -2, -3]
