@@ -164,6 +164,7 @@ SOURCES = Registry(
         "tfds": "packstore.sources.records.tfds:KIND",
         "tfrecord": "packstore.sources.records.tfrecord:KIND",
         "recordio": "packstore.sources.records.recordio:KIND",
+        "mds": "packstore.sources.records.mds:KIND",
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",
         "lsun": "packstore.sources.lmdbs.lsun:KIND",
@@ -223,6 +224,7 @@ EXPORTS = Registry(
         "hdf5": "packstore.exports.arrays:Hdf5Export",
         "coco": "packstore.exports.coco:CocoExport",
         "yolo": "packstore.exports.yolo:YoloExport",
+        "mds": "packstore.exports.mds:MdsExport",
     },
     classes=True,
 )

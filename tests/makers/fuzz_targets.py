@@ -51,6 +51,7 @@ from packstore.sources.huggingface.features import Facts, columns_of, features_o
 from packstore.sources.huggingface.imagefolder import HfImageFolderSource
 from packstore.sources.labels import LabelsFile
 from packstore.sources.named.mat import find_arrays, load_mat
+from packstore.sources.records.mds import MdsSource
 from packstore.sources.records.recordio import RecordioSource
 from packstore.sources.records.tfds import TfdsSource
 from packstore.sources.records.tfrecord import TfrecordSource
@@ -250,6 +251,27 @@ def _recordio(data: bytes) -> None:
                 source.read(entry)
 
 
+def _mds(data: bytes) -> None:
+    """A shard, or what describes it."""
+    folder = _scratch() / "mds"
+    if not folder.exists():
+        folder.mkdir()
+        shutil.copy(CORPUS / "mds" / "train-index.json", folder / "index.json")
+        for file in (CORPUS / "mds").glob("shard.*"):
+            shutil.copy(file, folder)
+    name = "index.json" if data.lstrip()[:1] == b"{" else "shard.00001.mds"
+    kept = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[: len(kept)] + kept[len(data) :] if name != "index.json" else data)
+    try:
+        with closing(MdsSource(folder, SourceOptions(max_pixels=1 << 16))) as source:
+            source.survey()
+            for entry in source.entries():
+                with suppress(SampleError):
+                    source.read(entry)
+    finally:
+        (folder / name).write_bytes(kept)
+
+
 def _tfds(data: bytes) -> None:
     """A file of records, or what describes them."""
     written, folder = CORPUS / "tfds", _scratch() / "tfds"
@@ -271,9 +293,9 @@ def _tfds(data: bytes) -> None:
 
 
 def _repair_json(data: bytes, rng: random.Random) -> bytes:
-    """Changes some values of JSON; else as :func:`_repair_tfrecord`."""
+    """Changes some values of JSON; leaves all else."""
     if data.lstrip()[:1] != b"{":
-        return _repair_tfrecord(data, rng)
+        return data
     try:
         plain = json.loads(data)
     except (ValueError, RecursionError):
@@ -284,6 +306,10 @@ def _repair_json(data: bytes, rng: random.Random) -> bytes:
         return json.dumps(plain).encode()
     except ValueError:  # a value that holds itself
         return data
+
+
+def _repair_either(data: bytes, rng: random.Random) -> bytes:
+    return _repair_json(data, rng) if data.lstrip()[:1] == b"{" else _repair_tfrecord(data, rng)
 
 
 def _repair_tfrecord(data: bytes, rng: random.Random) -> bytes:
@@ -597,7 +623,6 @@ TARGETS = (
     Target("mat", _mat, (PackstoreError,), ("named/mat.py",)),
     Target("npz", _npz, (PackstoreError,), ("arrays/npz.py", "inflating.py")),
     Target("recordio", _recordio, (PackstoreError,), ("records/recordio.py",)),
-    Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/tfds_features.py"), _repair_json),
     Target(
         "hf_imagefolder",
         _hf_imagefolder,
@@ -619,6 +644,8 @@ TARGETS = (
         ),
     ),
     Target("hf_features", _hf_features, (PackstoreError, ValueError), ("huggingface/features.py",), _repair_json),
+    Target("mds", _mds, (PackstoreError,), ("records/mds.py", "records/mds_layout.py"), _repair_json),
+    Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/tfds_features.py"), _repair_either),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/column.py"), _repair_manifest),

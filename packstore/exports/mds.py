@@ -1,0 +1,200 @@
+"""MDS shards of MosaicML Streaming: a folder a split with ``index.json`` and ``shard.00000.mds``
+(``streaming/base/format/mds/``, version 2 of the format).
+
+A column is the value of its name, and ``key`` is ``str``. Arrays are ``ndarray``, which has no bool (``uint8``) and no
+bfloat16 (its bits as ``uint16``). A value that is missing is empty or zeros, and ``name_valid`` says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from packstore.core.column import Column
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.errors import UsageError
+from packstore.core.files import drop, open_file, sync_directory
+from packstore.core.sheet import Sheet
+from packstore.exports.base import Export, Record, ShardWriter
+from packstore.exports.names import safe_name, shortened
+
+_INDEX = "index.json"
+_LARGEST = (1 << 32) - 1
+"""Places in a shard have 32 bits."""
+_CODES = {
+    "uint8": 8, "int8": 9, "uint16": 16, "int16": 17, "float16": 18, "uint32": 32, "int32": 33, "float32": 34,
+    "uint64": 64, "int64": 65, "float64": 66,
+}  # fmt: skip
+"""dtypes that ``ndarray`` has."""
+
+
+class MdsExport(Export):
+    """Shards, and an index for each split."""
+
+    name = "mds"
+    help = "MDS shards of MosaicML Streaming"
+    suffixes = (".mds",)
+    source = "mds"
+    holds: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
+    keeps_keys = True
+    shard_bytes = 1 << 26
+
+    def held(self) -> Sequence[str]:
+        return [column.name for column in self.columns]
+
+    def losses(self) -> Sequence[str]:
+        lost = []
+        if any(column.classes is not None for column in self.columns):
+            lost.append("names of classes: labels are numbers")
+        if any(column.dtype == "bfloat16" for column in (self.manifest.image, *self.columns)):
+            lost.append("bfloat16 values: they are their bit patterns as uint16")
+        if self.manifest.normalization is not None:
+            lost.append("mean and standard deviation by which the arrays were normalised")
+        return lost
+
+    def begin(self, number: int, split: str) -> ShardWriter:
+        folder = shortened(safe_name(split)) if split else ""
+        (self.path / folder).mkdir(exist_ok=True)
+        name = f"shard.{number:05}.mds"
+        return _ShardWriter(self.path, f"{folder}/{name}" if folder else name, self.columns, self._encodings())
+
+    def sync(self, shard: ShardWriter) -> None:
+        super().sync(shard)
+        sync_directory(self.path)
+
+    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+        shards: dict[str, list[dict[str, Any]]] = {}
+        for file, _, records in sheet.shards:
+            folder, _, name = file.rpartition("/")
+            size = (self.path / file).stat().st_size
+            said = {"samples": records, "raw_data": {"basename": name, "bytes": size, "hashes": {}}, "zip_data": None}
+            shards.setdefault(folder, []).append(_description(self._encodings()) | said)
+        files = [f"{folder}/{_INDEX}" if folder else _INDEX for folder in shards]
+        for file, listed in zip(files, shards.values(), strict=True):
+            with open_file(self.path / file, "wb") as out:
+                out.write(json.dumps({"version": 2, "shards": listed}, sort_keys=True).encode("ascii"))
+        return super().finish(replace(sheet, files=tuple(files)), lines)
+
+    def _encodings(self) -> dict[str, str]:
+        """The encoding of each value, by name and in its order."""
+        image = self.manifest.image
+        found = {"key": "str", "image": "jpeg" if image.layout is None or self.recoded else _encoding(image)}
+        for column in self.columns:
+            found[column.name] = _encoding(column)
+            if column.nullable:
+                found[column.valid_name] = "uint8"
+        return dict(sorted(found.items()))
+
+
+class _ShardWriter(ShardWriter):
+    """The samples lie in a temporary file until their number is known."""
+
+    def __init__(self, folder: Path, file: str, columns: Sequence[Column], encodings: Mapping[str, str]) -> None:
+        self.file = file
+        self._columns, self._encodings = columns, encodings
+        self._out = open_file(folder / file, "wb")
+        self._samples = tempfile.TemporaryFile(dir=(folder / file).parent)  # noqa: SIM115 - until the shard ends
+        self._ends = array("Q", [0])
+
+    def add(self, record: Record) -> Mapping[str, str]:
+        image = record.image
+        values = {"key": record.key.encode("utf-8", "surrogateescape")}
+        if isinstance(image, np.ndarray):
+            values["image"] = _value(record.columns["image"], image.tobytes(), image.shape)
+        else:
+            values["image"] = image
+        for column in self._columns:
+            raw = record.at_rest[column.name]
+            shape = record.at_rest[column.shape_name].tolist() if _varies(column) else column.shape
+            values[column.name] = _value(column, raw if isinstance(raw, bytes) else np.asarray(raw).tobytes(), shape)
+            if column.nullable:
+                values[column.valid_name] = bytes([record.present(column.name)])
+        data = [values[name] for name in self._encodings]
+        unsaid = [value for value, encoding in zip(data, self._encodings.values(), strict=True) if not _size(encoding)]
+        sample = np.array([len(value) for value in unsaid], "<u4").tobytes() + b"".join(data)
+        self._samples.write(sample)
+        self._ends.append(self._ends[-1] + len(sample))
+        return {}
+
+    def close(self) -> None:
+        described = json.dumps(_description(self._encodings), sort_keys=True).encode("ascii")
+        count = len(self._ends) - 1
+        begin = 4 * (count + 2) + len(described)
+        if begin + self._ends[-1] > _LARGEST:
+            raise UsageError(
+                f"an MDS shard of {begin + self._ends[-1]} bytes is too large; give a smaller --shard-size"
+            )
+        self._out.write(np.uint32(count).tobytes())
+        self._out.write((np.frombuffer(self._ends, np.uint64) + np.uint64(begin)).astype("<u4").tobytes())
+        self._out.write(described)
+        self._samples.seek(0)
+        shutil.copyfileobj(self._samples, self._out, 1 << 20)
+        self._samples.close()
+        self._out.close()
+
+    def abort(self) -> None:
+        self._samples.close()
+        if not self._out.closed:
+            drop(self._out)
+
+
+def _description(encodings: Mapping[str, str]) -> dict[str, Any]:
+    """What a shard and an index say of its columns."""
+    return {
+        "version": 2, "format": "mds", "compression": None, "hashes": [], "size_limit": None,
+        "column_names": list(encodings), "column_encodings": list(encodings.values()),
+        "column_sizes": [_size(encoding) for encoding in encodings.values()],
+    }  # fmt: skip
+
+
+def _encoding(column: Column) -> str:
+    dtype = _dtype(column)
+    if column.type in ("text", "json"):
+        return {"text": "str", "json": "json"}[column.type]
+    if column.type in ("image", "mask", "bytes") and column.layout is None:
+        # Nobody decodes a file that is not there.
+        return "bytes" if column.type == "bytes" or column.nullable else "png" if column.type == "mask" else "jpeg"
+    if column.kind == "fixed" and not column.shape:
+        return dtype
+    whole = column.kind == "fixed" and 0 not in column.shape
+    return f"ndarray:{dtype}:{','.join(map(str, column.shape))}" if whole else f"ndarray:{dtype}"
+
+
+def _value(column: Column, raw: bytes, shape: Sequence[int]) -> bytes:
+    """A value as its encoding has it, by its bytes at rest; ``shape`` is that of an array."""
+    if not _encoding(column).startswith("ndarray") or _size(_encoding(column)):
+        return raw
+    if column.kind == "ragged" and column.layout is None:
+        row = max(math.prod(column.shape) * NUMPY_DTYPE[column.dtype].itemsize, 1)
+        shape = (len(raw) // row, *column.shape)
+    sizes = np.array(shape, np.uint64)
+    width = next(w for w in (1, 2, 4, 8) if w == 8 or not sizes.size or int(sizes.max()) < 1 << 8 * w)
+    return bytes([len(sizes) << 2 | width.bit_length() - 1]) + sizes.astype(f"<u{width}").tobytes() + raw
+
+
+def _dtype(column: Column) -> str:
+    name = NUMPY_DTYPE[column.dtype].name
+    return name if name in _CODES else "uint8"
+
+
+def _size(encoding: str) -> int | None:
+    """Bytes of all values of an encoding; None where each says its own."""
+    name, _, rest = encoding.partition(":")
+    if name in _CODES:
+        return np.dtype(name).itemsize
+    dtype, _, shape = rest.partition(":")
+    return np.dtype(dtype).itemsize * math.prod(map(int, shape.split(","))) if shape else None
+
+
+def _varies(column: Column) -> bool:
+    """Its arrays have shapes of their own."""
+    return column.kind == "ragged" and column.layout is not None

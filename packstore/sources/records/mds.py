@@ -1,0 +1,315 @@
+"""MDS shards of MosaicML Streaming: ``index.json`` and ``shard.00000.mds``, also compressed
+(``streaming/base/format/mds/``, version 2 of the format).
+
+A shard is the number of its samples, where each begins and the last one ends (32 bits each), a description, and the
+samples: sizes of the values whose encoding has none, then the values.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Array, Bytes, Field, Image, Json, Label, Text
+from packstore.core.sheet import AtRest
+from packstore.images.sniff import begins_like_image, max_file_bytes
+from packstore.sources.archives.tar import compression_of
+from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.dataset import key_of
+from packstore.sources.names import column_names
+from packstore.sources.records.files import OpenFiles
+from packstore.sources.records.mds_layout import FILES, INDEX, LISTS, SCALARS, array_of, decoded, read_shards
+from packstore.sources.rows import Row, RowSource, in_packing_order
+from packstore.sources.values import infer, names_an_image
+
+_MAX_VALUE = 1 << 31
+_PROBED = 16
+_LABELS = ("label", "target", "class", "y", "cls")
+
+
+class MdsSource(RowSource):
+    """The shards that ``index.json`` names; or those of ``train/index.json``, ``val/index.json`` …"""
+
+    kind = "mds"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        if self.sheet is None:
+            self._indexes = _indexes(path)
+        else:
+            named = dict.fromkeys((split, file.parent / INDEX) for split, file in self.sheet_shards)
+            self._indexes = list(named)
+        if not self._indexes:
+            raise SourceError(f"{printable(str(path))} holds no {INDEX} of MDS shards")
+        self._shards = [shard for split, index in self._indexes for shard in read_shards(split, index)]
+        if not self._shards:
+            raise SourceError(f"{printable(str(path))}: {INDEX} names no shards")
+        self._files = OpenFiles([shard.file for shard in self._shards], compression_of)
+        first = self._shards[0]
+        if any((s.names, s.encodings, s.sizes) != (first.names, first.encodings, first.sizes) for s in self._shards):
+            raise SourceError(f"{printable(str(path))}: its shards have different columns")
+        if "pkl" in first.encodings:
+            name = first.names[first.encodings.index("pkl")]
+            raise SourceError(
+                f"{printable(str(path))}: {printable(name)} holds pickles, which packstore does not run: write the "
+                "shards again with json, ndarray or bytes"
+            )
+        self._max_image = max_file_bytes(options.max_pixels)
+        self.evidence = f"{INDEX} and {len(self._shards)} shard{'s' * (len(self._shards) != 1)}"
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return in_packing_order(split for split, _ in self._indexes)
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`."""
+        count = 0
+        for number, shard in enumerate(self._shards):
+            if shard.split != split:
+                continue
+            offsets, reason = self._offsets[number]
+            for i in range(shard.samples):
+                key, size, rest = key_of(split, count), 0, 0
+                start, stop = (int(offsets[i]), int(offsets[i + 1])) if not reason else (0, 0)
+                problem = reason or self._misplaced(number, start, stop)
+                if not problem:
+                    size, rest, own = self._sizes(number, start, stop)
+                    key = own if own is not None and self.sheet is not None else key
+                ref = (number, start, stop, *([f"{shard.file.name}: {problem}"] if problem else []))
+                yield Row(key, ref, size, rest)
+                count += 1
+
+    def values(self, ref: Any) -> dict[str, Any]:
+        """See :meth:`RowSource.values`."""
+        number, start, stop, *reason = ref
+        if reason:
+            raise ValueError(reason[0])
+        shard, raw = self._shards[number], self._raw(number, start, stop)
+        if self.sheet is not None:
+            return self._restored_values(dict(zip(shard.names, raw, strict=True)))
+        found = {}
+        for name, encoding, data in zip(shard.names, shard.encodings, raw, strict=True):
+            if name in self._columns:
+                try:
+                    found[self._columns[name]] = decoded(encoding, data)
+                except (ValueError, OverflowError, RecursionError) as error:
+                    raise ValueError(f"{printable(name)}: {error}") from error
+        return found
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        shard = self._shards[0]
+        encodings = dict(zip(shard.names, shard.encodings, strict=True))
+        probes = [self._probe(split) for split in self.splits()]
+        samples = [sample for probe in probes for sample in probe]
+        return {
+            column: self._field(name, encodings[name], [sample[column] for sample in samples if column in sample])
+            for name, column in self._columns.items()
+        }
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        found = Counter(f"columns of {name}" for name in self._shards[0].encodings if name in LISTS)
+        return dict(found)
+
+    def files(self) -> Iterator[Path]:
+        """See :meth:`RowSource.files`."""
+        yield from (index for _, index in self._indexes)
+        yield from (shard.file for shard in self._shards)
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        self._files.close()
+
+    @cached_property
+    def _columns(self) -> dict[str, str]:
+        """The columns of values that one can hold, by their names."""
+        shard = self._shards[0]
+        names = [name for name, encoding in zip(shard.names, shard.encodings, strict=True) if encoding not in LISTS]
+        found = column_names(names)
+        main = self._main(names, dict(zip(shard.names, shard.encodings, strict=True)))
+        if "image" in found.values() and found[main] != "image":
+            raise SourceError(f"{printable(str(self.path))}: 'image' is no image, and {printable(main)} is")
+        return {**found, main: "image"}
+
+    def _main(self, names: Sequence[str], encodings: Mapping[str, str]) -> str:
+        """The value that is the main image."""
+        images = [name for name in names if encodings[name] in (*FILES, "pil")]
+        images += [name for name in names if encodings[name] == "bytes" and self._begins_like_image(name)]
+        images += [name for name in names if encodings[name].startswith("ndarray") and names_an_image(name)]
+        if not images:
+            raise SourceError(f"{printable(str(self.path))} holds no images, but {', '.join(map(printable, names))}")
+        return next((name for name in images if names_an_image(name)), images[0])
+
+    def _begins_like_image(self, name: str) -> bool:
+        number = next((n for n, shard in enumerate(self._shards) if shard.samples), 0)
+        offsets, reason = self._offsets[number]
+        if reason or self._misplaced(number, int(offsets[0]), int(offsets[1])):
+            return False
+        data = self._raw(number, int(offsets[0]), int(offsets[1]))[self._shards[number].names.index(name)]
+        return begins_like_image(data[:16])
+
+    def _field(self, name: str, encoding: str, given: Sequence[Any]) -> Field:
+        column = self._columns[name]
+        if column == "image":
+            return Image(None if encoding in (*FILES, "bytes") else "uint8")
+        if encoding in (*FILES, "pil"):
+            return Image(None if encoding in FILES else "uint8")
+        plain: dict[str, Field] = {"str": Text(), "str_decimal": Text(), "bytes": Bytes(), "json": Json()}
+        if encoding == "bytes" and given and begins_like_image(bytes(given[0][:16])):
+            return Image()
+        if encoding in plain:
+            return plain[encoding]
+        if encoding in ("int", "str_int", *SCALARS):
+            dtype = encoding if encoding in SCALARS else "int64"
+            return Label() if name.lower() in _LABELS and "int" in dtype else Array(dtype)
+        if encoding == "str_float":
+            return Array("float64")
+        if not given:
+            raise SourceError(f"{printable(str(self.path))}: no value of {printable(name)} can be read")
+        try:
+            return infer(column, given)
+        except ValueError as error:
+            raise SourceError(f"{printable(str(self.path))}: {printable(name)}: {error}") from error
+
+    def _probe(self, split: str) -> Iterator[dict[str, Any]]:
+        for row in islice(self.rows(split), _PROBED):
+            try:
+                yield self.values(row.ref)
+            except (ValueError, OSError):
+                continue  # named when its turn comes
+
+    @cached_property
+    def _offsets(self) -> list[tuple[NDArray[np.uint32], str]]:
+        """Where the samples of each shard begin, and where the last one ends; or why that cannot be known."""
+        return [self._offsets_of(number) for number in range(len(self._shards))]
+
+    def _offsets_of(self, number: int) -> tuple[NDArray[np.uint32], str]:
+        shard, none = self._shards[number], np.zeros(0, np.uint32)
+        file = self._files[number]
+        end = os.fstat(file.descriptor).st_size
+        if end != shard.nbytes:
+            return none, f"it has {end} bytes, and {INDEX} says {shard.nbytes}"
+        count = int.from_bytes(file.read(4, 0), "little")
+        if count != shard.samples:
+            return none, f"it has {count} samples, and {INDEX} says {shard.samples}"
+        data = file.read(4 * (count + 1), 4)
+        if len(data) < 4 * (count + 1):
+            return none, "it ends within its offsets"
+        return np.frombuffer(data, "<u4"), ""
+
+    def _misplaced(self, number: int, start: int, stop: int) -> str:
+        shard = self._shards[number]
+        head = 4 * (shard.samples + 2)
+        least = sum(4 if size is None else size for size in shard.sizes)
+        good = head <= start <= stop <= shard.nbytes and stop - start >= least
+        return "" if good else f"a sample lies from {start} to {stop}, where none can be"
+
+    def _spans(self, number: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """Where the values of a sample lie. Raises :class:`ValueError`."""
+        shard = self._shards[number]
+        unsaid = sum(size is None for size in shard.sizes)
+        lengths = iter(np.frombuffer(self._files[number].read(4 * unsaid, start), "<u4").tolist())
+        at, spans = start + 4 * unsaid, []
+        for size in shard.sizes:
+            length = next(lengths) if size is None else size
+            spans.append((at, at + length))
+            at += length
+        if at != stop:
+            raise ValueError(f"{shard.file.name}: a sample of {stop - start} bytes has values of {at - start}")
+        return spans
+
+    def _sizes(self, number: int, start: int, stop: int) -> tuple[int, int, str | None]:
+        """Sizes of the main image and of the rest of a sample; its key, in an export of packstore."""
+        shard, file = self._shards[number], self._files[number]
+        try:
+            spans = dict(zip(shard.names, self._spans(number, start, stop), strict=True))
+        except ValueError:
+            return stop - start, 0, None  # it says so when its turn comes
+        if self.sheet is None:
+            main = next(name for name, column in self._columns.items() if column == "image")
+        else:
+            main = "image"
+        low, high = spans.get(main, (start, start))
+        key = None
+        if self.sheet is not None and "key" in spans:
+            begin, end = spans["key"]
+            key = file.read(end - begin, begin).decode("utf-8", "surrogateescape")
+        return high - low, stop - start - (high - low), key
+
+    def _raw(self, number: int, start: int, stop: int) -> list[bytes]:
+        file, shard = self._files[number], self._shards[number]
+        spans = self._spans(number, start, stop)
+        limits = [self._max_image if encoding in FILES else _MAX_VALUE for encoding in shard.encodings]
+        for name, (low, high), limit in zip(shard.names, spans, limits, strict=True):
+            if high - low > limit:
+                raise ValueError(f"{printable(name)} has {high - low} bytes, more than {limit} within max_pixels")
+        data = file.read(stop - start, start)
+        if len(data) < stop - start:
+            raise ValueError(f"{shard.file.name} ends within a sample")
+        return [data[low - start : high - start] for low, high in spans]
+
+    def _restored_values(self, raw: Mapping[str, bytes]) -> dict[str, Any]:
+        """The values of an export of packstore, see :mod:`packstore.exports.mds`."""
+        assert self.sheet is not None
+        found: dict[str, Any] = {}
+        for column in (self.sheet.manifest.image, *self.sheet.columns):
+            if column.name not in raw or (column.name not in self.sheet.held and column.name != "image"):
+                continue
+            data = raw[column.name]
+            if column.nullable and not any(raw[column.valid_name]):
+                continue
+            if column.name == "image" and (column.layout is None or self.sheet.image == "png"):
+                found["image"] = data
+            elif column.layout is not None and column.kind == "ragged":
+                found[column.name] = array_of("ndarray", data, NUMPY_DTYPE[column.dtype].name)
+            elif column.kind == "fixed":
+                numbers = NUMPY_DTYPE[column.dtype]
+                values = np.zeros(0, numbers) if 0 in column.shape else np.frombuffer(data, numbers)
+                found[column.name] = values.reshape(column.shape)
+            elif column.type in ("labels", "boxes", "keypoints", "array"):
+                dtype = NUMPY_DTYPE[column.dtype].name
+                found[column.name] = AtRest(array_of("ndarray", data, "uint8" if dtype == "bool" else dtype).tobytes())
+            else:
+                found[column.name] = AtRest(data)
+        return found
+
+
+def _indexes(path: Path) -> list[tuple[str, Path]]:
+    """The indexes at a path with their splits."""
+    if (path / INDEX).is_file():
+        return [("", path / INDEX)]
+    if not path.is_dir():
+        return []
+    try:
+        names = sorted(name for name in os.listdir(path) if name.lower() in SPLIT_ORDER)
+    except OSError:
+        return []
+    return [(name.lower(), path / name / INDEX) for name in names if (path / name / INDEX).is_file()]
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    for _, index in _indexes(path)[:1]:
+        start = ""
+        try:
+            with index.open(encoding="utf-8") as file:
+                start = file.read(1 << 16)
+        except (OSError, ValueError):
+            return Certainty.NO
+        if '"shards"' in start and re.search(r'"format":\s*"mds"', start):
+            return Certainty.CERTAIN
+    return Certainty.NO
+
+
+KIND = Kind("mds", "MDS shards of MosaicML Streaming", _recognise, MdsSource)

@@ -1,0 +1,181 @@
+"""The layout of MDS shards: what ``index.json`` says of them, and how values are encoded
+(``streaming/base/format/mds/``, version 2 of the format)."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import SourceError, printable
+
+INDEX = "index.json"
+_MAX_JSON, _MAX_COLUMNS = 1 << 28, 1000
+SCALARS = frozenset(
+    (*(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
+)
+_CODES = {
+    8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
+    64: "uint64", 65: "int64", 66: "float64",
+}  # fmt: skip
+_OTHERS = ("bytes", "str", "int", "str_int", "str_float", "str_decimal", "pil", "pkl", "json")
+LISTS = ("list[pil]", "list[jpeg]", "list[png]", "jpeg_array", "jpegarray")
+FILES = ("jpeg", "png")
+_COMPRESSED = ("zstd", "gz", "bz2")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard.
+
+    Attributes:
+        split: Name of its split.
+        file: Where it lies.
+        samples: How many it has, as the index says.
+        names: Names of its values.
+        encodings: Their encodings, likewise.
+        sizes: Their sizes; None for those that say it.
+        nbytes: Bytes of the shard when it is not compressed.
+    """
+
+    split: str
+    file: Path
+    samples: int
+    names: tuple[str, ...]
+    encodings: tuple[str, ...]
+    sizes: tuple[int | None, ...]
+    nbytes: int
+
+
+def decoded(encoding: str, data: bytes) -> Any:
+    """A value by its encoding. Raises :class:`ValueError`."""
+    if encoding in (*FILES, "bytes"):
+        return data
+    if encoding in ("str", "str_decimal"):
+        return data.decode("utf-8")
+    if encoding in ("int", *SCALARS):
+        return np.frombuffer(data, np.dtype("int64" if encoding == "int" else encoding).newbyteorder("<"))[0]
+    if encoding == "str_int":
+        if not re.fullmatch(rb"[+-]?\d{1,18}", data):
+            raise ValueError(f"found {data[:40]!r}, expected an integer")
+        return int(data)
+    if encoding == "str_float":
+        return float(data)
+    if encoding == "json":
+        return json.loads(data)
+    if encoding == "pil":
+        return _pixels(data)
+    return array_of(encoding, data)
+
+
+def array_of(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
+    """An array: ``ndarray:DTYPE:SHAPE``, where both may be left out and lie before the values then."""
+    parts = encoding.split(":")
+    dtype = dtype or (parts[1] if len(parts) > 1 else "")
+    at = 0
+    if not dtype:
+        if not data or data[0] not in _CODES:
+            raise ValueError("found an array of no known dtype")
+        dtype, at = _CODES[data[0]], 1
+    if len(parts) > 2:
+        shape = [int(n) for n in parts[2].split(",")]
+    else:
+        if len(data) <= at:
+            raise ValueError("it ends within its shape")
+        count, width = data[at] >> 2, 1 << (data[at] & 3)
+        sizes = data[at + 1 : at + 1 + count * width]
+        if len(sizes) < count * width or count > 8:
+            raise ValueError("it ends within its shape")
+        shape, at = np.frombuffer(sizes, f"<u{width}").tolist(), at + 1 + count * width
+    kind = np.dtype(dtype).newbyteorder("<")
+    if len(data) - at != math.prod(shape) * kind.itemsize:
+        raise ValueError(f"found {len(data) - at} bytes, expected an array {dtype} of shape {tuple(shape)}")
+    return np.frombuffer(data, kind, offset=at).reshape(shape)
+
+
+def _pixels(data: bytes) -> NDArray[np.uint8]:
+    """An image of Pillow: width, height, the length of its mode, the mode, and the pixels."""
+    width, height, length = np.frombuffer(data[:12], "<u4").tolist() if len(data) >= 12 else (0, 0, 0)
+    mode = data[12 : 12 + length].decode("ascii", "replace") if length < 16 else ""
+    channels = {"L": 1, "RGB": 3}.get(mode)
+    if channels is None:
+        raise ValueError(f"found an image of mode {printable(mode)}; packstore reads L and RGB of these")
+    if len(data) - 12 - length != width * height * channels:
+        raise ValueError(f"found {len(data) - 12 - length} bytes, expected {width} x {height} pixels")
+    return np.frombuffer(data, np.uint8, offset=12 + length).reshape(height, width, channels)
+
+
+def read_shards(split: str, index: Path) -> Iterator[Shard]:
+    """The shards that an index names. Raises :class:`SourceError`."""
+    try:
+        for plain in _read(index)["shards"]:
+            if plain["format"] != "mds" or plain["version"] != 2:
+                raise SourceError(
+                    f"{printable(str(index))} is of shards {plain['format']!r:.20} {plain['version']!r:.20}; packstore "
+                    "reads mds of version 2"
+                )
+            names, encodings = tuple(map(str, plain["column_names"])), tuple(map(str, plain["column_encodings"]))
+            sizes = tuple(_size(encoding) for encoding in encodings)
+            said = tuple(None if not size else int(size) for size in plain["column_sizes"])
+            if not len(names) == len(encodings) == len(said) <= _MAX_COLUMNS or len(set(names)) < len(names):
+                raise ValueError("its columns do not go together")
+            if sizes != said:
+                raise ValueError(f"columns {encodings} have sizes {said}")
+            raw, packed = plain["raw_data"], plain.get("zip_data")
+            file = index.parent / _name(raw["basename"])
+            if packed and not file.is_file():
+                kind = str(plain.get("compression") or "").partition(":")[0]
+                file = index.parent / _name(packed["basename"])
+                if kind not in _COMPRESSED:
+                    raise SourceError(f"{printable(str(file))} is compressed by {printable(kind)}: decompress it first")
+            if not file.is_file():
+                raise SourceError(f"{printable(str(file))} is missing; {INDEX} names it")
+            samples, nbytes = int(plain["samples"]), int(raw["bytes"])
+            if not 0 <= 4 * (samples + 2) <= max(nbytes, 8):
+                raise ValueError(f"{samples} samples in {nbytes} bytes")
+            yield Shard(split, file, samples, names, encodings, sizes, nbytes)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SourceError(f"{printable(str(index))} cannot be used: {printable(str(error))}") from None
+
+
+def _size(encoding: str) -> int | None:
+    """The size of all values of an encoding; None where each says its own. Raises :class:`ValueError`."""
+    name, _, rest = encoding.partition(":")
+    if name == "ndarray":
+        dtype, _, shape = rest.partition(":")
+        if dtype and dtype not in SCALARS:
+            raise ValueError(f"an array of {dtype!r:.40}")
+        if not shape:
+            return None
+        sizes = [int(n) for n in shape.split(",")]
+        if len(sizes) > 8 or any(not 0 < n < 1 << 31 for n in sizes):
+            raise ValueError(f"an array of shape {shape!r:.40}")
+        return math.prod(sizes) * np.dtype(dtype).itemsize
+    if rest or encoding not in (*SCALARS, *FILES, *LISTS, *_OTHERS):
+        raise ValueError(f"the encoding {encoding!r:.40}, which packstore does not know")
+    return 8 if encoding == "int" else np.dtype(encoding).itemsize if encoding in SCALARS else None
+
+
+def _name(name: object) -> str:
+    """The name of a file in the folder of the index. Raises :class:`ValueError`."""
+    if not isinstance(name, str) or "/" in name or "\0" in name or name in ("", ".", ".."):
+        raise ValueError(f"the name {name!r:.80}")
+    return name
+
+
+def _read(index: Path) -> dict[str, Any]:
+    try:
+        with index.open("rb") as file:
+            found = json.loads(file.read(_MAX_JSON))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"{printable(str(index))} cannot be read: {printable(str(error))}") from None
+    if not isinstance(found, dict):
+        raise SourceError(f"{printable(str(index))} cannot be read: it is no JSON object")
+    return found
