@@ -208,6 +208,7 @@ def test_offsets_that_lead_elsewhere(offset: int, tmp_path: Path) -> None:
 
 
 def test_an_index_of_something_else(tmp_path: Path) -> None:
-    (tmp_path / "index.json").write_text('{"shards": 3}')
-    with pytest.raises(SourceError):
-        convert(tmp_path, tmp_path / "x.h5")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "index.json").write_text('{"shards": 3}')
+    with pytest.raises(SourceError, match="holds no images"):
+        convert(tmp_path / "set", tmp_path / "x.h5")
