@@ -89,6 +89,7 @@ def test_names_of_splits_that_others_do_not_take(tmp_path: Path) -> None:
     assert convert(tmp_path / "out.parquet", tmp_path / "b.lmdb").manifest.dataset_digest == manifest.dataset_digest
 
 
+@pytest.mark.slow
 def test_without_the_sheet_it_is_read_like_any_other(tmp_path: Path) -> None:
     convert(WRITTEN, tmp_path / "in.lmdb")
     export(tmp_path / "in.lmdb", tmp_path / "out.parquet")
@@ -123,6 +124,7 @@ def test_what_datasets_reads(tmp_path: Path) -> None:
     assert found["train"][0]["image"].size == (3, 2)
 
 
+@pytest.mark.slow
 def test_one_digest_through_other_formats(tmp_path: Path) -> None:
     store = write_store(tmp_path, {"train": {"b": [1, 2], "a": [3]}, "val": {"b": [4]}})
     digests = {convert(tmp_path / "in", tmp_path / "again.h5").manifest.dataset_digest}

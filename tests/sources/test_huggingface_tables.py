@@ -329,9 +329,10 @@ configs:
 ---
 """
     (tmp_path / "set" / "README.md").write_text(card)
+    (tmp_path / "set" / "notes.txt").write_text("of no use")
     report = convert(tmp_path / "set", tmp_path / "x.h5")
     assert [(split.name, split.stop) for split in report.manifest.splits] == [("train", 6), ("mine", 9)]
-    assert report.ignored == {"Parquet files of no split": 1}
+    assert report.ignored == {"Parquet files of no split": 1, "beside the tables (.txt)": 1}
     (tmp_path / "set" / "README.md").write_text(card.replace("b/1.parquet", "b/*.csv"))
     with pytest.raises(SourceError, match="no file is b/"):
         open_source(tmp_path / "set")

@@ -14,7 +14,7 @@ from typing import Any
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.yamltext import load_yaml
 
-_NAME = "README.md"
+CARD = "README.md"
 _MAX_BYTES = 8 << 20
 _HEAD = re.compile(rb"\A(?:\xef\xbb\xbf)?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _SPEAKS = re.compile(rb"^(configs|dataset_info)\s*:", re.MULTILINE)
@@ -40,7 +40,7 @@ def read_card(folder: Path) -> Card:
 
     Raises :class:`SourceError` for one that says what cannot be followed, :class:`AmbiguousSourceError` where it has
     several configurations and none is the default."""
-    path = folder / _NAME
+    path = folder / CARD
     if not path.is_file():
         return Card()
     try:

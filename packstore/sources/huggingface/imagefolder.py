@@ -16,7 +16,7 @@ from packstore.core.fields import Field, Image, Label, Mask
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import is_file, join, mask_field
-from packstore.sources.huggingface.card import Card, parse_card
+from packstore.sources.huggingface.card import CARD, Card, parse_card
 from packstore.sources.huggingface.metadata import FILES, Line, has_file_names, read_metadata
 from packstore.sources.huggingface.splits import IN_FOLDER, IN_NAME, matches
 from packstore.sources.labels import file_hash, split_name
@@ -26,7 +26,6 @@ from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_or
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
-_CARD = "README.md"
 _CARD_BYTES = 8 << 20
 _LEVELS, _FOLDERS, _NAMES = 4, 64, 256
 _LOOKED_AT = 64
@@ -49,7 +48,7 @@ class HfImageFolderSource(FileRowSource):
         self._metadata = read_metadata(self.tree, files, self._card.features) if files else None
         if not files and self._card.data_files is None:
             raise SourceError(f"{printable(str(path))} has no {' or '.join(FILES)}, and no card that gives its files")
-        self.evidence = ", ".join(files[:3]) + (" …" if len(files) > 3 else "") if files else f"data_files in {_CARD}"
+        self.evidence = ", ".join(files[:3]) + (" …" if len(files) > 3 else "") if files else f"data_files in {CARD}"
 
     def splits(self) -> Sequence[str]:
         """See :meth:`RowSource.splits`."""
@@ -57,7 +56,7 @@ class HfImageFolderSource(FileRowSource):
 
     def described_by(self) -> Iterable[str]:
         """See :meth:`FileRowSource.described_by`."""
-        return (*(self._metadata.files if self._metadata else ()), *([_CARD] if self._card != Card() else []))
+        return (*(self._metadata.files if self._metadata else ()), *([CARD] if self._card != Card() else []))
 
     def fields(self) -> Mapping[str, Field]:
         """See :meth:`RowSource.fields`."""
@@ -258,9 +257,9 @@ def _matching_folder(folder: str) -> tuple[str, ...]:
 
 def _card_of(tree: Tree, path: Path) -> Card:
     try:
-        return parse_card(tree.start(_CARD, _CARD_BYTES), path)
+        return parse_card(tree.start(CARD, _CARD_BYTES), path)
     except ValueError as error:
-        raise SourceError(f"{tree.name(_CARD)}: its head {error}") from error
+        raise SourceError(f"{tree.name(CARD)}: its head {error}") from error
 
 
 def _find_metadata(tree: Tree, skip_cycles: bool) -> Iterator[str]:

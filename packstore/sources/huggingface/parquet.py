@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from packstore.core.errors import SourceError
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.huggingface.card import Card, read_card
+from packstore.sources.huggingface.card import CARD, Card, read_card
 from packstore.sources.huggingface.features import features_of, is_image_column, load_pyarrow
 from packstore.sources.huggingface.splits import check_whole, files_by_split, first_names, folder_files
 from packstore.sources.huggingface.tables import STEP_BYTES, Group, Overview, Table, TableSource, faults
@@ -105,11 +106,17 @@ class ParquetSource(TableSource):
         return self._card.features
 
     def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
-        if self.path.is_file():
-            return {}
-        others = sum(name.lower().endswith(".parquet") for name in folder_files(self.path)) - len(self._found)
-        return {"Parquet files of no split": others} if others else {}
+        """See :meth:`RowSource.ignored`; images beside the tables are those that they name."""
+        passed: Counter[str] = Counter()
+        if self.path.is_dir():
+            read = {path for _, path in self._found}
+            for name in folder_files(self.path):
+                suffix = PurePosixPath(name).suffix.lower()
+                if suffix == ".parquet":
+                    passed["Parquet files of no split"] += self.path / name not in read
+                elif name != CARD and suffix not in IMAGE_SUFFIXES:
+                    passed[f"beside the tables ({suffix or 'no extension'})"] += 1
+        return +passed
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
