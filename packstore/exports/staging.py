@@ -60,7 +60,8 @@ class ExportStaging(Staging):
         """That of an equal run, else a new one; all others are removed."""
         found: Path | None = None
         for run in self.work.runs():
-            if found is None and not self._restart and _identity_of(run) == self._identity:
+            whole = (run / STORE).is_dir()  # else it was published, and is gone
+            if found is None and whole and not self._restart and _identity_of(run) == self._identity:
                 found = run
             else:
                 remove_run(run)

@@ -47,6 +47,11 @@ class ExportedFiles(RowSource):
         """See :meth:`RowSource.find_sheet`."""
         return _sheet_of_tree(self.tree)
 
+    def unlisted(self) -> int:
+        """See :meth:`RowSource.unlisted`. Lists all folders."""
+        there = sum(len(listing.images) for _, listing in self.tree.walk("", self.tree.above, skip_cycles=True))
+        return max(0, there - len(self.lines))
+
     def find_lines(self) -> Rows:
         """See :meth:`RowSource.find_lines`."""
         if self.path.is_dir():

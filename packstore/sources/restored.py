@@ -53,6 +53,7 @@ class RowSource(Protocol):
 
     def rows(self, split: str) -> Iterator[Row]: ...
     def values(self, ref: Any) -> Mapping[str, Any]: ...
+    def unlisted(self) -> int: ...
 
 
 class Restored:
@@ -97,6 +98,9 @@ class Restored:
         records = sum(splits.values())
         if not records:
             raise SourceError(f"{printable(str(self._source.path))} holds no samples, so there is nothing to pack")
+        unlisted = self._source.unlisted()
+        if unlisted:
+            raise self._changed(f"it holds {unlisted:,} images that {ROWS} does not name")
         progress(Progress("scan", records, records, size_bytes))
         columns = self.sheet.columns
         return Survey(

@@ -97,6 +97,10 @@ class RowSource(Source):
         :meth:`fields` are not asked. Raises :class:`ManifestError`."""
         return read_sheet(self.path)
 
+    def unlisted(self) -> int:
+        """How many images lie there that are no samples by the lines."""
+        return 0
+
     def find_lines(self) -> Rows:
         """The lines beside the sheet. Raises :class:`OSError`."""
         return Rows.of_file(self.path / ROWS)

@@ -24,7 +24,7 @@ from packstore.exports.base import Export
 from packstore.exports.run import ExportReport, export
 from packstore.packing.conversion import convert
 from packstore.stores import open_store
-from packstore.stores.builder.work_directory import find_leftovers, remove_leftover, work_path
+from packstore.stores.builder.work_directory import WorkDirectory, find_leftovers, remove_leftover, work_path
 from packstore.testing.records import KINDS, flip, listing, make_records, write
 
 FILES: dict[str, dict[str, Any]] = {"original": {}, "jpeg": {"encoding": "jpeg"}, "seekable": {"encoding": "seekable"}}
@@ -271,6 +271,35 @@ class ExportSuite:
             str(file.relative_to(whole)): file.read_bytes() for file in files_of(whole)
         }
 
+    def test_a_run_that_was_killed_after_publishing_is_complete(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out = self.destination(tmp_path)
+        monkeypatch.setattr(WorkDirectory, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            self.export(store, out)
+        monkeypatch.undo()
+        before = {file: file.read_bytes() for file in files_of(out)}
+        assert work_path(out).exists()
+        report = self.export(store, out)
+        assert (report.resumed, report.manifest.records) == (12, 12)
+        assert not work_path(out).exists()
+        assert {file: file.read_bytes() for file in files_of(out)} == before
+
+    def test_a_published_export_that_is_gone_is_made_again(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out = self.destination(tmp_path)
+        monkeypatch.setattr(WorkDirectory, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            self.export(store, out)
+        monkeypatch.undo()
+        out.rename(tmp_path / "elsewhere")
+        assert self.export(store, out).resumed == 0
+        assert {file.relative_to(out) for file in files_of(out)} == {
+            file.relative_to(tmp_path / "elsewhere") for file in files_of(tmp_path / "elsewhere")
+        }
+
     def test_what_an_interrupted_run_leaves_is_cleaned(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -307,6 +336,12 @@ class ExportSuite:
             (out / ROWS).write_bytes(b"".join(lines[:-1]))
             with pytest.raises(SourceError, match=r"packstore\.json"):
                 self.imported(out, tmp_path)
+            (out / ROWS).write_bytes(b"".join(lines))
+        if self.registered.source == "exported":
+            first = next(file for file in files_of(out) if file.suffix in (".jpg", ".png"))
+            (first.parent / "mine.png").write_bytes(picture(99, kind="PNG"))
+            with pytest.raises(SourceError, match="1 images that"):
+                self.imported(out, tmp_path)
 
     def test_progress_ends_with_all_records(self, store: Path, tmp_path: Path) -> None:
         seen: list[Progress] = []
@@ -333,6 +368,12 @@ class Stop:
     def __call__(self, report: Progress) -> None:
         if report.done > self.done:
             raise KeyboardInterrupt
+
+
+def killed(work: WorkDirectory) -> None:
+    """Ends a run when it is about to remove its work directory."""
+    work.release()
+    raise KeyboardInterrupt
 
 
 def picture(seed: int, height: int = 20, width: int = 30, kind: str = "JPEG") -> bytes:

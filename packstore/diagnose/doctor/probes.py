@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import PackstoreError, printable
-from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
+from packstore.core.registry import ENCODINGS, EXPORTS, FORMATS, SOURCES
 
 Answer = dict[str, Any]
 
@@ -214,7 +214,7 @@ def _plug_ins() -> Answer:
     return {
         "found": [
             {"what": registry.what, "name": name, "distribution": distribution, "problem": problem}
-            for registry in (FORMATS, SOURCES, ENCODINGS)
+            for registry in (FORMATS, SOURCES, ENCODINGS, EXPORTS)
             for name, distribution, problem in registry.examine()
         ]
     }
