@@ -254,6 +254,31 @@ def test_two_files_for_one_split_are_a_question(tmp_path: Path) -> None:
         open_source(tmp_path)
 
 
+def test_an_image_of_two_splits(tmp_path: Path) -> None:
+    def document(*numbers: int) -> str:
+        images = [coco_image(number) for number in numbers]
+        return json.dumps({"images": images, "annotations": [coco_object(1, numbers[0])], "categories": CATS})
+
+    files: dict[str, str | bytes] = {f"images/{n:012}.jpg": jpeg(n) for n in (1, 2, 3)}
+    fill(tmp_path, {**files, "annotations/train.json": document(1, 2), "annotations/val.json": document(3)})
+    with closing(open_source(tmp_path)) as source:
+        assert dict(source.survey().splits) == {"train": 2, "val": 1}
+        assert not source.survey().ignored.get("images that no annotations name")
+    fill(tmp_path, {"annotations/val.json": document(2)})
+    with pytest.raises(SourceError, match=r"000000000002\.jpg is in train and in val: leave one of the two"):
+        open_source(tmp_path)
+
+
+def test_a_json_file_for_each_image_is_not_taken(tmp_path: Path) -> None:
+    text = '{"annotations": [{"image_id": 1}], "images": []}'
+    fill(
+        tmp_path,
+        {f"{n}.{suffix}": text if suffix == "json" else jpeg(n) for n in range(20) for suffix in ("jpg", "json")},
+    )
+    with pytest.raises(AmbiguousSourceError, match=r"a \.json file for each image"):
+        open_source(tmp_path)
+
+
 def test_classes_that_differ_between_splits(tmp_path: Path) -> None:
     coco(tmp_path)
     change(tmp_path / "annotations/instances_val2017.json", lambda it: it["categories"][0].update(name="wolf"))

@@ -60,6 +60,7 @@ class CocoSource(FileRowSource):
                 self._splits[split] = (folder, documents)
             if not self._splits:
                 raise SourceError(f"{self.tree.name()}: no image is there that {printable(first.path)} names")
+            self._refuse_shared_images()
             self._categories = self._all_categories()
         except BaseException:
             self.close()
@@ -164,6 +165,19 @@ class CocoSource(FileRowSource):
     def _count_unread(self, paths: Iterable[str], why: str = "") -> None:
         for path in paths:
             self._ignored[f"files of annotations{why} ({printable(path)})"] += 1
+
+    def _refuse_shared_images(self) -> None:
+        """Raises :class:`SourceError` where two splits have an image, which would be one key twice."""
+        folders = Counter(folder for folder, _ in self._splits.values())
+        seen: dict[tuple[str, str], str] = {}
+        for split, (folder, documents) in self._splits.items():
+            for name in documents.names() if folders[folder] > 1 else ():
+                other = seen.setdefault((folder, name), split)
+                if other != split:
+                    raise SourceError(
+                        f"{self.tree.name(join(folder, name))} is in {printable(other)} and in {printable(split)}: "
+                        "leave one of the two files of annotations out of the folder"
+                    )
 
     def _all_categories(self) -> dict[int, str]:
         found: dict[int, str] = {}
