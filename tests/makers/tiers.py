@@ -41,6 +41,9 @@ SUITES = {
 """Tests of the suites in ``packstore.testing``, which know nothing of our tiers; of others with ``records`` of several
 kinds two are in the fast tier."""
 
+CASES = {"SourceSuite": 16, "ExportSuite": 16}
+"""Of each test in these suites, which dozens of kinds inherit, a run takes so many cases."""
+
 
 def examples(count: int) -> settings:
     """``count`` examples of Hypothesis in the default tier, and in the others as many more or fewer as they take."""
@@ -76,6 +79,14 @@ def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
         if suite or "records" in params:
             item.add_marker(suite or pytest.mark.sampled(fast=2))
         test = item.nodeid.partition("[")[0]
+        if inherited := _suite_of(item):
+            group = grids[inherited, item.name.partition("[")[0]]
+            group.append(item)
+            if len(group) > CASES[inherited]:
+                item.add_marker("soak")
+                continue
+            if len(group) > FAST_CASES:
+                item.add_marker("slow")
         if mark := item.get_closest_marker("sampled"):
             group = grids[test, *(str(params[name]) for name in mark.kwargs.get("per", "").split())]
             group.append(item)
@@ -89,3 +100,10 @@ def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
             fast[test].append(item)
             if len(fast[test]) > FAST_CASES:
                 item.add_marker("slow")
+
+
+def _suite_of(item: pytest.Item) -> str:
+    """The suite in :data:`CASES` from which a test is inherited; none for a test of its own."""
+    name = item.name.partition("[")[0]
+    bases = getattr(getattr(item, "cls", None), "__mro__", ())
+    return next((base.__name__ for base in bases if base.__name__ in CASES and name in vars(base)), "")
