@@ -8,7 +8,6 @@ for each other, and the less often what Python touches goes from one core's cach
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -22,13 +21,14 @@ from packstore.core.manifest import Column
 from packstore.images.decoders import Box, Decoder
 from packstore.images.decoders.orientation import read_orientation, stored_box, swaps_sides, upright
 from packstore.images.engine import Requests, get_engine
-from packstore.images.seekable import CropPlans, Index, plan_crops, read_index
+from packstore.images.seekable import Index, plan_crops, read_index
 from packstore.images.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
 from packstore.stores.base import Reader, shaped
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.dataset import image_array
-from packstore.training.loader.checks import Checks, Suspects
+from packstore.training.loader.checks import Checks
+from packstore.training.loader.prepared import Header, Prepared
 from packstore.training.loader.rows import Rows, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
 from packstore.training.pictures import at_record, stored_bytes
@@ -48,52 +48,6 @@ except ImportError:  # Windows
     _THREAD = None
 
 _TORCH_DTYPE = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-Header = Index | ImageInfo | None
-
-
-@dataclass(eq=False)
-class Prepared:
-    """A planned batch: which record goes into which row of a buffer, and how.
-
-    The cost of planning hardly depends on the number of images, so a whole batch is planned at once.
-
-    Attributes:
-        out: The rows, ``(B, *shape)``.
-        ids: Of the records, as :class:`Epochs` gives them, ``(B,)``.
-        seed: For random operations.
-        epoch: Likewise.
-        numbers: Numbers of the records.
-        views: Their bytes.
-        sizes: Height and width of each image, ``(B, 2)``, as its header says; upright where it is to be turned.
-        suspects: What of the records is to be checked.
-        turned: Rows whose images are to be turned, and their EXIF orientations. The engine does not take them.
-        headers: What else it says, of image files that the engine does not take.
-        first_crops: What the first operation makes of the images, where operations run while decoding.
-        rows: Where pixels go, and how.
-        failed: Rows whose records cannot be read.
-        requests: All of it for the engine, where that is there and knows how.
-        plans: Of crop-seekable images that it does not take, what their boxes need.
-        plan_of: Which of these a row has.
-    """
-
-    out: torch.Tensor
-    ids: NDArray[np.int64]
-    seed: int
-    epoch: int
-    numbers: Sequence[int] = ()
-    suspects: Suspects | None = None
-    views: list[Any] = field(default_factory=list)
-    sizes: NDArray[np.int64] = field(init=False)
-    headers: Sequence[Header] = field(init=False)
-    first_crops: Crops | None = None
-    rows: Rows = field(init=False)
-    turned: Mapping[int, int] = field(default_factory=dict)
-    failed: list[int] = field(default_factory=list)
-    requests: Requests | None = None
-    plans: CropPlans | None = None
-    plan_of: dict[int, int] = field(default_factory=dict)
 
 
 class Assembler:

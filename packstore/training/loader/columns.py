@@ -14,7 +14,7 @@ from packstore.core.manifest import Column
 from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.targets import check_targets, plan_targets
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.assemble import Assembler, Prepared
+from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.decoded_fields import ImageField, MaskField
 from packstore.training.loader.fields import (
     Context,
@@ -27,6 +27,7 @@ from packstore.training.loader.fields import (
     Rows,
 )
 from packstore.training.loader.options import LoaderOptions
+from packstore.training.loader.prepared import Prepared
 from packstore.training.random_draws import Draws
 from packstore.training.values import OBJECTS
 

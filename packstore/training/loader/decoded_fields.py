@@ -16,8 +16,9 @@ from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.manifest import Column
 from packstore.images.masks import MaskHeader, decode_mask, read_mask_header
 from packstore.training.augment.targets import place_mask
-from packstore.training.loader.assemble import Assembler, Prepared
+from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.fields import Context, Field, NewBuffer, Rows, TensorRows, listed, some
+from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.rows import SizeError
 from packstore.training.pictures import stored_array
 

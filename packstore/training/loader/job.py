@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.training.loader.assemble import Prepared
 from packstore.training.loader.columns import Columns
 from packstore.training.loader.fields import NewBuffer
 from packstore.training.loader.pipeline import Batch, Pipeline
+from packstore.training.loader.prepared import Prepared
 from packstore.training.random_draws import MASK
 from packstore.training.ring import Ring, Slot
 

@@ -1,0 +1,64 @@
+"""A batch that is planned and not decoded yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.images.engine import Requests
+from packstore.images.seekable import CropPlans, Index
+from packstore.images.sniff import ImageInfo
+from packstore.training.augment.base import Crops
+from packstore.training.loader.checks import Suspects
+from packstore.training.loader.rows import Rows
+
+Header = Index | ImageInfo | None
+"""What the header of an image file says, as far as it was read."""
+
+
+@dataclass(eq=False)
+class Prepared:
+    """A planned batch: which record goes into which row of a buffer, and how.
+
+    The cost of planning hardly depends on the number of images, so a whole batch is planned at once.
+
+    Attributes:
+        out: The rows, ``(B, *shape)``.
+        ids: Of the records, as :class:`Epochs` gives them, ``(B,)``.
+        seed: For random operations.
+        epoch: Likewise.
+        numbers: Numbers of the records.
+        views: Their bytes.
+        sizes: Height and width of each image, ``(B, 2)``, as its header says; upright where it is to be turned.
+        suspects: What of the records is to be checked.
+        turned: Rows whose images are to be turned, and their EXIF orientations. The engine does not take them.
+        headers: What else it says, of image files that the engine does not take.
+        first_crops: What the first operation makes of the images, where operations run while decoding.
+        rows: Where pixels go, and how.
+        failed: Rows whose records cannot be read.
+        requests: All of it for the engine, where that is there and knows how.
+        plans: Of crop-seekable images that it does not take, what their boxes need.
+        plan_of: Which of these a row has.
+    """
+
+    out: torch.Tensor
+    ids: NDArray[np.int64]
+    seed: int
+    epoch: int
+    numbers: Sequence[int] = ()
+    suspects: Suspects | None = None
+    views: list[Any] = field(default_factory=list)
+    sizes: NDArray[np.int64] = field(init=False)
+    headers: Sequence[Header] = field(init=False)
+    first_crops: Crops | None = None
+    rows: Rows = field(init=False)
+    turned: Mapping[int, int] = field(default_factory=dict)
+    failed: list[int] = field(default_factory=list)
+    requests: Requests | None = None
+    plans: CropPlans | None = None
+    plan_of: dict[int, int] = field(default_factory=dict)
