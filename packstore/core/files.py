@@ -119,6 +119,16 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
+def read_text(path: Path, most: int = 64 << 20) -> str:
+    """The text of a file in UTF-8. Raises :class:`OSError`, for one of more than ``most`` bytes too, and
+    :class:`UnicodeDecodeError`."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
+    return data.decode("utf-8")
+
+
 def allow_open_files(number: int) -> int:
     """Reserves ``number`` open files: raises the soft limit as far as the hard one allows. Returns how many it got.
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Bytes, Field, Image, Json, Label, Text
+from packstore.core.files import read_text
 from packstore.core.sheet import AtRest
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, first_names, is_tar
@@ -369,7 +370,7 @@ def _value(extension: str, data: bytes) -> Any:
             raise ValueError(f".{extension} is nested too deeply") from None
     if kind == "array":
         try:
-            return np.load(io.BytesIO(data), allow_pickle=False)
+            return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         except MemoryError as error:
             raise ValueError(f".{extension} claims to be larger than the memory: {error}") from None
         except (TypeError, SyntaxError, OverflowError, RecursionError, EOFError, tokenize.TokenError) as error:
@@ -384,7 +385,7 @@ def _classes(path: Path) -> tuple[str, ...] | None:
     if not file.is_file():
         return None
     try:
-        names = tuple(line.strip() for line in file.read_text("utf-8").splitlines() if line.strip())
+        names = tuple(line.strip() for line in read_text(file).splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{printable(str(file))} cannot be read: {error}") from None
     twice = next((name for name in names if names.count(name) > 1), None)

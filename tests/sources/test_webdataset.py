@@ -156,6 +156,16 @@ def test_class_folders_with_captions_are_not_taken_for_shards(tmp_path: Path) ->
         ({"0001.json": b"{"}, "json|Expecting"),
         ({"0001.txt": b"\xff"}, "utf-8"),
         ({"0001.v.npy": b"no array"}, "."),
+        ({"0001.v.npy": b""}, "."),
+        ({"0001.v.npy": b"PK\x03\x04 no array either"}, "."),
+        ({"0001.v.npy": b"\x93NUMPY\x01\x00\x04\x00{'a("}, "."),
+        (
+            {
+                "0001.v.npy": b"\x93NUMPY\x01\x00\x40\x00"
+                + b"{'descr':'<f8','fortran_order':False,'shape':(%d,)}" % 10**18
+            },
+            ".",
+        ),
     ],
 )
 def test_a_bad_sample_is_named(change: dict[str, bytes | None], said: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.files import read_text
 from packstore.sources.names import identifier
 from packstore.sources.records.examples import KEYS
 
@@ -180,7 +181,7 @@ def _classes(file: Path, count: int) -> tuple[str, ...] | None:
     if not file.is_file():
         return None
     try:
-        names = tuple(line.strip() for line in file.read_text("utf-8").split("\n") if line.strip())
+        names = tuple(line.strip() for line in read_text(file).split("\n") if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{printable(str(file))} cannot be read: {error}") from None
     if count and len(names) != count:

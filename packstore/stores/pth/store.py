@@ -199,7 +199,8 @@ def _array(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArray[Any
         raise StoreError(f"{where} is {_kind(tensor)}, not a plain tensor")
     wanted, size, stored = NUMPY_DTYPE[dtype], math.prod(tensor.shape), tensor.storage
     if stored.kind != STORAGE[dtype].name or not _contiguous(tensor):
-        raise StoreError(f"{where} is a tensor over a {stored.kind}, not a contiguous one over {STORAGE[dtype].name}")
+        kind = printable(stored.kind)
+        raise StoreError(f"{where} is a tensor over a {kind}, not a contiguous one over {STORAGE[dtype].name}")
     raw = archive.entry(f"data/{stored.key}")
     start, stop = tensor.offset * wanted.itemsize, (tensor.offset + size) * wanted.itemsize
     if min(tensor.shape, default=0) < 0 or not 0 <= start <= stop <= len(raw):
