@@ -38,7 +38,7 @@ ROOMS = (
     Room("images", "core", "numpy torch PIL pillow_heif turbojpeg simplejpeg jpeg4py cv2"),
     Room("stores", "core", "numpy xxhash h5py lmdb"),
     Room("sources", "core images stores", "numpy xxhash torch h5py lmdb pyarrow zarr zstandard"),
-    Room("exports", "core images stores", "numpy h5py pyarrow xxhash"),
+    Room("exports", "core images stores", "numpy h5py zarr pyarrow xxhash"),
     Room("packing", "core images stores sources", "numpy xxhash"),
     Room("checking", "core images stores sources packing", "numpy xxhash"),
     Room("training", "core images stores", "numpy torch PIL torchvision"),

@@ -222,6 +222,7 @@ EXPORTS = Registry(
         "recordio": "packstore.exports.recordio:RecordioExport",
         "npz": "packstore.exports.arrays:NpzExport",
         "hdf5": "packstore.exports.arrays:Hdf5Export",
+        "zarr": "packstore.exports.zarr:ZarrExport",
         "coco": "packstore.exports.coco:CocoExport",
         "yolo": "packstore.exports.yolo:YoloExport",
         "mds": "packstore.exports.mds:MdsExport",

@@ -32,14 +32,13 @@ _RESERVED = {IMAGES, OFFSETS, SHAPES, CLASSES, "labels"}
 _COPIED = 1 << 22
 
 
-class _ArraysExport(Export):
-    """Shards ``train-000000.npz`` …, each of which can be read alone."""
+class ArraysExport(Export):
+    """What becomes of images and columns where a format holds arrays."""
 
     holds: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
-    extension: ClassVar[str]
 
     def held(self) -> Sequence[str]:
-        return [column.name for column in self._arrays]
+        return [column.name for column in self.arrays]
 
     def losses(self) -> Sequence[str]:
         lost = ["keys: samples have numbers"]
@@ -54,18 +53,24 @@ class _ArraysExport(Export):
             lost.append("mean and standard deviation by which the arrays were normalised")
         return lost
 
-    def begin(self, number: int, split: str) -> ShardWriter:
-        name = f"{shortened(safe_name(split))}-{number:06}" if split else f"{number:06}"
-        return self.writer(self.path, f"{name}.{self.extension}", self.manifest, self._arrays)
-
     @property
-    def _arrays(self) -> list[Column]:
+    def arrays(self) -> list[Column]:
         """The columns that become arrays."""
         return [
             column
             for column in self.columns
             if column.kind == "fixed" and not column.nullable and column.name not in _RESERVED
         ]
+
+
+class _FilesExport(ArraysExport):
+    """Shards ``train-000000.npz`` …, each of which can be read alone."""
+
+    extension: ClassVar[str]
+
+    def begin(self, number: int, split: str) -> ShardWriter:
+        name = f"{shortened(safe_name(split))}-{number:06}" if split else f"{number:06}"
+        return self.writer(self.path, f"{name}.{self.extension}", self.manifest, self.arrays)
 
     @abstractmethod
     def writer(self, folder: Path, name: str, manifest: Manifest, columns: Sequence[Column]) -> ShardWriter:
@@ -152,7 +157,7 @@ def array_name(column: str) -> str:
     return "labels" if column == "label" else column
 
 
-class NpzExport(_ArraysExport):
+class NpzExport(_FilesExport):
     """Shards ``train-000000.npz`` …, not compressed."""
 
     name = "npz"
@@ -205,7 +210,7 @@ def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     return out.getvalue()
 
 
-class Hdf5Export(_ArraysExport):
+class Hdf5Export(_FilesExport):
     """Shards ``train-000000.h5`` … with datasets in one piece."""
 
     name = "hdf5"

@@ -26,6 +26,10 @@ class TestHdf5(ExportSuite):
     kind = "hdf5"
 
 
+class TestZarr(ExportSuite):
+    kind = "zarr"
+
+
 def folder(path: Path) -> Path:
     for number in range(9):
         file = path / ("train", "val")[number % 3 == 2] / "ab"[number % 2] / f"{number}.png"
@@ -104,3 +108,23 @@ def test_pixels_as_png_files(kind: str, tmp_path: Path) -> None:
     digest = convert(folder(tmp_path / "in"), tmp_path / "in.h5", encoding="uint8", size=4).manifest.dataset_digest
     export(tmp_path / "in.h5", tmp_path / "out", to=kind, encode="png")
     assert convert(tmp_path / "out", tmp_path / "again.h5").manifest.dataset_digest == digest
+
+
+@pytest.mark.parametrize("size", [None, 4])
+def test_zarrs_library_reads_it(size: int | None, tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    convert(folder(tmp_path / "in"), tmp_path / "in.h5", encoding="uint8" if size else "original", size=size)
+    export(tmp_path / "in.h5", tmp_path / "out.zarr", shard_size=200)
+    group = zarr.open_group(str(tmp_path / "out.zarr"), mode="r")
+    assert group["class_names"][:].tolist() == ["a", "b"]
+    with open_store(tmp_path / "in.h5") as reader:
+        for split in reader.manifest.splits:
+            numbers = range(split.start, split.stop)
+            images = group[f"{split.name}/images"][:]
+            for i, image in zip(numbers, images, strict=True):
+                assert np.array_equal(image, reader.array(i)) if size else image == bytes(reader.read(i))
+            assert group[f"{split.name}/labels"][:].tolist() == [int(reader.value("label", i)) for i in numbers]
+    for name in (SHEET, "packstore.rows.jsonl"):
+        (tmp_path / "out.zarr" / name).unlink()
+    manifest = convert(tmp_path / "out.zarr", tmp_path / "again.h5").manifest
+    assert (manifest.origin.kind, manifest.classes, manifest.records) == ("zarr", ("a", "b"), 9)

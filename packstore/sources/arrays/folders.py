@@ -18,17 +18,24 @@ from packstore.sources.base import stamp_of
 
 _MAX_JSON, _MAX_FOLDERS, _MAX_DEPTH = 1 << 24, 1000, 8
 _MAX_RATIO = 1100
+_UNWRITTEN = 1 << 28
+"""Bytes that need not have been written, because all of them are the fill value."""
 
 
 class ChunkFolderSource(ArraySource):
     """One folder whose arrays are folders in it, at any depth."""
 
     suffixes = ()
+    grouped = True
 
     @classmethod
     def find(cls, path: Path) -> tuple[list[Path], Counter[str]]:
         """See :meth:`ArraySource.find`."""
         return [path], Counter()
+
+    def find_exported(self) -> tuple[list[Path], Counter[str]]:
+        """See :meth:`ArraySource.find_exported`. Its splits are groups of the one folder."""
+        return self.find(self.path)
 
     def files(self) -> Iterator[Path]:  # type: ignore[override]
         """See :meth:`RowSource.files`: of the arrays that are read."""
@@ -89,7 +96,7 @@ def array_folders(
 
 def refuse_unwritten(shown: str, info: ArrayInfo, folder: Path) -> None:
     """Raises :class:`SourceError` for an array that claims more than its files can hold."""
-    nbytes, stored = info.dtype.itemsize, 1 << 20
+    nbytes, stored = info.dtype.itemsize, _UNWRITTEN
     for size in info.shape:
         nbytes *= size
     for file in _files_in(folder):

@@ -25,6 +25,8 @@ _STARTS = (0, 512, 1024, 2048)
 _MAX_DATASETS, _MAX_DEPTH = 10_000, 16
 _MAX_RATIO = 1100
 """Deflate does not shrink anything more; a dataset that claims more than its file can hold was never written."""
+_UNWRITTEN = 1 << 28
+"""Bytes that need not have been written, because all of them are the fill value."""
 
 
 class Hdf5Source(ArraySource):
@@ -167,7 +169,7 @@ class _OpenHdf5(OpenArrays):
             return
         stored = dataset.id.get_storage_size()
         size = int(np.prod(dataset.shape, dtype=object)) * dataset.dtype.itemsize
-        if size > stored * _MAX_RATIO + (1 << 20):
+        if size > stored * _MAX_RATIO + _UNWRITTEN:
             raise SourceError(
                 f"{self._shown}: {printable(name)} should have {size:,} bytes, of which {stored:,} were written"
             )

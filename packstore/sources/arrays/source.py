@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from packstore.core.column import ITEM_SIZE
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
+from packstore.core.sheet import Sheet
 from packstore.images.sniff import max_file_bytes, too_many_pixels
 from packstore.sources.arrays.choosing import IMAGE_WORDS, LABEL_WORDS, Choice, Chosen, Part, choose, words_of
 from packstore.sources.arrays.exported import EXPORTED_SHAPE, exported
@@ -39,23 +40,22 @@ class ArraySource(RowSource):
     Attributes:
         suffixes: Of its files in a folder, in lower case.
         what: What these are, for messages: ``HDF5 files``.
+        grouped: A source is one folder, in which splits are groups of arrays.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
     what: ClassVar[str]
+    grouped: ClassVar[bool] = False
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        if self.sheet is None:
-            self._files, self._ignored = self.find(path)
-        else:
-            self._files, self._ignored = [file for _, file in self.sheet_shards], Counter[str]()
+        self._files, self._ignored = self.find(path) if self.sheet is None else self.find_exported()
         if not self._files:
             raise SourceError(f"{printable(str(path))} holds no {self.what} ({', '.join(self.suffixes)})")
         self._blocks = Blocks(self._files, partial(self.open_file, folder=path if path.is_dir() else path.parent))
         try:
             infos = [self._infos(number, file) for number, file in enumerate(self._files)]
-            self._choice = self.choose(infos) if self.sheet is None else exported(self.sheet, infos, str(path))
+            self._choice = self.choose(infos) if self.sheet is None else self._exported(self.sheet, infos)
             self._check()
         except BaseException:
             self.close()
@@ -86,6 +86,10 @@ class ArraySource(RowSource):
                     raise SourceError(f"{printable(str(path))} holds more than {_MAX_FILES:,} {cls.what}")
         return found, ignored
 
+    def find_exported(self) -> tuple[list[Path], Counter[str]]:
+        """Likewise, of an export of packstore."""
+        return [file for _, file in self.sheet_shards], Counter()
+
     @classmethod
     def takes_file(cls, path: Path) -> bool:
         """Whether a file of a folder is one of its files."""
@@ -106,6 +110,9 @@ class ArraySource(RowSource):
                     found = True
                 found = found or cls.takes_file(file)
         return Certainty.CERTAIN if found else Certainty.NO
+
+    def _exported(self, sheet: Sheet, infos: Sequence[Sequence[ArrayInfo]]) -> Choice:
+        return exported(sheet, infos, str(self.path), grouped=self.grouped)
 
     def choose(self, infos: Sequence[Sequence[ArrayInfo]]) -> Choice:
         """What the arrays of the files are. Raises :class:`SourceError`."""

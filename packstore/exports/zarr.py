@@ -1,0 +1,156 @@
+"""Zarr 2, which every Zarr library reads: a group for each split with an array ``images``, and one for each column that
+has one shape.
+
+Arrays are those of :mod:`packstore.exports.arrays`; files, and pixels of different sizes, are values of variable length
+(``vlen-bytes``).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.errors import UsageError
+from packstore.core.files import sync_file_system
+from packstore.core.sheet import Shard, Sheet
+from packstore.exports.arrays import CLASSES, IMAGES, SHAPES, ArraysExport, array_name
+from packstore.exports.base import Record, ShardWriter
+from packstore.exports.names import safe_name, shortened
+
+_CHUNK_BYTES = 4 << 20
+_FILES_A_CHUNK, _VALUES_A_CHUNK = 32, 1 << 16
+
+
+class ZarrExport(ArraysExport):
+    """A Zarr group. Shards are runs of rows of its arrays, after which an interrupted run goes on."""
+
+    name = "zarr"
+    help = "Zarr arrays"
+    suffixes = (".zarr",)
+    source = "zarr"
+
+    def begin(self, number: int, split: str) -> ShardWriter:
+        records = next((len(s) for s in self.manifest.splits if s.name == split), self.manifest.records)
+        start = next((s.start for s in self.manifest.splits if s.name == split), 0)
+        return _ZarrWriter(self, self.path / _group(split), records, start)
+
+    def sync(self, shard: ShardWriter) -> None:
+        sync_file_system(self.path)
+
+    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+        root = _zarr().open_group(str(self.path), mode="a", zarr_format=2)
+        if self.manifest.classes is not None:
+            classes = np.array(self.manifest.classes)
+            root.create_array(CLASSES, shape=classes.shape, dtype=str, overwrite=True)[:] = classes
+        for split in self.manifest.splits:
+            root.require_group(_group(split.name))
+        splits = [(s.name, len(s)) for s in self.manifest.splits] or [("", self.manifest.records)]
+        shards = tuple(Shard(_group(name) or IMAGES, name, count) for name, count in splits)
+        own = {path.name for path in (lines,) if path is not None}
+        files = (path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if path.is_file())
+        return super().finish(replace(sheet, shards=shards, files=tuple(sorted({*files} - own))), lines)
+
+    def array(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
+        """An array, made anew unless an interrupted run has made it."""
+        zarr = _zarr()
+        if (folder / name / ".zarray").is_file():
+            return zarr.open_array(str(folder / name), mode="r+")
+        options: dict[str, Any] = {"compressors": None} if dtype is None else {}
+        if dtype is None:
+            from zarr.core.dtype import VariableLengthBytes
+
+            dtype = VariableLengthBytes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is not yet in version 3 is written as version 2
+            return zarr.create_array(
+                str(folder / name),
+                shape=shape,
+                dtype=dtype,
+                chunks=(min(rows, shape[0]), *(max(1, size) for size in shape[1:])),
+                zarr_format=2,
+                config={"write_empty_chunks": True},
+                **options,
+            )
+
+
+class _ZarrWriter(ShardWriter):
+    def __init__(self, export: ZarrExport, folder: Path, records: int, start: int) -> None:
+        self._export = export
+        self._folder = folder
+        self._records = records
+        self._start = start
+        self._first: int | None = None
+        self._images: list[Any] = []
+        self._written = 0
+        self._values: dict[str, list[NDArray[Any]]] = {column.name: [] for column in export.arrays}
+        self._shapes: list[tuple[int, ...]] = []
+
+    def add(self, record: Record) -> Mapping[str, str]:
+        if self._first is None:
+            self._first = self._written = record.number - self._start
+        image, ragged = record.image, self._export.manifest.image.kind == "ragged"
+        if isinstance(image, np.ndarray) and ragged:
+            self._shapes.append(image.shape)
+        self._images.append(image.tobytes() if isinstance(image, np.ndarray) and ragged else image)
+        if (self._written + len(self._images)) % self._rows == 0:
+            self._flush()
+        for column in self._export.arrays:
+            self._values[column.name].append(np.asarray(record.at_rest[column.name]))
+        return {}
+
+    def close(self) -> None:
+        self._flush()
+        if self._first is None:
+            return
+        stop = self._written
+        for column in self._export.arrays:
+            dtype = NUMPY_DTYPE[column.dtype]
+            self._put(array_name(column.name), np.array(self._values[column.name], dtype), dtype, stop)
+        if self._shapes:
+            self._put(SHAPES, np.array(self._shapes, np.int32), np.int32, stop)
+
+    def _put(self, name: str, values: NDArray[Any], dtype: Any, stop: int) -> None:
+        rows = max(1, _VALUES_A_CHUNK * 8 // max(8, values[:1].nbytes))
+        array = self._export.array(self._folder, name, (self._records, *values.shape[1:]), np.dtype(dtype), rows)
+        array[stop - len(values) : stop] = values
+
+    @property
+    def _rows(self) -> int:
+        """Images in a chunk."""
+        first = self._images[0]
+        return _FILES_A_CHUNK if isinstance(first, bytes) else max(1, _CHUNK_BYTES // max(1, first.nbytes))
+
+    def _flush(self) -> None:
+        if not self._images:
+            return
+        stop = self._written + len(self._images)
+        first = self._images[0]
+        if isinstance(first, bytes):
+            block = np.empty(len(self._images), object)
+            block[:] = self._images
+            array = self._export.array(self._folder, IMAGES, (self._records,), None, self._rows)
+        else:
+            block = np.stack(self._images)
+            array = self._export.array(self._folder, IMAGES, (self._records, *first.shape), first.dtype, self._rows)
+        array[self._written : stop] = block
+        self._written = stop
+        self._images.clear()
+
+
+def _group(split: str) -> str:
+    return shortened(safe_name(split)) if split else ""
+
+
+def _zarr() -> Any:
+    try:
+        import zarr
+    except ImportError:
+        raise UsageError("exports to Zarr need its library: pip install 'packstore[zarr]'") from None
+    return zarr
