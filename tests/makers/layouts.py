@@ -121,7 +121,7 @@ def kaggle(samples: int) -> tuple[str, Files]:
         "LOC_train_solution.csv": "ImageId,PredictionString\n"
         + "".join(f"{name},{name[:9]} 1 2 3 4 {name[:9]} 5 6 7 8 \n" for name in train[::2]),
         "LOC_val_solution.csv": "ImageId,PredictionString\n"
-        + "".join(f"{name},{wnid} 1 2 3 {n} \n" for n, (name, wnid) in enumerate(reversed(val.items()))),
+        + "".join(f"{name},{wnid} 1 2 3 {n + 3} \n" for n, (name, wnid) in enumerate(reversed(val.items()))),
         "LOC_sample_submission.csv": "ImageId,PredictionString\n",
         "ILSVRC/ImageSets/CLS-LOC/val.txt": "".join(f"{name} 1\n" for name in val),
         "ILSVRC/Annotations/CLS-LOC/val/x.xml": "<annotation/>",

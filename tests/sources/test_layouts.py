@@ -141,6 +141,17 @@ def pcam(root: Path) -> Path:
     return root
 
 
+def zarr_of(version: Any) -> Make:
+    def make(root: Path) -> Path:
+        zarr = pytest.importorskip("zarr")
+        group = zarr.open_group(str(root / "data.zarr"), mode="w", zarr_format=version)
+        group.create_array("images", data=pixels(4, 8, 8, 3))
+        group.create_array("labels", data=np.arange(4))
+        return root / "data.zarr"
+
+    return make
+
+
 def npz(root: Path) -> Path:
     np.savez(root / "pneumoniamnist.npz", **{
         f"{split}_{what}": pixels(4, 28, 28) if what == "images" else np.zeros((4, 1), np.uint8)
@@ -242,6 +253,10 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "HDF5": ("hdf5", hdf5("x_train", "y_train", "x_test", "y_test")),
     "HDF5, images and labels": ("hdf5", hdf5("images", "labels")),
     "PCam": ("hdf5", pcam),
+    "Zarr 2": ("zarr", zarr_of(2)),
+    "Zarr 3": ("zarr", zarr_of(3)),
+    "N5": ("n5", corpus("n5")),
+    "RecordIO": ("recordio", lambda root: corpus("recordio")(root) / "plain.rec"),
     "npz, MedMNIST": ("npz", npz),
     "WebDataset": ("webdataset", shards("")),
     "WebDataset, compressed": ("webdataset", shards(".gz")),
