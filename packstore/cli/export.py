@@ -53,9 +53,9 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
 
     \b
     Examples:
+      packstore export imagenet.lmdb imagenet.zip
       packstore export imagenet.lmdb shards/ --to webdataset --shard-size 500MB
-      packstore export imagenet.lmdb shards/ --to webdataset --dry-run
-      packstore export cifar10.pth cifar10/ --to webdataset --encode png
+      packstore export pixels.h5 images/ --to imagefolder --encode png
       packstore convert shards/ again.lmdb
     """
     from packstore.core.errors import UsageError

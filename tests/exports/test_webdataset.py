@@ -63,7 +63,9 @@ def test_each_value_is_a_file_that_others_know(typed: Any, tmp_path: Path) -> No
     assert (tmp_path / "out/classnames.txt").read_text() == "ant\nbee\ncat\n"
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_library_reads_it(typed: Any, tmp_path: Path) -> None:
+    """With version 1.0.2, which leaves its shards open."""
     webdataset = pytest.importorskip("webdataset")
     export(typed.path, tmp_path / "out", to="webdataset")
     (shard,) = (tmp_path / "out").glob("*.tar")
