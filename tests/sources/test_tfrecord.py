@@ -230,6 +230,7 @@ def test_a_file_that_is_cut_off(left: int, tmp_path: Path) -> None:
         convert(tmp_path / "x.tfrecord", tmp_path / "x.h5")
 
 
+@pytest.mark.slow
 def test_damage_does_not_change_what_is_said_of_others(tmp_path: Path) -> None:
     """A bit that flips in a name, a label or a number of values is no new feature and no class."""
     examples = [plain(n, label=ints(n % 3 + 1), class_name=[b"abc"[n % 3 : n % 3 + 1]]) for n in range(9)]
@@ -289,6 +290,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         open_source(tmp_path)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=3000), st.integers(0, 2**32))
 def test_crc_without_a_library(data: bytes, seed: int) -> None:
     google = pytest.importorskip("google_crc32c")
@@ -316,6 +318,7 @@ _VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=9), _VALUES, max_size=5))
 def test_an_example_is_what_was_written(example: dict[str, Any]) -> None:
     message = Message.of(write_example(example))
