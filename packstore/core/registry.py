@@ -165,6 +165,7 @@ SOURCES = Registry(
         "tfrecord": "packstore.sources.records.tfrecord:KIND",
         "recordio": "packstore.sources.records.recordio:KIND",
         "mds": "packstore.sources.records.mds:KIND",
+        "litdata": "packstore.sources.records.litdata:KIND",
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",
         "lsun": "packstore.sources.lmdbs.lsun:KIND",

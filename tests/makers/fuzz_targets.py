@@ -51,6 +51,7 @@ from packstore.sources.huggingface.features import Facts, columns_of, features_o
 from packstore.sources.huggingface.imagefolder import HfImageFolderSource
 from packstore.sources.labels import LabelsFile
 from packstore.sources.named.mat import find_arrays, load_mat
+from packstore.sources.records.litdata import LitdataSource
 from packstore.sources.records.mds import MdsSource
 from packstore.sources.records.recordio import RecordioSource
 from packstore.sources.records.tfds import TfdsSource
@@ -270,6 +271,23 @@ def _mds(data: bytes) -> None:
                     source.read(entry)
     finally:
         (folder / name).write_bytes(kept)
+
+
+def _litdata(data: bytes) -> None:
+    """A chunk, or what describes it."""
+    folder = _scratch() / "litdata"
+    if not folder.exists():
+        shutil.copytree(CORPUS / "litdata", folder)
+    name = "index.json" if data.lstrip()[:1] == b"{" else "chunk-0-1.bin"
+    (folder / name).write_bytes(data)
+    try:
+        with closing(LitdataSource(folder, SourceOptions(max_pixels=1 << 16))) as source:
+            source.survey()
+            for entry in source.entries():
+                with suppress(SampleError):
+                    source.read(entry)
+    finally:
+        shutil.copy(CORPUS / "litdata" / name, folder / name)
 
 
 def _tfds(data: bytes) -> None:
@@ -644,6 +662,7 @@ TARGETS = (
         ),
     ),
     Target("hf_features", _hf_features, (PackstoreError, ValueError), ("huggingface/features.py",), _repair_json),
+    Target("litdata", _litdata, (PackstoreError,), ("records/litdata.py", "records/mds.py"), _repair_json),
     Target("mds", _mds, (PackstoreError,), ("records/mds.py", "records/mds_layout.py"), _repair_json),
     Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/tfds_features.py"), _repair_either),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),

@@ -150,6 +150,7 @@ def test_bytes_that_are_images(tmp_path: Path) -> None:
         ({"samples": 3}, "it has 2 samples, and index.json says 3"),
         ({"samples": 1 << 40}, "cannot be used"),
         ({"samples": -1}, "cannot be used"),
+        ({"samples": float("inf")}, "cannot be used"),
         ({"raw_data": {"basename": "shard.00000.mds", "bytes": 7000}}, r"bytes, and index\.json says 7000"),
         ({"raw_data": {"basename": "../x.mds", "bytes": 7}}, "cannot be used: the name"),
         ({"raw_data": {"basename": "x.mds", "bytes": 7}}, r"x\.mds is missing"),

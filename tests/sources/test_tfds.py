@@ -173,6 +173,7 @@ def test_what_no_column_can_hold_is_counted(tmp_path: Path) -> None:
         ({"splits": [{"name": "train", "shardLengths": ["x"]}]}, "dataset_info.json cannot be used"),
         ({"splits": [{"name": "t", "shardLengths": ["1"], "filepathTemplate": "../x"}]}, "cannot be used: the name"),
         ({"splits": [3]}, "dataset_info.json cannot be used"),
+        ({"splits": [{"name": "t", "shardLengths": [float("inf")]}]}, "dataset_info.json cannot be used"),
         ({"splits": []}, "names no shards"),
         ({"fileFormat": "riegeli"}, "holds riegeli files"),
     ],

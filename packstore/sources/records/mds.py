@@ -42,17 +42,19 @@ class MdsSource(RowSource):
     """The shards that ``index.json`` names; or those of ``train/index.json``, ``val/index.json`` …"""
 
     kind = "mds"
+    read_shards = staticmethod(read_shards)
+    decode = staticmethod(decoded)
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         if self.sheet is None:
-            self._indexes = _indexes(path)
+            self._indexes = indexes_at(path)
         else:
             named = dict.fromkeys((split, file.parent / INDEX) for split, file in self.sheet_shards)
             self._indexes = list(named)
         if not self._indexes:
-            raise SourceError(f"{printable(str(path))} holds no {INDEX} of MDS shards")
-        self._shards = [shard for split, index in self._indexes for shard in read_shards(split, index)]
+            raise SourceError(f"{printable(str(path))} holds no {INDEX} of {self.kind}")
+        self._shards = [shard for split, index in self._indexes for shard in self.read_shards(split, index)]
         if not self._shards:
             raise SourceError(f"{printable(str(path))}: {INDEX} names no shards")
         self._files = OpenFiles([shard.file for shard in self._shards], compression_of)
@@ -102,7 +104,7 @@ class MdsSource(RowSource):
         for name, encoding, data in zip(shard.names, shard.encodings, raw, strict=True):
             if name in self._columns:
                 try:
-                    found[self._columns[name]] = decoded(encoding, data)
+                    found[self._columns[name]] = self.decode(encoding, data)
                 except (ValueError, OverflowError, RecursionError) as error:
                     raise ValueError(f"{printable(name)}: {error}") from error
         return found
@@ -147,7 +149,7 @@ class MdsSource(RowSource):
         """The value that is the main image."""
         images = [name for name in names if encodings[name] in (*FILES, "pil")]
         images += [name for name in names if encodings[name] == "bytes" and self._begins_like_image(name)]
-        images += [name for name in names if encodings[name].startswith("ndarray") and names_an_image(name)]
+        images += [name for name in names if encodings[name].startswith(("ndarray", "numpy")) and names_an_image(name)]
         if not images:
             raise SourceError(f"{printable(str(self.path))} holds no images, but {', '.join(map(printable, names))}")
         return next((name for name in images if names_an_image(name)), images[0])
@@ -286,7 +288,7 @@ class MdsSource(RowSource):
         return found
 
 
-def _indexes(path: Path) -> list[tuple[str, Path]]:
+def indexes_at(path: Path) -> list[tuple[str, Path]]:
     """The indexes at a path with their splits."""
     if (path / INDEX).is_file():
         return [("", path / INDEX)]
@@ -300,7 +302,7 @@ def _indexes(path: Path) -> list[tuple[str, Path]]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    for _, index in _indexes(path)[:1]:
+    for _, index in indexes_at(path)[:1]:
         start = ""
         try:
             with index.open(encoding="utf-8") as file:

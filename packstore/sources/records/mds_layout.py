@@ -115,7 +115,7 @@ def _pixels(data: bytes) -> NDArray[np.uint8]:
 def read_shards(split: str, index: Path) -> Iterator[Shard]:
     """The shards that an index names. Raises :class:`SourceError`."""
     try:
-        for plain in _read(index)["shards"]:
+        for plain in read_index(index)["shards"]:
             if plain["format"] != "mds" or plain["version"] != 2:
                 raise SourceError(
                     f"{printable(str(index))} is of shards {plain['format']!r:.20} {plain['version']!r:.20}; packstore "
@@ -129,10 +129,10 @@ def read_shards(split: str, index: Path) -> Iterator[Shard]:
             if sizes != said:
                 raise ValueError(f"columns {encodings} have sizes {said}")
             raw, packed = plain["raw_data"], plain.get("zip_data")
-            file = index.parent / _name(raw["basename"])
+            file = index.parent / file_name(raw["basename"])
             if packed and not file.is_file():
                 kind = str(plain.get("compression") or "").partition(":")[0]
-                file = index.parent / _name(packed["basename"])
+                file = index.parent / file_name(packed["basename"])
                 if kind not in _COMPRESSED:
                     raise SourceError(f"{printable(str(file))} is compressed by {printable(kind)}: decompress it first")
             if not file.is_file():
@@ -141,7 +141,7 @@ def read_shards(split: str, index: Path) -> Iterator[Shard]:
             if not 0 <= samples <= max(0, nbytes // 4 - 2):
                 raise ValueError(f"{samples} samples in {nbytes} bytes")
             yield Shard(split, file, samples, names, encodings, sizes, nbytes)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SourceError(f"{printable(str(index))} cannot be used: {printable(str(error))}") from None
 
 
@@ -163,14 +163,15 @@ def _size(encoding: str) -> int | None:
     return 8 if encoding == "int" else np.dtype(encoding).itemsize if encoding in SCALARS else None
 
 
-def _name(name: object) -> str:
+def file_name(name: object) -> str:
     """The name of a file in the folder of the index. Raises :class:`ValueError`."""
     if not isinstance(name, str) or "/" in name or "\0" in name or name in ("", ".", ".."):
         raise ValueError(f"the name {name!r:.80}")
     return name
 
 
-def _read(index: Path) -> dict[str, Any]:
+def read_index(index: Path) -> dict[str, Any]:
+    """What an index says. Raises :class:`SourceError`."""
     try:
         with index.open("rb") as file:
             found = json.loads(file.read(_MAX_JSON))

@@ -64,7 +64,7 @@ class TfdsSource(ExampleSource):
         self._folder = folder
         try:
             self._described = describe(features, folder)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise SourceError(f"{printable(str(folder / FEATURES))} cannot be used: {printable(str(error))}") from None
         labels = (leaf.feature for leaf in self._described.leaves.values() if leaf.what == "classLabel")
         self.label_names = dict.fromkeys(labels, ())
@@ -285,7 +285,7 @@ def _shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, Path, 
                 if not (folder / file).is_file():
                     raise SourceError(f"{printable(str(folder / file))} is missing; {INFO} names it")
                 yield name, folder / file, count
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SourceError(f"{printable(str(folder / INFO))} cannot be used: {printable(str(error))}") from None
 
 

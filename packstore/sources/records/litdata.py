@@ -1,0 +1,122 @@
+"""Chunks of LitData: ``index.json`` and ``chunk-0-0.bin`` (``litdata/streaming/writer.py``, ``serializers.py``).
+
+A chunk is the number of its items, where each begins and the last one ends (32 bits each), and the items: sizes of all
+values, then the values. That is the layout of MDS without its description.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packstore.core.errors import SourceError, printable
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.records.mds import MdsSource, indexes_at
+from packstore.sources.records.mds_layout import INDEX, Shard, decoded, file_name, read_index
+
+_ENCODINGS = {
+    "jpeg": "jpeg", "image": "jpeg", "bytes": "bytes", "str": "str", "text": "str", "int": "int64",
+    "float": "float64", "bool": "uint8", "pil": "pil", "json": "json", "pickle": "pkl",
+}  # fmt: skip
+"""Encodings of MDS for the formats of LitData that lie in the same way."""
+_DTYPES = (
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+)
+"""dtypes of arrays by their numbers (``_NUMPY_DTYPES_MAPPING``), as far as columns have them."""
+_UNREAD = ("compression", "encryption", "ipc_compression")
+
+
+class LitdataSource(MdsSource):
+    """The chunks that ``index.json`` names; or those of ``train/index.json``, ``val/index.json`` …"""
+
+    kind = "litdata"
+
+    @staticmethod
+    def read_shards(split: str, index: Path) -> Iterator[Shard]:
+        """See :meth:`MdsSource.read_shards`."""
+        try:
+            plain = read_index(index)
+            config = plain["config"]
+            unread = next((name for name in _UNREAD if config.get(name)), None)
+            if unread is not None:
+                raise SourceError(
+                    f"{printable(str(index))}: {unread} is {printable(str(config[unread]))[:40]}, which packstore does "
+                    "not read: write the chunks again without it"
+                )
+            encodings = tuple(_encoding(str(name)) for name in config["data_format"])
+            names = _names(config["data_spec"], len(encodings))
+            for chunk in plain["chunks"]:
+                file = index.parent / file_name(chunk["filename"])
+                if not file.is_file():
+                    raise SourceError(f"{printable(str(file))} is missing; {INDEX} names it")
+                samples, nbytes = int(chunk["chunk_size"]), file.stat().st_size
+                if not 0 <= samples <= max(0, nbytes // 4 - 2):
+                    raise ValueError(f"{samples} items in {nbytes} bytes")
+                yield Shard(split, file, samples, names, encodings, (None,) * len(names), nbytes)
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise SourceError(f"{printable(str(index))} cannot be used: {printable(str(error))}") from None
+
+    @staticmethod
+    def decode(encoding: str, data: bytes) -> Any:
+        """See :meth:`MdsSource.decode`."""
+        if encoding in ("int64", "float64", "uint8") and len(data) != np.dtype(encoding).itemsize:
+            raise ValueError(f"found {len(data)} bytes, expected one {encoding}")
+        if encoding.startswith("numpy:"):  # one dimension, without a header
+            return np.frombuffer(data, np.dtype(encoding[6:]).newbyteorder("<"))
+        if encoding != "numpy":
+            return decoded(encoding, data)
+        code, rank = np.frombuffer(data[:8], "<u4").tolist() if len(data) >= 8 else (len(_DTYPES), 0)
+        if code >= len(_DTYPES) or rank > 8 or len(data) < 8 + 4 * rank:
+            raise ValueError("found an array of no known dtype or shape")
+        shape = np.frombuffer(data[8 : 8 + 4 * rank], "<u4").tolist()
+        dtype = np.dtype(_DTYPES[code]).newbyteorder("<")
+        if len(data) - 8 - 4 * rank != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"found {len(data)} bytes, expected an array {dtype.name} of shape {tuple(shape)}")
+        return np.frombuffer(data, dtype, offset=8 + 4 * rank).reshape(shape)
+
+
+def _encoding(form: str) -> str:
+    """The encoding of a format. Raises :class:`ValueError`."""
+    name, _, rest = form.partition(":")
+    if name in _ENCODINGS:
+        return _ENCODINGS[name]
+    if form == "numpy":
+        return form
+    if name == "no_header_numpy" and rest.isdecimal() and int(rest) < len(_DTYPES):
+        return f"numpy:{_DTYPES[int(rest)]}"
+    raise ValueError(f"the format {form!r:.60}, which packstore does not read")
+
+
+def _names(spec: object, count: int) -> tuple[str, ...]:
+    """Names of the values of an item, which is a dict or a tuple of them. Raises :class:`ValueError`."""
+    if not isinstance(spec, str):
+        raise ValueError("it says no data_spec")
+    node = json.loads(spec)[1]
+    children = node["children_spec"]
+    if len(children) != count or any(child["children_spec"] for child in children):
+        raise ValueError("its items are nested, or not as many values as it says")
+    kind = str(node["type"]).rpartition(".")[2]
+    names = tuple(map(str, json.loads(node["context"]) if kind == "dict" else range(count)))
+    if kind not in ("dict", "tuple", "list") or len(set(names)) != count:
+        raise ValueError(f"its items are {kind!r:.40}, where a dict or a tuple should be")
+    return names
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    for _, index in indexes_at(path)[:1]:
+        try:
+            plain = read_index(index)
+        except SourceError:
+            return Certainty.NO
+        if isinstance(plain.get("config"), dict) and {"data_format", "data_spec"} <= plain["config"].keys():
+            return Certainty.CERTAIN
+    return Certainty.NO
+
+
+KIND = Kind("litdata", "chunks of LitData", _recognise, LitdataSource)
