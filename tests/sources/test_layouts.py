@@ -152,6 +152,14 @@ def zarr_of(version: Any) -> Make:
     return make
 
 
+def mds(root: Path) -> Path:
+    (root / "train").mkdir()
+    shutil.copy(CORPUS / "mds/train-index.json", root / "train/index.json")
+    for file in (CORPUS / "mds").glob("shard.*"):
+        shutil.copy(file, root / "train")
+    return root
+
+
 def npz(root: Path) -> Path:
     np.savez(root / "pneumoniamnist.npz", **{
         f"{split}_{what}": pixels(4, 28, 28) if what == "images" else np.zeros((4, 1), np.uint8)
@@ -257,6 +265,7 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "Zarr 3": ("zarr", zarr_of(3)),
     "N5": ("n5", corpus("n5")),
     "RecordIO": ("recordio", lambda root: corpus("recordio")(root) / "plain.rec"),
+    "MDS": ("mds", mds),
     "npz, MedMNIST": ("npz", npz),
     "WebDataset": ("webdataset", shards("")),
     "WebDataset, compressed": ("webdataset", shards(".gz")),
