@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,3 +102,19 @@ assert not heavy, heavy
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_kind_asks_for_the_state_of_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But the two of plain images, which list them."""
+    for number in range(1000):
+        (tmp_path / f"{number}.jpg").touch()
+    asked = []
+    real = os.stat
+
+    def stat(*what: Any, **how: Any) -> os.stat_result:
+        asked.append(what)
+        return real(*what, **how)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert open_source(tmp_path).kind == "flat"
+    assert 2000 <= len(asked) < 2800

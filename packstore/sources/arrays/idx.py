@@ -29,7 +29,7 @@ from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.inflating import GzipReader
-from packstore.sources.listing import is_passed_over
+from packstore.sources.listing import folders_in, is_passed_over
 from packstore.sources.refusals import first_bytes
 
 _NAME = re.compile(
@@ -231,14 +231,15 @@ class _OpenIdx(OpenArrays):
 
 
 def _match(path: Path) -> re.Match[str] | None:
-    return _NAME.fullmatch(path.name) if path.is_file() else None
+    match = _NAME.fullmatch(path.name)
+    return match if match and path.is_file() else None
 
 
 def _folders(path: Path) -> list[Path]:
     """The folders in which idx files lie: ``path``, its ``raw``, or the ``raw`` of folders in it."""
     if not path.is_dir():
         return []
-    for places in ([path], [path / "raw"], [each / "raw" for each in sorted(path.iterdir())]):
+    for places in ([path], [path / "raw"], [each / "raw" for each in folders_in(path)]):
         found = [place for place in places if place.is_dir() and any(map(_match, place.iterdir()))]
         if found:
             return found

@@ -78,6 +78,7 @@ class CifarSource(Source):
         super().__init__(path, options)
         self.kind = self.normalization = files.layout.kind
         self._files = files
+        self.evidence = ", ".join(name for _, name in files.layout.batches)
         self._columns = _COLUMNS[self.kind]
         self._labels: _Labels | None = None
         self._batches: dict[int, NDArray[np.uint8]] = {}

@@ -24,6 +24,7 @@ from packstore.sources.arrays.npz import NpzSource
 from packstore.sources.arrays.stored import read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.cifar.pickles import BatchError, Span, array_of, data_of, mapping_of
+from packstore.sources.listing import folders_in
 from packstore.sources.named.pixels import PixelPart, PixelSource, Read, from_one
 from packstore.sources.named.tables import Table
 from packstore.sources.refusals import first_bytes
@@ -35,7 +36,6 @@ _NAMES = "map_clsloc.txt"
 _CLASSES = 1000
 _LARGE = 1 << 16
 """Bytes of a pickle that are taken out of it at once, at most; more than that are pixels."""
-_LOOKED_AT = 1000
 
 
 class _Batch(NamedTuple):
@@ -156,9 +156,8 @@ def _find(path: Path) -> tuple[list[_Batch], list[str]]:
     """The batches at ``path`` in order, and what is missing among them. Raises :class:`OSError`."""
     if not path.is_dir():
         return [], []
-    inside = sorted(path.iterdir())[:_LOOKED_AT]
     there: dict[str, Path] = {}
-    for folder in [path, *(each for each in inside if _FOLDER.fullmatch(each.name) and each.is_dir())]:
+    for folder in [path, *(each for each in folders_in(path) if _FOLDER.fullmatch(each.name))]:
         for name in (*_BATCHES, _VAL):
             for file in (folder / name, folder / f"{name}.npz"):
                 if name not in there and file.is_file():

@@ -25,6 +25,7 @@ from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label
 from packstore.core.sheet import read_sheet
 from packstore.images.sniff import HeaderError, max_file_bytes, sniff
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
+from packstore.sources.listing import folders_in
 from packstore.sources.records.examples import ExampleSource
 from packstore.sources.records.exported import ExportedTfds
 from packstore.sources.records.protobuf import Feature, Message
@@ -306,7 +307,7 @@ def _folders(path: Path) -> list[Path]:
     """The versions at or below a folder: it itself, ``1.0.0``, or ``config/1.0.0``."""
     if (path / INFO).is_file():
         return [path]
-    below = sorted(islice((p for p in path.iterdir() if p.is_dir()), _LOOKED_AT))
+    below = folders_in(path)[:_LOOKED_AT]
     found = [p for p in below if _VERSION.fullmatch(p.name)]
     for folder in below:
         if folder not in found:
