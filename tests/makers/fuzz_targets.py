@@ -39,6 +39,8 @@ from packstore.images.seekable.splice import plan_crops, splice
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
 from packstore.sources.archives import open_tree
+from packstore.sources.arrays.idx import IdxSource
+from packstore.sources.arrays.n5 import N5Source
 from packstore.sources.arrays.npz import NpzSource
 from packstore.sources.base import Sample, SourceOptions
 from packstore.sources.captions import CaptionsSource
@@ -50,6 +52,7 @@ from packstore.sources.exported import ExportedFiles
 from packstore.sources.huggingface.features import Facts, columns_of, features_of
 from packstore.sources.huggingface.imagefolder import HfImageFolderSource
 from packstore.sources.labels import LabelsFile
+from packstore.sources.lmdbs.caffe import read_datum
 from packstore.sources.named.mat import find_arrays, load_mat
 from packstore.sources.records.litdata import LitdataSource
 from packstore.sources.records.mds import MdsSource
@@ -426,6 +429,31 @@ def _segmentations(sample: Sample) -> list[Any]:
     return [each.get("segmentation") for each in annotations or ()]
 
 
+def _idx(data: bytes) -> None:
+    """The images of a set, plain or gzip, beside three labels."""
+    folder = _scratch() / "MNIST"
+    folder.mkdir(exist_ok=True)
+    (folder / "train-labels-idx1-ubyte").write_bytes(b"\0\0\x08\1\0\0\0\3\1\2\3")
+    (folder / "train-images-idx3-ubyte").write_bytes(data)
+    with closing(IdxSource(folder, SourceOptions(max_pixels=1 << 16))) as source:
+        source.survey()
+        for entry in source.entries():
+            with suppress(SampleError):
+                source.read(entry)
+
+
+def _n5_block(data: bytes) -> None:
+    """A block of an array of images."""
+    folder = _scratch() / "block.n5"
+    if not folder.exists():
+        shutil.copytree(CORPUS / "n5", folder)
+    (folder / "images" / "0" / "0" / "0" / "0").write_bytes(data)
+    with closing(N5Source(folder, SourceOptions())) as source:
+        for entry in source.entries():
+            with suppress(SampleError):
+                source.read(entry)
+
+
 def _labels(data: bytes) -> None:
     path = _scratch() / "labels.csv"
     path.write_bytes(data)
@@ -665,6 +693,9 @@ TARGETS = (
     Target("litdata", _litdata, (PackstoreError,), ("records/litdata.py", "records/mds.py"), _repair_json),
     Target("mds", _mds, (PackstoreError,), ("records/mds.py", "records/mds_layout.py"), _repair_json),
     Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/tfds_features.py"), _repair_either),
+    Target("idx", _idx, (PackstoreError,), ("arrays/idx.py",)),
+    Target("n5_block", _n5_block, (PackstoreError,), ("arrays/n5.py",)),
+    Target("datum", read_datum, (ValueError,), ("lmdbs/caffe.py", "records/protobuf.py")),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/column.py"), _repair_manifest),

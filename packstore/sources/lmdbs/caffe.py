@@ -43,7 +43,7 @@ class CaffeSource(LmdbSource):
 
     @cached_property
     def _encoded(self) -> bool:
-        return next(_read(value).encoded for _, value in self.databases[0].first() if _may_be(value))
+        return next(read_datum(value).encoded for _, value in self.databases[0].first() if _may_be(value))
 
     def fields(self) -> Mapping[str, Field]:
         """See :meth:`RowSource.fields`."""
@@ -62,7 +62,7 @@ class CaffeSource(LmdbSource):
         data = self.databases[number].get(key)
         if data is None:
             raise ValueError("it is not in the LMDB")
-        datum = _read(data)
+        datum = read_datum(data)
         content = data[slice(*datum.data)]
         if datum.encoded:
             return {"image": self.limited(content), "label": datum.label}
@@ -81,14 +81,14 @@ class CaffeSource(LmdbSource):
 def _may_be(data: bytes) -> bool:
     """Whether a value is a datum with an image file or with pixels."""
     try:
-        found = _read(data)
+        found = read_datum(data)
     except ValueError:
         return False
     start, stop = found.data
     return start < stop and (begins_like_image(data[start : start + 16]) if found.encoded else bool(found.shape[0]))
 
 
-def _read(data: bytes) -> _Datum:
+def read_datum(data: bytes) -> _Datum:
     """Raises :class:`ValueError` for what is no datum, or one of floats."""
     message, numbers, place = Message.of(data), dict.fromkeys(_NUMBERS, 0), (0, 0)
     for field, wire, start, stop in message.fields(0, len(data)):
