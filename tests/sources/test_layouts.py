@@ -266,6 +266,7 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "N5": ("n5", corpus("n5")),
     "RecordIO": ("recordio", lambda root: corpus("recordio")(root) / "plain.rec"),
     "MDS": ("mds", mds),
+    "LitData": ("litdata", corpus("litdata")),
     "npz, MedMNIST": ("npz", npz),
     "WebDataset": ("webdataset", shards("")),
     "WebDataset, compressed": ("webdataset", shards(".gz")),
