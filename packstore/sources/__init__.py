@@ -130,19 +130,27 @@ def kind_of(path: Path) -> Kind | None:
 def _recognise(path: Path, options: SourceOptions) -> Kind:
     """The kind of ``path``: the first that is certain, and specific kinds come first; else the first possible one.
 
-    Raises :class:`AmbiguousSourceError` where kinds are partial."""
+    Raises :class:`AmbiguousSourceError` where kinds are partial, and what the first kind raises that is sure that the
+    path is meant for it, unless a plug-in is certain: a plug-in may read what to a built-in kind is damaged, or has to
+    be asked about."""
     found: dict[Certainty, list[Kind]] = {}
+    refused: SourceError | None = None
     kind: Kind
     for kind in SOURCES.values():  # plug-ins come last, and are not even looked for where a built-in kind is certain
-        if not kind.takes(options):
+        if not kind.takes(options) or (refused is not None and kind.name in SOURCES.built_in):
             continue
         try:
             certainty = kind.recognise(path, options)
+        except SourceError as error:
+            refused = refused or error
+            continue
         except OSError as error:
             raise SourceError(_unreachable(path, error)) from error
         if certainty is Certainty.CERTAIN:
             return kind
         found.setdefault(certainty, []).append(kind)
+    if refused is not None:
+        raise refused
     if partial := found.get(Certainty.PARTIAL):
         formats = [kind for kind in partial if kind.name not in _PLAIN]
         raise undecided(path, formats) if formats else annotated(path, partial[0].name)

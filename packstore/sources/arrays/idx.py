@@ -248,7 +248,10 @@ def _folders(path: Path) -> list[Path]:
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """By the names of files in a folder."""
-    return Certainty.CERTAIN if _folders(path) else Certainty.NO
+    try:
+        return Certainty.CERTAIN if _folders(path) else Certainty.NO
+    except PermissionError:
+        return Certainty.NO  # the general kinds say which folder cannot be listed
 
 
 KIND = Kind(IdxSource.kind, "MNIST's idx files", _recognise, IdxSource, takes_arrays=True)

@@ -136,7 +136,10 @@ class LmdbSource(RowSource):
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
         """For :class:`Kind`."""
-        places = [path] if is_lmdb(path) else lmdbs_in(path)
+        try:
+            places = [path] if is_lmdb(path) else lmdbs_in(path)
+        except PermissionError:
+            return Certainty.NO  # the general kinds say which folder cannot be listed
         try:
             for place in places:
                 database = Database(place)

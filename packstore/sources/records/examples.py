@@ -33,6 +33,8 @@ from packstore.sources.rows import Row, RowSource, in_packing_order
 
 KEYS = ("key", "image/filename", "file_name", "filename", "image/file_name")
 """Features that are the samples' keys where they are all different."""
+SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz", ".tfrec.gz", ".tfrecord.zlib")
+"""Of TFRecord files."""
 MAX_RECORD = (1 << 31) - 1
 _HEADER = 12
 _WINDOW = 1 << 11
@@ -62,7 +64,7 @@ def is_tfrecord(path: Path) -> bool:
         with path.open("rb") as file, faults_of(path):
             start = file.read(64) if kind is None else decompressor(file, kind, path.name).read(64)
         if kind is None and not start:
-            return path.suffix != "" or "-of-" in path.name
+            return path.name.lower().endswith(SUFFIXES) or "-of-" in path.name
         record_length(start, 1 << 62)
     except (OSError, ValueError, SourceError):
         return False

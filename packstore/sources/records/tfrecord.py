@@ -23,12 +23,11 @@ from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.names import identifier
-from packstore.sources.records.examples import ExampleSource, Facts, is_tfrecord
+from packstore.sources.records.examples import SUFFIXES, ExampleSource, Facts, is_tfrecord
 from packstore.sources.records.files import find_shards, first_shards, holds_images, refuse_missing
 from packstore.sources.records.labels import Names, Numbering, find_names, numbering
 from packstore.sources.records.protobuf import Feature, Message
 
-SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz", ".tfrec.gz", ".tfrecord.zlib")
 _MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")
 _LABELS = {
     "image/class/label": ("image/class/synset", "image/class/text"),
