@@ -90,7 +90,7 @@ def array_folders(
         if found is not None and is_array(found):
             yield name, folder, found
         elif (found is not None or groups) and depth < _MAX_DEPTH:
-            inside = sorted(each.name for each in os.scandir(folder) if each.is_dir() and each.name[0] != ".")
+            inside = sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name[0] != ".")
             waiting += [(f"{name}/{each}" if name else each, folder / each, depth + 1) for each in inside]
 
 

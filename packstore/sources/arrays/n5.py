@@ -10,6 +10,7 @@ import bz2
 import itertools
 import lzma
 import math
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -103,10 +104,14 @@ class _OpenN5(OpenArrays):
     def _block(self, name: str, place: tuple[int, ...]) -> NDArray[Any] | None:
         """A block; None for one that was not written. Raises :class:`ValueError`."""
         path = (self._path / name).joinpath(*map(str, reversed(place)))
-        if not path.is_file():
-            return None
-        raw, info, block = path.read_bytes(), self._infos[name], self._blocks[name]
         shown = printable(str(path.relative_to(self._path)))
+        if not path.is_file():
+            if os.path.lexists(path):
+                raise ValueError(f"block {shown} is no file")
+            return None
+        if path.stat().st_size > 2 * _MAX_BLOCK_BYTES:
+            raise ValueError(f"block {shown} has {path.stat().st_size:,} bytes, more than a block can have")
+        raw, info, block = path.read_bytes(), self._infos[name], self._blocks[name]
         try:
             mode, axes = struct.unpack_from(">HH", raw)
             shape = struct.unpack_from(f">{axes}I", raw, 4)[::-1]

@@ -21,6 +21,8 @@ _STRIDED_BLOCK_BYTES = 32 << 20  # whose rows lie all over the array: each block
 _KEPT_BYTES = 64 << 20
 _MAX_CHUNK_BYTES = 1 << 30
 _MAX_ROW_BYTES = 1 << 30
+_BLOCK_CHUNKS = 1024
+"""Chunks of a block, at most: a library may take some kilobytes for each, whether or not it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ def block_rows(info: ArrayInfo, axis: int) -> int:
             "again with smaller chunks"
         )
     target = _BLOCK_BYTES if axis == 0 else _STRIDED_BLOCK_BYTES
-    return max(chunk, target // max(1, row) // chunk * chunk, 1)
+    return max(1, min(target // max(1, row) // chunk, _BLOCK_CHUNKS)) * chunk
 
 
 def row_bytes(info: ArrayInfo, axis: int) -> int:

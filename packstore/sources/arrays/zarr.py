@@ -7,7 +7,9 @@ a codec of pickles.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,9 @@ _CODECS = frozenset(
 )  # fmt: skip
 """Codecs that turn bytes into bytes or numbers."""
 _MAX_CHUNK_BYTES = 1 << 30
+_MAX_FILE_BYTES = 2 << 30
+_MAX_SAMPLE_CHUNKS = 1024
+"""The library takes some kilobytes for each chunk that is read."""
 
 
 class ZarrSource(ChunkFolderSource):
@@ -116,6 +121,11 @@ class _OpenZarr(OpenArrays):
             raise SourceError(
                 f"{self._shown}: the chunks of {printable(name)} have more than {_MAX_CHUNK_BYTES:,} bytes"
             )
+        counts = [-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True)]
+        if math.prod(counts) > _MAX_SAMPLE_CHUNKS * max(counts, default=1):
+            raise SourceError(
+                f"{self._shown}: a sample of {printable(name)} lies in more than {_MAX_SAMPLE_CHUNKS:,} chunks"
+            )
         return ArrayInfo("", name, shape, made, "numbers", chunks[0] if chunks else 1)
 
     def _damaged(self, name: str) -> SourceError:
@@ -126,7 +136,8 @@ class _OpenZarr(OpenArrays):
         try:
             array = self._arrays.get(name)
             if array is None:
-                array = self._arrays[name] = self._zarr.open_array(str(self._path / name), mode="r")
+                store = _bounded_store()(self._path / name, read_only=True)
+                array = self._arrays[name] = self._zarr.open_array(store, mode="r")
             found = np.asarray(array[(slice(None),) * axis + (slice(start, stop),)])
         except Exception as error:  # each codec has errors of its own
             raise ValueError(f"{name} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
@@ -139,6 +150,25 @@ class _OpenZarr(OpenArrays):
     def close(self) -> None:
         """See :meth:`OpenArrays.close`."""
         self._arrays.clear()
+
+
+@cache
+def _bounded_store() -> Any:
+    """The library's store of a folder, but what is no file, or too large for a chunk, is not read."""
+    from zarr.storage import LocalStore
+
+    class BoundedStore(LocalStore):
+        async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
+            file = self.root / key
+            if file.is_file():
+                size = file.stat().st_size
+                if byte_range is None and size > _MAX_FILE_BYTES:
+                    raise ValueError(f"{key} has {size:,} bytes, more than {_MAX_FILE_BYTES:,}")
+            elif os.path.lexists(file):
+                raise ValueError(f"{key} is no file")  # a pipe or a device would be read without end
+            return await super().get(key, prototype, byte_range)
+
+    return BoundedStore
 
 
 def _metadata(folder: Path) -> dict[str, Any] | None:
