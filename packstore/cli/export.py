@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 @click.command(short_help="Write a store in a format of others.")
 @click.argument("store", type=LocalPath())
 @click.argument("dest", type=LocalPath())
-@click.option("--to", type=PluginChoice(EXPORTS), help="Kind of export, whatever the suffix of DEST.")
+@click.option(
+    "--to",
+    type=PluginChoice(EXPORTS),
+    metavar="KIND",
+    help="Kind of export, whatever the suffix of DEST: imagefolder, webdataset, parquet …",
+)
 @click.option(
     "--encode", type=click.Choice(["jpeg", "png"]),
     help="Make image files of pixels: png without loss, jpeg with some. Without it no image is changed.",
