@@ -71,7 +71,7 @@ from packstore.training.coco_masks import coco_masks
 from tests.makers.fuzzing import Target
 
 CORPUS = Path(__file__).parents[1] / "corpus"
-WRITTEN = frozenset({"arrow", "coco_masks", "parquet"})
+WRITTEN = frozenset({"n5", "arrow", "coco_masks", "parquet"})
 """Folders beside those of seeds: what libraries wrote."""
 _MAX_RECORDS = 2000
 _HF_FILES = ("metadata.csv", "metadata.jsonl", "README.md")

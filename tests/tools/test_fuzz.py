@@ -26,7 +26,20 @@ from tests.makers.fuzz_targets import CORPUS, TARGETS, WRITTEN, seeds, signed
 from tests.makers.fuzzing import Target, fuzz
 
 COUNT = 700
-SLOW = {"lmdb": 120, "hdf5": 200, "cifar_archive": 250, "cifar_binary": 300, "pth": 300}
+SLOW = {
+    "lmdb": 120,
+    "hdf5": 200,
+    "cifar_archive": 250,
+    "cifar_binary": 300,
+    "pth": 300,
+    "tfds": 60,
+    "tfrecord": 100,
+    "recordio": 200,
+    "litdata": 200,
+    "mds": 200,
+    "npz": 300,
+    "mat": 300,
+}
 """Targets whose inputs take milliseconds."""
 
 
