@@ -92,10 +92,14 @@ class ZipWriter:
         self._at += len(data)
 
 
+_MAX_SHEET = 256 << 20
+
+
 def read_of_zip(path: Path, name: str) -> bytes | None:
-    """The content of a file in a zip; None where there is no such zip."""
+    """The content of a file in a zip; None where there is no such zip, or the file is larger than a sheet."""
     try:
-        with zipfile.ZipFile(path) as opened:
-            return opened.read(name)
-    except (zipfile.BadZipFile, KeyError, NotImplementedError):
-        return None
+        with zipfile.ZipFile(path) as opened, opened.open(name) as file:
+            data = file.read(_MAX_SHEET + 1)
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError):
+        return None  # damaged, encrypted, or compressed in a way that we do not write: none of ours
+    return data if len(data) <= _MAX_SHEET else None
