@@ -42,11 +42,16 @@ ROOMS = (
     Room("packing", "core images stores sources", "numpy xxhash"),
     Room("checking", "core images stores sources packing", "numpy xxhash"),
     Room("training", "core images stores", "numpy torch PIL torchvision"),
-    Room("diagnose", "core images stores packing training", "numpy torch PIL matplotlib"),
+    Room("seeing", "core images stores checking training", "numpy torch PIL matplotlib"),
+    Room("diagnose", "core images stores packing training seeing", "numpy torch PIL matplotlib"),
     Room("testing", "core images stores sources exports packing checking face", "numpy xxhash pytest hypothesis PIL"),
-    Room("cli", "core images stores sources exports packing checking training diagnose face", "click tqdm numpy torch"),
+    Room(
+        "cli",
+        "core images stores sources exports packing checking training seeing diagnose face",
+        "click tqdm numpy torch",
+    ),
     # The modules beside the rooms: the public names, each loaded on first use, and the command.
-    Room("face", "core stores exports packing checking training cli"),
+    Room("face", "core stores exports packing checking training seeing cli"),
 )
 
 TOOLS = (

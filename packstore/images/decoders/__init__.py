@@ -120,6 +120,21 @@ class Decoder:
         image = self._decode(view, info)
         return upright(image, read_orientation(view, info)) if exif_transpose else image
 
+    def decode_small(self, data: Buffer, side: int, *, exif_transpose: bool = False) -> NDArray[np.uint8]:
+        """A small version of the image in ``data``, to look at.
+
+        A JPEG is scaled by 1/2, 1/4 or 1/8 while it is decoded, as long as both sides keep at least ``side`` pixels.
+        Anything else is decoded as it is.
+
+        Returns and raises as :meth:`decode`.
+        """
+        view = memoryview(data).cast("B")
+        header = _fast_header(view, None)
+        if header is None or min(header.height, header.width) < 2 * side:
+            return self.decode(view, exif_transpose=exif_transpose)
+        image = _pillow.decode(view, self.max_pixels, side)
+        return upright(image, read_orientation(view)) if exif_transpose else image
+
     def decode_crop(
         self,
         data: Buffer,

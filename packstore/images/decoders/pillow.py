@@ -49,8 +49,10 @@ def version() -> str:
     return f"Pillow {pillow}, libjpeg-turbo {features.version('libjpeg_turbo') or 'absent'}"
 
 
-def decode(data: memoryview, max_pixels: int) -> NDArray[np.uint8]:
+def decode(data: memoryview, max_pixels: int, side: int | None = None) -> NDArray[np.uint8]:
     """Pixels as ``Image.open(...).convert("RGB")`` gives them: uint8 ``(H, W, 3)``, freshly owned.
+
+    With ``side``, a JPEG is scaled by 1/2, 1/4 or 1/8 while it is decoded, as long as both sides keep that many pixels.
 
     Raises:
         DecodeError: Not an image of a known kind, damaged, truncated, or of more than ``max_pixels`` pixels.
@@ -66,6 +68,8 @@ def decode(data: memoryview, max_pixels: int) -> NDArray[np.uint8]:
         with _open(data) as image:
             width, height = image.size
             check_size(width, height, max_pixels)
+            if side is not None:
+                image.draft(None, (side, side))
             with _quiet_about_size(width * height):
                 image.load()
             # Irrelevant to RGB, but Pillow would convert it, with a warning.

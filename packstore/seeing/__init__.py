@@ -1,0 +1,1 @@
+"""Stores for the eye: drawings over images, contact sheets, charts, what a notebook shows."""

@@ -1,0 +1,131 @@
+"""Thumbnails, and what is drawn over images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from packstore.core.errors import DecodeError
+from packstore.core.manifest import Column
+from packstore.images.decoders import get_decoder
+from packstore.packing.conversion import convert
+from packstore.seeing.drawing import color_of, drawn_columns, drawn_values, overlay, pictures_of, thumbnail
+from packstore.stores import open_store
+from packstore.training.dataset import PackedDataset
+from tests.makers.datasets import write_image
+from tests.makers.images import encode
+from tests.makers.typed import make_typed
+
+BOXES = Column("boxes", "ragged", "float32", (4,), type="boxes", coordinates="xyxy")
+LABELS = Column("labels", "ragged", "int64", type="labels", classes=("ant", "bee"), parallel="boxes")
+POINTS = Column("points", "ragged", "float32", (3,), type="keypoints", coordinates="xyv")
+MASK = Column("mask", "ragged", "uint8", layout="HW", type="mask")
+GREY = np.full((60, 80, 3), 128, np.uint8)
+
+
+def test_a_thumbnail_is_the_image_made_small(tmp_path: Path) -> None:
+    write_image(tmp_path / "in" / "a" / "large.jpg", 600, 900, 1)
+    write_image(tmp_path / "in" / "a" / "small.png", 20, 30, 2)
+    convert(tmp_path / "in", tmp_path / "x.lmdb")
+    with open_store(tmp_path / "x.lmdb") as reader:
+        pictures = pictures_of(reader.manifest)
+        large, small = thumbnail(pictures, reader, 0, 96), thumbnail(pictures, reader, 1, 96)
+        assert large is not None
+        assert small is not None
+        assert (large.shape, small.shape) == ((64, 96, 3), (20, 30, 3))
+        whole = Image.fromarray(get_decoder().decode(reader.read(0)))
+        expected = np.asarray(whole.resize((96, 64), Image.Resampling.BOX), np.int64)
+        assert np.abs(large - expected).mean() < 3
+        np.testing.assert_array_equal(small, get_decoder().decode(reader.read(1)))
+
+
+@pytest.mark.parametrize("options", [{"encoding": "uint8"}, {"encoding": "float16", "normalize": "imagenet"}])
+def test_arrays_have_thumbnails_too(tmp_path: Path, options: dict[str, str]) -> None:
+    write_image(tmp_path / "in" / "a" / "1.png", 48, 64, 1)
+    convert(tmp_path / "in", tmp_path / "x.h5", size=(48, 64), **options)  # type: ignore[arg-type]
+    dataset = PackedDataset(tmp_path / "x.h5")
+    found = thumbnail(dataset.pictures, dataset.reader, 0, 32)
+    assert found is not None
+    assert found.shape == (24, 32, 3)
+    expected = np.asarray(dataset.show(0).resize((32, 24)), np.int64)
+    assert np.abs(found - expected).mean() < 4
+
+
+def test_a_thumbnail_stands_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = 6
+    picture = Image.fromarray(
+        np.concatenate([np.zeros((200, 300, 3), np.uint8), np.full((200, 300, 3), 255, np.uint8)])
+    )
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    picture.save(tmp_path / "in" / "a" / "1.jpg", exif=exif)
+    convert(tmp_path / "in", tmp_path / "x.lmdb")
+    with open_store(tmp_path / "x.lmdb") as reader:
+        lying = thumbnail(pictures_of(reader.manifest), reader, 0, 40)
+        upright = thumbnail(pictures_of(reader.manifest, exif_transpose=True), reader, 0, 40)
+    assert lying is not None
+    assert upright is not None
+    assert (lying.shape, upright.shape) == ((40, 30, 3), (30, 40, 3))
+    assert upright[:, :15].mean() > 250  # what lay below lies on the left
+
+
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    data = bytearray(encode(Image.fromarray(np.zeros((99, 99, 3), np.uint8)), "PNG"))
+    data[50:60] = bytes(10)
+    (tmp_path / "in" / "a" / "bad.png").write_bytes(data)
+    convert(tmp_path / "in", tmp_path / "x.lmdb", check="header")
+    with open_store(tmp_path / "x.lmdb") as reader, pytest.raises(DecodeError, match=r"record 0 \(a/bad.png\)"):
+        thumbnail(pictures_of(reader.manifest), reader, 0, 32)
+
+
+def test_boxes_masks_and_points_are_drawn_where_they_are() -> None:
+    boxes = np.array([[10, 20, 40, 50]], np.float32)
+    found = overlay(GREY, {"boxes": boxes, "labels": np.array([1])}, (BOXES, LABELS))
+    assert tuple(found[50, 25]) == color_of(1)
+    assert tuple(found[35, 10]) == color_of(1)
+    assert (found[30:45, 15:35] == 128).all()
+    mask = np.zeros((60, 80), np.uint8)
+    mask[:30] = 3
+    found = overlay(GREY, {"mask": mask}, (MASK,))
+    assert (found[30:] == 128).all()
+    assert (np.abs(found[:30] - (128 * 0.55 + np.array(color_of(3)) * 0.45)) <= 1).all()
+    points = np.array([[70, 5, 2], [20, 30, 0]], np.float32)
+    found = overlay(GREY, {"points": points}, (POINTS,))
+    assert (found[5, 70] != 128).any()
+    assert (found[20:40, 10:30] == 128).all(), "a point that is not labelled is not there"
+    assert (GREY == 128).all()
+
+
+def test_what_is_drawn_can_be_chosen_and_counts_in_the_size_of_the_whole() -> None:
+    boxes = np.array([[20, 40, 80, 100]], np.float32)
+    mask = np.full((120, 160), 2, np.uint16)
+    values = {"boxes": boxes, "mask": mask}
+    found = overlay(GREY, values, (BOXES, MASK), ["boxes"], (120, 160))
+    assert tuple(found[50, 25]) == color_of(0)
+    assert tuple(found[2, 2]) == (128,) * 3
+    assert tuple(overlay(GREY, values, (BOXES, MASK), None, (120, 160))[2, 2]) != (128,) * 3
+
+
+def test_values_that_are_wrong_end_nothing() -> None:
+    boxes = np.array([[np.nan, 0, 1, 1], [50, 50, 10, 10], [1e30, 0, -1e30, 5], [70, 50, 500, 500]], np.float32)
+    points = np.array([[np.inf, 1, 2], [-1e9, 5, 2]], np.float32)
+    values = {"boxes": boxes, "labels": np.array([7, -1]), "points": points, "mask": np.zeros((0, 5), np.uint8)}
+    found = overlay(GREY, values, (BOXES, LABELS, POINTS, MASK))
+    assert found.shape == GREY.shape
+    assert overlay(GREY, {"points": np.zeros((0, 3))}, (POINTS,)).shape == GREY.shape
+
+
+def test_values_of_a_record(tmp_path: Path) -> None:
+    made = make_typed(tmp_path / "x.lmdb", ["mask", "deep", "boxes", "labels", "points", "depth", "label"], 4)
+    with open_store(made.path) as reader:
+        assert [c.name for c in drawn_columns(reader.manifest)] == ["mask", "deep", "boxes", "points", "depth"]
+        values = drawn_values(reader, 1)
+        assert set(values) == {"mask", "deep", "boxes", "labels", "points"}  # depth is missing
+        np.testing.assert_array_equal(values["deep"], made.values[1]["deep"])
+        np.testing.assert_array_equal(values["boxes"], made.values[1]["boxes"])
+        assert set(drawn_values(reader, 1, ["deep"])) == {"deep"}
+        assert overlay(made.images[1], values, reader.manifest.columns).shape == made.images[1].shape
