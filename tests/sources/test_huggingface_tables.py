@@ -405,6 +405,22 @@ def test_damaged_files(kind: str, tmp_path: Path) -> None:
         assert str(caught.value).isprintable()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_arrow_file_that_is_cut_while_it_is_read(stream: bool, tmp_path: Path) -> None:
+    """To touch the lost pages of a mapped file is a bus error, which ends the process."""
+    padded = table(range(8))
+    images = [{"bytes": tiny(n) + bytes(50_000), "path": None} for n in range(8)]
+    path = save(tmp_path / "set", {"": [padded.set_column(0, "image", pa.array(images, IMAGE))]}, stream=stream)
+    (file,) = path.glob("*.arrow")
+    with closing(open_source(path)) as source:
+        entries = list(source.entries())
+        assert source.image(entries[0]) == images[0]["bytes"]
+        with file.open("r+b") as opened:
+            opened.truncate(60_000)
+        with pytest.raises(SampleError, match="was cut from"):
+            source.image(entries[1])
+
+
 def test_a_table_that_lies_about_its_rows(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(table(range(3)), tmp_path / "x.parquet")
     with closing(open_source(tmp_path)) as source:

@@ -25,13 +25,17 @@ _MAX_BYTES = 16 << 20
 
 
 class _ArrowTable(Table):
-    """A file, mapped: only the rows that are read come into memory."""
+    """A file, mapped: only the rows that are read come into memory.
+
+    To touch what a mapped file has lost since ends the process, so its size is looked at before each row.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._path, self._size = path, path.stat().st_size
         self._pa, self._ipc = load_pyarrow(), load_pyarrow("pyarrow.ipc")
         self._file = self._pa.memory_map(str(path))
         try:
-            self._random = path.stat().st_size > 0 and first_bytes(path, len(_MAGIC)) == _MAGIC
+            self._random = self._size > 0 and first_bytes(path, len(_MAGIC)) == _MAGIC
             self._reader = self._ipc.open_file(self._file) if self._random else self._ipc.open_stream(self._file)
             self._schema = self._reader.schema
             if not self._random and any(self._pa.types.is_dictionary(type) for type in self._schema.types):
@@ -40,6 +44,11 @@ class _ArrowTable(Table):
             self._file.close()
             raise
         self._places = array("q")
+
+    def check(self) -> None:
+        size = self._path.stat().st_size
+        if size < self._size:
+            raise ValueError(f"{printable(str(self._path))} was cut from {self._size} to {size} bytes meanwhile")
 
     def overview(self) -> Overview:
         found = Overview(self._schema)
@@ -66,6 +75,7 @@ class _ArrowTable(Table):
         return found
 
     def batches(self, group: int) -> Iterator[Any]:
+        self.check()
         if self._random:
             batch = self._reader.get_batch(group)
         else:
@@ -84,12 +94,14 @@ class _ArrowTable(Table):
     def _all(self) -> Iterator[Any]:
         if self._random:
             for number in range(self._reader.num_record_batches):
+                self.check()
                 yield self._reader.get_batch(number)
             return
         del self._places[:]
         self._file.seek(0)
         reader = self._ipc.open_stream(self._file)
         while True:
+            self.check()
             place = self._file.tell()
             try:
                 batch = reader.read_next_batch()

@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -89,6 +89,11 @@ class Table(ABC):
     def batches(self, group: int) -> Iterator[Any]:
         """The record batches of a group, in order."""
 
+    def check(self) -> None:
+        """Raises :class:`ValueError` where its rows cannot be touched any more; before each row, and maybe after
+        :meth:`close`."""
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Closes its file. Arrays that were read stay valid."""
@@ -118,6 +123,7 @@ class _Block(NamedTuple):
     first: int
     stop: int
     cells: tuple[Cells, ...]
+    check: Callable[[], None]
 
     def holds(self, file: int, group: int, row: int) -> bool:
         return self.place == (file, group) and self.first <= row < self.stop
@@ -270,7 +276,7 @@ class TableSource(RowSource):
         try:
             for batch in table.batches(group):
                 cells = tuple(column.cells(batch.column(column.column)) for column in columns)
-                yield _Block((number, group), first, first + len(batch), cells)
+                yield _Block((number, group), first, first + len(batch), cells, table.check)
                 first += len(batch)
         except faults() as error:
             raise ValueError(f"its rows cannot be read: {_line(error)}") from error
@@ -278,6 +284,7 @@ class TableSource(RowSource):
     def _row(self, block: _Block, row: int) -> dict[str, Any]:
         """The values of a row. Raises :class:`ValueError`."""
         found: dict[str, Any] = {}
+        block.check()
         for column, cells in zip(self._columns, block.cells, strict=True):
             try:
                 value = cells(row - block.first)
@@ -410,7 +417,7 @@ class TableSource(RowSource):
                 raise ValueError(f"the classes of {printable(name)!r} are not those of {self._found[0][1].name}")
 
 
-_NO_BLOCK = _Block((-1, -1), 0, 0, ())
+_NO_BLOCK = _Block((-1, -1), 0, 0, (), lambda: None)
 
 
 def _reach(blocks: Iterator[_Block], row: int) -> _Block:
