@@ -193,12 +193,11 @@ def _masks(folders: list[_Folder]) -> dict[str, str]:
     what they are. Equal stems alone mean nothing: in many sets each class counts from 1.
     """
     found: dict[str, str] = {}
-    holding = [folder for folder in folders if folder.images]
-    for mask in holding:
-        name = mask.path.rpartition("/")[2].lower()
-        for image in holding:
-            other = image.path.rpartition("/")[2].lower()
-            if mask is image or not (_MASKS.fullmatch(name) or (_IMAGES.fullmatch(other) and len(holding) == 2)):
+    holding = [(folder, folder.path.rpartition("/")[2].lower()) for folder in folders if folder.images]
+    masks = [(folder, name) for folder, name in holding if len(holding) == 2 or _MASKS.fullmatch(name)]
+    for mask, name in masks:
+        for image, other in holding:
+            if mask is image or not (_MASKS.fullmatch(name) or _IMAGES.fullmatch(other)):
                 continue
             if _MASKS.fullmatch(other) and not _MASKS.fullmatch(name):
                 continue
@@ -207,15 +206,22 @@ def _masks(folders: list[_Folder]) -> dict[str, str]:
                 beside = printable(image.path) or "the folder itself"
                 found[mask.path] = f"{printable(mask.path)} has files of the same names as {beside}"
                 break
+    with_images = {place for folder, _ in holding for place in _at_and_above(folder.path)}
     for folder in folders:
         below = [f"{folder.path}/{name}" if folder.path else name for name in folder.folders]
-        below = [path for path in below if any(f"{each.path}/".startswith(f"{path}/") for each in holding)]
+        below = [path for path in below if path in with_images]
         images = [path for path in below if _IMAGES.fullmatch(path.rpartition("/")[2].lower())]
         for path in below:
             known = any(f"{each}/".startswith(f"{path}/") for each in found)
             if images and not known and _MASKS.fullmatch(path.rpartition("/")[2].lower()):
                 found[path] = f"{printable(path)} beside {printable(images[0])}"
     return found
+
+
+def _at_and_above(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
 
 
 def _masks_beside(folders: list[_Folder]) -> Iterator[str]:

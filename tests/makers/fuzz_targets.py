@@ -647,7 +647,12 @@ TARGETS = (
     Target("cifar_pickle", _pickle, (BatchError,), ("cifar/pickles.py", "pickle_machine.py")),
     Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("cifar/__init__.py", "cifar/files.py")),
     Target("cifar_archive", _cifar_archive, (PackstoreError,), ("cifar/__init__.py", "cifar/files.py", "inflating.py")),
-    Target("archive", _archive, (PackstoreError,), ("archives/index.py", "archives/tar.py", "archives/zip.py")),
+    Target(
+        "archive",
+        _archive,
+        (PackstoreError,),
+        ("archives/headers.py", "archives/index.py", "archives/tar.py", "archives/zip.py"),
+    ),
     Target("webdataset", _webdataset, (PackstoreError, OSError, EOFError, zlib.error), ("sources/webdataset.py",)),
     Target(
         "tfrecord",

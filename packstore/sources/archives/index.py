@@ -17,6 +17,7 @@ from packstore.core.errors import SourceError, printable
 NOWHERE = -1
 """Stands for where a file lies that is a link out of its archive, or to nothing."""
 _SHOWN = 100
+_LISTED = 1 << 14
 _READ_STEP = 1 << 30
 
 
@@ -91,11 +92,11 @@ class IndexBuilder:
         last = {name: number for number, name in enumerate(self.names)}
         fields = len(Member._fields)
         table = np.frombuffer(self.numbers, np.int64).reshape(-1, fields)
-        nowhere = [0, NOWHERE, *[0] * (fields - 2)]
+        nowhere = np.array([[0, NOWHERE, *[0] * (fields - 2)]], np.int64)
         linked = {name: self._target(name, last) for name in self.links if name not in last}
         names = sorted([*last, *linked])
         rows = [last.get(name, linked.get(name)) for name in names]
-        out = np.array([nowhere if row is None else table[row].tolist() for row in rows], np.int64).reshape(-1, fields)
+        out = np.concatenate([table, nowhere])[np.array([-1 if row is None else row for row in rows], np.int64)]
         ends = np.cumsum([0, *map(len, names)], dtype=np.int64)
         return Index(b"".join(names), ends, out, file, zipped)
 
@@ -119,6 +120,7 @@ class Index:
         table: int64 ``(N, 6)``: a :class:`Member` each.
         file: The data, where they are not in the archive itself.
         zipped: Each file has a header of its own before its data, as in a zip.
+        listed: What :meth:`children` found in the last directories: each kind of source asks for the same ones.
     """
 
     blob: bytes
@@ -126,6 +128,7 @@ class Index:
     table: NDArray[np.int64]
     file: OpenFile | None = None
     zipped: bool = False
+    listed: dict[bytes, list[tuple[bytes, int | None]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -145,13 +148,25 @@ class Index:
 
     def children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
         """What lies in a directory (``b""``: the top), sorted by name; the number of a file, None for a directory."""
+        known = self.listed.get(directory)
+        if known is not None:
+            return iter(known)
         prefix = directory + b"/" if directory else b""
-        number, last = self._first(prefix), None
-        while number < len(self):
-            name = self.name(number)
-            if not name.startswith(prefix):
-                return
-            first, slash, _ = name[len(prefix) :].partition(b"/")
+        first = self._first(prefix)
+        stop = self._first(directory + b"0") if directory else len(self)  # the byte after the slash
+        found = self._children(prefix, first, stop)
+        if stop - first > _LISTED:
+            return found
+        children = list(found)
+        if sum(map(len, self.listed.values())) + len(children) > _LISTED:
+            self.listed.clear()
+        self.listed[directory] = children
+        return iter(children)
+
+    def _children(self, prefix: bytes, number: int, stop: int) -> Iterator[tuple[bytes, int | None]]:
+        last = None
+        while number < stop:
+            first, slash, _ = self.name(number)[len(prefix) :].partition(b"/")
             if not slash:
                 yield first, number
                 number += 1
@@ -159,7 +174,7 @@ class Index:
             if first != last:
                 yield first, None
                 last = first
-            number = self._first(prefix + first + b"0")  # the byte after the slash
+            number = self._first(prefix + first + b"0")
 
     def _first(self, name: bytes) -> int:
         key: Callable[[int], bytes] = self.name

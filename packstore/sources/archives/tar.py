@@ -22,6 +22,7 @@ from typing import IO, Any, cast
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.files import beyond_standard_streams
+from packstore.sources.archives.headers import LOOK_BYTES, next_header, usual_member
 from packstore.sources.archives.index import NOWHERE, Index, IndexBuilder, Member, OpenFile
 
 _MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
@@ -111,9 +112,18 @@ def _compression(start: bytes) -> str | None:
 def _members(file: IO[bytes], start: int = 0) -> Iterator[tarfile.TarInfo]:
     file.seek(start)
     with tarfile.open(fileobj=file, mode="r:", errorlevel=2, encoding="utf-8", errors="surrogateescape") as archive:
-        while (member := archive.next()) is not None:
+        descriptor = file.fileno()
+        member = archive.next()
+        while member is not None:
             archive.members = []  # type: ignore[attr-defined] # it would keep them all
             yield member
+            # What says something of all members after it: tarfile knows of it.
+            usual = archive.pax_headers.keys() <= {"comment"}
+            member = usual_member(os.pread(descriptor, LOOK_BYTES, archive.offset), archive.offset) if usual else None
+            if member is None:
+                member = archive.next()
+            else:
+                archive.offset = next_header(member)
         _refuse_cut(file, archive.offset)
 
 
