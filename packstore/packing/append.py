@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +23,10 @@ from packstore.packing.append_plan import (
     AppendOptions,
     AppendPlan,
     OnDuplicate,
+    linked_parts,
     plan_append,
     request_of,
     shard_bytes,
-    taken_parts,
 )
 from packstore.packing.conversion import run_plan
 from packstore.packing.copying import copy_records
@@ -195,9 +195,7 @@ def _run(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback, star
     elif plan.added and isinstance(plan.source, StoreSource):
         other = plan.source.manifest
         if plan.way == "link":
-            chosen = taken_parts(plan, other)
-            assert chosen is not None
-            added = _renamed(parts_of(plan.source.path, other).take(chosen), plan.split_of)
+            added = linked_parts(plan, other)
         else:
             other = _copy(plan, plan.source.reader, work.path / ADDED, progress)
             added = parts_of(work.path / ADDED, other)
@@ -272,10 +270,6 @@ def _joined(own: Parts, added: Parts, first_new: int) -> Parts:
     own_numbers = own.rows["number"].tolist()
     first = max(first_new, max(own_numbers) + 1)
     return own + added.numbered(range(first, first + len(added)))
-
-
-def _renamed(parts: Parts, split_of: Callable[[str], str]) -> Parts:
-    return replace(parts, runs=[tuple((split_of(name), count) for name, count in runs) for runs in parts.runs])
 
 
 def _write_again(

@@ -26,7 +26,7 @@ from packstore.sources.base import Source, Survey
 from packstore.sources.store import StoreSource
 from packstore.stores import open_store
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import merged_classes
+from packstore.stores.builder.assembly import Parts, merged_classes, parts_of
 from packstore.stores.opening import read_manifest
 from packstore.stores.sharded import same_columns
 
@@ -228,10 +228,26 @@ def _alike(plan: AppendPlan, other: Manifest) -> bool:
 def _linkable(plan: AppendPlan, other: Manifest) -> bool:
     """Whether the shards of another store can be taken as they are."""
     same = other.format == plan.manifest.format and same_columns(other.columns, plan.columns)
-    return same and _alike(plan, other) and taken_parts(plan, other) is not None
+    return same and _alike(plan, other) and linked_parts(plan, other) is not None
 
 
-def taken_parts(plan: AppendPlan, other: Manifest) -> list[int] | None:
+def linked_parts(plan: AppendPlan, other: Manifest) -> Parts | None:
+    """The shards of another store that are taken as they are, under the names of splits that they get; None where one
+    would come between the records of a split."""
+    chosen = _taken_parts(plan, other)
+    if chosen is None:
+        return None
+    added = parts_of(plan.source.path, other).take(chosen)
+    runs = [tuple((plan.split_of(name), count) for name, count in runs) for runs in added.runs]
+    added = replace(added, runs=runs)
+    own = parts_of(plan.store, plan.manifest)
+    # A shard of the store that holds several splits is written again, as one for each.
+    each = own.take([number for number, runs in enumerate(own.runs) for _ in runs])
+    each = replace(each, runs=[(run,) for runs in own.runs for run in runs])
+    return added if (each + added).by_split(split.name for split in plan.manifest.splits) is not None else None
+
+
+def _taken_parts(plan: AppendPlan, other: Manifest) -> list[int] | None:
     """Which shards of a store are those of the split that is asked for; None where one holds others, too."""
     split = plan.options.split
     if split is None or not other.splits:

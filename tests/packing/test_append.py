@@ -310,6 +310,19 @@ def test_shards_of_a_store_are_linked(
     assert packstore.verify(store).ok
 
 
+def test_two_stores_of_one_file_with_the_same_splits(photos: Path, part: Part, tmp_path: Path) -> None:
+    """The file of the second holds both splits, so it cannot lie between the records of the first."""
+    packstore.convert(part("first", lambda key: "/000" not in key), tmp_path / "x.h5")
+    packstore.convert(part("second", lambda key: "/000" in key), tmp_path / "y.h5")
+    report = packstore.append(tmp_path / "x.h5", tmp_path / "y.h5")
+    assert (report.linked, set(report.added)) == (0, {"train", "val"})
+    assert packstore.verify(tmp_path / "x.h5").ok
+    with open_store(tmp_path / "x.h5") as reader:
+        assert len(reader) == sum(report.added.values()) + report.rewritten
+        for split in reader.manifest.splits:
+            assert all(reader.key(i).startswith(split.name) for i in range(split.start, split.stop))
+
+
 @pytest.mark.slow
 def test_without_links_shards_are_copied(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packstore.convert(photos, tmp_path / "x.h5", split="train")
