@@ -1,12 +1,16 @@
-"""YAML that others wrote, as plain values: ``data.yaml`` of YOLO, the head of a Hugging Face card."""
+"""YAML: ``data.yaml`` of YOLO, the head of a Hugging Face card; as plain values, and how strings are written."""
 
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 _MAX_BYTES = 1 << 20
 _MAX_DEPTH = 32
+_UNPRINTABLE = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+_WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n"))
+"""Words that are no strings."""
 
 
 def load_yaml(data: bytes) -> Any:
@@ -41,3 +45,11 @@ def _refused(yaml: Any, data: bytes) -> str:
         if depth > _MAX_DEPTH:
             return f"is nested more than {_MAX_DEPTH} levels deep"
     return ""
+
+
+def yaml_text(text: str) -> str:
+    """A string as YAML has it, in quotes unless it is a word."""
+    if re.fullmatch(r"[a-z_][a-z_0-9]*", text) and text not in _WORDS:
+        return text
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + _UNPRINTABLE.sub(lambda match: f"\\U{ord(match[0]):08x}", quoted) + '"'

@@ -25,7 +25,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.files import drop, open_file
 from packstore.core.manifest import Manifest
 from packstore.exports.base import Export, Record, ShardWriter
-from packstore.exports.names import safe_name, shortened
+from packstore.exports.names import are_texts, safe_name, shortened
 
 IMAGES, OFFSETS, SHAPES, CLASSES = "images", "images_offsets", "images_shape", "class_names"
 _RESERVED = {IMAGES, OFFSETS, SHAPES, CLASSES, "labels"}
@@ -43,7 +43,7 @@ class ArraysExport(Export):
     def losses(self) -> Sequence[str]:
         lost = ["keys: samples have numbers"]
         image = self.manifest.image
-        if self.manifest.classes is None and any(column.classes is not None for column in self.columns):
+        if class_names(self.manifest) is None and any(column.classes is not None for column in self.columns):
             lost.append("names of classes: labels are numbers")
         if image.kind == "ragged" and not self.manifest.holds_files:
             lost.append(f"shapes of images: pixels lie one after the other, and {SHAPES} says how they go on")
@@ -157,6 +157,11 @@ def array_name(column: str) -> str:
     return "labels" if column == "label" else column
 
 
+def class_names(manifest: Manifest) -> tuple[str, ...] | None:
+    """What the array of that name holds; None where there is none."""
+    return manifest.classes if are_texts(manifest.classes or ()) else None
+
+
 class NpzExport(_FilesExport):
     """Shards ``train-000000.npz`` …, not compressed."""
 
@@ -186,8 +191,8 @@ class _NpzWriter(_ArraysWriter):
                         file.write(block)
                 for name, array in self.small_arrays():
                     self._add(archive, name, array)
-                if self.manifest.classes is not None:
-                    self._add(archive, CLASSES, np.array(self.manifest.classes, np.str_))
+                if (names := class_names(self.manifest)) is not None:
+                    self._add(archive, CLASSES, np.array(names, np.str_))
             out.close()
         except BaseException:
             drop(out)
@@ -242,6 +247,5 @@ class _Hdf5Writer(_ArraysWriter):
                     images[number] = np.frombuffer(self.one(number), np.uint8)
             for name, array in self.small_arrays():
                 file.create_dataset(name, data=array)
-            if self.manifest.classes is not None:
-                names = [name.encode("utf-8", "surrogateescape") for name in self.manifest.classes]
-                file.create_dataset(CLASSES, data=names, dtype=h5py.string_dtype())
+            if (names := class_names(self.manifest)) is not None:
+                file.create_dataset(CLASSES, data=[*names], dtype=h5py.string_dtype())

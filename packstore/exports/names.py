@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from xxhash import xxh3_64_hexdigest
 
@@ -22,6 +23,16 @@ def safe_name(text: str) -> str:
     if name in ("", ".", ".."):
         name = name.replace(".", "%2E") or "%"
     return shortened(name)
+
+
+def are_lines(names: Sequence[str]) -> bool:
+    """Whether names can be lines of a text file."""
+    return all(name.strip() == name != "" and name.isprintable() for name in names)
+
+
+def are_texts(names: Sequence[str]) -> bool:
+    """Whether names can be strings of other languages: without NUL, and of characters."""
+    return not any(re.search("[\0\ud800-\udfff]", name) for name in names)
 
 
 def shortened(name: str) -> str:

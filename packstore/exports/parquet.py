@@ -24,6 +24,7 @@ from packstore.core.errors import UsageError
 from packstore.core.files import drop, open_file
 from packstore.core.manifest import Manifest
 from packstore.core.sheet import Sheet
+from packstore.core.yamltext import yaml_text
 from packstore.exports.base import Export, Record, ShardWriter
 from packstore.exports.names import shortened
 from packstore.stores.base import Reader
@@ -32,7 +33,6 @@ CARD, DATA = "README.md", "data"
 _GROUP_BYTES, _GROUP_ROWS = 16 << 20, 100
 """A row group ends after so many bytes of images, or after so many rows once these have a sixteenth of the bytes."""
 _FILES, _TEXTS = ("image", "mask"), ("text", "json")
-_UNPRINTABLE = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 
 
 class ParquetExport(Export):
@@ -218,28 +218,10 @@ def _in_card(feature: Mapping[str, Any]) -> dict[str, Any]:
 def _yaml(value: Any, indent: str = "\n") -> str:
     """Dicts, lists, strings and numbers as YAML, on the lines after a name."""
     if isinstance(value, dict):
-        return "".join(f"{indent}{_text(name)}:{_yaml(each, indent + '  ')}" for name, each in value.items())
+        return "".join(f"{indent}{yaml_text(name)}:{_yaml(each, indent + '  ')}" for name, each in value.items())
     if isinstance(value, list):
         return "".join(f"{indent}- {_yaml(each, indent + '  ').lstrip()}" for each in value)
-    return f" {_text(value) if isinstance(value, str) else value}"
-
-
-def _text(text: str) -> str:
-    """A string in YAML, in quotes unless it is a word."""
-    if re.fullmatch(r"[a-z_][a-z_0-9]*", text) and text not in (
-        "null",
-        "true",
-        "false",
-        "yes",
-        "no",
-        "on",
-        "off",
-        "y",
-        "n",
-    ):
-        return text
-    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + _UNPRINTABLE.sub(lambda match: f"\\U{ord(match[0]):08x}", quoted) + '"'
+    return f" {yaml_text(value) if isinstance(value, str) else value}"
 
 
 def _array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> Any:

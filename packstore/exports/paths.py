@@ -30,17 +30,22 @@ class ClassFolders:
     Attributes:
         names: By number of the class; None in a store without labels.
         missing: The folder of images whose label is missing.
+        renamed: How many classes have other names than their folders.
+        has_missing: There are images whose label is missing.
     """
 
     def __init__(self, manifest: Manifest, reader: Reader) -> None:
         self.names: list[str] | None = None
         self.missing = WITHOUT
+        self.renamed = 0
+        self.has_missing = False
         self._counts: list[NDArray[np.int64]] = []
         if not manifest.has_column("label") or manifest.column("label").type != "label":
             return
         labels = reader.fixed("label")
         if manifest.classes is not None:
             self.names = distinct([safe_name(name) for name in manifest.classes])
+            self.renamed = sum(a != b for a, b in zip(self.names, manifest.classes, strict=True))
         else:
             lowest, most = int(labels.min()), int(labels.max())
             if lowest < 0 or most >= 1 << 20:
@@ -50,6 +55,7 @@ class ClassFolders:
             self.missing += "_"
         ranges = [(split.start, split.stop) for split in manifest.splits] or [(0, len(labels))]
         valid = reader.fixed("label_valid") if manifest.column("label").nullable else np.ones(len(labels), np.bool_)
+        self.has_missing = not valid.all()
         self._counts = [np.bincount(labels[a:b][valid[a:b]], minlength=len(self.names)) for a, b in ranges]
 
     def losses(self) -> list[str]:
@@ -59,6 +65,10 @@ class ClassFolders:
         lost = []
         if sorted(self.names) != self.names:
             lost.append("numbers of classes: readers number folders in the order of their names")
+        if self.renamed:
+            lost.append(f"names of {self.renamed:,} classes: their folders are called otherwise, as folders can be")
+        if self.has_missing:
+            lost.append(f"missing labels: such images are in a folder {self.missing!r}, which readers take for a class")
         empty = max(int((counts == 0).sum()) for counts in self._counts)
         if empty:
             lost.append(f"classes without images ({empty:,} in a split): readers number the folders that there are")

@@ -124,7 +124,8 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     recoding = recoding._replace(manifest=replace(recoding.manifest, shards=None))
     trial = kind(destination, recoding.manifest, reader, recoded=recoding.recode is not None)
     held, shown = tuple(trial.held()), trial.shown()
-    lost = [f"the column {name!r}" for name in value_columns(recoding.manifest) if name not in shown]
+    hidden = [repr(name) for name in value_columns(recoding.manifest) if name not in shown]
+    lost = [f"the column{'s' * (len(hidden) > 1)} {', '.join(hidden)}"] if hidden else []
     estimate = sum(column.nbytes for column in manifest.columns) + 600 * manifest.records
     return ExportPlan(
         reader=reader,

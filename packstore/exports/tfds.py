@@ -23,6 +23,7 @@ from packstore.core.files import drop, open_file
 from packstore.core.sheet import Sheet
 from packstore.core.tfrecord import PACKED, framed, write_example
 from packstore.exports.base import Export, Record, ShardWriter
+from packstore.exports.names import are_lines
 
 _NAME = "packstore"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"
@@ -53,7 +54,7 @@ class TfdsExport(Export):
     def losses(self) -> Sequence[str]:
         lost = []
         image = self.manifest.image
-        unnamed = [c.name for c in self.columns if c.classes is not None and not _are_lines(c.classes)]
+        unnamed = [c.name for c in self.columns if c.classes is not None and not are_lines(c.classes)]
         if unnamed:
             lost.append(f"names of classes of {', '.join(unnamed)}, which cannot be lines of a file")
         if (image.layout is None or self.recoded) and self.manifest.encoding == "original":
@@ -77,11 +78,13 @@ class TfdsExport(Export):
             )
             said["shardLengths"].append(str(records))
             said["numBytes"] += (self.path / file).stat().st_size
-        info = {"name": _NAME, "version": "1.0.0", "fileFormat": "tfrecord"}
+        info: dict[str, Any] = {"name": _NAME, "version": "1.0.0", "fileFormat": "tfrecord"}
+        if any((column.name, column.type, column.nullable) == ("label", "label", False) for column in self.columns):
+            info["supervisedKeys"] = {"tuple": {"items": [{"featureKey": "image"}, {"featureKey": "label"}]}}
         listed = [said | {"numBytes": str(said["numBytes"])} for said in splits.values()]
         files = {"dataset_info.json": _json(info | {"splits": listed}), "features.json": _json(self._features())}
         for column in self.columns:
-            if column.classes and _are_lines(column.classes):
+            if column.classes and are_lines(column.classes):
                 files[f"{column.name}.labels.txt"] = "".join(f"{name}\n" for name in column.classes).encode("utf-8")
         for name, data in files.items():
             with open_file(self.path / name, "wb") as out:
@@ -205,11 +208,6 @@ def _image(channels: int, form: str | None) -> dict[str, Any]:
 
 def _feature(what: str, said: Mapping[str, Any]) -> dict[str, Any]:
     return {"pythonClassName": _CLASSES + _PYTHON[what], what: dict(said)}
-
-
-def _are_lines(names: Sequence[str]) -> bool:
-    """Whether names can be lines of a file."""
-    return all(name.strip() == name != "" and name.isprintable() for name in names)
 
 
 def _json(plain: Any) -> bytes:

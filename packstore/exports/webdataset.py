@@ -21,7 +21,7 @@ from packstore.core.column import Column
 from packstore.core.files import drop, open_file
 from packstore.core.sheet import Sheet
 from packstore.exports.base import Export, Record, ShardWriter, extension_of
-from packstore.exports.names import safe_name, shortened
+from packstore.exports.names import are_lines, safe_name, shortened
 
 CLASSES = "classnames.txt"
 _LONGEST = 1000
@@ -67,7 +67,7 @@ class WebDatasetExport(Export):
     def _lists_classes(self) -> bool:
         """Whether names of classes can be lines of a file."""
         classes = self.manifest.classes
-        return classes is not None and all(name.strip() == name != "" and name.isprintable() for name in classes)
+        return classes is not None and are_lines(classes)
 
 
 class _TarWriter(ShardWriter):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from packstore.core.sheet import Sheet
+from packstore.core.yamltext import yaml_text
 from packstore.exports.base import Record
 from packstore.exports.names import safe_name
 from packstore.exports.objects import ObjectsExport, Thing
@@ -52,12 +52,12 @@ class YoloExport(ObjectsExport):
             places[name if called in places or called in names else called] = f"images/{folder}"
         places = places or {"train": "images"}
         places.setdefault("val", places.get("test", places.get("train", "images")))  # readers ask for one
-        text = [f"{_quoted(name)}: {_quoted(place)}" for name, place in places.items()]
+        text = [f"{yaml_text(name)}: {yaml_text(place)}" for name, place in places.items()]
         classes = self.things.names(self.most_label)
-        text += ["names:", *(f"  {number}: {_quoted(name)}" for number, name in enumerate(classes))]
+        text += ["names:", *(f"  {number}: {yaml_text(name)}" for number, name in enumerate(classes))]
         if self.things.shape:
             text.append(f"kpt_shape: {list(self.things.shape)}")
-        self.write(_DESCRIPTION, "".join(f"{line}\n" for line in text).encode("ascii"))
+        self.write(_DESCRIPTION, "".join(f"{line}\n" for line in text).encode("utf-8"))
         return super().finish(replace(sheet, files=(_DESCRIPTION,)), lines)
 
     def _line(self, thing: Thing, width: int, height: int) -> str:
@@ -79,8 +79,3 @@ def labels_beside(image: str) -> str:
     ``labels``."""
     before, _, after = f"/{image}".rpartition("/images/")
     return f"{before}/labels/{after.rpartition('.')[0]}.txt"[1:]
-
-
-def _quoted(text: str) -> str:
-    """A string of YAML, which JSON's are."""
-    return json.dumps(text)

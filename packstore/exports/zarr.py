@@ -20,7 +20,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.files import sync_file_system
 from packstore.core.sheet import Shard, Sheet
-from packstore.exports.arrays import CLASSES, IMAGES, SHAPES, ArraysExport, array_name
+from packstore.exports.arrays import CLASSES, IMAGES, SHAPES, ArraysExport, array_name, class_names
 from packstore.exports.base import Record, ShardWriter
 from packstore.exports.names import safe_name, shortened
 
@@ -46,8 +46,8 @@ class ZarrExport(ArraysExport):
 
     def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
         root = _zarr().open_group(str(self.path), mode="a", zarr_format=2)
-        if self.manifest.classes is not None:
-            classes = np.array(self.manifest.classes)
+        if (names := class_names(self.manifest)) is not None:
+            classes = np.array(names)
             root.create_array(CLASSES, shape=classes.shape, dtype=str, overwrite=True)[:] = classes
         for split in self.manifest.splits:
             root.require_group(_group(split.name))

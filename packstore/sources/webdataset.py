@@ -358,7 +358,7 @@ def _value(extension: str, data: bytes) -> Any:
     kind = _kind(extension)
     if kind in ("label", "number"):
         text = data.decode("utf-8").strip()
-        if not re.fullmatch(r"[+-]?\d{1,18}", text):
+        if not re.fullmatch(r"[+-]?\d{1,19}", text) or not -(1 << 63) <= int(text) < 1 << 63:
             raise ValueError(f".{extension} holds {text[:40]!r}; expected a number")
         return int(text)
     if kind == "text":

@@ -39,6 +39,13 @@ ENCODINGS: dict[str, dict[str, Any]] = {**FILES, **PIXELS}
 """Options of ``convert`` for a store of each encoding."""
 
 
+NAMES = [
+    "a, b", "line\nbreak", "tab\t", " ", "", "..", "../../up", "/abs", "\N{GRINNING FACE} ü", "no", "1", 'a: "b" # c',
+    "c" * 400, "Cat", "cat", "\0", "%41", "A", "\u2028", "\udc80 no UTF-8",
+]  # fmt: skip
+"""Names of classes."""
+
+
 def _first_fast(names: Iterable[str]) -> list[Any]:
     """The names as parameters, all but the first one slow."""
     first, *rest = names
@@ -158,6 +165,24 @@ class ExportSuite:
         out = self.destination(tmp_path)
         self.export(tmp_path / "in.lmdb", out)
         assert self.imported(out, tmp_path).dataset_digest == manifest.dataset_digest
+
+    def test_classes_of_any_name_and_labels_of_any_size_come_back(self, tmp_path: Path) -> None:
+        """Names that no line, folder or text of C can be, and all of int64."""
+        from packstore import Label, Writer
+
+        fields: dict[str, Any] = {"image": "image", "label": Label(NAMES), "number": Label()}
+        form = None if "files" in self.registered.holds else "uint8"
+        with Writer(tmp_path / "in.lmdb", fields=fields, encoding=form) as writer:
+            for i in range(len(NAMES)):
+                number = (-1, 0, 2**53 + 1, -(2**63), 2**63 - 1)[i % 5]
+                writer.add(key=f"{i}", image=picture(i), label=i, number=number)
+        manifest = writer.report.manifest if writer.report is not None else None
+        assert manifest is not None
+        out = self.destination(tmp_path)
+        self.export(tmp_path / "in.lmdb", out)
+        again = self.imported(out, tmp_path)
+        assert again.dataset_digest == manifest.dataset_digest
+        assert again.classes == tuple(NAMES)
 
     def test_one_split_of_an_export(self, store: Path, tmp_path: Path) -> None:
         out = self.destination(tmp_path)

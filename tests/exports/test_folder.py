@@ -145,17 +145,26 @@ def test_torchvision_reads_the_same_labels(folder: Path, tmp_path: Path) -> None
 def test_what_torchvision_would_number_otherwise_is_said(tmp_path: Path) -> None:
     import packstore
 
-    for name, classes, labels in (("order", ["b", "a"], [0, 1]), ("empty", ["a", "b", "c"], [0, 2])):
-        fields: dict[str, Any] = {"image": "image", "label": packstore.Label(classes)}
+    for name, classes, labels in (
+        ("order", ["b", "a"], [0, 1]),
+        ("empty", ["a", "b", "c"], [0, 2]),
+        ("missing", ["a", "b: c"], [0, None, 1]),
+    ):
+        fields: dict[str, Any] = {"image": "image", "label": packstore.Label(classes, optional=name == "missing")}
         with Writer(tmp_path / f"{name}.lmdb", fields=fields) as writer:
             for i, label in enumerate(labels):
                 writer.add(key=f"{i}.jpg", image=picture(i), label=label)
     said = {
         name: "\n".join(export(tmp_path / f"{name}.lmdb", tmp_path / name, to="imagefolder").losses)
-        for name in ("order", "empty")
+        for name in ("order", "empty", "missing")
     }
     assert "readers number folders in the order of their names" in said["order"]
     assert "classes without images (1 in a split)" in said["empty"]
+    assert "names of 1 classes: their folders are called otherwise" in said["missing"]
+    assert "such images are in a folder 'unlabelled'" in said["missing"]
+    for said_of in (said["order"], said["empty"]):
+        assert "unlabelled" not in said_of
+        assert "called otherwise" not in said_of
 
 
 def test_a_large_zip_has_fields_of_zip64(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

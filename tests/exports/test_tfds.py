@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,8 @@ class TestTfds(ExportSuite):
                     assert record["label"] == reader.item("label", number)
                     difference = record["image"].astype(int) - pixels_of(reader.read(number))
                     assert abs(difference).max() < 40  # of two decoders of JPEG
+        pair = next(iter(tfds.as_numpy(builder.as_dataset(split="train", as_supervised=True))))
+        assert (pair[0].shape, pair[1]) == ((20, 30, 3), 0)
 
     def test_tensorflow_datasets_reads_columns_of_every_type(self, tmp_path: Path) -> None:
         """Of the extra ``interop``. Images are arrays, since those of this store cannot be decoded."""
@@ -62,6 +65,8 @@ class TestTfds(ExportSuite):
         out = self.destination(tmp_path)
         self.export(store, out)
         (out / "packstore.json").unlink()
+        items = [{"featureKey": "image"}, {"featureKey": "label"}]
+        assert json.loads((out / "dataset_info.json").read_text())["supervisedKeys"] == {"tuple": {"items": items}}
         again = self.imported(out, tmp_path)
         assert again.origin.kind == "tfds"
         with open_store(store) as reader, open_store(tmp_path / "again-0.h5") as other:
