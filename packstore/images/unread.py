@@ -32,11 +32,14 @@ _MAGICS = (
     (b"IIRO", _RAW),
     (b"IIU\0", _RAW),
 )
+_STARTS = tuple(magic for magic, _ in _MAGICS)
 
 
 def unread_kind(start: bytes) -> str | None:
     """``a JPEG XL`` for the first bytes of one, and so on; None for what is no image, or one that is read."""
-    return next((kind for magic, kind in _MAGICS if start.startswith(magic)), None)
+    if not start.startswith(_STARTS):  # one call for nearly all
+        return None
+    return next(kind for magic, kind in _MAGICS if start.startswith(magic))
 
 
 def unread_reason(kind: str) -> str:

@@ -658,7 +658,7 @@ TARGETS = (
         "tfrecord",
         _tfrecord,
         (PackstoreError,),
-        ("records/protobuf.py", "records/examples.py", "records/tfrecord.py"),
+        ("records/protobuf.py", "records/examples.py", "records/facts.py", "records/tfrecord.py"),
         _repair_tfrecord,
     ),
     Target(

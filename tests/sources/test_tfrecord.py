@@ -328,3 +328,40 @@ def test_an_example_is_what_was_written(example: dict[str, Any]) -> None:
         read = found[name].bytes(message) if isinstance(values, list) else found[name].numbers(message).tolist()
         assert read == list(values)
         assert found[name].count(message) == len(values)
+
+
+def test_features_that_are_read_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sound examples and of damaged ones, they are what they are read the long way, or the same error."""
+    whole = write_example(
+        {"image": [tiny(1)], "label": ints(3, 300, -1), "name": [b"x.png"], "edge": floats(0.5), "none": ints()}
+    ) + write_example({"two": [b"a", b"bc"], "name": [b"again"], "n" * 130: ints(1)})
+
+    def said(data: bytes) -> Any:
+        message = Message.of(data)
+        try:
+            found = {name: (f.kind, f.spans, f.count(message)) for name, f in read_example(message).items()}
+        except ValueError:
+            return "no example"
+        return found
+
+    draw, inputs = random.Random(3), [whole]
+    for _ in range(400):
+        data = bytearray(whole)
+        for _ in range(draw.randrange(1, 3)):
+            data[draw.randrange(len(data))] = draw.choice([0, 2, 8, 10, 13, 18, 26, 127, 128, draw.randrange(256)])
+        inputs.append(bytes(data[: draw.choice([len(data), draw.randrange(len(data))])]))
+    short = list(map(said, inputs))
+    monkeypatch.setattr(Message, "short_feature", lambda *_: None)
+    assert short == list(map(said, inputs))
+    assert 20 < short.count("no example") < 380
+    assert len(short[0]) == 7
+
+
+def test_a_damaged_record_does_not_take_names_of_classes_away(tmp_path: Path) -> None:
+    """Its number is one that others have, under another name."""
+    whole = records(*(plain(n, class_name=[(b"ant", b"bee", b"cat")[n % 3]]) for n in range(9)))
+    damaged = bytearray(whole)
+    damaged[whole.rindex(b"bee")] = ord("f")
+    with closing(open_source(_file(tmp_path, bytes(damaged)))) as source:
+        (label,) = (column for column in source.survey().columns if column.name == "label")
+    assert label.classes == ("ant", "bee", "cat")

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from packstore.core.crc32c import masked_crc32c
 from packstore.core.errors import SourceError, printable
-from packstore.images.sniff import begins_like_image
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import compression_of, decompressor
 from packstore.sources.base import SourceOptions
 from packstore.sources.dataset import key_of
+from packstore.sources.records.facts import ExampleFacts
 from packstore.sources.records.files import OpenFiles, faults_of
 from packstore.sources.records.protobuf import Feature, Message, read_example
 from packstore.sources.rows import Row, RowSource, in_packing_order
@@ -38,7 +38,6 @@ SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz"
 MAX_RECORD = (1 << 31) - 1
 _HEADER = 12
 _WINDOW = 1 << 11
-_MAX_LABELS = 1 << 17
 _MAX_KEY = 4096
 _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
@@ -83,44 +82,6 @@ def compression(path: Path) -> str | None:
 
 
 @dataclass(slots=True)
-class Facts:
-    """What all examples say of one feature.
-
-    Attributes:
-        kinds: ``bytes``, ``floats``, ``ints``.
-        looks: Of bytes: ``image``, ``text``, ``bytes``.
-        low: The least number of values.
-        high: The largest one.
-        examples: Number of examples that have it.
-        largest: Of floats, the largest absolute value.
-    """
-
-    kinds: set[str] = field(default_factory=set)
-    looks: set[str] = field(default_factory=set)
-    low: int = 1 << 62
-    high: int = 0
-    examples: int = 0
-    largest: float = 0.0
-
-
-@dataclass(slots=True)
-class LabelFacts:
-    """What all examples say of the numbers of a feature of labels.
-
-    Attributes:
-        names: By number, the values of each feature that names the class; None where they differ.
-        missing: Some examples have -1, which stands for no label.
-    """
-
-    names: dict[int, dict[str, bytes | None]] = field(default_factory=dict)
-    missing: bool = False
-
-    def is_news(self, number: int) -> bool:
-        """Whether an example with this number tells anything."""
-        return not self.missing if number == -1 else number not in self.names and len(self.names) < _MAX_LABELS
-
-
-@dataclass(slots=True)
 class _Index:
     """The records of a shard: some 30 bytes each, and their keys.
 
@@ -148,9 +109,6 @@ class ExampleSource(RowSource):
     Attributes:
         shards: Split and path of each, in order.
         label_names: By the feature of a label, the features that name its class.
-        facts: What the records say of each feature, once :attr:`index` is there.
-        labels: What they say of each label.
-        parsed: Number of records that this was read from.
     """
 
     label_names: Mapping[str, tuple[str, ...]] = {}
@@ -160,9 +118,6 @@ class ExampleSource(RowSource):
         super().__init__(path, options)
         self.shards = list(self.sheet_shards if shards is None else shards)
         self._files = OpenFiles([file for _, file in self.shards], compression)
-        self.facts: dict[str, Facts] = {}
-        self.labels: dict[str, LabelFacts] = {}
-        self.parsed = 0
 
     @abstractmethod
     def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
@@ -210,12 +165,17 @@ class ExampleSource(RowSource):
         self._files.close()
 
     @cached_property
+    def found(self) -> ExampleFacts:
+        """What the records say of their features, once :attr:`index` is there."""
+        return ExampleFacts(self.label_names)
+
+    @cached_property
     def index(self) -> list[_Index]:
-        """The records of all shards; fills :attr:`facts` and :attr:`labels`."""
+        """The records of all shards; fills :attr:`found`."""
         found = [self._indexed(number) for number in range(len(self.shards))]
         if not any(len(index.places) or index.damaged for index in found):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records")
-        if not self.parsed:
+        if not self.found.parsed:
             reason = next((index.damaged[1] for index in found if index.damaged), "none of its records is an example")
             raise SourceError(f"{printable(str(self.path))}: {reason}")
         return found
@@ -232,7 +192,7 @@ class ExampleSource(RowSource):
         names = (name for index in self.index for name in index.keys)
         digests = np.fromiter(map(_digest, names), np.uint64)
         values, counts = np.unique(digests[digests != 0], return_counts=True)
-        if not 0 < self.parsed <= counts.sum():
+        if not 0 < self.found.parsed <= counts.sum():
             return False
         twice = set(values[counts > 1].tolist())
         return not twice or not self._share_a_key(digests, twice)
@@ -255,7 +215,7 @@ class ExampleSource(RowSource):
 
     @cached_property
     def _key_feature(self) -> str:
-        return next((name for name in KEYS if name in self.facts), "")
+        return next((name for name in KEYS if name in self.found.features), "")
 
     def _checked(self, number: int, place: int, length: int) -> bytes | None:
         """The data of a record; None where they do not match their checksum."""
@@ -287,72 +247,12 @@ class ExampleSource(RowSource):
 
     def look(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
         """Size of the image and key of a record, read as far as that is needed. A key is None where there is none."""
-        length = message.size
         try:
             features = read_example(message)
-            new, facts = self._new(features, message)
-            if not new or self._checked(number, place, length) is not None:
-                self._note(facts)
-                self._note_labels(features, message)
-                self.parsed += 1
+            self.found.add(features, message, lambda: self._checked(number, place, message.size) is not None)
             return image_size(features), _key(features, message)
         except ValueError:
-            return length, None  # it says so when its turn comes
-
-    def _new(
-        self, features: Mapping[str, Feature], message: Message
-    ) -> tuple[bool, list[tuple[str, str, int, str, float]]]:
-        """What a record says of its features, and whether that is news."""
-        facts: list[tuple[str, str, int, str, float]] = []
-        new = any(known.examples == self.parsed and name not in features for name, known in self.facts.items())
-        for name, feature in features.items():
-            count, look, largest = feature.count(message), "", 0.0
-            if feature.kind == "bytes" and count:
-                _, start, stop = feature.spans[0]
-                look = _looks(message.get(start, min(stop, start + 256)), stop - start > 256)
-            elif feature.kind == "floats" and count and name.endswith(("xmin", "ymin", "xmax", "ymax")):
-                largest = float(np.abs(feature.numbers(message)).max())
-            facts.append((name, feature.kind, count, look, largest))
-            known = self.facts.get(name)
-            new = new or known is None or not known.low <= count <= known.high or largest > known.largest
-            new = new or (known is not None and (feature.kind not in known.kinds or bool({look} - known.looks - {""})))
-        for label in self.label_names.keys() & features.keys():
-            if features[label].kind == "ints":
-                seen = self.labels.get(label, LabelFacts())
-                new = new or any(map(seen.is_news, features[label].numbers(message).tolist()))
-        return new, facts
-
-    def _note(self, facts: Sequence[tuple[str, str, int, str, float]]) -> None:
-        for name, kind, count, look, largest in facts:
-            known = self.facts.setdefault(name, Facts())
-            known.kinds.add(kind)
-            if look:
-                known.looks.add(look)
-            known.low, known.high = min(known.low, count), max(known.high, count)
-            known.examples += 1
-            known.largest = max(known.largest, largest)
-
-    def _note_labels(self, features: Mapping[str, Feature], message: Message) -> None:
-        for label, naming in self.label_names.items():
-            if label not in features or features[label].kind != "ints":
-                continue
-            facts = self.labels.setdefault(label, LabelFacts())
-            numbers = features[label].numbers(message).tolist()
-            named = {
-                name: features[name].bytes(message)
-                for name in naming
-                if name in features and features[name].kind == "bytes" and len(features[name].spans) == len(numbers)
-            }
-            for i, n in enumerate(numbers):
-                if n == -1:
-                    facts.missing = True
-                    continue
-                if n not in facts.names and len(facts.names) >= _MAX_LABELS:
-                    continue
-                known = facts.names.setdefault(n, {name: values[i] for name, values in named.items()})
-                for name in known:
-                    if known[name] is not None and (name not in named or named[name][i] != known[name]):
-                        known[name] = None
+            return message.size, None  # it says so when its turn comes
 
 
 def _reader(file: OpenFile, place: int, length: int) -> Callable[[int, int], bytes]:
@@ -377,14 +277,3 @@ def _key(features: Mapping[str, Feature], message: Message) -> str | None:
 def _digest(key: str | None) -> int:
     """Of a key; 0 for none."""
     return 0 if key is None else xxhash.xxh3_64_intdigest(key.encode()) or 1
-
-
-def _looks(start: bytes, cut: bool) -> str:
-    """What the beginning of a value says of it."""
-    if begins_like_image(start[:16]):
-        return "image"
-    try:
-        start.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return "text" if cut and error.start > len(start) - 4 else "bytes"
-    return "bytes" if b"\0" in start else "text"

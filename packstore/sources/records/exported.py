@@ -30,7 +30,7 @@ class ExportedTfds(ExampleSource):
         """See :meth:`ExampleSource.look`."""
         try:
             features = read_example(message)
-            self.parsed += 1
+            self.found.parsed += 1
             return image_size(features), _bytes("key", features, message).decode("utf-8", "surrogateescape")
         except ValueError:
             return message.size, None

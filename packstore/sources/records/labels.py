@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
-from packstore.sources.records.examples import LabelFacts
+from packstore.sources.records.facts import LabelFacts
 
 _log = logging.getLogger(__name__)
 _MAX_BYTES = 1 << 24

@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FIRST, _SECOND = 1 << 3 | _BYTES, 2 << 3 | _BYTES
+"""Tags of the first and the second field, of bytes."""
 _WINDOW = 1 << 11
+_HIGH = bytes(range(128, 256))
 _MAX_FEATURES = 4096
 _KINDS: dict[int, Literal["bytes", "floats", "ints"]] = {1: "bytes", 2: "floats", 3: "ints"}
 
@@ -29,6 +32,7 @@ class Message:
         """``read(size, at)`` gives the bytes from ``at`` on; ``start`` are the first ones."""
         self.size = size
         self._read = read
+        self._start = start  # what follows an image is read at its place, and this kept
         self._data, self._from = start, 0
 
     @classmethod
@@ -38,6 +42,8 @@ class Message:
 
     def get(self, start: int, stop: int) -> bytes:
         """The bytes from ``start`` to ``stop``. Raises :class:`ValueError` where there are fewer."""
+        if 0 <= start <= stop <= len(self._start) and stop <= self.size:
+            return self._start[start:stop]
         if not 0 <= start <= stop <= self.size:
             raise ValueError("it ends within a value")
         low = start - self._from
@@ -53,6 +59,9 @@ class Message:
 
     def varint(self, at: int, stop: int) -> tuple[int, int]:
         """A number of 64 bits, and where it ends."""
+        low = at - self._from
+        if at < stop and 0 <= low < len(self._data) and self._data[low] < 128:
+            return self._data[low], at + 1
         data = self.get(at, min(at + 10, stop))
         value = 0
         for place, byte in enumerate(data):
@@ -81,6 +90,31 @@ class Message:
             yield tag >> 3, wire, start, start + length
             start += length
 
+    def short_feature(self, at: int, stop: int) -> tuple[str, Feature, int] | None:
+        """The feature that begins at ``at`` with its name, and where it ends, where it is as nearly all are: in less
+        than 128 bytes, its name first, its values in one field; and where it is at hand. None for any other, which may
+        be none at all."""
+        data, low = self._data, at - self._from
+        if low < 0 or len(data) < low + 2:
+            return None
+        end = low + 2 + data[low + 1]
+        if data[low] != _FIRST or data[low + 1] > 127 or end > len(data) or at + end - low > stop or end < low + 6:
+            return None
+        # Of what is nested, each length says where the entry ends.
+        value = low + 4 + data[low + 3]
+        if data[low + 2] != _FIRST or value + 4 > end or data[value] != _SECOND or value + 2 + data[value + 1] != end:
+            return None
+        kind = _KINDS.get(data[value + 2] >> 3) if data[value + 2] & 7 == _BYTES else None
+        if kind is None or value + 4 + data[value + 3] != end:
+            return None
+        feature = Feature(kind)
+        if data[value + 3]:
+            size = end - value - 6
+            if size < 0 or data[value + 4] != _FIRST or data[value + 5] != size or (kind == "floats" and size % 4):
+                return None
+            feature.spans.append((_BYTES, at + value + 6 - low, at + end - low))
+        return data[low + 4 : value].decode("utf-8"), feature, at + end - low
+
 
 @dataclass(slots=True)
 class Feature:
@@ -105,7 +139,7 @@ class Feature:
             elif self.kind == "floats":
                 total += (stop - start) // 4
             else:
-                total += int(np.count_nonzero(np.frombuffer(message.get(start, stop), np.uint8) < 128))
+                total += len(message.get(start, stop).translate(None, _HIGH))  # each ends with a low byte
         return total
 
     def bytes(self, message: Message) -> list[bytes]:
@@ -141,13 +175,23 @@ def read_example(message: Message) -> dict[str, Feature]:
             raise ValueError("it is a SequenceExample, of which no images are known")
         if number != 1 or wire != _BYTES:
             raise ValueError("it is no tf.train.Example")
-        for entry, inner, low, high in message.fields(start, stop):
-            if entry == 1 and inner == _BYTES:
-                name, feature = _entry(message, low, high)
-                found[name] = feature
-                if len(found) > _MAX_FEATURES:
-                    raise ValueError(f"it has more than {_MAX_FEATURES} features")
+        for name, feature in _features(message, start, stop):
+            found[name] = feature
+            if len(found) > _MAX_FEATURES:
+                raise ValueError(f"it has more than {_MAX_FEATURES} features")
     return found
+
+
+def _features(message: Message, at: int, stop: int) -> Iterator[tuple[str, Feature]]:
+    while at < stop:
+        short = message.short_feature(at, stop)
+        if short is not None:
+            name, feature, at = short
+            yield name, feature
+            continue
+        entry, wire, low, at = next(message.fields(at, stop))
+        if entry == 1 and wire == _BYTES:
+            yield _entry(message, low, at)
 
 
 def _entry(message: Message, start: int, stop: int) -> tuple[str, Feature]:

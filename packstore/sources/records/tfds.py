@@ -115,11 +115,11 @@ class TfdsSource(ExampleSource):
         return {name: leaf for name, leaf in leaves.items() if leaf.feature != key or leaf.what != "text"}
 
     def _field(self, name: str, leaf: Leaf) -> Field:
-        facts = self.facts.get(leaf.feature)
+        facts = self.found.features.get(leaf.feature)
         some = (
             facts is None
-            or facts.examples < self.parsed
-            or (leaf.feature in self.labels and self.labels[leaf.feature].missing)
+            or facts.missing
+            or (leaf.feature in self.found.labels and self.found.labels[leaf.feature].missing)
         )
         if name == "image":
             if is_pixels(leaf) and -1 not in leaf.shape:

@@ -23,7 +23,8 @@ from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.names import identifier
-from packstore.sources.records.examples import SUFFIXES, ExampleSource, Facts, is_tfrecord
+from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
+from packstore.sources.records.facts import Facts
 from packstore.sources.records.files import find_shards, first_shards, holds_images, refuse_missing
 from packstore.sources.records.labels import Names, Numbering, find_names, numbering
 from packstore.sources.records.protobuf import Feature, Message
@@ -86,7 +87,7 @@ class TfrecordSource(ExampleSource):
 
     def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
         """See :meth:`ExampleSource.decoded`."""
-        unknown = features.keys() - self.facts.keys()
+        unknown = features.keys() - self.found.features.keys()
         if unknown:
             raise ValueError(f"it has a feature {printable(min(unknown))}, which no other record has")
         found = {}
@@ -123,11 +124,11 @@ class TfrecordSource(ExampleSource):
     def _main(self) -> str:
         """The feature of the main image."""
         assert self.index
-        images = [name for name, facts in self.facts.items() if facts.looks == {"image"} and facts.high == 1]
-        known = [name for name in _MAIN if name in self.facts and "image" in self.facts[name].looks]
+        images = [name for name, facts in self.found.features.items() if facts.looks == {"image"} and facts.high == 1]
+        known = [name for name in _MAIN if name in self.found.features and "image" in self.found.features[name].looks]
         if not known and not images:
-            raw = next((name for name in _MAIN if name in self.facts), None)
-            what = f"{raw} is no image file (raw pixels?)" if raw else ", ".join(sorted(self.facts)[:8])
+            raw = next((name for name in _MAIN if name in self.found.features), None)
+            what = f"{raw} is no image file (raw pixels?)" if raw else ", ".join(sorted(self.found.features)[:8])
             raise SourceError(f"{printable(str(self.path))}: its records hold no image files: {printable(what)}")
         return (known or images)[0]
 
@@ -135,9 +136,9 @@ class TfrecordSource(ExampleSource):
     def _boxes(self) -> tuple[str, bool] | None:
         """The beginning of the names of the features of boxes, and whether they are fractions of the image."""
         assert self.index
-        for name in sorted(self.facts):
+        for name in sorted(self.found.features):
             prefix = name.removesuffix("/xmin")
-            facts = [self.facts.get(f"{prefix}/{edge}") for edge in _EDGES]
+            facts = [self.found.features.get(f"{prefix}/{edge}") for edge in _EDGES]
             if prefix != name and all(each is not None and each.kinds <= {"floats", "ints", ""} for each in facts):
                 given = [each for each in facts if each is not None]
                 floats = all("ints" not in each.kinds for each in given)
@@ -148,22 +149,20 @@ class TfrecordSource(ExampleSource):
     def _said(self) -> frozenset[str]:
         """Features that repeat what the image says."""
         beside = self._main.rpartition("/")[0]
-        return frozenset({f"{beside}/{name}" if beside else name for name in _SAID} & self.facts.keys())
+        return frozenset({f"{beside}/{name}" if beside else name for name in _SAID} & self.found.features.keys())
 
     @cached_property
     def _unkept(self) -> frozenset[str]:
         """Features of which a record has several files: no column can hold them."""
-        lists = (name for name, facts in self.facts.items() if facts.kinds <= {"bytes", ""} and facts.high > 1)
-        return frozenset(name for name in lists if self.facts[name].looks != {"text"})
+        lists = (name for name, facts in self.found.features.items() if facts.kinds <= {"bytes", ""} and facts.high > 1)
+        return frozenset(name for name in lists if self.found.features[name].looks != {"text"})
 
     @cached_property
     def _numberings(self) -> dict[str, Numbering]:
         assert self.index
         beside: Names | None = find_names(self.path if self.path.is_dir() else self.path.parent)
-        facts = self.facts
-        given = {
-            each: self.labels[each] for each in _LABELS if each in self.labels and facts[each].kinds <= {"ints", ""}
-        }
+        facts, labels = self.found.features, self.found.labels
+        given = {each: labels[each] for each in _LABELS if each in labels and facts[each].kinds <= {"ints", ""}}
         found: dict[str, Numbering] = {}
         for label in given:
             if label == "image/object/bbox/label" and "image/class/label" in given:  # the image's class for each box
@@ -181,7 +180,7 @@ class TfrecordSource(ExampleSource):
         edges = {f"{boxes[0]}/{edge}" for edge in _EDGES} if boxes else set()
         named = {each.by for each in self._numberings.values()}
         gone = edges | named | self._said | self._unkept | {main, self.key_feature}
-        left = [name for name in sorted(self.facts) if name not in gone and self.facts[name].kinds != {""}]
+        left = [name for name, facts in sorted(self.found.features.items()) if name not in gone and facts.kinds != {""}]
         of = next((name for name in _OF_BOXES if name in self._numberings), None) if boxes else None
         found = {"image": _Part(Image(), main, _one)}
         for name, feature in _columns(left, of).items():
@@ -189,8 +188,8 @@ class TfrecordSource(ExampleSource):
         return found
 
     def _part(self, name: str, of: str | None) -> _Part:
-        facts = self.facts[name]
-        missing = facts.examples < self.parsed or facts.low == 0
+        facts = self.found.features[name]
+        missing = facts.missing or facts.low == 0
         kinds = facts.kinds - {""}
         if len(kinds) > 1:
             both = " and ".join(sorted(kinds))
@@ -201,7 +200,7 @@ class TfrecordSource(ExampleSource):
             if name == of:
                 return _Part(Labels(numbers.classes, of="boxes"), name, _labels(numbers))
             if facts.high <= 1:
-                missing = missing or self.labels[name].missing
+                missing = missing or self.found.labels[name].missing
                 return _Part(Label(numbers.classes, optional=missing), name, _label(numbers))
             return _Part(Labels(numbers.classes, of=False), name, _labels(numbers))
         if kind == "bytes":
