@@ -23,6 +23,7 @@ from packstore.cli.append import append
 from packstore.cli.bench import bench
 from packstore.cli.clean import clean
 from packstore.cli.colour import red
+from packstore.cli.common import answering_commands
 from packstore.cli.completion import completion
 from packstore.cli.convert import convert
 from packstore.cli.demo import demo
@@ -35,7 +36,7 @@ from packstore.cli.repair import repair
 from packstore.cli.salvage import salvage
 from packstore.cli.select import select
 from packstore.cli.verify import verify
-from packstore.core.errors import PackstoreError, UsageError, printable
+from packstore.core.errors import AmbiguousSourceError, PackstoreError, UsageError, printable
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -142,6 +143,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if debug:
             traceback.print_exc()
         click.echo(f"{red('packstore: error:', 2)} {_describe(error, debug)}{_notes(error)}", err=True)
+        if isinstance(error, AmbiguousSourceError):
+            for command in answering_commands(error, arguments):
+                click.echo(f"  {command}", err=True)
         code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILURE
     sys.exit(code or 0)
 

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from packstore.core.errors import StoreError, UsageError, printable
+from packstore.core.errors import AmbiguousSourceError, StoreError, UsageError, printable
 from packstore.core.registry import SOURCES
 from packstore.core.sizes import parse_bytes
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from packstore.core.registry import Registry
 
 _LISTED = 10
+_TAKING_SOURCES = ("append", "convert", "info")
+"""The commands with :func:`source_options`."""
 
 
 class LocalPath(click.Path):
@@ -159,6 +161,7 @@ def expecting_store(path: Path) -> Iterator[None]:
         yield
     except StoreError as error:
         from packstore.sources import kind_of
+        from packstore.sources.refusals import title
         from packstore.stores.opening import looks_like_store
 
         if not (path.is_file() or path.is_dir()) or (path.is_dir() and looks_like_store(path, b"")):
@@ -166,9 +169,25 @@ def expecting_store(path: Path) -> Iterator[None]:
         kind = kind_of(path)
         if kind is None:
             raise
-        raise UsageError(
-            f"{printable(str(path))} is {kind.help.partition(',')[0]}; pack it first: {packing_command(path)}"
-        ) from error
+        raise UsageError(f"{printable(str(path))} is {title(kind)}; pack it first: {packing_command(path)}") from error
+
+
+def answering_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> list[str]:
+    """The command lines that answer the question about a source which a command line asked."""
+    if error.source is None:
+        return []
+    asked = [number for number, text in enumerate(arguments) if number and Path(text) == error.source]
+    command = next((text for text in arguments if not text.startswith("-")), "")
+    found = []
+    for answer in error.answers:
+        if not asked or command not in _TAKING_SOURCES:
+            options = "".join(f" {pasted(text)}" for text in answer.options)
+            found.append(packing_command(answer.source or error.source, options))
+            continue
+        words = [*arguments]
+        words[asked[0]] = str(answer.source or error.source)
+        found.append(" ".join(["packstore", *map(pasted, words), *map(pasted, answer.options)]))
+    return found
 
 
 def packing_command(path: Path, options: str = "") -> str:

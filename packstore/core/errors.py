@@ -6,6 +6,10 @@ record, what was found, what was expected and what to do next; the CLI prints it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
 
 class PackstoreError(Exception):
     """Base of all packstore errors."""
@@ -23,8 +27,30 @@ class NotInSourceError(SourceError, UsageError):
     """The arguments name something that the source lacks: a split, a labels file. The CLI exits with 2."""
 
 
+class Answer(NamedTuple):
+    """What answers a question about a source, for the command line that asked.
+
+    Attributes:
+        options: To be added.
+        source: The source to give instead; None for the same.
+    """
+
+    options: tuple[str, ...] = ()
+    source: Path | None = None
+
+
 class AmbiguousSourceError(SourceError, UsageError):
-    """A source that can be read in several ways, or not all of it: the user has to say how. The CLI exits with 2."""
+    """A source that can be read in several ways, or not all of it: the user has to say how. The CLI exits with 2.
+
+    Attributes:
+        answers: Each of which answers it, where the message has such; the CLI prints them as commands.
+        source: The source that the question is about, where its answers change it or add to it.
+    """
+
+    def __init__(self, message: str, answers: Sequence[Answer] = (), source: Path | None = None) -> None:
+        super().__init__(message)
+        self.answers = tuple(answers)
+        self.source = source
 
 
 class SampleError(SourceError):

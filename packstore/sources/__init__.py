@@ -18,7 +18,8 @@ from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import annotated
 from packstore.sources.archives import kept_indexes
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
-from packstore.sources.refusals import undecided, unrecognised
+from packstore.sources.nested import find_within, folders_like_splits, only_folder
+from packstore.sources.refusals import lies_within, like_splits, only_unpacked, undecided, unrecognised
 
 __all__ = ["Certainty", "Entry", "Kind", "Source", "SourceOptions", "Survey", "kind_of", "open_source"]
 
@@ -147,14 +148,24 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         except OSError as error:
             raise SourceError(_unreachable(path, error)) from error
         if certainty is Certainty.CERTAIN:
+            if kind.name == "imagefolder":
+                _ask_about_classes(path)
             return kind
         found.setdefault(certainty, []).append(kind)
     if refused is not None:
         raise refused
     if partial := found.get(Certainty.PARTIAL):
         formats = [kind for kind in partial if kind.name not in _PLAIN]
-        raise undecided(path, formats) if formats else annotated(path, partial[0].name)
+        if formats:
+            raise undecided(path, formats)
+        if within := find_within(path, _specific):
+            raise lies_within(path, within)
+        raise annotated(path, partial[0].name)
+    if options.labels is None and (within := find_within(path, _certain)):
+        raise lies_within(path, within)
     if possible := found.get(Certainty.POSSIBLE):
+        if path.is_file() and {kind.name for kind in possible} & {*_PLAIN}:
+            raise only_unpacked(path)
         return possible[0]
     if options.labels is None and any(options.array_names.values()):
         raise SourceError(
@@ -162,6 +173,34 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
             "image_key, label_key and layout out"
         )
     raise unrecognised(path)
+
+
+def _certain(path: Path) -> Kind | None:
+    """The first kind that is certain of a path, or sure that the path is meant for it."""
+    kind: Kind
+    for kind in map(SOURCES.__getitem__, SOURCES.built_in):
+        try:
+            if kind.recognise(path, SourceOptions()) is Certainty.CERTAIN:
+                return kind
+        except AmbiguousSourceError:
+            return kind
+    return None
+
+
+def _specific(path: Path) -> Kind | None:
+    found = _certain(path)
+    return None if found is None or found.name in _PLAIN else found
+
+
+def _ask_about_classes(path: Path) -> None:
+    """Raises :class:`AmbiguousSourceError` for an image folder whose folders seem to be no classes: the only one a
+    dataset of its own, or all of them splits."""
+    inside = only_folder(path)
+    kind = None if inside is None else _certain(inside)
+    if inside is not None and kind is not None:
+        raise lies_within(path, [(inside, kind)], "imagefolder")
+    if splits := folders_like_splits(path):
+        raise like_splits(path, splits, "imagefolder")
 
 
 def _unreachable(path: Path, error: OSError | ValueError) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.base import Kind
 
@@ -31,9 +32,47 @@ def unrecognised(path: Path) -> SourceError:
 
 def undecided(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceError:
     """The error for a path that is of each of ``kinds`` to a part: which of them it is, the user has to say."""
-    could_be = " or ".join(kind.help.partition(",")[0] for kind in kinds)
-    answers = " or ".join(f"--source {kind.name}" for kind in kinds)
-    return AmbiguousSourceError(f"{printable(str(path))} could be {could_be}: say which, with {answers}")
+    could_be = " or ".join(title(kind) for kind in kinds)
+    answers = [Answer(("--source", kind.name)) for kind in kinds]
+    shown = " or ".join(f"--source {kind.name}" for kind in kinds)
+    return AmbiguousSourceError(f"{printable(str(path))} could be {could_be}: say which, with {shown}", answers, path)
+
+
+def lies_within(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | None = None) -> AmbiguousSourceError:
+    """The error for a folder that seems to be no dataset, but holds some. ``kind`` is that of which it may be."""
+    shown = ", ".join(f"{printable(place.relative_to(path).as_posix())} ({title(each)})" for place, each in found)
+    advice = "give that" if len(found) == 1 else "give one of them"
+    answers = [Answer(source=place) for place, _ in found]
+    if kind is not None:
+        advice += f", or with --source {kind} pack it as the only class"
+        answers.append(Answer(("--source", kind)))
+    return AmbiguousSourceError(
+        f"{printable(str(path))} seems to be no dataset itself, but to hold {shown}: {advice}", answers, path
+    )
+
+
+def like_splits(path: Path, folders: Sequence[Path], kind: str) -> AmbiguousSourceError:
+    """The error for an image folder of ``kind`` whose folders seem to be splits by their names."""
+    shown = ", ".join(printable(folder.name) for folder in folders)
+    return AmbiguousSourceError(
+        f"{printable(str(path))} holds folders that seem to be splits, and would be classes ({shown}): call them "
+        f"train, val and test, give one of them, or pack them as classes with --source {kind}",
+        [*(Answer(source=folder) for folder in folders), Answer(("--source", kind))],
+        path,
+    )
+
+
+def only_unpacked(path: Path) -> SourceError:
+    """The error for an archive without images."""
+    return SourceError(
+        f"{printable(str(path))} is an archive without images: other data in archives are read only once they are "
+        "unpacked. Unpack it, and give the folder"
+    )
+
+
+def title(kind: Kind) -> str:
+    """What a kind is, in few words."""
+    return re.sub(r" \(.*\)|[,:].*", "", kind.help)
 
 
 def not_a_folder(path: Path) -> SourceError:

@@ -16,15 +16,17 @@ from packstore.core.files import beyond_standard_streams
 from packstore.images.sniff import begins_like_image
 from packstore.sources.archives.index import NOWHERE, Index, OpenFile
 from packstore.sources.archives.zip import DEFLATED, LOCAL, STORED, inflate
-from packstore.sources.base import stamp_of
+from packstore.sources.base import SPLIT_ORDER, stamp_of
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_image_name, is_passed_over
 from packstore.sources.tree import Found, Tree
 
 _START = 16
+_SPLITS = frozenset(map(str.encode, SPLIT_ORDER))
 
 
 class ArchiveTree(Tree):
-    """The files of an archive. A folder that is alone at the top, as most archives have one, is its root.
+    """The files of an archive. A folder that is alone at the top, as most archives have one, is its root, unless it has
+    the name of a split.
 
     What is no plain file (a link that leads nowhere or out of the archive, a device) is a sample that cannot be read.
     """
@@ -120,7 +122,7 @@ class ArchiveTree(Tree):
         top = b""
         while True:
             inside = [*islice((child for child in self._index.children(top) if not _hidden(child[0])), 2)]
-            if len(inside) != 1 or inside[0][1] is not None:
+            if len(inside) != 1 or inside[0][1] is not None or inside[0][0].lower() in _SPLITS:
                 return top
             top = top + b"/" + inside[0][0] if top else inside[0][0]
 
@@ -130,7 +132,7 @@ class ArchiveTree(Tree):
 
     def _start(self, number: int, size: int) -> bytes:
         try:
-            return self._content(number, size)
+            return self._content(number, size)[:size]
         except (OSError, ValueError, zlib.error):
             return b""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.tar import TAR_FAULTS, first_names
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
+from packstore.sources.beside import is_folder
 from packstore.sources.listing import Listing, count_passed_over
 from packstore.sources.named import read_whole
 from packstore.sources.named.kaggle import KaggleSource
@@ -102,11 +103,13 @@ class IlsvrcSource(RowSource):
         if self._found.needs_devkit and self._found.devkit is None:
             raise _without_devkit(path, self._found)
         self._trees: dict[Path, Tree] = {}
-        for part in self._found.parts.values():
+        for split, part in self._found.parts.items():
             tree = self._trees.get(part.path) or open_tree(part.path)
             if tree is None:
                 raise SourceError(f"{printable(str(part.path))} is no tar that can be read")
             self._trees[part.path] = tree
+            if not part.folder and is_folder(tree, split):
+                self._found.parts[split] = replace(part, folder=split)
         self.evidence = ", ".join(printable(file.name) for file in self.files())
         self._max_bytes = max_file_bytes(options.max_pixels)
 
@@ -325,7 +328,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open(path: Path, options: SourceOptions) -> Source:
-    tree = open_tree(path) if path.is_dir() or first_bytes(path, 4) == b"PK\x03\x04" else None
+    tree = None if _is_val_tar(path) else open_tree(path)
     if tree is not None and KaggleSource.find(tree) is not None:
         return KaggleSource(path, options)
     return IlsvrcSource(path, options)

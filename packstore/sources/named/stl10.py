@@ -72,6 +72,10 @@ class Stl10Source(PixelSource):
             length, rest = divmod(self._tree.stat(self._base + name).size, 3 * _SIDE * _SIDE)
             if rest:
                 raise SourceError(f"{self._shown(name)} ends within an image: it is cut off; download it again")
+            try:
+                self._tree.part(self._base + name, 0, 1)
+            except ValueError as error:
+                raise SourceError(f"{self._shown(name)}: {error}") from None
             labels = None
             if split != "unlabeled":
                 raw = np.frombuffer(self._bytes(f"{split}_y.bin"), np.uint8).astype(np.int64)

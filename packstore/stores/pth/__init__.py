@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from packstore.stores.format import Format
 from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.mapped import consecutive_images
 from packstore.stores.scavenge import Scavenged
+
+_TORCHS = re.compile(rb"data[.]pkl|data/\d+")
 
 
 class Pth(Format):
@@ -38,7 +41,7 @@ class Pth(Format):
     def recognises(self, path: Path, start: bytes) -> bool:
         """A zip is one by its suffix, or by its first entry: torch writes ``NAME/data.pkl`` or ``NAME/data/0``."""
         name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
-        torchs = name.partition(b"/")[2].startswith((b"data.pkl", b"data/"))
+        torchs = _TORCHS.fullmatch(name.partition(b"/")[2]) is not None
         return start.startswith(self.magic) and (torchs or path.suffix.lower() in self.suffixes)
 
     def read_manifest(self, path: Path) -> Manifest:

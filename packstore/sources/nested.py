@@ -1,0 +1,68 @@
+"""Datasets within a folder that is none: what people download often lies a folder deeper, or in an archive."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+from packstore.core.errors import PackstoreError
+from packstore.sources.base import SPLIT_ORDER, Kind
+from packstore.sources.listing import is_image_name, is_passed_over
+
+_LOOKED_AT, _TRIED, _DEPTH = 256, 16, 3
+_LIKE_SPLIT = re.compile(rf"({'|'.join(SPLIT_ORDER)}|unlabell?ed)([_-]?(\d+|images?|imgs?|data|set))*")
+
+
+def find_within(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
+    """What lies in a folder, or alone in a folder there, and is certain to be of a kind. A bounded look; ``certain``
+    says what a path is, and may raise :class:`PackstoreError` for what is damaged."""
+    found = []
+    for place in _visible(path)[:_TRIED]:
+        inside = place
+        for _ in range(_DEPTH):
+            try:
+                kind = certain(inside)
+            except PackstoreError:
+                break
+            if kind is not None:
+                found.append((inside, kind))
+                break
+            further = _visible(inside)
+            if len(further) != 1:
+                break
+            inside = further[0]
+    return found
+
+
+def only_folder(path: Path) -> Path | None:
+    """The only folder in a folder, where that has no name of a split and holds folders and no images itself; beside it,
+    there may be files that are no images."""
+    folders = [place for place in _visible(path) if place.is_dir()]
+    if len(folders) != 1 or folders[0].name.lower() in SPLIT_ORDER:
+        return None
+    inside = _visible(folders[0])
+    bare = all(is_image_name(place.name) is not True for place in (*inside, *_visible(path)))
+    return folders[0] if bare and any(place.is_dir() for place in inside) else None
+
+
+def folders_like_splits(path: Path) -> list[Path]:
+    """The folders in a folder, where the names of all begin like those of splits (``train2017``, ``test_images``), and
+    one at least is not that of a split; else none."""
+    folders = [place for place in _visible(path) if place.is_dir()]
+    names = [place.name.lower() for place in folders]
+    if all(map(_LIKE_SPLIT.fullmatch, names)) and not all(name in SPLIT_ORDER for name in names):
+        return folders
+    return []
+
+
+def _visible(path: Path) -> list[Path]:
+    """Some of what lies in a folder, sorted, without what is hidden; nothing where it cannot be listed."""
+    try:
+        with os.scandir(path) as entries:
+            names = [entry.name for entry in islice(entries, _LOOKED_AT)]
+    except OSError:
+        return []
+    return [path / name for name in sorted(names) if not is_passed_over(name)]

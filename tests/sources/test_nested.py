@@ -1,0 +1,129 @@
+"""What people download lies a folder deeper, in an archive, or beside other things: a question that names what to give,
+and never a class called ``download``.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from packstore import AmbiguousSourceError, SourceError
+from packstore.core.errors import Answer
+from packstore.sources import open_source
+from tests.makers.annotated import coco, fill, jpeg, yolo
+from tests.makers.command import run
+from tests.makers.images import tiny
+from tests.makers.layouts import make_layout, tar
+
+PHOTOS: dict[str, str | bytes] = {f"{label}/{n}.jpg": jpeg(n) for label in "ab" for n in range(3)}
+JUNK: dict[str, str | bytes] = {"README.md": "# it", ".DS_Store": b"\0", "__MACOSX/._x": b"\0", "empty/.keep": b""}
+
+
+def question(path: Path) -> AmbiguousSourceError:
+    with pytest.raises(AmbiguousSourceError) as caught, closing(open_source(path)) as source:
+        source.survey()
+    assert str(caught.value).isprintable()
+    return caught.value
+
+
+def test_an_image_folder_a_folder_deeper_is_no_class(tmp_path: Path) -> None:
+    fill(
+        tmp_path / "download/set",
+        {f"{split}/{name}": data for split in ("train", "val") for name, data in PHOTOS.items()},
+    )
+    asked = question(tmp_path / "download")
+    assert "no dataset itself, but to hold set (an image folder): give that" in str(asked)
+    assert asked.answers == (Answer(source=tmp_path / "download/set"), Answer(("--source", "imagefolder")))
+    with closing(open_source(tmp_path / "download", kind="imagefolder")) as source:
+        assert source.survey().columns[0].classes == ("set",)
+
+
+def test_one_class_is_no_question(tmp_path: Path) -> None:
+    for name in ("cat", "train"):
+        fill(tmp_path / name, {f"{name}/{n}.jpg": jpeg(n) for n in range(3)})
+        with closing(open_source(tmp_path / name)) as source:
+            assert source.kind == "imagefolder"
+
+
+@pytest.mark.parametrize("name", ["coco", "yolo", "cub200", "stl10"])
+def test_what_lies_deeper_beside_other_things(name: str, tmp_path: Path) -> None:
+    make = {"coco": coco, "yolo": yolo}.get(name) or partial(make_layout, name)
+    place = make(tmp_path / "top/inner")
+    fill(tmp_path / "top", JUNK)
+    (answer,) = question(tmp_path / "top").answers
+    assert answer.source is not None
+    with closing(open_source(answer.source)) as given, closing(open_source(place)) as direct:
+        assert (given.kind, dict(given.survey().splits)) == (direct.kind, dict(direct.survey().splits))
+
+
+def test_archives_in_a_folder(tmp_path: Path) -> None:
+    fill(tmp_path / "set", PHOTOS)
+    folder = fill(tmp_path / "download", JUNK)
+    shutil.make_archive(str(folder / "set"), "zip", tmp_path, "set")
+    assert question(folder).answers == (Answer(source=folder / "set.zip"),)
+
+
+def test_two_data_sets_in_one_folder(tmp_path: Path) -> None:
+    coco(tmp_path / "both/first")
+    yolo(tmp_path / "both/second")
+    asked = question(tmp_path / "both")
+    assert str(asked).endswith("first (COCO), second (YOLO): give one of them")
+    assert [answer.source for answer in asked.answers] == [tmp_path / "both/first", tmp_path / "both/second"]
+
+
+@pytest.mark.parametrize(
+    "names", [["train2017", "val2017"], ["train", "test1"], ["test_images", "train_images"], ["train2017"]]
+)
+def test_folders_that_seem_to_be_splits_are_no_classes(names: list[str], tmp_path: Path) -> None:
+    fill(tmp_path / "set", {f"{name}/{n}.jpg": jpeg(n) for name in names for n in range(3)})
+    asked = question(tmp_path / "set")
+    assert "seem to be splits" in str(asked)
+    places = [tmp_path / "set" / name for name in sorted(names)]
+    assert asked.answers == (*(Answer(source=place) for place in places), Answer(("--source", "imagefolder")))
+    for place in places:
+        with closing(open_source(place)) as source:
+            assert (source.kind, source.survey().records) == ("flat", 3)
+
+
+def test_classes_beside_something_like_a_split(tmp_path: Path) -> None:
+    fill(tmp_path, {f"{name}/1.jpg": jpeg(1) for name in ("train2017", "plane")})
+    with closing(open_source(tmp_path)) as source:
+        assert source.survey().columns[0].classes == ("plane", "train2017")
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar", ".tar.gz"])
+def test_archives_of_what_is_no_image(suffix: str, tmp_path: Path) -> None:
+    fill(tmp_path / "set", {"data/train-00000-of-00001.parquet": b"PAR1" + bytes(64), "README.md": "# it"})
+    kind = {".zip": "zip", ".tar": "tar", ".tar.gz": "gztar"}[suffix]
+    path = Path(shutil.make_archive(str(tmp_path / "packed"), kind, tmp_path, "set"))
+    with pytest.raises(SourceError, match=r"is an archive without images: .* Unpack it, and give the folder"):
+        open_source(path)
+
+
+def test_an_archive_of_one_split_keeps_it(tmp_path: Path) -> None:
+    archive = tmp_path / "set.tar"
+    archive.write_bytes(tar({f"train/{label}/{n}.png": tiny(n) for label in "ab" for n in range(2)}))
+    with closing(open_source(archive)) as source:
+        survey = source.survey()
+        assert (dict(survey.splits), survey.columns[0].classes) == ({"train": 4}, ("a", "b"))
+
+
+def test_questions_are_answered_by_the_commands_that_are_printed(tmp_path: Path) -> None:
+    """Whole lines, for a shell, also where names need quotes; each of them packs."""
+    folder = fill(tmp_path / "my download/a set", {f"train/{name}": data for name, data in PHOTOS.items()}).parent
+    out = tmp_path / "it's.lmdb"
+    asked = run("convert", folder, out, "--check", "none")
+    assert asked.returncode == 2
+    lines = [line.strip() for line in asked.stderr.splitlines() if line.startswith("  packstore ")]
+    assert len(lines) == 2
+    for line in lines:
+        words = shlex.split(line)
+        assert (words[0], words[3:6]) == ("packstore", [str(out), "--check", "none"])
+        assert run(*words[1:], "--overwrite").returncode == 0
+    told = run("info", folder).stderr.splitlines()
+    assert run(*shlex.split(told[-1])[1:]).returncode == 0
