@@ -24,6 +24,7 @@ from packstore.core.errors import (
 )
 
 if TYPE_CHECKING:
+    from packstore.checking.audit import AuditReport, audit
     from packstore.checking.repair import RepairReport, repair
     from packstore.checking.salvage import SalvageReport, salvage
     from packstore.checking.verification import VerifyReport, verify
@@ -65,6 +66,8 @@ _LAZY = {
             "Text",
         )
     },
+    "AuditReport": ("packstore.checking.audit", "AuditReport"),
+    "audit": ("packstore.checking.audit", "audit"),
     "AppendReport": ("packstore.packing.append", "AppendReport"),
     "append": ("packstore.packing.append", "append"),
     "ExportReport": ("packstore.exports.run", "ExportReport"),
@@ -96,6 +99,7 @@ __all__ = [
     "AmbiguousSourceError",
     "AppendReport",
     "Array",
+    "AuditReport",
     "Boxes",
     "Bytes",
     "ConvertReport",
@@ -130,6 +134,7 @@ __all__ = [
     "VerifyReport",
     "Writer",
     "append",
+    "audit",
     "coco_masks",
     "convert",
     "export",

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import packstore
+from packstore.checking.audit import AuditOptions
 from packstore.checking.verification import VerifyOptions
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
@@ -35,6 +36,7 @@ FUNCTIONS = (
     packstore.merge,
     packstore.select,
     packstore.verify,
+    packstore.audit,
     packstore.repair,
     packstore.salvage,
 )
@@ -57,6 +59,7 @@ def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         (packstore.merge, MergeOptions, {"progress"}),
         (packstore.select, SelectOptions, {"progress"}),
         (packstore.verify, VerifyOptions, {"progress"}),
+        (packstore.audit, AuditOptions, {"progress"}),
         (packstore.PackedLoader, LoaderOptions, {"batch_size"}),
     ],
 )

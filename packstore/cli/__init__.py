@@ -20,6 +20,7 @@ import click
 
 from packstore import __version__
 from packstore.cli.append import append
+from packstore.cli.audit import audit
 from packstore.cli.bench import bench
 from packstore.cli.clean import clean
 from packstore.cli.colour import red
@@ -92,6 +93,7 @@ for command in (
     select,
     export,
     verify,
+    audit,
     info,
     repair,
     salvage,

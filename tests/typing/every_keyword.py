@@ -59,6 +59,23 @@ def convert(mean: list[float], std: list[float]) -> int:
     return report.manifest.records
 
 
+def audit() -> dict[str, int]:
+    report = packstore.audit(
+        store="photos.lmdb",
+        pixels=True,
+        near=True,
+        mirrored=True,
+        mask_classes=21,
+        min_side=32,
+        max_aspect=4,
+        imbalance=100,
+        workers=4,
+        max_pixels=100_000_000,
+        progress=True,
+    )
+    return dict(report.counts)
+
+
 def export() -> tuple[str, ...]:
     report = packstore.export(
         store="photos.lmdb",

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from packstore.core.errors import DecodeError, UsageError
+from packstore.core.errors import DecodeError, UsageError, printable
 from packstore.images.decoders import backends
 from packstore.images.decoders import pillow as _pillow
 from packstore.images.decoders.orientation import read_orientation, upright
@@ -134,6 +135,27 @@ class Decoder:
             return self.decode(view, exif_transpose=exif_transpose)
         image = _pillow.decode(view, self.max_pixels, side)
         return upright(image, read_orientation(view)) if exif_transpose else image
+
+    def flaw(self, data: Buffer) -> str | None:
+        """What a JPEG library finds wrong with a file that :meth:`decode` takes all the same: data that is missing or
+        damaged, in whose place are grey or wrong pixels. None where it finds nothing, and for other kinds."""
+        view = memoryview(data).cast("B")
+        engine = self._get_engine()
+        if self._fast is None or (engine is not None and engine.decode(view, self.max_pixels) is not None):
+            return None
+        header = _fast_header(view, None)
+        if header is None:
+            with suppress(HeaderError):
+                if sniff(view).progressive and not is_whole(view):
+                    return "a progressive JPEG without all of its scans"
+            return None
+        try:
+            self._fast(view)
+        except MemoryError:
+            raise
+        except Exception as error:  # each library has its own
+            return printable(str(error))[:200]
+        return None
 
     def decode_crop(
         self,

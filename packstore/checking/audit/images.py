@@ -1,0 +1,254 @@
+"""One pass over all images: decodes each once, and looks at file, header, pixels and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.errors import DecodeError, PackstoreError, printable
+from packstore.core.manifest import Manifest
+from packstore.images.decoders import Decoder
+from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.encode.options import turned_by_readers
+from packstore.images.masks import decode_mask, read_mask_header
+from packstore.images.perceptual import CROPS, SIDE, WHOLE, WORDS, grey, hashes, shrunk
+from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff
+from packstore.stores.base import Reader
+
+_FLAT = 8
+"""Largest difference of two values of a channel in a flat image, of 255: more than JPEG makes of one colour."""
+_GREY = 2
+"""Largest difference of the channels of an image that is grey."""
+_NO_CLASS = 255
+_WINDOWS = (WHOLE, *CROPS)
+_MIRRORED = (WHOLE,)
+_SUFFIXES = {
+    **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpeg"),
+    **dict.fromkeys((".tif", ".tiff"), "tiff"),
+    **dict.fromkeys((".pbm", ".pgm", ".ppm", ".pnm"), "pnm"),
+    **dict.fromkeys((".heic", ".heif"), "heif"),
+    **{f".{kind}": kind for kind in ("png", "gif", "bmp", "webp", "avif")},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What is told from an image.
+
+    Attributes:
+        min_side: A shorter side with fewer pixels is tiny.
+        max_aspect: A longer side of more than so many times the shorter one is extreme.
+        mask_classes: Number of classes of the masks; None where nobody says.
+        mirrored: Mirrored images are hashed too.
+    """
+
+    min_side: int
+    max_aspect: float
+    mask_classes: int | None
+    mirrored: bool
+
+    @property
+    def windows(self) -> int:
+        """Hashes of an image beside that of the whole."""
+        return len(_WINDOWS) - 1 + self.mirrored
+
+
+@dataclass
+class Looked:
+    """What was seen in records ``start`` … ``start + n - 1``.
+
+    Attributes:
+        start: The first record.
+        nbytes: Bytes of images that were read.
+        pixels: ``uint64 (n,)``: hashes of the pixels.
+        decoded: ``bool (n,)``: which could be decoded.
+        detailed: ``bool (n,)``: which are not flat, so that a perceptual hash says something.
+        greys: ``bool (n,)``: which of those are grey.
+        sizes: ``int32 (n, 2)``: height and width as images are shown; zeros for those not decoded.
+        hashes: ``uint64 (n, 1 + windows, 4)``.
+        findings: Kind, record and words of everything else.
+    """
+
+    start: int
+    pixels: NDArray[np.uint64]
+    decoded: NDArray[np.bool_]
+    detailed: NDArray[np.bool_]
+    greys: NDArray[np.bool_]
+    sizes: NDArray[np.int32]
+    hashes: NDArray[np.uint64]
+    nbytes: int = 0
+    findings: list[tuple[str, int, str]] = field(default_factory=list)
+
+
+class Inspection:
+    """Looks at the images of a store; used from several threads."""
+
+    def __init__(self, reader: Reader, decoder: Decoder, limits: Limits) -> None:
+        """``reader`` checks what it reads."""
+        self._reader = reader
+        self._manifest: Manifest = reader.manifest
+        self._decoder = decoder
+        self._limits = limits
+        self._turned = turned_by_readers(self._manifest)
+        self._masks = [column for column in self._manifest.columns if column.type == "mask"]
+
+    def look(self, records: range) -> Looked:
+        """What is to be seen in these records."""
+        count = len(records)
+        seen = Looked(
+            records.start,
+            pixels=np.zeros(count, np.uint64),
+            decoded=np.zeros(count, np.bool_),
+            detailed=np.zeros(count, np.bool_),
+            greys=np.zeros(count, np.bool_),
+            sizes=np.zeros((count, 2), np.int32),
+            hashes=np.zeros((count, 1 + self._limits.windows, WORDS), np.uint64),
+        )
+        small = np.zeros((count, SIDE, SIDE, 3), np.uint8)
+        for row, record in enumerate(records):
+            try:
+                image = self._image(record, seen)
+            except DecodeError as error:
+                seen.findings.append(("undecodable", record, str(error)))
+                continue
+            except (PackstoreError, IndexError) as error:
+                seen.findings.append(("damaged", record, str(error)))
+                continue
+            seen.decoded[row] = True
+            seen.pixels[row] = xxh3_64_intdigest(np.ascontiguousarray(image).data, seed=image.shape[1])
+            seen.sizes[row] = image.shape[:2]
+            small[row] = shrunk(image)
+            seen.detailed[row] = not self._looks(record, image, small[row], seen)
+            seen.greys[row] = seen.detailed[row] and _is_grey(small[row])
+            for mask in self._masks:
+                self._mask(mask.name, record, image.shape[:2], seen)
+        greys = grey(small)
+        seen.hashes[:, : len(_WINDOWS)] = hashes(greys, _WINDOWS)
+        if self._limits.mirrored:
+            seen.hashes[:, len(_WINDOWS) :] = hashes(greys[:, :, ::-1], _MIRRORED)
+        return seen
+
+    def _image(self, record: int, seen: Looked) -> NDArray[np.uint8]:
+        """The pixels as they are shown, uint8 ``(H, W, 3)``."""
+        column = self._manifest.image
+        if column.layout is not None:
+            array = self._reader.array(record)
+            seen.nbytes += array.nbytes
+            return array if column.layout == "HWC" else self._as_uint8(array)
+        data = self._reader.view(record)
+        seen.nbytes += len(data)
+        try:
+            info: ImageInfo | None = check_header(data)
+        except HeaderError as error:
+            try:
+                info = sniff(data)
+                seen.findings.append(("truncated", record, f"it {error.reason}"))
+            except HeaderError:
+                info = None
+        image = self._decoder.decode(data)
+        if info is None:
+            return image
+        flaw = self._decoder.flaw(data)
+        if flaw is not None:
+            seen.findings.append(("truncated", record, flaw))
+        return self._file(record, data, info, image, seen)
+
+    def _file(
+        self, record: int, data: bytes | bytearray | memoryview, info: ImageInfo, image: NDArray[np.uint8], seen: Looked
+    ) -> NDArray[np.uint8]:
+        """What a file says of itself; returns the image as it is shown."""
+        if info.kind == "jpeg" and info.components == 4:
+            seen.findings.append(("cmyk", record, "a JPEG with 4 components"))
+        key = self._reader.key(record)
+        suffix = PurePosixPath(key).suffix.lower()
+        if _SUFFIXES.get(suffix, info.kind) != info.kind and self._manifest.encoding == "original":
+            seen.findings.append(("suffix", record, f"{printable(suffix)}, and the content is {info.kind}"))
+        orientation = read_orientation(data, info)
+        if orientation != 1 and not self._turned:
+            seen.findings.append(("orientation", record, f"EXIF orientation {orientation}"))
+        turned = self._turned and swaps_sides(orientation)
+        return np.ascontiguousarray(image.transpose(1, 0, 2)) if turned else image
+
+    def _looks(self, record: int, image: NDArray[np.uint8], small: NDArray[np.uint8], seen: Looked) -> bool:
+        """Notes what is odd in the pixels; returns whether they are flat."""
+        height, width = image.shape[:2]
+        short, long = sorted((height, width))
+        if short < self._limits.min_side:
+            seen.findings.append(("tiny", record, f"{width} x {height} pixels"))
+        if long > self._limits.max_aspect * short:
+            seen.findings.append(("aspect", record, f"{width} x {height} pixels"))
+        flat = _range(small) <= _FLAT and _range(image) <= _FLAT
+        if flat:
+            seen.findings.append(("flat", record, f"one colour: {image.reshape(-1, 3).mean(0).round().tolist()}"))
+        return flat
+
+    def _as_uint8(self, array: NDArray[Any]) -> NDArray[np.uint8]:
+        if self._manifest.image.dtype == "bfloat16":
+            array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        values = array.astype(np.float32).transpose(1, 2, 0)
+        if self._manifest.normalization is not None:
+            values = values * np.array(self._manifest.normalization.std, np.float32)
+            values += np.array(self._manifest.normalization.mean, np.float32)
+        return np.nan_to_num(values * 255).round().clip(0, 255).astype(np.uint8)
+
+    def _mask(self, name: str, record: int, size: tuple[int, ...], seen: Looked) -> None:
+        try:
+            found = self._mask_of(name, record)
+        except DecodeError as error:
+            seen.findings.append(("undecodable", record, f"column {name!r}: {error}"))
+            return
+        except (PackstoreError, IndexError) as error:
+            seen.findings.append(("damaged", record, str(error)))
+            return
+        if found is None:
+            return
+        shape, values = found
+        if shape != size:
+            what = f"{name!r} has {shape[1]} x {shape[0]} pixels, its image {size[1]} x {size[0]}"
+            seen.findings.append(("mask_size", record, what))
+        classes = self._limits.mask_classes
+        if values is not None and classes is not None:
+            wrong = values[(values < 0) | ((values >= classes) & (values != _NO_CLASS))]
+            if wrong.size:
+                what = f"{name!r} has {int(wrong.flat[0])}; there are {classes} classes, numbered from 0"
+                seen.findings.append(("mask_value", record, what))
+
+    def _mask_of(self, name: str, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
+        """Height and width of a mask, and its values where somebody asks for them."""
+        column = self._manifest.column(name)
+        if not self._reader.present(name, record):
+            return None
+        if column.layout is not None:
+            value = self._reader.item(name, record)
+            return value.shape, value
+        data = self._reader.value(name, record)
+        header = read_mask_header(data, self._decoder.max_pixels)
+        wanted = self._limits.mask_classes is not None
+        return (header.height, header.width), decode_mask(data, header) if wanted else None
+
+
+def batches(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20) -> Iterator[range]:
+    """Ranges of records that are looked at together."""
+    column = manifest.image
+    each = column.nbytes // max(1, manifest.records)
+    if column.layout is not None:
+        each = max(each, NUMPY_DTYPE[column.dtype].itemsize)
+    step = max(1, min(most, most_bytes // max(1, each)))
+    return (range(start, min(start + step, manifest.records)) for start in range(0, manifest.records, step))
+
+
+def _is_grey(image: NDArray[np.uint8]) -> bool:
+    return int((image.max(2) - image.min(2)).max()) <= _GREY
+
+
+def _range(image: NDArray[np.uint8]) -> int:
+    """The largest difference of two values of a channel."""
+    flat = image.reshape(-1, 3)
+    return int((flat.max(0).astype(np.int16) - flat.min(0)).max())

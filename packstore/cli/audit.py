@@ -1,0 +1,128 @@
+"""``packstore audit``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packstore.cli.colour import bold, red
+from packstore.cli.common import LocalPath, PixelCount, echo_rows, expecting_store, progress_bar, quantity
+from packstore.core.errors import printable
+from packstore.images.sniff import MAX_PIXELS
+
+if TYPE_CHECKING:
+    from packstore.checking.audit import AuditReport, Finding
+
+_LISTED = 5
+_KEYS = 3
+_ANY = "any"
+
+
+class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
+    """Names of kinds of findings with commas between them; ``any`` for all."""
+
+    name = "kinds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        from packstore.core.findings import KINDS
+
+        if not isinstance(value, str):
+            return tuple(value)
+        names = [name.strip() for name in value.split(",")]
+        if names == [_ANY]:
+            return tuple(KINDS)
+        for name in names:
+            if name not in KINDS:
+                self.fail(f"no kind of finding {name!r}; use {_ANY}, or some of {', '.join(KINDS)}", param, ctx)
+        return tuple(names)
+
+
+@click.command(short_help="Find leaks between splits, conflicting labels, odd images, wrong boxes.")
+@click.argument("store", type=LocalPath())
+@click.option("--pixels", is_flag=True, help="Decode all images too: the same or nearly the same pictures, odd ones.")
+@click.option("--near/--no-near", default=True, help="With --pixels: nearly the same pictures too.  [default: near]")
+@click.option("--mirrored", is_flag=True, help="With --pixels: mirrored pictures are nearly the same.")
+@click.option(
+    "--mask-classes", type=click.IntRange(1), metavar="N", help="With --pixels: masks have N classes, or 255."
+)
+@click.option(
+    "--min-side", type=click.IntRange(1), default=16, show_default=True, metavar="PX", help="Smaller images are tiny."
+)
+@click.option(
+    "--max-aspect", type=click.FloatRange(1), default=5.0, show_default=True, metavar="X",
+    help="Images more than X times as long as wide are extreme.",
+)  # fmt: skip
+@click.option(
+    "--imbalance", type=click.FloatRange(1), default=10.0, show_default=True, metavar="X",
+    help="Report a class that has X times the records of another.",
+)  # fmt: skip
+@click.option(
+    "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
+    help="Report images that claim more pixels, e.g. 50M.",
+)  # fmt: skip
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
+@click.option("--fail-on", type=Kinds(), default=(), metavar="KINDS", help="Exit with 1 for leakage,conflict,… or any.")
+@click.option(
+    "--json", "json_file", type=LocalPath(), metavar="FILE", help="Write the report as JSON, too; - prints it."
+)
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only what --fail-on names.")
+def audit(store: Path, fail_on: tuple[str, ...], json_file: Path | None, quiet: bool, **options: Any) -> None:
+    """Look for what spoils training with STORE: the same image in two splits or under two labels, classes
+    that are empty or in one split only, wrong boxes.
+
+    Reads checksums and labels, which takes seconds. With --pixels it also decodes every image: pictures that
+    are nearly the same, images that are flat, tiny, truncated, not upright, masks of another size.
+    packstore guide seeing lists all kinds of findings.
+    Exits with 1 if there is a finding that --fail-on names, otherwise with 0.
+
+    \b
+    Examples:
+      packstore audit imagenet.lmdb
+      packstore audit imagenet.lmdb --pixels --json audit.json
+      packstore audit cifar.lmdb --fail-on leakage,conflict       in CI
+      packstore select imagenet.lmdb -o clean.lmdb --drop audit.json
+    """
+    from packstore.checking.audit import audit as run
+
+    to_stdout = json_file == Path("-")
+    with expecting_store(store), progress_bar(quiet or to_stdout) as progress:
+        report = run(store, **options, progress=progress)
+    if to_stdout:
+        click.echo(report.to_json())
+    else:
+        if json_file is not None:
+            json_file.write_text(report.to_json() + "\n", "utf-8")
+        echo_rows(describe(report, fail_on if quiet else None, fail_on))
+    failed = any(report.counts.get(kind) for kind in fail_on)
+    raise click.exceptions.Exit(1 if failed else 0)
+
+
+def describe(report: AuditReport, only: tuple[str, ...] | None = None, failing: tuple[str, ...] = ()) -> str:
+    """The report for people; of the kinds ``only``, or of all. Those that are ``failing`` are marked."""
+    from packstore.checking.audit import KINDS
+
+    lines = [] if only is not None else [f"checked  {check}" for check in report.checks]
+    for kind, count in report.counts.items():
+        if only is not None and kind not in only:
+            continue
+        mark = red(kind) if kind in failing else bold(kind)
+        lines.append(f"{mark}  {quantity(count, 'finding')}: {KINDS[kind]}")
+        lines += [f"  {_shown(finding)}" for finding in report.of(kind)[:_LISTED]]
+        if count > _LISTED:
+            lines.append(f"  … and {count - _LISTED:,} more (--json lists them)")
+    if only is None:
+        total = sum(report.counts.values())
+        found = quantity(total, "finding") if total else "nothing found"
+        more = "" if report.pixels else "; --pixels looks at the images too"
+        lines.append(f"{printable(str(report.path))}: {bold(found)} ({quantity(report.records, 'record')}{more})")
+    return "\n".join(lines)
+
+
+def _shown(finding: Finding) -> str:
+    pairs = zip(finding.records[:_KEYS], finding.keys, strict=False)
+    where = ", ".join(f"{record} ({'?' if key is None else printable(key)})" for record, key in pairs)
+    more = f" and {len(finding.records) - _KEYS:,} more" if len(finding.records) > _KEYS else ""
+    what = printable(finding.what)
+    return f"record {where}{more}: {what}" if where else what

@@ -1,0 +1,82 @@
+"""Kinds of findings of an audit, and reading the records that its report says to drop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import UsageError, printable
+
+FORMAT, VERSION = "packstore_audit", 1
+
+KINDS = {
+    "leakage": "the same image in several splits",
+    "conflict": "the same image under several labels",
+    "duplicate": "the same image again in its split",
+    "near_leakage": "nearly the same image in another split",
+    "near_conflict": "nearly the same image under another label",
+    "near_duplicate": "nearly the same image in its split",
+    "damaged": "does not match its checksum, or cannot be read",
+    "undecodable": "cannot be decoded",
+    "truncated": "decodes, but lacks data or has some that is damaged",
+    "flat": "of one colour",
+    "tiny": "very small",
+    "aspect": "very long or very wide",
+    "grey": "grey, where most are in colour",
+    "cmyk": "in colours of print (CMYK)",
+    "orientation": "has an EXIF orientation that is not applied",
+    "suffix": "has a suffix of another kind than its content",
+    "bad_label": "a label that is none of the classes",
+    "box_empty": "a box without area",
+    "box_inverted": "a box that ends before it begins, or is not finite",
+    "box_outside": "a box that reaches out of its image",
+    "mask_size": "a mask of another size than its image",
+    "mask_value": "a mask with values beyond its classes",
+    "class_empty": "a class without a record",
+    "class_split": "a class that some split lacks",
+    "imbalance": "classes of very different sizes",
+}
+"""Kinds of findings, and what each says of a record or class, in order of reporting."""
+
+DROPPED = ("leakage", "conflict", "duplicate", "damaged", "undecodable")
+"""Kinds whose records are taken out where nobody names others: what is certain."""
+
+_MOST_BYTES = 4 << 30
+
+
+def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, records: int) -> NDArray[np.int64]:
+    """The records that a report of ``packstore audit --json`` says to take out, ``int64``, ascending.
+
+    Args:
+        path: The report.
+        kinds: Kinds of findings that count.
+        dataset_digest: Of the store, which the report should be about.
+        records: How many it has.
+
+    Raises:
+        UsageError: An unknown kind; or the file is no such report, or about another store.
+    """
+    shown = printable(str(path))
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UsageError(f"no kind of finding {printable(str(kind))!r}; use some of {', '.join(KINDS)}")
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UsageError(f"{shown} is larger than any report of packstore audit")
+        report = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{shown} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{shown} is not JSON: {error}") from None
+    if not isinstance(report, dict) or report.get(FORMAT) != VERSION or not isinstance(report.get("drop"), dict):
+        raise UsageError(f"{shown} is no report of packstore audit --json FILE")
+    if report.get("dataset_digest") != dataset_digest:
+        raise UsageError(f"{shown} is about another store, or what this one was before: audit it again")
+    found = [number for kind in kinds for number in report["drop"].get(kind, ())]
+    if not all(type(number) is int and 0 <= number < records for number in found):
+        raise UsageError(f"{shown} names records that the store lacks")
+    return np.unique(np.array(found, np.int64))
