@@ -11,7 +11,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 5
+#define INTERFACE 6
 
 enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
 
@@ -47,7 +47,8 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
                             &decoder->sums[1],        &decoder->wide[0],        &decoder->wide[1],      &decoder->pixels,
                             &decoder->resized,        &decoder->line,           &decoder->across.places, &decoder->across.exact,
                             &decoder->across.rounded, &decoder->down.places,    &decoder->down.exact,   &decoder->down.rounded,
-                            &decoder->rewriting.tokens, &decoder->rewriting.scan};
+                            &decoder->rewriting.tokens, &decoder->rewriting.scan, &decoder->rewriting.coefficients,
+                            &decoder->rewriting.packed, &decoder->rewriting.ends};
     for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++)
         each(rooms[i], argument);
 }
@@ -278,13 +279,29 @@ EXPORT int64_t packstore_engine_rewrite(struct decoder *decoder, const uint8_t *
     return made;
 }
 
-/* That scan, of `nbytes`, and its four tables: each 16 numbers of codes, and 256 values. */
-EXPORT void packstore_engine_rewritten(struct decoder *decoder, int64_t nbytes, uint8_t *scan, uint8_t *tables)
+/* How many segments it has. */
+EXPORT int64_t packstore_engine_segments(const struct decoder *decoder)
+{
+    return decoder->rewriting.segments;
+}
+
+/* That scan, of `nbytes`; its four tables, each 16 numbers of codes, and 256 values; and where its segments end. */
+EXPORT void packstore_engine_rewritten(struct decoder *decoder, int64_t nbytes, uint8_t *scan, uint8_t *tables,
+                                       int64_t *ends)
 {
     memcpy(scan, decoder->rewriting.scan.at, (size_t)nbytes);
+    memcpy(ends, decoder->rewriting.ends.at, (size_t)decoder->rewriting.segments * sizeof *ends);
     for (int i = 0; i < 4; i++, tables += 16 + 256) {
         memcpy(tables, decoder->rewriting.tables[i].counts, 16);
         memcpy(tables + 16, decoder->rewriting.tables[i].values, 256);
     }
+}
+
+/* See check_rewritten() in rewrite.c: whether the new file decodes to the same as the old one. */
+EXPORT int packstore_engine_check_rewritten(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
+{
+    int same = check_rewritten(decoder, file, nbytes) == DONE;
+    decoder->rewriting.segments = 0;
     keep_little(decoder);
+    return same;
 }

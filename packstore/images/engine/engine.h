@@ -8,7 +8,9 @@
  * resize.c    antialiased bilinear resizing: that of torch for uint8, bit for bit
  * normalize.c bytes to floating point
  * png.c       rows of PNG files of one channel: masks
- * rewrite.c   a scan with other restart markers and optimal tables: that of jpegtran, byte for byte
+ * tokens.c    the symbols of a scan, to be coded anew
+ * optimal.c   optimal Huffman tables: those of libjpeg
+ * rewrite.c   a scan with other restart markers and optimal tables: that of jpegtran, byte for byte; and its check
  * batch.c     what Python calls
  *
  * Files come from anybody, so no number in them is believed. Everything that is not flawless, or not known here, is
@@ -47,7 +49,12 @@ enum {
     LOOKUP_BITS = 11,   /* of a code and its value, decoded by one lookup */
     AHEAD = 512,        /* bytes behind coded data that may be looked at: a block has 64 * 27 bits at most */
     PADDING = 64,       /* bytes behind rows of samples that vector instructions may touch */
-    MOST_SEGMENTS = 1 << 20
+    MOST_SEGMENTS = 1 << 20,
+    MOST_BLOCKS = 1 << 25, /* of a file that is rewritten: 4 GiB of coefficients */
+    AC_BITS = 10, /* of a coefficient, and of a difference of first ones, of 8-bit samples: F.1.2 */
+    DC_BITS = 11,
+    RST0 = 0xD0,
+    EOI = 0xD9
 };
 
 /* A Huffman table as B.2.4.2 has it, in the file: how many codes there are of each length, and their values. */
@@ -59,6 +66,7 @@ struct huffman_spec {
 struct component {
     int id, h, v;             /* sampling factors, B.2.2 */
     int quantisation, dc, ac; /* numbers of its tables */
+    int rows, columns;        /* of its own blocks; those of the MCUs may be more, A.2.4 */
 };
 
 struct headers {
@@ -142,12 +150,13 @@ struct kernels {
 /* What takes the coefficients of a stretch. */
 typedef int stretch_function(struct decoder *, const struct lane *, int *predicted);
 
-/* A Huffman table as B.2.4.2 has it, and a symbol's code. */
+/* A Huffman table as B.2.4.2 has it. */
 struct optimal {
     uint8_t counts[16], values[256];
     int32_t total;
 };
 
+/* A symbol's code, with zeros for the bits behind it, and the length of both. */
 struct code {
     uint32_t bits;
     int length;
@@ -155,12 +164,16 @@ struct code {
 
 /* A scan that is coded anew. */
 struct rewriting {
-    struct room tokens, scan;
-    int64_t count, interval;
+    struct room coefficients; /* of all blocks, in the order of the scan, first ones as they are: not as differences */
+    struct room tokens, packed, scan;
+    struct room ends; /* of each new segment: where its tokens begin; then where its bytes end */
+    int64_t count, segments, interval, until_restart;
     int predicted[COMPONENTS];
-    int64_t counts[4 * 256]; /* of the symbols of four tables */
+    uint32_t counts[4 * 256]; /* of the symbols of four tables: DC and AC of the first component, then of the others */
     struct optimal tables[4];
     struct code codes[4 * 256];
+    uint32_t look[2][TABLES][1 << LOOKUP_BITS]; /* symbols of the old scan's tables */
+    struct headers headers;                     /* of the old file; without its tables and what points into it */
 };
 
 struct decoder {
@@ -211,6 +224,9 @@ int locate_segments(struct decoder *, const uint8_t *file, int64_t nbytes);
 /* entropy.c */
 extern const uint8_t natural_place[256], scan_place[256];
 int make_tables(struct decoder *);
+const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end);
+int open_segment(struct decoder *, struct lane *);
+int close_segment(struct lane *);
 int decode_segments(struct decoder *);
 int one_lane_plain(struct decoder *, struct lane *);
 int two_lanes_plain(struct decoder *, struct lane *);
@@ -218,7 +234,7 @@ int one_lane_avx2(struct decoder *, struct lane *);
 int two_lanes_avx2(struct decoder *, struct lane *);
 
 /* pixels.c */
-int decode_scan(struct decoder *, const uint8_t *file, int64_t nbytes, stretch_function *);
+int prepare_scan(struct decoder *, const uint8_t *file, int64_t nbytes);
 int decode_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struct box *, uint8_t *to);
 
 /* resize.c */
@@ -240,8 +256,16 @@ void normalize_avx2(void *to, int kind, const uint8_t *from, int64_t count, cons
 /* png.c */
 int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes, int64_t step);
 
+/* tokens.c */
+int read_tokens(struct decoder *, const uint8_t *file, int64_t nbytes);
+int make_tokens(struct decoder *);
+
+/* optimal.c */
+int optimal_table(const uint32_t *counts, struct optimal *table);
+
 /* rewrite.c */
 int64_t rewrite(struct decoder *, const uint8_t *file, int64_t nbytes, int64_t interval);
+int check_rewritten(struct decoder *, const uint8_t *file, int64_t nbytes);
 
 /* batch.c */
 int make_room(struct room *, size_t size);

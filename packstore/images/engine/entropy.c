@@ -1,9 +1,7 @@
 /* Huffman decoding of restart segments, two at a time: ITU-T T.81, F.2.2, C.2 and B.1.1.5. */
-#include "engine.h"
+#include "reader.h"
 
-#include <string.h>
-
-enum { ESCAPE = 128, END_OF_BLOCK = 128, NO_CODE = 192, RST0 = 0xD0, EOI = 0xD9, K = 8 };
+enum { ESCAPE = 128, END_OF_BLOCK = 128, NO_CODE = 192, K = 8 };
 
 /*
  * Where the symbol puts its value after which the next coefficient is `k`: in natural order, after Figure A.6, or in that
@@ -17,12 +15,6 @@ const uint8_t scan_place[256] = {63, 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
                                  21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42,
                                  43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63,
                                  [65 ... 255] = 63};
-
-/* F.2.2.1, EXTEND: the value of `size` bits. */
-INLINE int extend(int bits, int size)
-{
-    return bits < 1 << (size - 1) ? bits - (1 << size) + 1 : bits;
-}
 
 /* How far k moves by a symbol: F.2.2.1 and F.2.2.2. */
 static uint32_t advance_of(int is_dc, int symbol)
@@ -63,7 +55,7 @@ static int fill_table(struct huffman *table)
             }
             int each = span >> size;
             for (int bits = 0; bits < 1 << size; bits++) {
-                uint32_t entry = (uint32_t)(length + size) | advance | (uint32_t)extend(bits, size) << 16;
+                uint32_t entry = (uint32_t)(length + size) | advance | (uint32_t)extend((uint32_t)bits, size) << 16;
                 for (int n = 0; n < each; n++)
                     *at++ = entry;
             }
@@ -125,12 +117,12 @@ static NOT_INLINE uint32_t long_symbol(const struct huffman *table, uint64_t bit
         if (!size)
             return (uint32_t)length | advance << K;
     }
-    int value = extend((int)(bits << length >> (64 - size)), size);
+    int value = extend((uint32_t)(bits << length >> (64 - size)), size);
     return (uint32_t)(length + size) | advance << K | (uint32_t)value << 16;
 }
 
 /* Copies coded data without the zero bytes behind 0xFF (B.1.1.5) up to the next marker; its place, or NULL for none. */
-static const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end)
+const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end)
 {
     uint8_t *out = *to;
     while (from < end) {
@@ -191,11 +183,26 @@ static int take_following(struct decoder *decoder, struct lane *lane)
 }
 
 /* Finishes the lane's segment: exactly its bytes have to have been read. */
-static int close_segment(struct lane *lane)
+int close_segment(struct lane *lane)
 {
     const uint8_t *at = lane->at + ((lane->taken & 255) + 7) / 8;
     lane->open = false;
     return (lane->cut_short ? at <= lane->end : at == lane->end) ? DONE : REFUSED;
+}
+
+/* Gives the lane its next segment: DONE, REFUSED or NO_MORE. */
+int open_segment(struct decoder *decoder, struct lane *lane)
+{
+    lane->cut_short = false;
+    int outcome = decoder->scan ? take_following(decoder, lane) : take_located(decoder, lane);
+    if (outcome != DONE)
+        return outcome;
+    memset((uint8_t *)lane->end, 0, PADDING);
+    lane->open = true;
+    lane->at = lane->room;
+    lane->taken = 0;
+    memset(lane->predicted, 0, sizeof lane->predicted);
+    return DONE;
 }
 
 /* Finishes what the lane has decoded and gives it more: DONE, REFUSED or NO_MORE. */
@@ -213,15 +220,9 @@ static NOT_INLINE int next_stretch(struct decoder *decoder, struct lane *lane)
     if (!lane->left) {
         if (lane->open && close_segment(lane) != DONE)
             return REFUSED;
-        lane->cut_short = false;
-        int outcome = decoder->scan ? take_following(decoder, lane) : take_located(decoder, lane);
+        int outcome = open_segment(decoder, lane);
         if (outcome != DONE)
             return outcome;
-        memset((uint8_t *)lane->end, 0, PADDING);
-        lane->open = true;
-        lane->at = lane->room;
-        lane->taken = 0;
-        memset(lane->predicted, 0, sizeof lane->predicted);
     }
     int64_t most = STRETCH / headers->blocks, in_row = headers->across - lane->mcu % headers->across;
     lane->count = lane->left < in_row ? lane->left : in_row;

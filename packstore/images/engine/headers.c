@@ -147,13 +147,17 @@ static int lay_out(struct headers *headers)
     headers->mcu_width = 8 * luma->h;
     headers->rows = (headers->height + headers->mcu_height - 1) / headers->mcu_height;
     headers->across = (headers->width + headers->mcu_width - 1) / headers->mcu_width;
-    for (int i = 0; i < headers->components; i++)
-        for (int y = 0; y < headers->component[i].v; y++)
-            for (int x = 0; x < headers->component[i].h; x++) {
+    for (int i = 0; i < headers->components; i++) {
+        struct component *component = &headers->component[i];
+        component->rows = (headers->height * component->v + headers->mcu_height - 1) / headers->mcu_height;
+        component->columns = (headers->width * component->h + headers->mcu_width - 1) / headers->mcu_width;
+        for (int y = 0; y < component->v; y++)
+            for (int x = 0; x < component->h; x++) {
                 headers->component_of[headers->blocks] = (uint8_t)i;
                 headers->block_y[headers->blocks] = (uint8_t)y;
                 headers->block_x[headers->blocks++] = (uint8_t)x;
             }
+    }
     return DONE;
 }
 

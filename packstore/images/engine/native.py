@@ -8,12 +8,12 @@ import threading
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-_INTERFACE = 5
+_INTERFACE = 6
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
 _FIELDS = 16
 """Numbers of a request in ``batch.c``, 8 bytes each."""
@@ -80,6 +80,21 @@ class Requests:
         return self._fields.ctypes.data + first * self._fields.strides[0], stop - first
 
 
+class Rewritten(NamedTuple):
+    """A scan that was coded anew.
+
+    Attributes:
+        scan: From its first coded byte to the end of the image: uint8.
+        tables: Its Huffman tables, as segments have them after their number: DC and AC of the first component, then of
+            the others.
+        ends: Where its restart segments end, markers included: int64, from the scan's first byte.
+    """
+
+    scan: NDArray[np.uint8]
+    tables: list[bytes]
+    ends: NDArray[np.int64]
+
+
 class Engine:
     """A thread's own decoder; see :func:`get_engine`."""
 
@@ -128,19 +143,23 @@ class Engine:
             *(_KINDS.index(out.dtype), out.ctypes.data),
         )
 
-    def rewrite(self, data: bytes, interval: int) -> tuple[bytes, list[bytes]] | None:
-        """The scan of a JPEG file with a restart marker after every ``interval`` MCUs and optimal Huffman tables.
-
-        Returns:
-            The scan, from its first coded byte to the end of the image; and its tables, as segments have them after
-            their number: DC and AC of the first component, then of the others. None where the file is refused.
-        """
+    def rewrite(self, data: bytes, interval: int) -> Rewritten | None:
+        """The scan of a JPEG file with a restart marker after every ``interval`` MCUs and optimal Huffman tables; None
+        where the file is refused. Without the GIL."""
         nbytes = self._library.packstore_engine_rewrite(self._decoder, _address(data), len(data), interval)
         if not nbytes:
             return None
         scan, tables = np.empty(nbytes, np.uint8), np.empty((4, 16 + 256), np.uint8)
-        self._library.packstore_engine_rewritten(self._decoder, nbytes, scan.ctypes.data, tables.ctypes.data)
-        return scan.tobytes(), [table[: 16 + int(table[:16].sum())].tobytes() for table in tables]
+        ends = np.empty(self._library.packstore_engine_segments(self._decoder), np.int64)
+        self._library.packstore_engine_rewritten(
+            self._decoder, nbytes, scan.ctypes.data, tables.ctypes.data, ends.ctypes.data
+        )
+        return Rewritten(scan, [table[: 16 + int(table[:16].sum())].tobytes() for table in tables], ends)
+
+    def confirms(self, made: bytes) -> bool:
+        """Whether a seekable file, decoded through its index, has the size, sampling, quantisation and coefficients of the
+        one that :meth:`rewrite` has rewritten just before. Without the GIL."""
+        return bool(self._library.packstore_engine_check_rewritten(self._decoder, _address(made), len(made)))
 
     def decode(
         self, data: Any, max_pixels: int, box: tuple[int, int, int, int] | None = None
@@ -227,8 +246,11 @@ def load_library(path: str) -> ctypes.CDLL:
         (pointer, pointer, number, number),
         number,
     )
-    library.packstore_engine_rewritten.argtypes = (pointer, number, pointer, pointer)
+    library.packstore_engine_segments.argtypes, library.packstore_engine_segments.restype = (pointer,), number
+    library.packstore_engine_rewritten.argtypes = (pointer, number, pointer, pointer, pointer)
     library.packstore_engine_rewritten.restype = None
+    library.packstore_engine_check_rewritten.argtypes = (pointer, pointer, number)
+    library.packstore_engine_check_rewritten.restype = ctypes.c_int
     library.packstore_engine_normalize.argtypes = (pointer, pointer, number, pointer, ctypes.c_int, pointer)
     library.packstore_engine_normalize.restype = None
     if hasattr(library, "packstore_engine_png"):

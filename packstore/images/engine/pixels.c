@@ -509,16 +509,13 @@ static int write_pixels(struct decoder *decoder, const struct box *box, uint8_t 
     return DONE;
 }
 
-/* All coefficients of a JPEG file whose headers were read; blocks, and coefficients in them, in the order of its scan. */
-int decode_scan(struct decoder *decoder, const uint8_t *file, int64_t nbytes, stretch_function *use)
+/* Gets ready to decode all segments of a JPEG file whose headers were read. */
+int prepare_scan(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
 {
     const struct headers *headers = &decoder->headers;
     struct box whole = {0, 0, headers->height, headers->width};
     choose_mcus(decoder, &whole);
-    decoder->use_stretch = use;
-    decoder->lane_count = 1;
-    decoder->place = scan_place;
-    return make_tables(decoder) || make_segments(decoder, file, nbytes) || decode_segments(decoder) ? REFUSED : DONE;
+    return make_segments(decoder, file, nbytes);
 }
 
 /* The pixels of a box of a JPEG file whose headers were read: (height, width, 3), RGB, and nothing behind them. */

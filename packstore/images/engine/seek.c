@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { OPENING = 17, HEAD = 34, APP11 = 0xEB, RST0 = 0xD0, EOI = 0xD9 };
+enum { OPENING = 17, HEAD = 34, APP11 = 0xEB };
 
 static int64_t number(const uint8_t *at, int bytes)
 {

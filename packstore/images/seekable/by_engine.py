@@ -33,7 +33,7 @@ def rewrite_by_engine(data: bytes, interval: int) -> bytes | None:
     made = None if engine is None else engine.rewrite(data, interval)
     if made is None:
         return None
-    scan, tables = made
+    scan, tables, _ = made
     try:
         found = segments(data)
     except NotSeekableError:
@@ -63,7 +63,7 @@ def rewrite_by_engine(data: bytes, interval: int) -> bytes | None:
             *(_segment(DHT, bytes((number,)) + table) for number, table in zip(numbers, tables, strict=False)),
             _segment(DRI, interval.to_bytes(2, "big")),
             _segment(SOS, bytes((len(components),)) + chosen + b"\0\x3f\0"),
-            scan,
+            scan.tobytes(),
         )
     )
 
