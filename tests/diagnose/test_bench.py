@@ -290,7 +290,8 @@ def test_samples_are_packed_in_other_ways_and_nothing_stays_behind(
 
 @pytest.mark.slow
 def test_what_cannot_be_packed_here_is_not_tried(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without jpegtran, such as a node of a cluster, has a report of the rest."""
+    """A machine without compiler and jpegtran, such as a node of a cluster, has a report of the rest."""
+    monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not compiled"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PACKSTORE_TURBOJPEG", "")
     path = packstore.convert(folder, tmp_path / "a.lmdb").destination
@@ -301,7 +302,7 @@ def test_what_cannot_be_packed_here_is_not_tried(folder: Path, tmp_path: Path, m
         "--encoding uint8 --resize 23",
     ]
     (reason,) = report.untried
-    assert reason.startswith("--encoding seekable: the encoding seekable needs the program jpegtran")
+    assert reason.startswith("--encoding seekable: the encoding seekable needs a C compiler")
     assert f"not tried: {reason}" in describe(report)
     check_json(report)
 

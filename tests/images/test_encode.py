@@ -32,7 +32,7 @@ from packstore.images.encode.jpeg import encode_jpeg, worst_patch
 from packstore.images.encode.seekable import encode_seekable
 from packstore.images.normalization import as_normalization
 from packstore.images.resize import fit, limit
-from packstore.images.seekable import add_index, check_index, read_index
+from packstore.images.seekable import Made, add_index, check_index, read_index
 from tests.conftest import SharedData
 from tests.makers.datasets import pixels
 from tests.makers.images import all_images
@@ -266,7 +266,7 @@ def test_jpeg_files_become_seekable_with_the_same_pixels(jpegtran: None) -> None
 
 def test_what_decodes_to_other_pixels_is_kept(jpegtran: None, monkeypatch: pytest.MonkeyPatch) -> None:
     data, other = file(40, 50), file(40, 50, seed=2)
-    monkeypatch.setattr("packstore.images.encode.seekable.make_seekable", lambda _: other)
+    monkeypatch.setattr("packstore.images.encode.seekable.make_checked", lambda _: Made(other, False))
     record, _, kept, *_ = Encoder(EncodeOptions("seekable"))("key", data)
     assert (record, kept) == (data, "came out of libjpeg-turbo with other pixels")
     assert Encoder(EncodeOptions("seekable", check="none"))("key", data).record == other

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from packstore.images.engine import engine_problem, get_engine
 from packstore.images.seekable import NotSeekableError, check_index, make_seekable, segments
-from packstore.images.seekable import transform as transform_module
+from packstore.images.seekable import rewrite as rewrite_module
 from packstore.images.seekable.by_engine import rewrite_by_engine
-from packstore.images.seekable.transform import _by_program
+from packstore.images.seekable.index import add_index, segment_ends
+from packstore.images.seekable.transform import transform
 from tests.conftest import SharedData
-from tests.makers.engine_checks import good, large, noisy, refused_files, save, without
+from tests.makers.engine_checks import MAX_PIXELS, good, large, noisy, refused_files, save, without
 from tests.makers.tiers import examples
 
 Need = Callable[[str, bool], None]
@@ -28,6 +29,16 @@ def programs(request: pytest.FixtureRequest) -> None:
     need: Need = request.getfixturevalue("need")
     need("native", engine_problem() is None)
     need("jpegtran", shutil.which("jpegtran") is not None)
+
+
+def rewritten(data: bytes, interval: int) -> bytes | None:
+    """What the engine makes of it, if anything."""
+    made = rewrite_by_engine(data, interval)
+    if made is None:
+        return None
+    found = segments(made.data)
+    assert made.ends.tolist() == segment_ends(made.data, found[-1].stop, len(made.ends)).tolist()
+    return made.data
 
 
 @given(st.data())
@@ -42,15 +53,15 @@ def test_the_bytes_are_those_of_jpegtran(choice: st.DataObject) -> None:
     if choice.draw(st.integers(0, 3)) == 0:
         image[:] = image[:1, :1]
     data = save(image, sampling, **options)
-    interval = choice.draw(st.integers(1, 20) | st.sampled_from((300, 65535)))
-    assert rewrite_by_engine(data, interval) == _by_program(data, interval)
+    interval = choice.draw(st.integers(0, 20) | st.sampled_from((300, 65535)))
+    assert rewritten(data, interval) == transform(data, interval)
 
 
 @pytest.mark.slow
 def test_all_kinds() -> None:
     for name, (data, _) in (good() | large()).items():
-        for interval in (1, 7):
-            assert rewrite_by_engine(data, interval) == _by_program(data, interval), name
+        for interval in (0, 1, 7):
+            assert rewritten(data, interval) == transform(data, interval), name
 
 
 @pytest.mark.slow
@@ -59,7 +70,7 @@ def test_real_images(shared_data: SharedData) -> None:
     assert paths
     for path in paths:
         data = path.read_bytes()
-        assert rewrite_by_engine(data, 3) == _by_program(data, 3), path
+        assert rewritten(data, 3) == transform(data, 3), path
 
 
 EXIF = b"\xff\xe1\0\x10Exif\0\0II*\0\x08\0\0\0"
@@ -90,23 +101,23 @@ def variants() -> dict[str, bytes]:
 
 def test_metadata_stays_as_jpegtran_leaves_it() -> None:
     for name, data in variants().items():
-        found = rewrite_by_engine(data, 2)
+        found = rewritten(data, 2)
         if name in ("EXIF before JFIF", "JFIF twice"):
             assert found is None, name  # what libjpeg does then depends on more
         else:
-            assert found == _by_program(data, 2), name
+            assert found == transform(data, 2), name
 
 
 def test_what_is_refused() -> None:
     for name, data in refused_files().items():
         if name != "large coefficients":  # which are as good as others here
-            assert rewrite_by_engine(data, 3) is None, name
+            assert rewritten(data, 3) is None, name
 
 
 def test_intervals_that_there_are_not() -> None:
     engine = get_engine()
     assert engine is not None
-    for interval in (0, -1, 65536, 1 << 40):
+    for interval in (-1, 65536, 1 << 40):
         assert engine.rewrite(good()["420"][0], interval) is None
 
 
@@ -118,9 +129,9 @@ def test_damage_is_refused_or_jpegtran_makes_the_same_of_it(choice: st.DataObjec
     for _ in range(choice.draw(st.integers(1, 3))):
         at = choice.draw(st.integers(2, len(data) - 1) | st.integers(2, min(700, len(data) - 1)))
         data[at] = choice.draw(st.integers(0, 255) | st.sampled_from((0, 255, 0xD0, 0xD9)))
-    found = rewrite_by_engine(bytes(data), 3)
+    found = rewritten(bytes(data), 3)
     if found is not None:
-        assert found == _by_program(bytes(data), 3)
+        assert found == transform(bytes(data), 3)
 
 
 @pytest.mark.slow
@@ -128,7 +139,7 @@ def test_files_are_made_seekable_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [data for name, (data, _) in (good() | large()).items() if "seekable" not in name and "rows" not in name]
     by_engine = [made(data) for data in files]
     with monkeypatch.context() as patch:
-        patch.setattr(transform_module, "rewrite_by_engine", lambda data, interval: None)
+        patch.setattr(rewrite_module, "rewrite_by_engine", lambda data, interval: None)
         assert [made(data) for data in files] == by_engine
     for data in by_engine:
         assert isinstance(data, str) or check_index(data) is None
@@ -143,4 +154,42 @@ def made(data: bytes) -> bytes | str:
 
 def test_a_flat_image_has_tables_of_one_code() -> None:
     data = save(np.full((40, 40, 3), 128, np.uint8), "444")
-    assert rewrite_by_engine(data, 5) == _by_program(data, 5)
+    assert rewritten(data, 5) == transform(data, 5)
+
+
+@given(st.data())
+@examples(40)
+def test_other_coefficients_are_not_confirmed(choice: st.DataObject) -> None:
+    """A file is confirmed when it is seekable and decodes to the coefficients of the one before, and to no others."""
+    name = choice.draw(st.sampled_from([name for name in good() if "tiny" not in name]))
+    data, engine = good()[name][0], get_engine()
+    assert engine is not None
+    made = rewrite_by_engine(data, 1)
+    assert made is not None
+    right = add_index(made.data, made.ends)
+    wrong = bytearray(right)
+    at = choice.draw(st.integers(2, len(wrong) - 3))
+    wrong[at] ^= 1 << choice.draw(st.integers(0, 7))
+    for changed in (bytes(wrong), made.data, right[:-1]):
+        rewrite_by_engine(data, 1)
+        if engine.confirms(changed):
+            np.testing.assert_array_equal(engine.decode(changed, MAX_PIXELS), good()[name][1])
+            assert coded(changed) == coded(right)
+    assert not engine.confirms(right)  # only after it was rewritten
+    rewrite_by_engine(data, 1)
+    assert engine.confirms(right)
+
+
+def coded(data: bytes) -> bytes:
+    """Tables and scan."""
+    found = segments(data)
+    return b"".join(data[s.start : s.stop] for s in found if s.marker in (0xDB, 0xC4)) + data[found[-1].stop :]
+
+
+def test_what_is_not_confirmed_is_left_to_jpegtran(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = good()["420"][0]
+    monkeypatch.setattr("packstore.images.engine.native.Engine.confirms", lambda *_: False)
+    made = rewrite_module.make_checked(data)
+    assert not made.is_proven
+    monkeypatch.undo()
+    assert rewrite_module.make_checked(data) == (made.data, True)

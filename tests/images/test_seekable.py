@@ -21,6 +21,7 @@ from PIL import Image
 from packstore.core.errors import DecodeError, UsageError
 from packstore.images.decoders import SCALED_TOLERANCE, UNAVAILABLE, Decoder, available_decoders, get_decoder
 from packstore.images.encode.seekable import encode_seekable
+from packstore.images.engine import get_engine
 from packstore.images.resize import resize
 from packstore.images.seekable import (
     CropPlan,
@@ -262,6 +263,12 @@ def test_without_jpegtran_the_package_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setenv("PACKSTORE_TURBOJPEG", "")
     assert transform_version() is None
+    rgb = save(noisy(20, 30), keep_rgb=True)
+    if get_engine() is not None:
+        assert check_index(make_seekable(save(noisy(20, 30)))) is None
+        with pytest.raises(NotSeekableError, match="takes the program jpegtran"):
+            make_seekable(rgb)
+    monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not compiled"))
     with pytest.raises(UsageError, match="apt install libjpeg-turbo-progs"):
         make_seekable(save(noisy(20, 30)))
 
@@ -270,7 +277,7 @@ def test_without_jpegtran_the_package_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_a_library_that_was_asked_for_and_does_not_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKSTORE_TURBOJPEG", name)
     with pytest.raises(UsageError, match=f"PACKSTORE_TURBOJPEG names .*{name}"):
-        make_seekable(save(noisy(20, 30)))
+        make_seekable(save(noisy(20, 30), keep_rgb=True))
 
 
 @pytest.fixture(scope="module")
@@ -292,7 +299,7 @@ def by(name: str, function: Callable[[], bytes]) -> bytes:
     """What ``function`` gives with a library, or with the program for an empty name; and without the engine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACKSTORE_TURBOJPEG", name)
-        patch.setattr("packstore.images.seekable.transform.rewrite_by_engine", lambda data, interval: None)
+        patch.setattr("packstore.images.seekable.rewrite.rewrite_by_engine", lambda data, interval: None)
         return function()
 
 

@@ -21,6 +21,7 @@ from packstore import PackedDataset, PackedLoader
 from packstore.cli import cli
 from packstore.core.errors import UsageError
 from packstore.images.decoders import DECODERS, UNAVAILABLE, Decoder, available_decoders
+from packstore.images.engine import engine_problem
 from packstore.images.seekable import CropPlan, Index, add_index, check_index, make_seekable, plan_crop, read_index
 from packstore.stores import create_store
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -274,15 +275,21 @@ def test_pixels_become_seekable(tmp_path: Path) -> None:
     assert packstore.verify(tmp_path / "a.lmdb", decode=True, against=root).ok
 
 
-def test_without_jpegtran_nothing_is_begun(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_jpegtran(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is enough for most files; without it nothing is begun. Wheels are enough for what is encoded anew."""
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setenv("PACKSTORE_TURBOJPEG", "")
+    if engine_problem() is None:
+        report = packstore.convert(folder, tmp_path / "a.lmdb", encoding="seekable")
+        assert "jpegtran" not in report.manifest.versions
+        assert all("takes the program jpegtran" in reason for reason in report.kept)
+        assert sum(report.kept.values()) < report.manifest.records
+        shutil.rmtree(tmp_path / "a.lmdb")
+    monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not compiled"))
     with pytest.raises(UsageError, match="apt install libjpeg-turbo-progs"):
         packstore.convert(folder, tmp_path / "a.lmdb", encoding="seekable")
     assert list(tmp_path.iterdir()) == []
-    # Wheels alone are enough for what is encoded anew.
     report = packstore.convert(folder, tmp_path / "b.lmdb", encoding="seekable", resize=64)
-    assert "jpegtran" not in report.manifest.versions
     assert report.kept == {}
 
 

@@ -27,7 +27,9 @@ void packstore_engine_free(struct decoder *);
 void packstore_engine_sizes(const uint8_t *const *, const int64_t *, int64_t, int64_t *);
 void packstore_engine_run(struct decoder *, const struct request *, int64_t, int64_t, uint8_t *);
 int64_t packstore_engine_rewrite(struct decoder *, const uint8_t *, int64_t, int64_t);
-void packstore_engine_rewritten(struct decoder *, int64_t, uint8_t *, uint8_t *);
+int64_t packstore_engine_segments(const struct decoder *);
+void packstore_engine_rewritten(struct decoder *, int64_t, uint8_t *, uint8_t *, int64_t *);
+int packstore_engine_check_rewritten(struct decoder *, const uint8_t *, int64_t);
 
 static uint64_t state;
 
@@ -146,7 +148,10 @@ int main(int count, char **arguments)
         for (int i = 0; i < 2; i++)
             if ((made[i] = packstore_engine_rewrite(decoders[i], file.at, file.nbytes, interval))) {
                 scans[i] = malloc((size_t)made[i]);
-                packstore_engine_rewritten(decoders[i], made[i], scans[i], tables[i]);
+                int64_t *ends = malloc((size_t)packstore_engine_segments(decoders[i]) * sizeof *ends);
+                packstore_engine_rewritten(decoders[i], made[i], scans[i], tables[i], ends);
+                free(ends);
+                packstore_engine_check_rewritten(decoders[i], file.at, file.nbytes);
             }
         if (made[0] != made[1] || (made[0] && memcmp(scans[0], scans[1], (size_t)made[0]))) {
             printf("input %lld: rewritten with and without vector instructions it differs\n", (long long)tried);

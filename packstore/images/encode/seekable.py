@@ -21,7 +21,7 @@ from packstore.images.seekable import (
     NotSeekableError,
     add_index,
     choose_interval,
-    make_seekable,
+    make_checked,
     read_index,
     transform_version,
 )
@@ -96,24 +96,26 @@ def rewrite(data: bytes | memoryview, decoder: Decoder | None, info: ImageInfo |
 
     Args:
         data: The file.
-        decoder: Decodes the file and the result, which must be the same pixels; None to trust libjpeg-turbo.
+        decoder: Decodes the file and the result, which must be the same pixels, where our engine has not compared their
+            coefficients; None to trust libjpeg-turbo.
         info: What the header of ``data`` says, where that is known.
 
     Raises:
         NotSeekableError: It cannot be; with the reason.
         DecodeError: It is damaged, which only the decoder saw.
-        UsageError: There is no ``jpegtran``, nor a library that does the same.
+        UsageError: There is no engine, no ``jpegtran``, and no library that does the same.
     """
-    result = make_seekable(data)
-    if decoder is not None and result != data:
-        pixels = decoder.decode(data, info=info)
-        try:
-            same = np.array_equal(pixels, decoder.decode(result))
-        except DecodeError:
-            same = False
-        if not same:
-            raise NotSeekableError("came out of libjpeg-turbo with other pixels")
-    return result
+    made = make_checked(data)
+    if decoder is None or made.is_proven:
+        return made.data
+    pixels = decoder.decode(data, info=info)
+    try:
+        same = np.array_equal(pixels, decoder.decode(made.data))
+    except DecodeError:
+        same = False
+    if not same:
+        raise NotSeekableError("came out of libjpeg-turbo with other pixels")
+    return made.data
 
 
 def encode_seekable(pixels: Pixels, quality: int) -> bytes:

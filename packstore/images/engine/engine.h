@@ -130,11 +130,14 @@ struct taps {
 };
 
 struct decoder;
+struct code;
 
 /* The loops that there are twice, for AVX2 and for any processor. */
 struct kernels {
     int (*one_lane)(struct decoder *, struct lane *);
     int (*two_lanes)(struct decoder *, struct lane *);
+    int (*segment_tokens)(struct decoder *, struct lane *);
+    uint8_t *(*write_bits)(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
     int (*samples)(struct decoder *, const struct lane *, int *predicted);
     void (*colours)(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count);
     void (*blend)(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight);
@@ -259,6 +262,8 @@ int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t r
 /* tokens.c */
 int read_tokens(struct decoder *, const uint8_t *file, int64_t nbytes);
 int make_tokens(struct decoder *);
+int segment_tokens_plain(struct decoder *, struct lane *);
+int segment_tokens_avx2(struct decoder *, struct lane *);
 
 /* optimal.c */
 int optimal_table(const uint32_t *counts, struct optimal *table);
@@ -266,6 +271,8 @@ int optimal_table(const uint32_t *counts, struct optimal *table);
 /* rewrite.c */
 int64_t rewrite(struct decoder *, const uint8_t *file, int64_t nbytes, int64_t interval);
 int check_rewritten(struct decoder *, const uint8_t *file, int64_t nbytes);
+uint8_t *write_bits_plain(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
+uint8_t *write_bits_avx2(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
 
 /* batch.c */
 int make_room(struct room *, size_t size);

@@ -84,13 +84,13 @@ class Rewritten(NamedTuple):
     """A scan that was coded anew.
 
     Attributes:
-        scan: From its first coded byte to the end of the image: uint8.
+        scan: From its first coded byte to the end of the image.
         tables: Its Huffman tables, as segments have them after their number: DC and AC of the first component, then of
             the others.
         ends: Where its restart segments end, markers included: int64, from the scan's first byte.
     """
 
-    scan: NDArray[np.uint8]
+    scan: bytes
     tables: list[bytes]
     ends: NDArray[np.int64]
 
@@ -154,11 +154,11 @@ class Engine:
         self._library.packstore_engine_rewritten(
             self._decoder, nbytes, scan.ctypes.data, tables.ctypes.data, ends.ctypes.data
         )
-        return Rewritten(scan, [table[: 16 + int(table[:16].sum())].tobytes() for table in tables], ends)
+        return Rewritten(scan.tobytes(), [table[: 16 + int(table[:16].sum())].tobytes() for table in tables], ends)
 
     def confirms(self, made: bytes) -> bool:
-        """Whether a seekable file, decoded through its index, has the size, sampling, quantisation and coefficients of the
-        one that :meth:`rewrite` has rewritten just before. Without the GIL."""
+        """Whether a seekable file, decoded through its index, has the size, sampling, quantisation and coefficients of
+        the one that :meth:`rewrite` has rewritten just before. Without the GIL."""
         return bool(self._library.packstore_engine_check_rewritten(self._decoder, _address(made), len(made)))
 
     def decode(

@@ -532,6 +532,8 @@ int decode_box(struct decoder *decoder, const uint8_t *file, int64_t nbytes, con
 
 const struct kernels plain_kernels = {.one_lane = one_lane_plain,
                                       .two_lanes = two_lanes_plain,
+                                      .segment_tokens = segment_tokens_plain,
+                                      .write_bits = write_bits_plain,
                                       .samples = samples_plain,
                                       .colours = colours_plain,
                                       .blend = blend_plain,
@@ -544,6 +546,8 @@ const struct kernels plain_kernels = {.one_lane = one_lane_plain,
 #ifdef HAS_AVX2
 const struct kernels avx2_kernels = {.one_lane = one_lane_avx2,
                                      .two_lanes = two_lanes_avx2,
+                                     .segment_tokens = segment_tokens_avx2,
+                                     .write_bits = write_bits_avx2,
                                      .samples = samples_avx2,
                                      .colours = colours_avx2,
                                      .blend = blend_avx2,

@@ -21,7 +21,7 @@ static void make_codes(const struct optimal *table, struct code *codes)
 }
 
 /* Writes the tokens of a segment without stuffing, and ones up to a whole byte (F.1.2.3). Returns its end. */
-static uint8_t *write_bits(const struct code *codes, const uint32_t *tokens, const uint32_t *end, uint8_t *to)
+INLINE uint8_t *write_bits(const struct code *codes, const uint32_t *tokens, const uint32_t *end, uint8_t *to)
 {
     uint64_t bits = 0; /* `count` bits at the high end, 7 at most between two rounds */
     int count = 0;
@@ -47,6 +47,18 @@ static uint8_t *write_bits(const struct code *codes, const uint32_t *tokens, con
     return to + (count + 7) / 8;
 }
 
+uint8_t *write_bits_plain(const struct code *codes, const uint32_t *tokens, const uint32_t *end, uint8_t *to)
+{
+    return write_bits(codes, tokens, end, to);
+}
+
+#ifdef HAS_AVX2
+AVX2 uint8_t *write_bits_avx2(const struct code *codes, const uint32_t *tokens, const uint32_t *end, uint8_t *to)
+{
+    return write_bits(codes, tokens, end, to);
+}
+#endif
+
 /* Copies a segment with a zero byte behind each 0xFF (B.1.1.5). Returns the end of the copy. */
 static uint8_t *stuff(uint8_t *to, const uint8_t *from, const uint8_t *end)
 {
@@ -60,8 +72,9 @@ static uint8_t *stuff(uint8_t *to, const uint8_t *from, const uint8_t *end)
 }
 
 /* Of a token 27 bits, all of which may be stuffed; of a segment a byte to fill, which may be, and a marker. */
-static int64_t write_scan(struct rewriting *rewriting)
+static int64_t write_scan(struct decoder *decoder)
 {
+    struct rewriting *rewriting = &decoder->rewriting;
     const uint32_t *tokens = rewriting->tokens.at;
     int64_t *ends = rewriting->ends.at, longest = 0;
     for (int64_t i = 0; i < rewriting->segments; i++) {
@@ -75,7 +88,7 @@ static int64_t write_scan(struct rewriting *rewriting)
     for (int64_t i = 0; i < rewriting->segments; i++) {
         bool last = i == rewriting->segments - 1;
         const uint32_t *first = tokens + ends[i], *stop = tokens + (last ? rewriting->count : ends[i + 1]);
-        to = stuff(to, packed, write_bits(rewriting->codes, first, stop, packed));
+        to = stuff(to, packed, decoder->kernels->write_bits(rewriting->codes, first, stop, packed));
         *to++ = 0xFF;
         *to++ = last ? EOI : (uint8_t)(RST0 | (i & 7));
         ends[i] = to - start;
@@ -101,15 +114,17 @@ static int make_coefficients(struct decoder *decoder, int64_t nbytes, int64_t in
 
 /*
  * The scan of a JPEG file coded anew, restart markers and end included, in `decoder->rewriting.scan`, and its tables
- * there: of the first component DC and AC, and of the others. Returns the number of its bytes; 0 where it is refused.
+ * there: of the first component DC and AC, and of the others. An interval of 0 is the whole scan. Returns the number of its bytes; 0 where it is refused.
  */
 int64_t rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t interval)
 {
     struct headers *headers = &decoder->headers;
     struct rewriting *rewriting = &decoder->rewriting;
     rewriting->segments = 0;
-    if (interval < 1 || interval > 65535 || read_headers(headers, file, nbytes) != DONE ||
-        make_coefficients(decoder, nbytes, interval) != DONE)
+    if (interval < 0 || interval > 65535 || read_headers(headers, file, nbytes) != DONE)
+        return 0;
+    interval = interval ? interval : (int64_t)headers->rows * headers->across;
+    if (make_coefficients(decoder, nbytes, interval) != DONE)
         return 0;
     rewriting->interval = interval;
     rewriting->count = rewriting->until_restart = 0;
@@ -122,7 +137,7 @@ int64_t rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, in
             return 0;
         make_codes(&rewriting->tables[i], rewriting->codes + 256 * i);
     }
-    return write_scan(rewriting);
+    return write_scan(decoder);
 }
 
 /* Compares a stretch with the coefficients of the file that was rewritten. */

@@ -72,10 +72,9 @@ static NOT_INLINE uint32_t long_code(const struct huffman *table, uint64_t bits)
     return 0;
 }
 
-/* A symbol's entry; `*value` gets the bits behind it. Takes 27 bits at most. */
+/* A symbol's entry; `*value` gets the bits behind it. Takes 27 bits at most, which have to be there. */
 INLINE uint32_t read_symbol(struct reader *reader, const uint32_t *look, const struct huffman *table, uint32_t *value)
 {
-    fill_reader(reader);
     uint32_t entry = look[reader->bits >> (64 - LOOKUP_BITS)];
     if (UNLIKELY(!entry) && !(entry = long_code(table, reader->bits)))
         return 0;
@@ -91,19 +90,25 @@ INLINE int read_block(struct reader *reader, struct tokens *tokens, const uint32
 {
     uint32_t *certain = tokens->to; /* behind the last value; what follows may be runs that nothing follows */
     int k = 1;
-    while (k < 64) {
-        uint32_t value, entry = read_symbol(reader, look, table, &value), symbol = entry >> 16;
-        int size = symbol & 15;
-        if (UNLIKELY(!entry))
-            return REFUSED;
-        add_token(tokens, which | symbol, value);
-        k += (int)(symbol >> 4);
-        if (UNLIKELY(k > 63))
-            return REFUSED;
-        if (!symbol)
-            break;
-        coefficients[k++] = (int16_t)extend(value, size);
-        certain = size ? tokens->to : certain;
+    for (uint32_t symbol = NO_RUN; k < 64 && symbol;) {
+        fill_reader(reader);
+#pragma GCC unroll 2
+        for (int step = 0; step < 2; step++) {
+            uint32_t value, entry = read_symbol(reader, look, table, &value);
+            if (UNLIKELY(!entry))
+                return REFUSED;
+            symbol = entry >> 16;
+            add_token(tokens, which | symbol, value);
+            k += (int)(symbol >> 4);
+            if (UNLIKELY(k > 63))
+                return REFUSED;
+            if (!symbol)
+                break;
+            coefficients[k++] = (int16_t)extend(value, (int)(symbol & 15));
+            certain = symbol & 15 ? tokens->to : certain;
+            if (k == 64)
+                break;
+        }
     }
     if (UNLIKELY(tokens->to - certain != (k < 64))) { /* runs at the end */
         drop(tokens, certain);
@@ -196,8 +201,9 @@ INLINE void begin_mcu(struct rewriting *rewriting, const uint32_t *to)
 }
 
 /* Tokens and coefficients of a restart segment of the old scan, which `lane` has opened. */
-static int read_segment(struct decoder *decoder, struct lane *lane, int *predicted)
+INLINE int read_segment(struct decoder *decoder, struct lane *lane)
 {
+    int *predicted = lane->predicted;
     const struct headers *headers = &decoder->headers;
     struct rewriting *rewriting = &decoder->rewriting;
     struct reader reader = {0, lane->room, 0};
@@ -218,9 +224,12 @@ static int read_segment(struct decoder *decoder, struct lane *lane, int *predict
                 int i = headers->component_of[b];
                 const struct component *component = &headers->component[i];
                 uint32_t value, which = i ? 2 << 8 : 0, *from = tokens.to;
+                fill_reader(&reader);
                 uint32_t entry = read_symbol(&reader, rewriting->look[0][component->dc], &decoder->dc[component->dc], &value);
+                if (UNLIKELY(!entry))
+                    return REFUSED;
                 int dc = predicted[i] += extend(value, (int)(entry >> 16 & 15));
-                if (UNLIKELY(!entry || dc >= 1 << 15 || dc < -(1 << 15)))
+                if (UNLIKELY(dc >= 1 << 15 || dc < -(1 << 15)))
                     return REFUSED;
                 tokens.to++; /* of the first coefficient, when it is known */
                 if (read_block(&reader, &tokens, rewriting->look[1][component->ac], &decoder->ac[component->ac],
@@ -248,6 +257,18 @@ static int read_segment(struct decoder *decoder, struct lane *lane, int *predict
     return DONE;
 }
 
+int segment_tokens_plain(struct decoder *decoder, struct lane *lane)
+{
+    return read_segment(decoder, lane);
+}
+
+#ifdef HAS_AVX2
+AVX2 int segment_tokens_avx2(struct decoder *decoder, struct lane *lane)
+{
+    return read_segment(decoder, lane);
+}
+#endif
+
 /* The tokens and coefficients of a baseline scan. */
 int read_tokens(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
 {
@@ -265,7 +286,7 @@ int read_tokens(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
         int outcome = open_segment(decoder, &lane);
         if (outcome != DONE)
             return outcome == NO_MORE ? DONE : REFUSED;
-        if (read_segment(decoder, &lane, lane.predicted) != DONE || close_segment(&lane) != DONE)
+        if (decoder->kernels->segment_tokens(decoder, &lane) != DONE || close_segment(&lane) != DONE)
             return REFUSED;
     }
 }

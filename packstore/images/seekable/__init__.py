@@ -8,7 +8,7 @@ completes one that an encoder wrote with restart markers, :func:`plan_crops` and
 from packstore.images.seekable.index import Index, add_index, check_index, read_index
 from packstore.images.seekable.markers import FrameHeader, NotSeekableError, frame_header, segments
 from packstore.images.seekable.plain import strip_index
-from packstore.images.seekable.rewrite import choose_interval, make_seekable
+from packstore.images.seekable.rewrite import Made, choose_interval, make_checked, make_seekable
 from packstore.images.seekable.splice import CropPlan, CropPlans, plan_crop, plan_crops, splice
 from packstore.images.seekable.transform import transform_version
 
@@ -17,11 +17,13 @@ __all__ = [
     "CropPlans",
     "FrameHeader",
     "Index",
+    "Made",
     "NotSeekableError",
     "add_index",
     "check_index",
     "choose_interval",
     "frame_header",
+    "make_checked",
     "make_seekable",
     "plan_crop",
     "plan_crops",

@@ -6,6 +6,11 @@ libjpeg writes JFIF first, then the metadata, then quantisation, frame, Huffman 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
 from packstore.images.engine import get_engine
 from packstore.images.seekable.markers import (
     APP0,
@@ -26,14 +31,26 @@ _JFIF = b"JFIF\0\x01\x01\0\0\x01\0\x01\0\0"
 """What libjpeg writes for a file that has none."""
 
 
-def rewrite_by_engine(data: bytes, interval: int) -> bytes | None:
-    """The file, up to the end of its image, with a restart marker after every ``interval`` MCUs and optimal Huffman
-    tables; None where there is no engine, or it does not take the file."""
+class Rewritten(NamedTuple):
+    """A file that was rewritten.
+
+    Attributes:
+        data: The file, up to the end of its image.
+        ends: Where its restart segments end, markers included: int64, from the scan's first byte.
+    """
+
+    data: bytes
+    ends: NDArray[np.int64]
+
+
+def rewrite_by_engine(data: bytes, interval: int) -> Rewritten | None:
+    """The file with a restart marker after every ``interval`` MCUs, or none for 0, and with optimal Huffman tables;
+    None where there is no engine, or it does not take the file."""
     engine = get_engine()
     made = None if engine is None else engine.rewrite(data, interval)
     if made is None:
         return None
-    scan, tables, _ = made
+    scan, tables, ends = made
     try:
         found = segments(data)
     except NotSeekableError:
@@ -53,19 +70,19 @@ def rewrite_by_engine(data: bytes, interval: int) -> bytes | None:
     wanted = dict.fromkeys(component[2] for component in components)
     numbers = [0, 0x10] if len(components) == 1 else [0, 0x10, 1, 0x11]
     chosen = b"".join(bytes((component[0], 0x11 if i else 0)) for i, component in enumerate(components))
-    return b"".join(
-        (
-            b"\xff\xd8",
-            jfif,
-            *metadata,
-            *(_segment(DQT, quantisation[number]) for number in wanted),
-            _segment(SOF0, frame),
-            *(_segment(DHT, bytes((number,)) + table) for number, table in zip(numbers, tables, strict=False)),
-            _segment(DRI, interval.to_bytes(2, "big")),
-            _segment(SOS, bytes((len(components),)) + chosen + b"\0\x3f\0"),
-            scan.tobytes(),
-        )
+    restarts = _segment(DRI, interval.to_bytes(2, "big")) if interval else b""
+    parts = (
+        b"\xff\xd8",
+        jfif,
+        *metadata,
+        *(_segment(DQT, quantisation[number]) for number in wanted),
+        _segment(SOF0, frame),
+        *(_segment(DHT, bytes((number,)) + table) for number, table in zip(numbers, tables, strict=False)),
+        restarts,
+        _segment(SOS, bytes((len(components),)) + chosen + b"\0\x3f\0"),
+        scan,
     )
+    return Rewritten(b"".join(parts), ends)
 
 
 def _segment(marker: int, content: bytes) -> bytes:

@@ -233,8 +233,10 @@ def _pack(values: NDArray[np.int64], bits: int) -> bytes:
     return np.packbits(columns.astype(np.uint8).reshape(-1)).tobytes()
 
 
-def add_index(data: Data) -> bytes:
+def add_index(data: Data, ends: NDArray[np.int64] | None = None) -> bytes:
     """The JPEG file ``data`` with a seek index; one that it has already is replaced.
+
+    ``ends`` says where the restart segments of the scan end, as :func:`segment_ends` does; None looks for them.
 
     Everything else stays, in this order: what decides on colours, EXIF where it is first, the index, the other
     metadata, the tables, the scan, what follows the end.
@@ -254,7 +256,7 @@ def add_index(data: Data) -> bytes:
         raise NotSeekableError(f"has restart markers every {interval} MCUs, with {columns} in a row")
     across = columns // interval
     scan_at = found[-1].stop
-    ends = segment_ends(data, scan_at, across * rows)
+    ends = segment_ends(data, scan_at, across * rows) if ends is None else ends
     prefix, exif, others, tables = _sorted(data, found)
     metadata = b"".join(others)
     tables_bytes = b"".join(tables)

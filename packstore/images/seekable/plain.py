@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from packstore.images.seekable.by_engine import rewrite_by_engine
 from packstore.images.seekable.index import read_index, without_index
-from packstore.images.seekable.transform import without_restarts
+from packstore.images.seekable.transform import transform
 
 
 def strip_index(data: bytes) -> bytes:
@@ -12,6 +13,10 @@ def strip_index(data: bytes) -> bytes:
 
     Raises:
         NotSeekableError: It is damaged.
-        UsageError: There is neither ``jpegtran`` nor a library that does the same.
+        UsageError: There is no engine, no ``jpegtran``, and no library that does the same.
     """
-    return data if read_index(data) is None else without_restarts(without_index(data))
+    if read_index(data) is None:
+        return data
+    plain = without_index(data)
+    made = rewrite_by_engine(plain, 0)
+    return transform(plain, 0) if made is None else made.data

@@ -2,8 +2,8 @@
 
 The library works in this process, by ``tj3Transform``, which can set restart markers from version 3.1 on (see its
 ChangeLog). Without it the program does the work and takes two thirds more time. Both give the same bytes (measured on
-100 ImageNet files, the library of 3.1.3 against the programs of 3.1.3 and 2.1.5). Our engine gives
-them in a quarter of the program's time, but only of baseline files; so one of the two has to be there all the same.
+100 ImageNet files, the library of 3.1.3 against the programs of 3.1.3 and 2.1.5), and so does our engine
+(:mod:`packstore.images.seekable.by_engine`), which leaves to them what it does not take.
 
 :mod:`packstore.images.turbojpeg_library` chooses the library.
 """
@@ -19,7 +19,7 @@ import subprocess
 from typing import Any
 
 from packstore.core.errors import UsageError
-from packstore.images.seekable.by_engine import rewrite_by_engine
+from packstore.images.engine import get_engine
 from packstore.images.seekable.markers import NotSeekableError
 from packstore.images.turbojpeg_library import find_library
 
@@ -50,25 +50,25 @@ class _Transform(ctypes.Structure):
 
 def transform(data: bytes, interval: int) -> bytes:
     """A baseline JPEG with the coefficients and markers of ``data``, optimal Huffman tables, and a restart marker after
-    every ``interval`` MCUs. Drops bytes behind the end of the image.
+    every ``interval`` MCUs, or none for 0. Drops bytes behind the end of the image.
 
     Raises:
-        NotSeekableError: The library or program says that the file is damaged.
-        UsageError: Neither is there.
+        NotSeekableError: The library or program says that the file is damaged; or neither is there.
+        UsageError: Neither is there, nor our engine, so that no file can be transformed.
     """
     name = find_library(*_FUNCTIONS)
-    if name is None:
-        _program()  # what the engine does not take must not be what shows that there is none
-    made = rewrite_by_engine(data, interval)
-    if made is not None:
-        return made
-    return _by_program(data, interval) if name is None else _by_library(_load(name), data, interval)
-
-
-def without_restarts(data: bytes) -> bytes:
-    """Like :func:`transform`, without restart markers."""
-    name = find_library(*_FUNCTIONS)
-    return _by_program(data, 0) if name is None else _by_library(_load(name), data, 0)
+    if name is not None:
+        return _by_library(_load(name), data, interval)
+    program = _find(os.environ.get("PATH"))
+    if program is not None:
+        return _by_program(program, data, interval)
+    if get_engine() is None:
+        raise UsageError(
+            "the encoding seekable needs a C compiler when packstore is installed, or the program jpegtran, or "
+            "TurboJPEG's library of version 3.1 or newer (3.0 is not enough), and none of these was there; on Debian "
+            "and Ubuntu: apt install libjpeg-turbo-progs; without root: packstore guide troubleshooting"
+        )
+    raise NotSeekableError("takes the program jpegtran, which is not there (apt install libjpeg-turbo-progs)")
 
 
 def transform_version() -> str | None:
@@ -126,19 +126,8 @@ def _find(path: str | None) -> str | None:
     return shutil.which(_JPEGTRAN, path=path)
 
 
-def _program() -> str:
-    program = _find(os.environ.get("PATH"))
-    if program is None:
-        raise UsageError(
-            "the encoding seekable needs the program jpegtran, or TurboJPEG's library of version 3.1 or newer (3.0 is "
-            "not enough), and neither is there; on Debian and Ubuntu: apt install libjpeg-turbo-progs; without root: "
-            "packstore guide troubleshooting"
-        )
-    return program
-
-
-def _by_program(data: bytes, interval: int) -> bytes:
-    command = [_program(), "-copy", "all", "-optimize", "-restart", f"{interval}B"]
+def _by_program(program: str, data: bytes, interval: int) -> bytes:
+    command = [program, "-copy", "all", "-optimize", "-restart", f"{interval}B"]
     # Pipes, so that nothing is written to disk. This thread only waits, without the GIL, so each thread keeps one
     # program running. (With close_fds, Python starts programs in a slower way.)
     pipe = subprocess.PIPE
