@@ -9,12 +9,13 @@ from __future__ import annotations
 import io
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _CHUNK = 1 << 18
 _STEP = 16 << 20
 _MAX_READ = 1 << 28
-_GZIP = 31  # zlib's window bits for a gzip header and trailer
+_MAX_PADDING = 1 << 26
+_GZIP, ZLIB = 31, zlib.MAX_WBITS  # zlib's window bits for a gzip header and trailer, and for zlib's own
 
 
 class GzipReader(io.RawIOBase):
@@ -90,7 +91,7 @@ class GzipReader(io.RawIOBase):
             if self._inflate.eof and self._end is not None:
                 return b""
             if self._inflate.eof:
-                pending = (self._inflate.unused_data or self._file.read(_CHUNK)).lstrip(b"\0")  # padding is allowed
+                pending = _after_padding(self._inflate.unused_data, self._file)
                 if not pending:
                     return b""
                 self._inflate = zlib.decompressobj(_GZIP)
@@ -109,3 +110,56 @@ class GzipReader(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+class InflatedFile:
+    """A gzip file (RFC 1952, several members allowed) or a zlib stream (RFC 1950) that is read once, in order."""
+
+    def __init__(self, file: IO[bytes], window_bits: int = _GZIP) -> None:
+        self._file, self._bits = file, window_bits
+        self._inflate = zlib.decompressobj(window_bits)
+
+    def __enter__(self) -> InflatedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def read(self, size: int) -> bytes:
+        """The next ``size`` bytes; fewer only at the end. Raises :class:`zlib.error` or :class:`EOFError`."""
+        parts: list[bytes] = []
+        while size and (part := self._step(size)):
+            parts.append(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _step(self, size: int) -> bytes:
+        while True:
+            given = self._inflate.unconsumed_tail
+            if self._inflate.eof:
+                given = _after_padding(self._inflate.unused_data, self._file) if self._bits == _GZIP else b""
+                if not given:
+                    return b""
+                self._inflate = zlib.decompressobj(self._bits)
+            given = given or self._file.read(_CHUNK)
+            data = self._inflate.decompress(given, size)
+            if data:
+                return data
+            if not given and not self._inflate.eof:
+                raise EOFError("the compressed data is cut off")
+
+
+def _after_padding(data: bytes, file: IO[bytes]) -> bytes:
+    """What comes after a member: ``data``, then ``file``, without the zeros that some programs fill a block with."""
+    zeros = 0
+    while True:
+        rest = data.lstrip(b"\0")
+        zeros += len(data) - len(rest)
+        if rest or zeros > _MAX_PADDING:
+            break
+        data = file.read(_CHUNK)
+        if not data:
+            return b""
+    if zeros > _MAX_PADDING:
+        raise zlib.error(f"behind the compressed data lie more than {_MAX_PADDING >> 20} MiB of zeros")
+    return rest

@@ -335,6 +335,20 @@ def test_an_entry_of_a_changed_archive(tmp_path: Path) -> None:
             source.read(entry)
 
 
+@pytest.mark.slow
+def test_zeros_behind_a_compressed_tar(tmp_path: Path) -> None:
+    """As tapes have them; and a terabyte of them, in a file with a hole."""
+    path = tmp_path / "a.tar.gz"
+    whole = tar(FILES)
+    path.write_bytes(gzip.compress(whole[:3000]) + bytes(1_000_000) + gzip.compress(whole[3000:]) + bytes(700_000))
+    with closing(open_source(path)) as source:
+        assert source.survey().records == 10
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(SourceError, match="more than 64 MiB of zeros"):
+        open_source(path)
+
+
 def test_a_tar_in_a_tar_that_is_cut_or_broken_behind_another(tmp_path: Path) -> None:
     """What is before ends with zeros, as a whole archive does."""
     whole = tar_of_tars({"a/1.png": tiny(1), "b/2.png": tiny(2)})

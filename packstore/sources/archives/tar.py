@@ -6,7 +6,6 @@ ImageNet's ``ILSVRC2012_img_train.tar`` is one tar of a thousand, one a class.
 from __future__ import annotations
 
 import bz2
-import gzip
 import importlib
 import lzma
 import os
@@ -24,6 +23,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.files import beyond_standard_streams
 from packstore.sources.archives.headers import LOOK_BYTES, next_header, usual_member
 from packstore.sources.archives.index import NOWHERE, Index, IndexBuilder, Member, OpenFile
+from packstore.sources.inflating import ZLIB, InflatedFile
 
 _MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 """First bytes of compressed files (RFC 1952; bzip2; xz 1.2; RFC 8878)."""
@@ -199,13 +199,13 @@ def decompressed(path: Path, kind: str, name: str) -> IO[bytes]:
 def decompressor(file: IO[bytes], kind: str, name: str) -> Any:
     """A stream of what a file holds that is compressed as ``kind`` says."""
     if kind == "gz":
-        return gzip.GzipFile(fileobj=file)
+        return InflatedFile(file)
     if kind == "bz2":
         return bz2.BZ2File(file)
     if kind == "xz":
         return lzma.LZMAFile(file)
     if kind == "zlib":
-        return _ZlibFile(file)
+        return InflatedFile(file, ZLIB)
     try:
         zstandard = importlib.import_module("zstandard")
     except ImportError:
@@ -213,30 +213,6 @@ def decompressor(file: IO[bytes], kind: str, name: str) -> Any:
             f"{name} is compressed by Zstandard: pip install 'packstore[zstd]', or unpack it with tar --zstd -xf"
         ) from None
     return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-
-
-class _ZlibFile:
-    """A zlib stream (RFC 1950) as a file that is read once, in order."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._inflate = file, zlib.decompressobj()
-
-    def __enter__(self) -> _ZlibFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def read(self, size: int) -> bytes:
-        """At most ``size`` bytes, none at the end. Raises :class:`zlib.error` or :class:`EOFError`."""
-        while not self._inflate.eof:
-            given = self._inflate.unconsumed_tail or self._file.read(_STEP)
-            data = self._inflate.decompress(given, size)
-            if data:
-                return data
-            if not given and not self._inflate.eof:
-                raise EOFError("the zlib stream is cut off")
-        return b""
 
 
 def _zstd_error() -> type[BaseException]:
