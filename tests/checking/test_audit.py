@@ -230,13 +230,13 @@ def test_masks_of_another_size_and_boxes_that_are_none(tmp_path: Path, name: str
             if number == 1:
                 other = np.zeros((7, 5), np.uint8)
                 values[name] = png(other) if name == "mask" else other
-            values["boxes"] = np.array([[1, 1, 2, 2]], np.float32)
+            values["boxes"] = np.array([[1, 1, 1.5, 2]], np.float32)
             append(builder, IMAGE, columns, number, image, values)
         builder.commit(origin=ORIGIN)
     report = packstore.audit(tmp_path / "x.h5", pixels=True)
     assert [finding.records for finding in report.of("mask_size")] == [(1,)]
     assert "has 5 x 7 pixels, its image" in report.of("mask_size")[0].what
-    change(tmp_path / "x.h5", np.array([1, 1, 2, 2], np.float32).tobytes(), 7)
+    change(tmp_path / "x.h5", np.array([1, 1, 1.5, 2], np.float32).tobytes(), 11)
     assert packstore.audit(tmp_path / "x.h5").counts["box_inverted"] == 3
 
 
