@@ -180,7 +180,8 @@ def answering_commands(error: AmbiguousSourceError, arguments: Sequence[str]) ->
     command = next((text for text in arguments if not text.startswith("-")), "")
     found = []
     for answer in error.answers:
-        if not asked or command not in _TAKING_SOURCES:
+        only_packing = "--split" in answer.options and command != "convert"
+        if not asked or command not in _TAKING_SOURCES or only_packing:
             options = "".join(f" {pasted(text)}" for text in answer.options)
             found.append(packing_command(answer.source or error.source, options))
             continue

@@ -6,11 +6,13 @@ A kind is imported when it is asked whether a path is its own. May import ``core
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, UsageError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, SourceError, UsageError, printable
 from packstore.core.files import check_paths
 from packstore.core.manifest import Manifest
 from packstore.core.registry import SOURCES
@@ -80,7 +82,7 @@ def open_source(
         place.stat()
     except (OSError, ValueError) as error:
         raise SourceError(_unreachable(place, error)) from None
-    with kept_indexes():
+    with _asking_about(place), kept_indexes():
         if named is None:
             try:
                 named = _recognise(place, options)
@@ -91,6 +93,30 @@ def open_source(
         if packed_as is not None and packed_as.origin.kind == named.name and named.takes_arrays:
             options = replace(options, **_recorded_names(packed_as, options))
         return named.open(place, options)
+
+
+@contextmanager
+def _asking_about(place: Path) -> Iterator[None]:
+    """Tells questions that are raised meanwhile which source they are about. An answer that would be a question again
+    gives way to the answers to that one."""
+    try:
+        yield
+    except AmbiguousSourceError as error:
+        error.source = place
+        error.answers = tuple(answer for each in error.answers for answer in _last_answers(each))
+        raise
+
+
+def _last_answers(answer: Answer) -> Sequence[Answer]:
+    if answer.source is None or answer.options:
+        return [answer]
+    try:
+        _recognise(answer.source, SourceOptions())
+    except AmbiguousSourceError as error:
+        return [each._replace(source=each.source or answer.source) for each in error.answers]
+    except PackstoreError:
+        return []
+    return [answer]
 
 
 def _recorded_names(packed_as: Manifest, options: SourceOptions) -> dict[str, Any]:

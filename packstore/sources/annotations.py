@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 
-from packstore.core.errors import AmbiguousSourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER
+from packstore.sources.labels import LabelsFile
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
 from packstore.sources.tree import Tree
 
@@ -28,7 +29,7 @@ _METADATA = re.compile(
 )
 _MASKS = re.compile(
     r"(.*[_-])?(masks?|labels?|annotations?|segmentations?(class|object)?|seg|gt(fine|coarse)?|ground_?truth|"
-    r"trimaps?|depths?)([_-].*)?"
+    r"trimaps?|depths?|panoptic|stuff)([_-].*)?"
 )
 _IMAGES = re.compile(r"(images?|imgs?|jpegimages|leftimg8bit|inputs?|photos?|pictures?|rgb)")
 _BESIDE = re.compile(r"(.+)[_-](masks?|labels?|seg|segmentation|gt|ground_?truth|trimap|depth|matte)")
@@ -66,11 +67,33 @@ def asked(path: Path, why: str) -> AmbiguousSourceError:
 
 
 def _question(path: Path, why: str, kind: str, folders: list[_Folder]) -> AmbiguousSourceError:
+    alone, answers = _alone(path, kind, folders)
+    labels = _labels_files(path, folders) if path.is_dir() else []
     return AmbiguousSourceError(
-        f"{printable(str(path))} {why}. Pack the images alone {_alone(path, kind, folders)}; "
+        f"{printable(str(path))} {why}. Pack the images alone {alone}; "
         "give labels in a CSV file (columns file,label) with --labels; or pack all of it from Python "
-        "(packstore guide packing)"
+        "(packstore guide packing)",
+        [*labels, *answers],
+        path,
     )
+
+
+def _labels_files(path: Path, folders: list[_Folder]) -> list[Answer]:
+    """The labels files for ``--labels`` among the first CSV files, each with the folder from which on it names
+    images."""
+    files = [(folder.path, name) for folder in folders for name in folder.others if name.lower().endswith(".csv")]
+    found = []
+    for folder, name in files[:_NAMED]:
+        file = path / folder / name
+        try:
+            first = next(LabelsFile(file).rows(), None)
+        except SourceError:
+            continue
+        places = dict.fromkeys((path, *(path / each.path for each in folders if each.images)))
+        place = None if first is None else next((each for each in places if (each / first.file).is_file()), None)
+        if place is not None:
+            found.append(Answer(("--labels", str(file)), None if place == path else place))
+    return found
 
 
 def find_annotations(tree: Tree) -> list[str]:
@@ -107,7 +130,7 @@ def _further(tree: Tree, folders: list[_Folder]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _alone(path: Path, kind: str, folders: list[_Folder]) -> str:
+def _alone(path: Path, kind: str, folders: list[_Folder]) -> tuple[str, list[Answer]]:
     """How the images are packed without what lies beside them: an option, or the folders to name instead."""
     masks = _masks(folders)
     holding = [
@@ -116,19 +139,27 @@ def _alone(path: Path, kind: str, folders: list[_Folder]) -> str:
         if folder.images and not any(f"{folder.path}/".startswith(f"{mask}/") for mask in masks)
     ]
     if any(_masks_beside(folders)):
-        return f"once the masks lie elsewhere (--source {kind} packs both)"
+        return f"once the masks lie elsewhere (--source {kind} packs both)", []
+    if not holding:
+        return "once they are there (masks and annotations seem to be all)", []
     shared = takewhile(lambda part: part.lower() not in SPLIT_ORDER, os.path.commonpath(holding or [""]).split("/"))
     if common := "/".join(shared):
-        return f"from their folder, {_place(path, common)}"
+        return f"from their folder, {_place(path, common)}", _instead(path, [common])
     tops = {place.split("/")[0] for place in holding}
     others = set(folders[0].folders) - tops if folders else set()
     if holding == [""]:
-        return "with --source flat"
+        return "with --source flat", [Answer(("--source", "flat"))]
     if not masks and (not others or all(top.lower() in SPLIT_ORDER for top in tops)):
-        return f"with --source {kind}"
+        return f"with --source {kind}", [Answer(("--source", kind))]
     if len(holding) <= _NAMED:
-        return "from their folders: " + ", ".join(_place(path, place) for place in holding)
-    return f"with --source {kind}, once the rest is out of the folder"
+        places = ", ".join(_place(path, place) for place in holding)
+        return f"from their folders: {places}", _instead(path, holding)
+    return f"with --source {kind}, once the rest is out of the folder", []
+
+
+def _instead(path: Path, folders: list[str]) -> list[Answer]:
+    """Folders below ``path`` to give instead; in an archive nobody can give them."""
+    return [Answer(source=path / folder) for folder in folders] if path.is_dir() else []
 
 
 def _place(path: Path, folder: str) -> str:

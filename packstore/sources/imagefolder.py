@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.annotations import find_annotations
@@ -153,7 +153,9 @@ class ImageFolderSource(FolderSource):
             if self.options.named:
                 found = None
             elif split is None:
-                raise SourceError(found.describe(self.name()))
+                answers = [Answer(("--split", name.lower())) for name in found.splits]
+                answers.append(Answer(("--source", self.kind)))
+                raise AmbiguousSourceError(found.describe(self.name()), answers, self.path)
         if found is None:
             _count_loose(ignored, loose if root.directories else 0, "class")
             return [_SplitFolder("", "", tuple(sorted(root.directories)), loose, above)]
@@ -192,10 +194,12 @@ class ImageFolderSource(FolderSource):
         unlabelled = [folder.split for folder in folders if folder.unlabelled]
         labelled = [folder.split for folder in folders if folder.classes]
         if unlabelled and labelled:
-            raise SourceError(
+            raise AmbiguousSourceError(
                 f"in {self.name()} the images of {' and '.join(unlabelled)} lie in no class folders, those of "
                 f"{' and '.join(labelled)} do: pack the splits one at a time with --split, or give labels for all with "
-                "--labels labels.csv (columns file,label,split)"
+                "--labels labels.csv (columns file,label,split)",
+                [Answer(("--split", folder.split)) for folder in folders],
+                self.path,
             )
         return folders
 

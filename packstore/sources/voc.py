@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Labels
 from packstore.core.plainxml import load_xml
 from packstore.sources.archives import open_tree
@@ -201,7 +201,8 @@ def _find_base(tree: Tree) -> str | None:
     found = [join(above, name) for name in names if is_folder(tree, join(above, f"{name}/JPEGImages"))]
     if len(found) > 1:
         each = " or ".join(tree.name(base) for base in found)
-        raise AmbiguousSourceError(f"{tree.name()} holds several sets of Pascal VOC: give one of them, {each}")
+        answers = [Answer(source=Path(tree.root, base)) for base in found] if Path(tree.root).is_dir() else []
+        raise AmbiguousSourceError(f"{tree.name()} holds several sets of Pascal VOC: give one of them, {each}", answers)
     return found[0] if found else None
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import RESERVED
 from packstore.sources.arrays.stored import ArrayInfo
 from packstore.sources.base import SPLIT_ORDER, SourceOptions
@@ -201,7 +201,8 @@ def _image(shown: str, arrays: Sequence[_Named], options: SourceOptions) -> _Nam
         return found[0]
     if found:
         asked = " or ".join(f"--image-key {printable(each.info.name)}" for each in found[:_LISTED])
-        raise AmbiguousSourceError(f"{shown} holds several arrays of images: say which by {asked}")
+        answers = [Answer(("--image-key", each.info.name)) for each in found[:_LISTED]]
+        raise AmbiguousSourceError(f"{shown} holds several arrays of images: say which by {asked}", answers)
     reason = next((each.info.why for each in arrays if each.info.why), "")
     if reason:
         raise SourceError(f"{shown}: {reason}")
@@ -271,7 +272,8 @@ def _label(shown: str, arrays: Sequence[_Named], image: _Named, count: int, opti
         asked = " or ".join(f"--label-key {printable(each.info.name)}" for each in labels[:_LISTED])
         raise AmbiguousSourceError(
             f"{shown} holds several arrays of labels: say which is to be 'label' by {asked} (the others keep their "
-            "names)"
+            "names)",
+            [Answer(("--label-key", each.info.name)) for each in labels[:_LISTED]],
         )
     return labels[0] if labels else None
 
@@ -292,7 +294,8 @@ def _axes(shown: str, image: _Named, length: int | None, options: SourceOptions)
             asked = " or ".join(f"--layout {each}" for each in proposed)
             why = "MATLAB wrote its axes in reverse" if info.reversed else "the order of its axes is not clear"
             named = "" if options.image_key is None else f"--image-key {printable(options.image_key)} "
-            raise AmbiguousSourceError(f"{shown}: {info.shown}: {why}; say it by {named}{asked}")
+            answers = [Answer(("--layout", each)) for each in proposed]
+            raise AmbiguousSourceError(f"{shown}: {info.shown}: {why}; say it by {named}{asked}", answers)
         layout = fitting[0]
     if len(layout) != len(info.shape):
         raise SourceError(f"{shown}: {info.shown} has {len(info.shape)} axes, and the layout {layout} {len(layout)}")

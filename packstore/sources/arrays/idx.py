@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Field
 from packstore.sources.arrays.choosing import Choice, Chosen, Part
 from packstore.sources.arrays.source import ArraySource
@@ -76,7 +76,10 @@ class IdxSource(ArraySource):
         folders = _folders(path)
         if len(folders) != 1:
             names = " or ".join(printable(str(folder)) for folder in folders)
-            raise AmbiguousSourceError(f"{printable(str(path))} holds {len(folders)} data sets: give {names}")
+            raise AmbiguousSourceError(
+                f"{printable(str(path))} holds {len(folders)} data sets: give {names}",
+                [Answer(source=folder) for folder in folders],
+            )
         found: dict[str, Path] = {}
         ignored = Counter[str]()
         for file in sorted(folders[0].iterdir()):  # x before x.gz
@@ -97,7 +100,10 @@ class IdxSource(ArraySource):
             sets = [name for name in sets if options.image_key in (name, name.removeprefix("emnist-"))]
         if len(sets) != 1:
             asked = " or ".join(f"--image-key {name}" for name in sets or ["mnist"])
-            raise AmbiguousSourceError(f"{shown} holds several data sets: say which by {asked}")
+            raise AmbiguousSourceError(
+                f"{shown} holds several data sets: say which by {asked}",
+                [Answer(("--image-key", name)) for name in sets],
+            )
         self._set = sets[0]
         parts = []
         for split, names in (("train", ("train",)), ("test", ("t10k", "test"))):

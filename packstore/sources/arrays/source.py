@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column import ITEM_SIZE
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
 from packstore.core.sheet import Sheet
 from packstore.images.sniff import max_file_bytes, too_many_pixels
@@ -192,7 +192,8 @@ class ArraySource(RowSource):
             if beside and changed[0][0] in IMAGE_WORDS and changed[0][1] in LABEL_WORDS:
                 raise AmbiguousSourceError(
                     f"{printable(str(path))} holds images, and their labels seem to lie in {printable(other.name)}: "
-                    f"give the folder {printable(str(path.parent))}, or --source {self.kind} for the images alone"
+                    f"give the folder {printable(str(path.parent))}, or --source {self.kind} for the images alone",
+                    [Answer(source=path.parent), Answer(("--source", self.kind))],
                 )
 
     def _check(self) -> None:

@@ -5,18 +5,22 @@ https://huggingface.co/docs/hub/datasets-manual-configuration
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.yamltext import load_yaml
 
 CARD = "README.md"
 _MAX_BYTES = 8 << 20
 _HEAD = re.compile(rb"\A(?:\xef\xbb\xbf)?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+_PATTERN = re.compile(r"[*?[]")
+_LISTED = 8
 _SPEAKS = re.compile(rb"^(configs|dataset_info)\s*:", re.MULTILINE)
 
 
@@ -46,6 +50,8 @@ def read_card(folder: Path) -> Card:
     try:
         with path.open("rb") as file:
             return parse_card(file.read(_MAX_BYTES), folder)
+    except AmbiguousSourceError:
+        raise
     except (OSError, ValueError) as error:
         raise SourceError(f"{printable(str(path))}: its head {error}") from error
 
@@ -87,15 +93,25 @@ def _chosen(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any]:
     for config, name in zip(configs, names, strict=True):
         if config.get("default") is True or name == "default":
             return config
-    raise _ambiguous(folder, names)
-
-
-def _ambiguous(folder: Path, configs: list[str]) -> AmbiguousSourceError:
-    some = ", ".join(map(printable, configs[:8])) + (", …" if len(configs) > 8 else "")
-    return AmbiguousSourceError(
+    some = ", ".join(map(printable, names[:_LISTED])) + (", …" if len(names) > _LISTED else "")
+    raise AmbiguousSourceError(
         f"{printable(str(folder))} has {len(configs)} configurations ({some}), none of them the default: "
-        "give the folder or the files of one"
+        "give the folder or the files of one",
+        [Answer(source=place) for config in configs[:_LISTED] if (place := _folder_of(config, folder)) is not None],
     )
+
+
+def _folder_of(config: dict[Any, Any], folder: Path) -> Path | None:
+    """The folder in which all files of a configuration lie, where that is another than the card's."""
+    try:
+        files = _data_files(config.get("data_files"), config.get("data_dir"))
+    except ValueError:
+        return None
+    patterns = [pattern for its in (files or {}).values() for pattern in its]
+    parts = [takewhile(lambda part: not _PATTERN.search(part), pattern.split("/")[:-1]) for pattern in patterns]
+    common = os.path.commonpath(["/".join(each) or "." for each in parts]) if parts else "."
+    place = folder / common
+    return place if common not in ("", ".") and place.is_dir() else None
 
 
 def _data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Field, Image, Label, Mask
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -258,6 +258,8 @@ def _matching_folder(folder: str) -> tuple[str, ...]:
 def _card_of(tree: Tree, path: Path) -> Card:
     try:
         return parse_card(tree.start(CARD, _CARD_BYTES), path)
+    except AmbiguousSourceError:
+        raise
     except ValueError as error:
         raise SourceError(f"{tree.name(CARD)}: its head {error}") from error
 

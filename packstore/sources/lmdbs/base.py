@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
 from packstore.sources.listing import IMAGE_SUFFIXES, is_directory
@@ -128,7 +128,8 @@ class LmdbSource(RowSource):
         if len(found) > 1 and len({each.split for each in found} - {""}) != len(found):
             names = ", ".join(printable(each.path.name) for each in found)
             raise AmbiguousSourceError(
-                f"{printable(str(path))} holds several LMDBs ({names}), whose names are not one split each: give one"
+                f"{printable(str(path))} holds several LMDBs ({names}), whose names are not one split each: give one",
+                [Answer(source=each.path) for each in found],
             )
         order = in_packing_order(each.split for each in found)
         return sorted(found, key=lambda each: order.index(each.split))

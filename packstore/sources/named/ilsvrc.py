@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, SourceError, printable
 from packstore.core.fields import Field, Image, Label, Text
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_tree
@@ -303,12 +303,15 @@ def _is_val_tar(path: Path) -> bool:
 
 def _without_devkit(path: Path, found: _Found) -> AmbiguousSourceError:
     alone = "or pack them without labels with --source flat"
+    answer = Answer(("--source", "flat"))
     if "train" in found.parts:
         part = found.parts["train"]
         alone = f"or give {printable(str(part.path / part.folder))} to pack the training images alone"
+        answer = Answer(source=part.path / part.folder)
     return AmbiguousSourceError(
         f"{printable(str(path))} holds the validation images of ILSVRC without their labels: put {_DEVKITS[1]} beside "
-        f"them, {alone}"
+        f"them, {alone}",
+        [answer],
     )
 
 

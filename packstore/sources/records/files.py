@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.files import beyond_standard_streams
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import TAR_FAULTS, decompressed
@@ -139,7 +139,9 @@ def refuse_missing(path: Path, kind: str, missing: Sequence[str]) -> None:
     if missing:
         raise AmbiguousSourceError(
             f"{printable(str(path))} lacks {len(missing)} of the shards that its files say there are, "
-            f"{printable(missing[0])} among them: fetch them, or pack those that there are with --source {kind}"
+            f"{printable(missing[0])} among them: fetch them, or pack those that there are with --source {kind}",
+            [Answer(("--source", kind))],
+            path,
         )
 
 

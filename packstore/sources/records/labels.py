@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.records.facts import LabelFacts
 
 _log = logging.getLogger(__name__)
@@ -148,7 +148,9 @@ def numbering(path: Path, kind: str, label: str, facts: LabelFacts, beside: Name
     raise AmbiguousSourceError(
         f"{printable(str(path))}: {printable(label)} is {seen[0]} to {seen[-1]}, and nothing says whether its classes "
         f"begin at 0 or at 1: put a file labels.txt beside it, with a line for each class (1:cat), or pack the numbers "
-        f"as they are with --source {kind}"
+        f"as they are with --source {kind}",
+        [Answer(("--source", kind))],
+        path,
     )
 
 

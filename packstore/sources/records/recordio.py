@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Field, Image, Label
 from packstore.core.recordio import FIRST, HEADER, LAST, MAGIC, MIDDLE, WHOLE
 from packstore.images.sniff import max_file_bytes
@@ -111,7 +111,9 @@ class RecordioSource(RowSource):
                 raise AmbiguousSourceError(
                     f"{printable(str(self.path))} has labels up to {int(labels.max())} as float32, which has not every "
                     f"integer from {EXACT} on: two classes may have one number. Pack them as they are with "
-                    f"--source {self.kind}"
+                    f"--source {self.kind}",
+                    [Answer(("--source", self.kind))],
+                    self.path,
                 )
             found["label"] = Label()
         elif single:

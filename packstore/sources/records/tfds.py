@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import AmbiguousSourceError, ManifestError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, ManifestError, SourceError, printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Mask, Text
 from packstore.core.sheet import read_sheet
 from packstore.images.sniff import HeaderError, max_file_bytes, sniff
@@ -324,7 +324,8 @@ def _folder(path: Path) -> Path:
     if len(found) > 1:
         several = ", ".join(printable(str(each)) for each in found[:5]) + (", …" if len(found) > 5 else "")
         raise AmbiguousSourceError(
-            f"{printable(str(path))} holds several versions or configurations: give one of {several}"
+            f"{printable(str(path))} holds several versions or configurations: give one of {several}",
+            [Answer(source=each) for each in found[:5]],
         )
     if not found:
         raise SourceError(f"{printable(str(path))} holds no {INFO} of TensorFlow Datasets")
