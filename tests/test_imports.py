@@ -42,7 +42,7 @@ ROOMS = (
     Room("packing", "core images stores sources", "numpy xxhash"),
     Room("checking", "core images stores sources packing", "numpy xxhash"),
     Room("training", "core images stores", "numpy torch PIL torchvision"),
-    Room("seeing", "core images stores checking training", "numpy torch PIL matplotlib"),
+    Room("seeing", "core images stores checking training", "numpy torch PIL matplotlib starlette uvicorn"),
     Room("diagnose", "core images stores packing training seeing", "numpy torch PIL matplotlib"),
     Room("testing", "core images stores sources exports packing checking face", "numpy xxhash pytest hypothesis PIL"),
     Room(
@@ -58,8 +58,9 @@ TOOLS = (
     *(
         "execnet",
         "mypy",
-        "packstore[heif,jpeg4py,opencv,parquet,tfrecord,zarr,zstd]",
+        "packstore[heif,jpeg4py,opencv,parquet,tfrecord,view,zarr,zstd]",
         "packstore",
+        "playwright",
         "pytest-xdist",
         "ruff",
     ),

@@ -37,6 +37,7 @@ from packstore.cli.repair import repair
 from packstore.cli.salvage import salvage
 from packstore.cli.select import select
 from packstore.cli.verify import verify
+from packstore.cli.view import view
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, UsageError, printable
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -95,6 +96,7 @@ for command in (
     verify,
     audit,
     info,
+    view,
     repair,
     salvage,
     clean,

@@ -1,0 +1,65 @@
+"""Augmentations as text: ``RandomResizedCrop(224), RandomHorizontalFlip()``, of which nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from packstore.core.errors import UsageError
+from packstore.training import augment
+from packstore.training.augment import Operation
+
+OPERATIONS = ("CenterCrop", "Cutout", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop", "Resize")
+"""Operations that can be named; those that take functions cannot."""
+MOST_PIXELS = 4096
+"""The largest number that an operation is given here: a side of the images that it makes, in pixels."""
+
+_LONGEST = 2000
+
+
+def parse_augment(text: str) -> list[Operation]:
+    """The operations in ``text``, as one writes them in Python, with commas between them.
+
+    Raises :class:`UsageError` for anything but calls of :data:`OPERATIONS` with numbers, words and tuples of them."""
+    if len(text) > _LONGEST:
+        raise UsageError(f"augmentations should take at most {_LONGEST} letters, got {len(text)}")
+    try:
+        parsed = ast.parse(f"[{text}]", mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _unfit(text) from None
+    if not isinstance(parsed, ast.List):
+        raise _unfit(text)
+    return [_operation(node) for node in parsed.elts]
+
+
+def _operation(node: ast.expr) -> Operation:
+    text = ast.unparse(node)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in OPERATIONS:
+        raise _unfit(text)
+    try:
+        positional = [ast.literal_eval(each) for each in node.args]
+        named = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords if each.arg}
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise _unfit(text) from None
+    if len(named) != len(node.keywords) or not all(map(_is_small, [*positional, *named.values()])):
+        raise _unfit(text)
+    try:
+        made: Operation = getattr(augment, node.func.id)(*positional, **named)
+    except TypeError as error:
+        raise UsageError(f"{text[:200]}: {error}") from None
+    return made
+
+
+def _is_small(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return len(value) <= 8 and all(map(_is_small, value))
+    if isinstance(value, (int, float)):
+        return abs(value) <= MOST_PIXELS
+    return value is None or isinstance(value, str)
+
+
+def _unfit(text: str) -> UsageError:
+    return UsageError(
+        f"augmentations should be calls of {', '.join(OPERATIONS)} with numbers up to {MOST_PIXELS}, "
+        f"such as RandomResizedCrop(224), RandomHorizontalFlip(); got {text[:200]!r}"
+    )

@@ -1,0 +1,133 @@
+"""What ``packstore audit`` and ``packstore verify`` found, out of their JSON: which records it is about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import UsageError, printable
+from packstore.core.manifest import Manifest
+
+DAMAGE = "damage"
+"""The mark of records that are damaged."""
+
+_MOST_BYTES = 1 << 30
+_KEPT_TEXTS = 5
+
+
+@dataclass
+class Findings:
+    """Marks of records.
+
+    Attributes:
+        records: By mark, the records that have it, ascending.
+        texts: By record, what was found there, in words; a few a record.
+        notes: What is wrong with no record in particular.
+    """
+
+    records: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    texts: dict[int, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, mark: str, record: int, text: str) -> None:
+        """Marks one more record."""
+        known = self.records.get(mark, np.zeros(0, np.int64))
+        if not _has(known, record):
+            self.records = {**self.records, mark: np.union1d(known, [record])}
+        self.say(record, text)
+
+    def say(self, record: int, text: str) -> None:
+        """Keeps what was found in a record."""
+        said = self.texts.setdefault(record, [])
+        if len(said) < _KEPT_TEXTS and text not in said:
+            said.append(text)
+
+    def of(self, record: int) -> list[str]:
+        """The marks of a record."""
+        return [mark for mark, records in self.records.items() if _has(records, record)]
+
+
+def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest) -> Findings:
+    """The findings in these files.
+
+    Args:
+        audit: What ``packstore audit --json`` printed.
+        verified: What ``packstore verify --json`` printed.
+        manifest: Of the store that they are to be about.
+
+    Raises:
+        UsageError: A file is none of these, or about another store.
+    """
+    findings = Findings()
+    said: list[tuple[str, str, list[int]]] = []
+    if audit is not None:
+        said += _of_audit(_load(audit, "audit", manifest))
+    if verified is not None:
+        said += _of_verify(_load(verified, "verify", manifest))
+    marked: dict[str, set[int]] = {}
+    for mark, text, numbers in said:
+        records = [n for n in numbers if n < manifest.records]
+        if not records:
+            findings.notes.append(text)
+            continue
+        marked.setdefault(mark, set()).update(records)
+        for record in records:
+            findings.say(record, text)
+    findings.records = {mark: np.array(sorted(records), np.int64) for mark, records in marked.items()}
+    return findings
+
+
+def _load(path: Path, command: str, manifest: Manifest) -> Mapping[str, Any]:
+    shown = printable(str(path))
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UsageError(f"{shown} is larger than any report: {path.stat().st_size} bytes")
+        report = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{shown} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{shown} is not JSON: {error}; packstore {command} --json prints a report") from None
+    needed = "findings" if command == "audit" else "problems"
+    if not isinstance(report, dict) or not isinstance(report.get(needed), list):
+        raise UsageError(f"{shown} is no report of packstore {command} --json: it has no list of {needed}")
+    digest = report.get("dataset_digest")
+    if digest is not None and digest != manifest.dataset_digest:
+        raise UsageError(f"{shown} is about another store: its dataset_digest is {str(digest)[:12]}…")
+    return report
+
+
+def _of_audit(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[int]]]:
+    """Mark, words and records of each finding."""
+    for finding in report["findings"]:
+        if isinstance(finding, dict) and isinstance(finding.get("kind"), str):
+            records = _numbers(finding.get("records"))
+            what = finding.get("what")
+            yield finding["kind"], str(what if what else finding["kind"])[:500], records
+
+
+def _of_verify(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[int]]]:
+    for problem in report["problems"]:
+        if isinstance(problem, dict):
+            shard = f"{problem['shard']}: " if problem.get("shard") else ""
+            yield DAMAGE, f"{shard}{problem.get('what', '')}"[:500], _numbers([problem.get("record")])
+
+
+def _numbers(values: Any) -> list[int]:
+    """The record numbers in a list, whose entries may also be objects with a ``record``."""
+    found = []
+    for value in values if isinstance(values, list) else ():
+        number = value.get("record") if isinstance(value, dict) else value
+        if type(number) is int and 0 <= number < 1 << 40:
+            found.append(number)
+    return found
+
+
+def _has(records: NDArray[np.int64], record: int) -> bool:
+    at = int(np.searchsorted(records, record))
+    return at < len(records) and int(records[at]) == record

@@ -1,0 +1,174 @@
+"""Images for the page: thumbnails, cached in bounded memory, and whole ones. Loads no torch, which takes a second."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from packstore.core.checksums import image_checksum
+from packstore.core.columns import Buffer
+from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, printable
+from packstore.core.manifest import Column
+from packstore.images.decoders import get_decoder
+from packstore.images.decoders.orientation import read_orientation
+from packstore.images.encode.options import turned_by_readers
+from packstore.images.sniff import HeaderError
+from packstore.seeing.view.facts import header_in
+from packstore.stores.base import Reader
+
+SIDES = (96, 192, 384)
+"""Longest sides of thumbnails, in pixels."""
+
+_CACHE_BYTES = 64 << 20
+_ENTRY_BYTES = 200
+"""What an entry of the cache takes besides its bytes."""
+_QUALITY = 82
+_SMALL = 64
+"""Images up to this side are sent as PNG: JPEG would blur them, and is no smaller."""
+_AS_IT_IS = {"jpeg": "image/jpeg", "png": "image/png", "gif": "image/gif", "webp": "image/webp"}
+
+
+class File(NamedTuple):
+    """What is sent to the browser.
+
+    Attributes:
+        data: The bytes.
+        type: Their media type.
+    """
+
+    data: bytes
+    type: str
+
+
+class Images:
+    """The images of a store, encoded for a browser. Safe to use from many threads."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._decoder = get_decoder()
+        self._turned = turned_by_readers(reader.manifest)
+        self._cache: OrderedDict[tuple[int, int], File | PackstoreError] = OrderedDict()
+        self._cached_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of the cached thumbnails; at most 64 MiB."""
+        return self._cached_bytes
+
+    def thumbnail(self, record: int, side: int) -> File:
+        """The image of a record, at most ``side`` pixels wide and high, its checksum compared.
+
+        Raises:
+            CorruptRecordError: It does not match its checksum.
+            PackstoreError: It cannot be read or decoded.
+        """
+        with self._lock:
+            known = self._cache.get((record, side))
+            if known is not None:
+                self._cache.move_to_end((record, side))
+        if known is None:
+            try:
+                known = self._thumbnail(record, side)
+            except PackstoreError as error:
+                known = error.with_traceback(None)
+            self._keep((record, side), known)
+        if isinstance(known, PackstoreError):
+            raise known
+        return known
+
+    def whole(self, record: int, column: Column) -> File:
+        """An image of a record, as large as it is: its file where every browser shows that as the loader gives it,
+        else the decoded pixels as PNG. Raises as :meth:`thumbnail`, but for the checksum."""
+        if column.layout is None:
+            data = _stored(self._reader, column, record)
+            try:
+                info = header_in(memoryview(data).cast("B"))
+            except HeaderError as error:
+                raise DecodeError(f"record {record} {error.reason}") from None
+            plain = info.components in (1, 3) or info.kind != "jpeg"
+            if plain and info.kind in _AS_IT_IS and read_orientation(data, info) == 1:
+                return File(bytes(data), _AS_IT_IS[info.kind])
+        return as_png(self.pixels(record, column))
+
+    def file(self, record: int) -> File:
+        """The image of a record at rest, to be saved."""
+        return File(bytes(self._reader.read(record)), "application/octet-stream")
+
+    def pixels(self, record: int, column: Column, data: Buffer | None = None, side: int | None = None) -> NDArray[Any]:
+        """The pixels of a record's image: uint8 ``(h, w, 3)``, RGB; normalisation undone; turned where loaders turn it.
+
+        With ``side``, a large JPEG is scaled while it is decoded."""
+        reader = self._reader
+        if column.layout is None:
+            data = _stored(reader, column, record) if data is None else data
+            try:
+                if side is None:
+                    return self._decoder.decode(data, exif_transpose=self._turned)
+                return self._decoder.decode_small(data, side, exif_transpose=self._turned)
+            except DecodeError as error:
+                raise DecodeError(f"record {record} ({key_of(reader, record)}): {error}") from None
+        array: NDArray[Any] = reader.array(record) if column.name == "image" else reader.item(column.name, record)
+        return array if column.layout == "HWC" else self._from_floats(array, column)
+
+    def _from_floats(self, array: NDArray[Any], column: Column) -> NDArray[np.uint8]:
+        if column.dtype == "bfloat16":  # the upper half of a float32
+            array = (array.astype(np.uint32) << 16).view(np.float32)
+        pixels = array.astype(np.float32).transpose(1, 2, 0)
+        normalization = self._reader.manifest.normalization
+        if normalization is not None:
+            pixels = pixels * np.array(normalization.std, np.float32) + np.array(normalization.mean, np.float32)
+        return np.nan_to_num(pixels * 255).round().clip(0, 255).astype(np.uint8)
+
+    def _thumbnail(self, record: int, side: int) -> File:
+        reader = self._reader
+        data = reader.view(record)
+        found, expected = image_checksum(data), int(reader.value("checksum", record))
+        if found != expected:
+            raise CorruptRecordError(record, key_of(reader, record), f"{expected:016x}", f"{found:016x}")
+        image = Image.fromarray(self.pixels(record, reader.manifest.image, data, side))
+        small = max(image.size) <= _SMALL
+        image.thumbnail((side, side), reducing_gap=2.0)
+        out = io.BytesIO()
+        if small:
+            image.save(out, "PNG", compress_level=1)
+        else:
+            image.save(out, "JPEG", quality=_QUALITY)
+        return File(out.getvalue(), "image/png" if small else "image/jpeg")
+
+    def _keep(self, name: tuple[int, int], value: File | PackstoreError) -> None:
+        with self._lock:
+            self._cached_bytes += _size(value) - (_size(self._cache[name]) if name in self._cache else 0)
+            self._cache[name] = value
+            while self._cached_bytes > _CACHE_BYTES:
+                self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
+
+
+def as_png(pixels: NDArray[Any]) -> File:
+    """Pixels, uint8 ``(h, w, 3)`` or ``(h, w, 4)``, as a file that holds exactly these."""
+    out = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(out, "PNG", compress_level=1)
+    return File(out.getvalue(), "image/png")
+
+
+def key_of(reader: Reader, record: int) -> str:
+    """The key of a record, for a message about it."""
+    try:
+        return printable(reader.key(record))
+    except (PackstoreError, IndexError):
+        return "its key is damaged, too"
+
+
+def _stored(reader: Reader, column: Column, record: int) -> Buffer:
+    found: Buffer = reader.view(record) if column.name == "image" else reader.value(column.name, record)
+    return found
+
+
+def _size(value: File | PackstoreError) -> int:
+    return _ENTRY_BYTES + (len(value.data) if isinstance(value, File) else len(str(value)))

@@ -1,0 +1,188 @@
+"""A record as the loader gives it: through :class:`packstore.PackedLoader` itself, so that it is so bit for bit."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.core.column import INTERNAL
+from packstore.core.errors import UsageError
+from packstore.core.manifest import Column, Manifest
+from packstore.seeing.augment_text import parse_augment
+from packstore.seeing.view.images import File, as_png
+from packstore.seeing.view.masks import color_mask
+from packstore.seeing.view.record import values_of
+from packstore.stores.base import Reader
+from packstore.training.augment import Operation, Resize
+from packstore.training.dataset import PackedDataset
+from packstore.training.loader import PackedLoader
+from packstore.training.loader.options import Collate
+
+_KEPT = 24
+_MOST_PIXELS = 1 << 26
+_MOST_SEED = 1 << 63
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the page asks for.
+
+    Attributes:
+        record: Number of the record.
+        augment: As :func:`packstore.seeing.augment_text.parse_augment` takes it.
+        seed: Of the loader.
+        epoch: Whose random numbers are drawn.
+    """
+
+    record: int
+    augment: str
+    seed: int
+    epoch: int
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """One record out of a batch.
+
+    Attributes:
+        image: uint8 ``(h, w, 3)``; of a store of floating point values with the normalisation undone.
+        exact: Whether these are the loader's own values, and not made from floating point ones.
+        values: Of masks, boxes, keypoints and class numbers, by column.
+        python: How one gets the same.
+    """
+
+    image: NDArray[np.uint8]
+    exact: bool
+    values: dict[str, Any]
+    python: str
+
+
+class AsLoaded:
+    """Loads single records as a loader of all of them would. Keeps the latest ones."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._manifest = reader.manifest
+        self._datasets: dict[str | None, PackedDataset] = {}
+        self._kept: OrderedDict[Asked, Loaded] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, asked: Asked) -> Loaded:
+        """The record as it is asked for.
+
+        Raises :class:`UsageError` for augmentations that cannot be, and what the loader raises."""
+        with self._lock:  # one at a time: what is loaded may be large
+            if asked not in self._kept:
+                self._kept[asked] = self._load(asked)
+            self._kept.move_to_end(asked)
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+            return self._kept[asked]
+
+    def describe(self, asked: Asked) -> dict[str, Any]:
+        """The same as JSON values."""
+        loaded = self.get(asked)
+        height, width = loaded.image.shape[:2]
+        columns = [
+            {"name": c.name, "type": c.type, "parallel": c.parallel} | values_of(c, loaded.values[c.name])
+            for c in self._manifest.columns
+            if c.name in loaded.values
+        ]
+        return {"shown": [width, height], "exact": loaded.exact, "columns": columns, "python": loaded.python}
+
+    def picture(self, asked: Asked) -> File:
+        """The image, as a PNG file."""
+        return as_png(self.get(asked).image)
+
+    def mask(self, asked: Asked, name: str) -> File:
+        """A mask, coloured, as a PNG file. Raises :class:`UsageError` for a column that is none."""
+        value = self.get(asked).values.get(name)
+        if value is None or self._manifest.column(name).type != "mask":
+            raise UsageError(f"no mask {name[:80]!r} in this record")
+        return color_mask(np.asarray(value))
+
+    def _load(self, asked: Asked) -> Loaded:
+        operations = parse_augment(asked.augment)
+        if max(asked.seed, asked.epoch) >= _MOST_SEED:
+            raise UsageError("seed and epoch should have at most 63 bits")
+        manifest = self._manifest
+        found = next((s for s in manifest.splits if s.start <= asked.record < s.stop), None)
+        split, item = (None, asked.record) if found is None else (found.name, asked.record - found.start)
+        dataset = self._dataset(split)
+        if dataset.manifest != manifest:
+            raise UsageError("the store has been replaced by another one: start packstore view again")
+        self._check_size(operations, asked.record)
+        collate: dict[str, Collate] = {n: "optional" for n in dataset.columns if manifest.column(n).nullable}
+        loader = PackedLoader(
+            dataset, 1, indices=[item], augment=operations, seed=asked.seed, workers=1, resident=False, collate=collate
+        )
+        loader.set_epoch(asked.epoch)
+        batch = next(iter(loader))
+        image = batch.pop("image")[0]
+        values = {name: _plain(value[0]) for name, value in batch.items() if value[0] is not None}
+        python = _as_python(self._reader, split, item, asked, dataset.columns)
+        return Loaded(self._pixels(image), not image.is_floating_point(), values, python)
+
+    def _dataset(self, split: str | None) -> PackedDataset:
+        if split not in self._datasets:
+            columns = ["image", *(c.name for c in self._manifest.columns if _is_drawn(c, self._manifest))]
+            self._datasets[split] = PackedDataset(self._reader.path, split, columns=columns, output="dict")
+        return self._datasets[split]
+
+    def _check_size(self, operations: list[Operation], record: int) -> None:
+        """Raises :class:`UsageError` where the shorter side of a long image would be made very long."""
+        from packstore.seeing.view.facts import header_of
+
+        (height, width), _, _ = header_of(self._reader, record)
+        for operation in operations:
+            if isinstance(operation, Resize) and isinstance(operation.size, int):
+                scale = operation.size / max(1, min(height, width))
+                if height * scale * width * scale > _MOST_PIXELS:
+                    raise UsageError(f"{operation!r} would make an image of more than {_MOST_PIXELS:,} pixels")
+
+    def _pixels(self, image: torch.Tensor) -> NDArray[np.uint8]:
+        if not image.is_floating_point():
+            pixels: NDArray[np.uint8] = np.array(image.movedim(0, -1).numpy(), np.uint8)
+            return pixels
+        array: NDArray[Any] = image.movedim(0, -1).float().numpy()
+        normalization = self._manifest.normalization
+        if normalization is not None:
+            array = array * np.array(normalization.std, np.float32) + np.array(normalization.mean, np.float32)
+        shown: NDArray[np.uint8] = np.nan_to_num(array * 255).round().clip(0, 255).astype(np.uint8)
+        return shown
+
+
+def _plain(value: Any) -> Any:
+    return value.numpy() if isinstance(value, torch.Tensor) else value
+
+
+def _is_drawn(column: Column, manifest: Manifest) -> bool:
+    """Whether it is drawn over the image: masks, boxes, points, and the class numbers of boxes."""
+    if column.name in INTERNAL:
+        return False
+    return column.type in ("mask", "boxes", "keypoints") or (column.type == "labels" and column.parallel is not None)
+
+
+def _as_python(reader: Reader, split: str | None, item: int, asked: Asked, columns: tuple[str, ...]) -> str:
+    named = "" if split is None else f", split={split!r}"
+    operations = asked.augment.strip()
+    lines = ["import packstore"]
+    if operations:
+        names = sorted({type(operation).__name__ for operation in parse_augment(operations)})
+        lines.append(f"from packstore.augment import {', '.join(names)}")
+    augment = f", augment=[{operations}]" if operations else ""
+    seed = f", seed={asked.seed}" if asked.seed else ""
+    lines += [
+        "",
+        f"dataset = packstore.PackedDataset({str(reader.path)!r}{named}, columns={columns!r})",
+        f"loader = packstore.PackedLoader(dataset, indices=[{item}]{seed}{augment})",
+        f"loader.set_epoch({asked.epoch})",
+        "batch = next(iter(loader))",
+    ]
+    return "\n".join(lines) + "\n"

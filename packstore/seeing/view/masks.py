@@ -1,0 +1,42 @@
+"""Masks as pictures: each value in a colour of its own, the background transparent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import DecodeError
+from packstore.core.manifest import Column
+from packstore.images.masks import decode_mask, read_mask_header
+from packstore.seeing.view.images import File, as_png
+from packstore.stores.base import Reader
+
+_MOST_LISTED = 256
+
+
+def read_mask(reader: Reader, column: Column, record: int) -> NDArray[Any]:
+    """The values of a record's mask, ``(H, W)``.
+
+    Raises :class:`DecodeError` where it has none or cannot be decoded, :class:`StoreError` where it is damaged."""
+    if not reader.present(column.name, record):
+        raise DecodeError(f"record {record} has no {column.name}")
+    if column.layout is not None:
+        return np.asarray(reader.item(column.name, record))
+    data = reader.value(column.name, record)
+    return decode_mask(data, read_mask_header(data))
+
+
+def color_mask(values: NDArray[Any]) -> File:
+    """A mask ``(H, W)`` as an RGBA picture; 0, the background of most datasets, is transparent."""
+    from packstore.seeing.drawing import color_of  # loads torch
+
+    numbers, places = np.unique(values, return_inverse=True)
+    palette = np.array([(0, 0, 0, 0) if n == 0 else (*color_of(int(n)), 255) for n in numbers.tolist()], np.uint8)
+    return as_png(palette[places.reshape(values.shape)])
+
+
+def values_in(values: NDArray[Any]) -> list[int]:
+    """The values that occur in a mask, at most 256 of them."""
+    return [int(n) for n in np.unique(values)[:_MOST_LISTED]]

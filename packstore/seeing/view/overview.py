@@ -1,0 +1,139 @@
+"""The overview: classes by split, sizes, aspects, bytes and kinds of images, classes that occur together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import PackstoreError
+from packstore.core.manifest import Manifest
+from packstore.seeing.view.facts import (
+    MISSING,
+    UNREADABLE,
+    Headers,
+    class_column,
+    parts_with,
+    read_labels,
+    sample_of,
+)
+from packstore.seeing.view.jobs import Report
+from packstore.seeing.view.query import MEASURES
+from packstore.stores.base import Reader
+
+_BINS = 24
+_TOGETHER = 20
+"""Most frequent classes of which is shown how often they occur together."""
+_MOST_CLASSES = 100_000
+
+
+def count_classes(reader: Reader, report: Report) -> dict[str, Any]:
+    """How often each class occurs, by split; of a column of several classes also which occur together.
+
+    Of a large store with several classes a record, an even sample is counted: ``seen`` says how many records."""
+    manifest = reader.manifest
+    column = class_column(manifest)
+    if column is None:
+        return {"column": None}
+    named = column.classes
+    if column.kind == "fixed":
+        labels = read_labels(reader, column, report)
+        count = len(named) if named is not None else min(_MOST_CLASSES, int(labels.max(initial=-1)) + 1)
+        splits = [
+            {"name": name, "counts": counts, "missing": missing, "unreadable": unreadable}
+            for name, start, stop in _splits(manifest)
+            for counts, missing, unreadable in [_counted(labels[start:stop], count)]
+        ]
+        return {"column": column.name, "classes": count, "splits": splits, "seen": len(labels), "together": None}
+    chosen = sample_of(len(reader))
+    records = np.arange(len(reader), dtype=np.int64) if chosen is None else chosen
+    owners, numbers = _several(reader, column.name, records, report)
+    count = len(named) if named is not None else min(_MOST_CLASSES, int(numbers.max(initial=-1)) + 1)
+    valid = (numbers >= 0) & (numbers < count)
+    # A class counts once a record, however often it occurs there.
+    pairs = np.unique(np.stack([owners[valid], numbers[valid]], 1), axis=0) if valid.any() else np.zeros((0, 2), int)
+    splits = []
+    for name, start, stop in _splits(manifest):
+        inside = pairs[(pairs[:, 0] >= start) & (pairs[:, 0] < stop)]
+        with_any = len(np.unique(inside[:, 0]))
+        looked_at = int(((records >= start) & (records < stop)).sum())
+        counts = np.bincount(inside[:, 1], minlength=count).tolist()
+        splits.append({"name": name, "counts": counts, "missing": looked_at - with_any, "unreadable": 0})
+    together = _together(pairs, count)
+    return {"column": column.name, "classes": count, "splits": splits, "seen": len(records), "together": together}
+
+
+def summarize(headers: Headers, start: int, stop: int) -> dict[str, Any]:
+    """Histograms of the images whose headers were read, of records ``start`` to ``stop - 1``."""
+    inside = (headers.records >= start) & (headers.records < stop)
+    kinds = np.bincount(headers.kind[inside], minlength=len(headers.kinds)).tolist()
+    return {
+        "seen": int(inside.sum()),
+        "total": stop - start,
+        "kinds": [{"name": name, "count": n} for name, n in zip(headers.kinds, kinds, strict=True) if n],
+        "histograms": {name: _histogram(headers.measure(name)[inside]) for name in MEASURES},
+    }
+
+
+def _splits(manifest: Manifest) -> list[tuple[str, int, int]]:
+    if not manifest.splits:
+        return [("all", 0, manifest.records)]
+    return [(split.name, split.start, split.stop) for split in manifest.splits]
+
+
+def _counted(labels: NDArray[np.int32], count: int) -> tuple[list[int], int, int]:
+    valid = labels[(labels >= 0) & (labels < count)]
+    missing = int((labels == MISSING).sum())
+    wrong = int((labels == UNREADABLE).sum()) + int((labels >= count).sum())
+    return np.bincount(valid, minlength=count).tolist(), missing, wrong
+
+
+def _several(
+    reader: Reader, name: str, records: NDArray[np.int64], report: Report
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The class numbers of ``records``, and whose each is."""
+    owners: list[NDArray[np.int64]] = []
+    numbers: list[NDArray[np.int64]] = []
+    for start, stop, part in parts_with(reader, records):
+        first, last = np.searchsorted(records, (start, stop)).tolist()
+        report(first)
+        if part is None:
+            continue
+        for record in records[first:last].tolist():
+            try:
+                found = np.asarray(part.item(name, record - start) if part.present(name, record - start) else ())
+            except PackstoreError:
+                continue
+            owners.append(np.full(len(found), record, np.int64))
+            numbers.append(found.astype(np.int64))
+    if not owners:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    return np.concatenate(owners), np.concatenate(numbers)
+
+
+def _together(pairs: NDArray[np.int64], count: int) -> dict[str, Any]:
+    """In how many records two classes occur together, of the most frequent ones; on the diagonal, how many have it."""
+    totals = np.bincount(pairs[:, 1], minlength=count)
+    top = np.argsort(-totals, kind="stable")[: min(_TOGETHER, int((totals > 0).sum()))]
+    place = np.full(max(count, 1), -1)
+    place[top] = np.arange(len(top))
+    kept = pairs[place[pairs[:, 1]] >= 0] if len(pairs) else pairs
+    _, rows = np.unique(kept[:, 0], return_inverse=True)
+    # One row a record: of 20 classes, so that the product is a small matrix.
+    having = np.zeros((int(rows.max(initial=-1)) + 1, len(top)), np.float64)
+    having[rows, place[kept[:, 1]]] = 1
+    return {"classes": top.tolist(), "counts": (having.T @ having).astype(np.int64).tolist()}
+
+
+def _histogram(values: NDArray[np.float64]) -> dict[str, Any] | None:
+    """Counts between edges, which are further apart where values are larger; None without values."""
+    values = values[np.isfinite(values) & (values > 0)]
+    if not len(values):
+        return None
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        return {"edges": [low, high], "counts": [len(values)]}
+    edges = np.geomspace(low, high, _BINS + 1)
+    edges[0], edges[-1] = low, high
+    return {"edges": edges.tolist(), "counts": np.histogram(values, edges)[0].tolist()}

@@ -1,0 +1,176 @@
+"""All that is known of one record, as JSON values: its columns, its image's header, EXIF and checksums."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.checksums import ROW_CHECKSUM, image_checksum, row_checksum, row_columns
+from packstore.core.column import INTERNAL
+from packstore.core.errors import DecodeError, PackstoreError
+from packstore.core.manifest import Column
+from packstore.images.decoders.orientation import read_orientation
+from packstore.images.sniff import HeaderError
+from packstore.seeing.view.facts import header_in, header_of, mode_of
+from packstore.seeing.view.images import Images
+from packstore.stores.base import Reader
+
+LONGEST_TEXT = 4000
+"""Letters of a text that are sent."""
+MOST_ROWS = 2000
+"""Rows of boxes, points and arrays that are sent."""
+
+_EXIF_TAGS, _EXIF_TEXT = 80, 200
+
+
+def describe_record(reader: Reader, images: Images, record: int) -> dict[str, Any]:
+    """What the page shows of a record. Damage in one part of it is said there, and ends nothing."""
+    manifest = reader.manifest
+    shown = [c for c in manifest.columns if c.name not in INTERNAL and not _is_companion(c, manifest.columns)]
+    return {
+        "record": record,
+        "key": _attempt(lambda: reader.key(record)),
+        "split": next((s.name for s in manifest.splits if s.start <= record < s.stop), None),
+        "shard": _shard_of(reader, record),
+        "image": _describe_image(reader, images, record),
+        "checksums": _checksums(reader, record),
+        "columns": [_describe_column(reader, column, record) for column in shown],
+        "exif": _attempt(lambda: _exif(reader, record)),
+    }
+
+
+def values_of(column: Column, value: Any) -> dict[str, Any]:
+    """As much of a column's value as is shown; ``value`` as :meth:`packstore.stores.base.Reader.item` gives it."""
+    if value is None:
+        return {"value": None}
+    if column.type == "label":
+        return {"value": int(value)}
+    if column.type in ("image", "mask"):
+        return {"nbytes": len(value) if isinstance(value, bytes) else int(np.asarray(value).nbytes)}
+    if column.type == "bytes":
+        return {"value": value[:64].hex(" "), "nbytes": len(value)}
+    if column.type in ("text", "json"):
+        text = value if column.type == "text" else _as_json(value)
+        return {"value": text[:LONGEST_TEXT], **({"cut": len(text)} if len(text) > LONGEST_TEXT else {})}
+    array = np.asarray(value)
+    if column.dtype == "bfloat16":
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    kept = array[:MOST_ROWS] if array.ndim else array
+    if kept.ndim and kept.size > 64 * MOST_ROWS:
+        kept = kept[: max(1, MOST_ROWS * 64 // max(1, kept[0].size))]
+    cut = {"cut": len(array)} if array.ndim and len(kept) < len(array) else {}
+    return {"value": finite(kept), "shape": list(array.shape), **cut}
+
+
+def finite(array: NDArray[Any]) -> Any:
+    """``array`` as lists of numbers that JSON knows: others, and whole ones of more than 53 bits, are words."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        if isinstance(value, float):
+            return value if math.isfinite(value) else str(value)
+        return str(value) if type(value) is int and abs(value) >= 1 << 53 else value
+
+    return plain(array.tolist())
+
+
+def _is_companion(column: Column, columns: tuple[Column, ...]) -> bool:
+    """Whether it only says of another column which records have a value, or of which shape."""
+    return any(column.name in {c.name for c in other.companions} for other in columns)
+
+
+def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, Any]:
+    about = {"name": column.name, "type": column.type, "dtype": column.dtype, "parallel": column.parallel}
+    try:
+        return about | values_of(column, reader.item(column.name, record))
+    except (PackstoreError, IndexError) as error:
+        return about | {"error": str(error)}
+
+
+def _describe_image(reader: Reader, images: Images, record: int) -> dict[str, Any]:
+    column = reader.manifest.image
+    try:
+        data = memoryview(reader.view(record)).cast("B")
+    except (PackstoreError, IndexError) as error:
+        return {"error": str(error)}
+    about: dict[str, Any] = {"nbytes": len(data)}
+    try:
+        if column.layout is None:
+            info = header_in(data)
+            about |= {"width": info.width, "height": info.height, "kind": info.kind, "mode": mode_of(info)}
+            about |= {"progressive": info.progressive, "orientation": read_orientation(data, info)}
+        else:
+            (height, width), kind, _ = header_of(reader, record)
+            about |= {"width": width, "height": height, "kind": kind}
+    except (PackstoreError, HeaderError) as error:
+        return about | {"error": str(error)}
+    try:
+        height, width = images.pixels(record, column).shape[:2]
+    except PackstoreError as error:
+        return about | {"error": str(error)}
+    return about | {"shown": [width, height]}
+
+
+def _checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
+    """The stored and the found checksum of the image and of the other columns."""
+    manifest = reader.manifest
+    found: list[dict[str, Any]] = []
+    try:
+        found.append(_compared("image", int(reader.value("checksum", record)), image_checksum(reader.view(record))))
+    except (PackstoreError, IndexError) as error:
+        found.append({"of": "image", "ok": False, "error": str(error)})
+    if manifest.has_column(ROW_CHECKSUM.name):
+        try:
+            row = {column.name: reader.value(column.name, record) for column in row_columns(manifest.columns)}
+            stored = int(reader.value(ROW_CHECKSUM.name, record))
+            found.append(_compared("other columns", stored, row_checksum(manifest.columns, row)))
+        except (PackstoreError, IndexError) as error:
+            found.append({"of": "other columns", "ok": False, "error": str(error)})
+    return found
+
+
+def _compared(what: str, stored: int, found: int) -> dict[str, Any]:
+    return {"of": what, "ok": stored == found, "stored": f"{stored:016x}", "found": f"{found:016x}"}
+
+
+def _exif(reader: Reader, record: int) -> dict[str, str]:
+    """What EXIF says, by the names of its tags."""
+    if reader.manifest.image.layout is not None:
+        return {}
+    from PIL import ExifTags, Image
+
+    try:
+        with Image.open(io.BytesIO(bytes(reader.view(record)))) as image:
+            exif = image.getexif()
+            tags = {**exif, **exif.get_ifd(ExifTags.IFD.Exif)}
+            place = {f"GPS {ExifTags.GPSTAGS.get(k, k)}": v for k, v in exif.get_ifd(ExifTags.IFD.GPSInfo).items()}
+    except Exception as error:  # Pillow raises many kinds for damaged files
+        raise DecodeError(f"EXIF cannot be read: {error}") from error
+    named = {str(ExifTags.TAGS.get(tag, tag)): value for tag, value in tags.items()} | place
+    shown = [(name, str(value)[:_EXIF_TEXT]) for name, value in named.items() if not isinstance(value, bytes)]
+    return dict(shown[:_EXIF_TAGS])
+
+
+def _shard_of(reader: Reader, record: int) -> str | None:
+    shards = reader.manifest.shards
+    if shards is None:
+        return None
+    return shards.name(int(np.searchsorted(reader.part_starts, record, "right")) - 1)
+
+
+def _attempt(work: Any) -> Any:
+    try:
+        return work()
+    except (PackstoreError, IndexError) as error:
+        return {"error": str(error)}
+
+
+def _as_json(value: Any) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False, indent=1)

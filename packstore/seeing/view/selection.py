@@ -1,0 +1,128 @@
+"""The records that a query means, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import UsageError
+from packstore.seeing.view.facts import Headers, class_column, having_class, matching_keys, read_labels, sorted_keys
+from packstore.seeing.view.jobs import Report
+from packstore.seeing.view.query import Query
+from packstore.stores.base import Reader
+
+MOST_SORTED = 5_000_000
+"""Records whose keys are sorted; each takes about 100 bytes of memory meanwhile."""
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Records in an order.
+
+    Attributes:
+        start: The first of consecutive records, where ``records`` is None.
+        stop: One after the last of them.
+        records: The records otherwise.
+        descending: They are counted from the end.
+    """
+
+    start: int
+    stop: int
+    records: NDArray[np.int64] | None = None
+    descending: bool = False
+
+    def __len__(self) -> int:
+        return self.stop - self.start if self.records is None else len(self.records)
+
+    def page(self, first: int, last: int) -> list[int]:
+        """The records at places ``first`` to ``last - 1``, as far as there are such."""
+        count = len(self)
+        first, last = min(first, count), min(last, count)
+        if self.descending:
+            first, last = count - last, count - first
+        found = range(self.start + first, self.start + last) if self.records is None else self.records[first:last]
+        numbers = [int(n) for n in found]
+        return numbers[::-1] if self.descending else numbers
+
+    def place(self, record: int) -> int | None:
+        """Where a record stands; None where it is not among them."""
+        if self.records is None:
+            at = record - self.start if self.start <= record < self.stop else None
+        else:
+            found = np.flatnonzero(self.records == record)
+            at = int(found[0]) if len(found) else None
+        return len(self) - 1 - at if at is not None and self.descending else at
+
+
+def select(
+    reader: Reader,
+    query: Query,
+    headers: Headers | None,
+    marks: Mapping[str, NDArray[np.int64]],
+    report: Report,
+) -> Selection:
+    """The records that ``query`` means.
+
+    Args:
+        reader: The store.
+        query: What is asked.
+        headers: Of all images, where :attr:`Query.needs_headers`.
+        marks: Records by finding.
+        report: Is told how far the work is.
+
+    Raises:
+        UsageError: An unknown split; a class in a store without; more keys to sort than memory should be spent on.
+    """
+    start, stop = _range_of(reader, query)
+    conditions = []
+    if query.label is not None:
+        conditions.append(_with_label(reader, query.label, report)[start:stop])
+    if query.text:
+        conditions.append(matching_keys(reader, query.text, report)[start:stop])
+    if query.mark is not None:
+        marked = np.zeros(len(reader), np.bool_)
+        marked[marks.get(query.mark, np.zeros(0, np.int64))] = True
+        conditions.append(marked[start:stop])
+    if headers is not None:
+        for name, low, high in query.ranges:
+            values = headers.measure(name)[start:stop]
+            conditions.append((values >= low) & (values <= high))
+        if query.kind is not None:
+            known = headers.kinds.index(query.kind) if query.kind in headers.kinds else -1
+            conditions.append(headers.kind[start:stop] == known)
+    if not conditions and query.sort == "record":
+        return Selection(start, stop, None, query.descending)
+    kept = np.logical_and.reduce(conditions) if conditions else np.ones(stop - start, np.bool_)
+    records = np.flatnonzero(kept).astype(np.int64) + start
+    if query.sort == "key":
+        if len(records) > MOST_SORTED:
+            raise UsageError(
+                f"{len(records):,} keys are too many to sort here, at most {MOST_SORTED:,}: choose a split or a class"
+            )
+        records = sorted_keys(reader, records, report)
+    elif query.sort != "record":
+        assert headers is not None
+        values = headers.measure(query.sort)[records]
+        records = records[np.argsort(np.where(np.isnan(values), -1.0, values), kind="stable")]
+    return Selection(0, len(records), records, query.descending)
+
+
+def _range_of(reader: Reader, query: Query) -> tuple[int, int]:
+    try:
+        split = reader.split(query.split)
+    except KeyError as error:
+        raise UsageError(str(error.args[0])) from None
+    return split.start, split.stop
+
+
+def _with_label(reader: Reader, number: int, report: Report) -> NDArray[np.bool_]:
+    column = class_column(reader.manifest)
+    if column is None:
+        raise UsageError("the store has no classes to choose by")
+    if column.kind == "ragged":
+        return having_class(reader, column, number, report)
+    found: NDArray[np.bool_] = read_labels(reader, column, report) == number
+    return found

@@ -1,0 +1,93 @@
+"""Runs the page: a server on this machine alone, until it is interrupted."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from packstore.core.errors import UsageError
+from packstore.seeing.view.findings import read_findings
+from packstore.stores import open_store
+
+_HOST = "127.0.0.1"
+
+
+def serve(
+    path: Path,
+    announce: Callable[[str], None],
+    *,
+    port: int = 0,
+    browser: bool = True,
+    audit: Path | None = None,
+    verified: Path | None = None,
+) -> None:
+    """Shows the store at ``path`` until a signal ends it.
+
+    Args:
+        path: A store of any format.
+        announce: Is given the address, which holds the token, as soon as the server listens.
+        port: To listen at; 0 for one that is free.
+        browser: Open the address in the browser, too.
+        audit: What ``packstore audit --json`` printed, to mark records by.
+        verified: Likewise ``packstore verify --json``.
+
+    Raises:
+        StoreError: There is no store.
+        UsageError: What the page needs is not installed; the port is taken; a report is none.
+    """
+    for name in ("starlette", "uvicorn"):
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            raise UsageError(f"packstore view needs {name}: pip install 'packstore[view]'") from None
+    import uvicorn
+
+    from packstore.seeing.view.app import Site, make_app
+
+    with open_store(path) as reader, closing(_listening(port)) as listener:
+        findings = read_findings(audit, verified, reader.manifest)
+        token = secrets.token_urlsafe(24)
+        site = Site(reader, findings)
+        address = f"http://{_HOST}:{listener.getsockname()[1]}/?token={token}"
+        config = uvicorn.Config(
+            make_app(site, token),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=2,
+        )
+        announce(address)
+        if browser:
+            # It may wait for the browser to start.
+            threading.Thread(target=_open_browser, args=(address,), daemon=True).start()
+        try:
+            uvicorn.Server(config).run(sockets=[listener])
+        finally:
+            site.close()
+
+
+def _listening(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((_HOST, port))
+    except OSError as error:
+        listener.close()
+        taken = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+        raise UsageError(f"port {port} {taken}; leave --port out to take one that is free") from None
+    listener.listen(128)
+    return listener
+
+
+def _open_browser(address: str) -> None:
+    import webbrowser
+
+    webbrowser.open(address)

@@ -1,0 +1,501 @@
+"""The server of ``packstore view``: whom it answers, and what."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import packstore
+from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
+from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
+from packstore.core.errors import UsageError
+from packstore.core.manifest import Column, Origin
+from packstore.stores import create_store, open_store
+from tests.conftest import Need, Stores
+from tests.makers.command import run
+from tests.makers.datasets import write_image
+from tests.makers.stores import damage
+from tests.makers.typed import make_typed
+from tests.makers.viewing import AVAILABLE, HOST, HTML, TOKEN, Client, ask, client_of, make_large
+
+
+@pytest.fixture(autouse=True)
+def _installed(need: Need) -> None:
+    need("starlette", AVAILABLE)
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    names = ["label", "mask", "deep", "boxes", "labels", "points", "caption", "info", "blob", "vector", "brain"]
+    path = tmp_path_factory.mktemp("typed") / "typed.lmdb"
+    make_typed(path, [*names, "weight", "right"])
+    return path
+
+
+@pytest.fixture
+def client(stores: Stores) -> Iterator[Client]:
+    with client_of(stores("files.lmdb")) as client:
+        yield client
+
+
+def pixels(content: bytes) -> Any:
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+
+
+# Who is answered ------------------------------------------------------------------------------------------------
+
+
+def test_the_token_becomes_a_cookie_and_leaves_the_address(stores: Stores) -> None:
+    with client_of(stores("files.lmdb"), token=None) as client:
+        assert client.get("/").status == 403
+        answer = client.get("/", token=TOKEN)
+        assert (answer.status, answer.headers["location"]) == (303, "/")
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        assert client.get("/").status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/api/store", "/thumbnail/192/0", "/image/0/image", "/file/0", "/page.js"])
+@pytest.mark.parametrize("token", [None, "", "a-toke", "a-token2", "☺"])
+def test_without_the_token_nothing_is_answered(stores: Stores, path: str, token: str | None) -> None:
+    with client_of(stores("files.lmdb"), token=None) as client:
+        answer = client.get(path, **({} if token is None else {"token": token}))
+        assert answer.status == 403
+        assert "packstore view" in answer.json()["error"]
+
+
+def test_a_token_in_any_other_address_does_not_count(stores: Stores) -> None:
+    with client_of(stores("files.lmdb"), token=None) as client:
+        assert client.get("/api/store", token=TOKEN).status == 403
+
+
+@pytest.mark.parametrize("host", ["example.org", "127.0.0.1.example.org", "10.0.0.1:8000", "", "[::1]:8000"])
+def test_another_host_is_refused(client: Client, host: str) -> None:
+    assert client.get("/api/store", headers={"host": host}).status == 421
+
+
+def test_behind_a_forwarded_port_it_is_this_machine_too(client: Client) -> None:
+    assert client.get("/api/store", headers={"host": "localhost:1234"}).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://example.org"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
+        {"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"},
+    ],
+)
+def test_another_page_is_refused(client: Client, headers: dict[str, str]) -> None:
+    assert client.get("/api/store", headers=headers).status == 403
+
+
+def test_its_own_page_is_answered(client: Client) -> None:
+    headers = {"origin": HOST, "sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
+    assert client.get("/api/store", headers=headers).status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE"])
+def test_only_get_is_answered(client: Client, method: str) -> None:
+    answer = client.request(method, "/api/store")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET")
+
+
+@pytest.mark.parametrize("path", ["/", "/api/store", "/thumbnail/192/0", "/nowhere"])
+def test_every_answer_forbids_what_is_not_the_pages_own(client: Client, path: str) -> None:
+    headers = client.get(path).headers
+    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../pyproject.toml",
+        "/page/../../app.py",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/page.js/..%2fapp.py",
+        "/static//etc/passwd",
+    ],
+)
+def test_no_other_file_is_served(client: Client, path: str) -> None:
+    assert client.get(path).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/thumbnail/192/42", 404),
+        ("/thumbnail/192/99999999999999999", 404),
+        ("/thumbnail/192/" + "9" * 4000, 400),
+        ("/thumbnail/192/-1", 400),
+        ("/thumbnail/192/1e3", 400),
+        ("/thumbnail/192/٣", 400),
+        ("/thumbnail/100000/0", 400),
+        ("/image/0/nothing", 404),
+        ("/image/0/key", 404),
+        ("/mask/0/image", 404),
+        ("/api/rows?start=" + "9" * 30, 400),
+        ("/api/rows?start=0&stop=99999999999", 200),
+        ("/api/rows?sort=secret", 400),
+        ("/api/rows?q=" + "x" * 300, 400),
+        ("/api/rows?split=nothing", 400),
+        ("/api/rows?width=a:b", 400),
+        ("/api/rows?width=nan:1", 400),
+        ("/api/rows?class=1.5", 400),
+        ("/api/sizes?split=nothing", 404),
+        ("/api/loaded/0?seed=" + "9" * 30, 400),
+        ("/api/loaded/0?augment=__import__('os')", 400),
+        ("/api/loaded/0?augment=Resize(100000)", 400),
+    ],
+)
+def test_strange_questions_are_answered_in_words(client: Client, path: str, status: int) -> None:
+    answer = client.get(path)
+    assert answer.status == status
+    assert status == 200 or answer.json()["error"]
+
+
+def test_a_page_of_rows_is_bounded(tmp_path: Path) -> None:
+    make_large(tmp_path / "large", 4, 1000)
+    with client_of(tmp_path / "large") as client:
+        answer = ask(client, "/api/rows", start=0, stop=10**12)
+        assert (answer["count"], len(answer["rows"])) == (4000, 500)
+
+
+# What is shown --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["files.lmdb", "pixels.h5", "square.pth", "cifar.lmdb", "bfloats.h5", "shards.h5"])
+def test_every_kind_of_store_is_shown(stores: Stores, name: str) -> None:
+    path = stores(name)
+    with client_of(path) as client, open_store(path) as reader:
+        about = ask(client, "/api/store")
+        assert about["records"] == len(reader)
+        rows = ask(client, "/api/rows", start=1, stop=3)["rows"]
+        assert [row["key"] for row in rows] == [reader.key(1), reader.key(2)]
+        thumbnail = client.get("/thumbnail/96/1")
+        assert thumbnail.status == 200
+        assert max(Image.open(io.BytesIO(thumbnail.content)).size) <= 96
+        shown = packstore.PackedDataset(path, split=about["splits"][0]["name"]).show(1)
+        np.testing.assert_array_equal(pixels(client.get("/image/1/image").content), np.asarray(shown))
+        record = ask(client, "/api/record/1")
+        assert record["image"]["shown"] == list(shown.size)
+        assert [check["ok"] for check in record["checksums"]] == [True, True]
+        assert client.get("/file/1").content == bytes(reader.read(1))
+        assert sum(kind["count"] for kind in ask(client, "/api/sizes")["kinds"]) == len(reader)
+        counts = ask(client, "/api/classes")["splits"]
+        assert [sum(split["counts"]) for split in counts] == [len(split) for split in reader.manifest.splits]
+
+
+def test_every_type_of_column_is_shown(typed: Path) -> None:
+    with client_of(typed) as client, open_store(typed) as reader:
+        record = ask(client, "/api/record/3")
+        found = {column["name"]: column for column in record["columns"]}
+        assert not {"deep_shape", "caption_valid", "checksum", "key"} & found.keys()
+        assert found["label"]["value"] == 0
+        assert found["caption"]["value"] is None
+        assert json.loads(found["info"]["value"]) == {"id": 3, "of": ["a", None, 1.5]}
+        assert found["blob"]["value"] == "00 01 02"
+        assert found["boxes"]["value"] == reader.item("boxes", 3).tolist()
+        assert found["brain"]["value"] == [1.5, -3]
+        for name in ("mask", "deep"):
+            assert client.get(f"/mask/3/{name}").status == 200
+        assert client.get("/image/3/right").status == 200
+        assert ask(client, "/api/mask/3/mask")["values"][:2] == [0, 1]
+
+
+def test_records_are_chosen_sorted_and_found(stores: Stores) -> None:
+    path = stores("files.lmdb")
+    with client_of(path) as client, open_store(path) as reader:
+        keys = [reader.key(i) for i in range(len(reader))]
+        labels = [int(reader.value("label", i)) for i in range(len(reader))]
+        sizes = [len(reader.read(i)) for i in range(len(reader))]
+
+        def records(**parameters: Any) -> list[int]:
+            return [row["record"] for row in ask(client, "/api/rows", start=0, stop=400, **parameters)["rows"]]
+
+        everything = range(len(reader))
+        assert records() == [*everything]
+        assert records(desc="1") == [*everything][::-1]
+        assert records(split="val") == [*range(reader.manifest.split("val").start, len(reader))]
+        assert records(**{"class": "1"}) == [i for i in everything if labels[i] == 1]
+        assert records(q="/BEE/00") == [i for i in everything if "/bee/00" in keys[i]]
+        assert records(q="nowhere") == []
+        assert records(sort="key") == sorted(everything, key=lambda i: keys[i].encode())
+        assert records(sort="bytes", desc="1") == sorted(everything, key=lambda i: sizes[i])[::-1]
+        assert records(bytes=f"{sizes[3]}:{sizes[3]}") == [i for i in everything if sizes[i] == sizes[3]]
+        assert records(kind="png RGB") == [i for i in everything if keys[i].endswith(".png")]
+        with Image.open(io.BytesIO(reader.read(5))) as image:
+            width, height = image.size
+        assert 5 in records(width=f"{width}:{width}", height=f"{height}:", split="train")
+        chosen = records(q="ant", sort="pixels", desc="1")
+        assert ask(client, f"/api/place/{chosen[4]}", q="ant", sort="pixels", desc="1")["place"] == 4
+        outside = next(i for i in everything if "ant" not in keys[i])
+        assert ask(client, f"/api/place/{outside}", q="ant")["place"] is None
+
+
+def test_a_search_does_not_reach_from_one_key_into_the_next(tmp_path: Path) -> None:
+    for name in ("ab", "cd", "bc"):
+        write_image(tmp_path / "in" / f"{name}.png", 8, 8, 1)
+    packstore.convert(tmp_path / "in", tmp_path / "x.lmdb")
+    with client_of(tmp_path / "x.lmdb") as client:
+        for text in ("ngb", "b.pngc", "gc"):
+            assert ask(client, "/api/rows", stop=9, q=text)["count"] == 0, text
+        assert ask(client, "/api/rows", stop=9, q="B")["count"] == 2
+
+
+def test_classes_of_several_labels_are_counted_together(typed: Path, tmp_path: Path) -> None:
+    made = make_typed(tmp_path / "tags.lmdb", ["tags"], 12)
+    tags = [set(values["tags"].tolist()) for values in made.values]
+    with client_of(made.path) as client:
+        found = ask(client, "/api/classes")
+        assert found["splits"][0]["counts"] == [sum(n in tag for tag in tags) for n in range(3)]
+        assert found["splits"][0]["missing"] == sum(not tag for tag in tags)
+        place = {n: i for i, n in enumerate(found["together"]["classes"])}
+        both = found["together"]["counts"][place[0]][place[2]]
+        assert both == sum({0, 2} <= tag for tag in tags)
+        for n in (0, 2):
+            rows = ask(client, "/api/rows", stop=99, **{"class": str(n)})["rows"]
+            assert [row["record"] for row in rows] == [i for i, tag in enumerate(tags) if n in tag]
+        none = ask(client, "/api/rows", stop=99, **{"class": "-1"})["rows"]
+        assert [row["record"] for row in none] == [i for i, tag in enumerate(tags) if not tag]
+
+
+@pytest.mark.slow
+def test_the_command_of_a_selection_makes_it(stores: Stores, tmp_path: Path) -> None:
+    with client_of(stores("files.lmdb")) as client:
+        answer = ask(client, "/api/rows", stop=400, split="train", q="/00", **{"class": "2"})
+        words = shlex.split(answer["command"])
+        assert words[0] == "packstore"
+        done = run(*words[1:], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        with open_store(tmp_path / "part.lmdb") as reader:
+            assert [reader.key(i) for i in range(len(reader))] == [row["key"] for row in answer["rows"]]
+        words = shlex.split(ask(client, "/api/record/4")["command"])
+        assert run(*words[1:], cwd=tmp_path).returncode == 0
+        with open_store(tmp_path / "one.lmdb") as reader:
+            assert len(reader) == 1
+
+
+# As the loader sees it ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["files.lmdb", "square.h5"])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_a_record_is_bit_for_bit_as_the_loader_gives_it(stores: Stores, name: str, epoch: int) -> None:
+    """Compared with a loader of the whole split, shuffled, several records a batch, by threads."""
+    path = stores(name)
+    dataset = packstore.PackedDataset(path, "val", columns=("image", "key"))
+    augment = [RandomResizedCrop(24), RandomHorizontalFlip()]
+    loader = packstore.PackedLoader(dataset, 5, True, seed=11, augment=augment, workers=2)
+    loader.set_epoch(epoch)
+    expected = {key: image for images, keys in loader for key, image in zip(keys, images, strict=True)}
+    asked = {"augment": "RandomResizedCrop(24), RandomHorizontalFlip()", "seed": 11, "epoch": epoch}
+    with client_of(path) as client:
+        for row in ask(client, "/api/rows", stop=6, split="val")["rows"]:
+            found = pixels(client.get(f"/loaded/{row['record']}", **asked).content)
+            np.testing.assert_array_equal(found, expected[row["key"]].movedim(0, -1).numpy())
+            described = ask(client, f"/api/loaded/{row['record']}", **asked)
+            assert (described["shown"], described["exact"]) == ([24, 24], True)
+
+
+def test_masks_and_boxes_are_moved_as_the_loader_moves_them(typed: Path) -> None:
+    augment = "RandomResizedCrop((20, 30)), RandomHorizontalFlip(p=1.0)"
+    with client_of(typed) as client:
+        found = ask(client, "/api/loaded/1", augment=augment, seed=5)
+        dataset = packstore.PackedDataset(typed, columns=("image", "boxes", "labels", "mask"))
+        loader = packstore.PackedLoader(
+            dataset, 8, seed=5, augment=[RandomResizedCrop((20, 30)), RandomHorizontalFlip(p=1.0)]
+        )
+        _, boxes, labels, masks = next(iter(loader))
+        values = {column["name"]: column.get("value") for column in found["columns"]}
+        assert values["boxes"] == boxes[1].tolist()
+        assert values["labels"] == labels[1].tolist()
+        shown = Image.open(io.BytesIO(client.get("/loaded/1/mask", augment=augment, seed=5).content))
+        assert shown.size == (30, 20)
+        covered = np.asarray(shown.convert("RGBA"))[..., 3] > 0
+        np.testing.assert_array_equal(covered, masks[1].numpy() != 0)
+
+
+def test_its_python_gives_the_same(stores: Stores) -> None:
+    asked = {"augment": "RandomResizedCrop(16)", "seed": 3, "epoch": 2}
+    with client_of(stores("files.lmdb")) as client:
+        code = ask(client, "/api/loaded/30", **asked)["python"]
+        expected = pixels(client.get("/loaded/30", **asked).content)
+        names: dict[str, Any] = {}
+        exec(code, names)
+        batch = names["batch"]
+        image = batch if isinstance(batch, torch.Tensor) else batch[0]
+        np.testing.assert_array_equal(image[0].movedim(0, -1).numpy(), expected)
+        plain = ask(client, "/api/record/30")["python"]
+        exec(plain, names)
+        shown = np.asarray(names["picture"])
+        np.testing.assert_array_equal(shown, pixels(client.get("/image/30/image").content))
+
+
+# What is damaged or hostile -------------------------------------------------------------------------------------
+
+
+def test_a_damaged_record_is_marked_and_ends_nothing(stores: Stores, tmp_path: Path) -> None:
+    packstore.convert(stores("files.lmdb"), tmp_path / "x.h5")
+    damage(tmp_path / "x.h5", [3], [], 3)
+    with client_of(tmp_path / "x.h5") as client:
+        answer = client.get("/thumbnail/96/3")
+        assert answer.status == 422
+        assert "record 3" in answer.json()["error"]
+        assert client.get("/thumbnail/96/3").status == 422  # and again, out of the cache
+        record = ask(client, "/api/record/3")
+        assert record["checksums"][0]["ok"] is False
+        assert record["marks"] == ["damage"]
+        assert client.get("/thumbnail/96/4").status == 200
+        rows = ask(client, "/api/rows", stop=9, mark="damage")["rows"]
+        assert [(row["record"], row["marks"]) for row in rows] == [(3, ["damage"])]
+
+
+@pytest.mark.slow
+def test_a_lost_shard_is_marked_and_ends_nothing(stores: Stores, tmp_path: Path) -> None:
+    packstore.convert(stores("cifar.lmdb"), tmp_path / "x", format="lmdb", shard_size=50_000)
+    shard = sorted(tmp_path.glob("x/shard-*"))[1]
+    (shard / "data.mdb").write_bytes(b"nothing")
+    with client_of(tmp_path / "x") as client:
+        rows = ask(client, "/api/rows", stop=400)["rows"]
+        lost = [row["record"] for row in rows if "error" in row]
+        assert lost
+        assert len(lost) < len(rows)
+        assert client.get(f"/thumbnail/96/{lost[0]}").status == 422
+        assert ask(client, f"/api/record/{lost[0]}")["shard"] == shard.name
+        assert ask(client, "/api/classes")["splits"][0]["unreadable"] > 0
+        ask(client, "/api/sizes")
+        ask(client, "/api/rows", stop=400, sort="key")
+        ask(client, "/api/rows", stop=400, q="a", **{"class": "1"})
+
+
+def make_hostile(path: Path) -> None:
+    """A store with HTML in its keys and the names of its classes and splits, and an image that is none."""
+    image = Column("image", "ragged", "uint8", type="image")
+    label = Column("label", "fixed", "int64", classes=(HTML, "bee"), type="label")
+    caption = Column("caption", "ragged", "uint8", type="text")
+    columns = (image, label, caption, KEY, CHECKSUM, ROW_CHECKSUM)
+    out = io.BytesIO()
+    Image.new("RGB", (9, 9), "red").save(out, "PNG")
+    keys = [f"{HTML}.png", "..\\..//\x1b[31m\udcff", '"; alert(1)']
+    images = [out.getvalue(), out.getvalue(), HTML.encode()]
+    with create_store(path, format="lmdb", encoding="original", columns=columns) as builder:
+        builder.append(images, {"key": keys, "label": np.array([0, 1, 0]), "caption": [HTML] * 3}, f"a{HTML}")
+        builder.commit(origin=Origin("made", HTML))
+
+
+def test_html_in_a_store_is_text(tmp_path: Path) -> None:
+    make_hostile(tmp_path / "x.lmdb")
+    with client_of(tmp_path / "x.lmdb") as client:
+        for path in ("/api/store", "/api/rows?stop=3", "/api/record/0", "/api/record/2", "/api/classes", "/api/sizes"):
+            answer = client.get(path)
+            assert answer.headers["content-type"] == "application/json"
+        row = ask(client, "/api/rows", stop=3)["rows"][1]
+        assert "\x1b" not in row["key"]
+        saved = client.get("/file/2")
+        assert saved.content == HTML.encode()
+        assert saved.headers["content-type"] == "application/octet-stream"
+        assert saved.headers["content-disposition"] == 'attachment; filename="record-2.bin"'
+        for path in ("/image/2/image", "/thumbnail/96/2"):
+            assert client.get(path).status == 422
+        assert "error" in ask(client, "/api/record/2")["image"]
+
+
+def test_an_image_of_another_kind_than_it_says_is_sent_as_what_it_is(client: Client) -> None:
+    for record in range(6):
+        answer = client.get(f"/image/{record}/image")
+        assert answer.headers["content-type"] in ("image/jpeg", "image/png")
+        kind = {"image/jpeg": "JPEG", "image/png": "PNG"}[answer.headers["content-type"]]
+        assert Image.open(io.BytesIO(answer.content)).format == kind
+
+
+# Findings -------------------------------------------------------------------------------------------------------
+
+
+def test_what_verify_found_is_marked(stores: Stores, tmp_path: Path) -> None:
+    packstore.convert(stores("files.lmdb"), tmp_path / "x.h5")
+    damage(tmp_path / "x.h5", [3, 8], [], 3)
+    report = run("verify", tmp_path / "x.h5", "--json")
+    (tmp_path / "report.json").write_text(report.stdout)
+    with client_of(tmp_path / "x.h5", verified=tmp_path / "report.json") as client:
+        assert ask(client, "/api/store")["marks"] == {"damage": 2}
+        assert [row["record"] for row in ask(client, "/api/rows", stop=9, mark="damage")["rows"]] == [3, 8]
+        assert "checksum" in ask(client, "/api/record/8")["findings"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nothing", "not JSON"),
+        ("[]", "no list of problems"),
+        ('{"problems": 3}', "no list of problems"),
+        ('{"problems": [], "dataset_digest": "ff"}', "another store"),
+    ],
+)
+def test_another_report_is_refused(stores: Stores, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(UsageError, match=message), client_of(stores("files.lmdb"), verified=tmp_path / "report.json"):
+        pass
+
+
+def test_strange_findings_are_passed_over(stores: Stores, tmp_path: Path) -> None:
+    entries = [{"record": 1}, {"record": -4}, {"record": "x"}, {"record": 10**9}, 3, {"record": True}, {"what": "all"}]
+    (tmp_path / "report.json").write_text(json.dumps({"problems": entries}))
+    with client_of(stores("files.lmdb"), verified=tmp_path / "report.json") as client:
+        assert ask(client, "/api/store")["marks"] == {"damage": 1}
+
+
+# Many records ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_million_records(tmp_path: Path) -> None:
+    make_large(tmp_path / "large", 100, 10_000)
+    with client_of(tmp_path / "large") as client:
+        assert ask(client, "/api/store")["records"] == 1_000_000
+        sizes = ask(client, "/api/sizes")
+        assert (sizes["seen"], sizes["total"]) == (20_000, 1_000_000)
+        assert ask(client, "/api/rows", start=777_777, stop=777_779)["rows"][0]["key"] == "photo-07777.jpg"
+        chosen = ask(client, "/api/rows", start=5, stop=6, split="val", desc="1", **{"class": "3"})
+        assert (chosen["count"], chosen["rows"][0]["record"]) == (1000, 999_943)
+        assert ask(client, "/api/rows", start=0, stop=1, q="photo-0123")["count"] == 1000
+        assert [sum(s["counts"]) for s in ask(client, "/api/classes")["splits"]] == [990_000, 10_000]
+
+
+def test_thumbnails_are_kept_in_bounded_memory(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    from packstore.seeing.view import images
+
+    monkeypatch.setattr(images, "_CACHE_BYTES", 20_000)
+    with open_store(stores("files.lmdb")) as reader:
+        made = images.Images(reader)
+        for record in range(len(reader)):
+            made.thumbnail(record, 96)
+            assert 0 < made.cached_bytes <= 20_000
+        assert made.thumbnail(len(reader) - 1, 96) is made.thumbnail(len(reader) - 1, 96)
+
+
+def test_help_names_the_command() -> None:
+    done = run("view", "--help")
+    assert done.returncode == 0
+    assert "--no-browser" in done.stdout
+
+
+def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
+    done = run("view", tmp_path / "nothing.lmdb", "--no-browser")
+    assert done.returncode == 2
+    assert "does not exist" in done.stderr
