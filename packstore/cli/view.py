@@ -13,7 +13,7 @@ from packstore.cli.common import LocalPath, expecting_store
 @click.argument("store", type=LocalPath())
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Port.  [default: a free one]")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
-@click.option("--audit", type=LocalPath(), metavar="FILE", help="Mark what packstore audit --json found.")
+@click.option("--audit", type=LocalPath(), metavar="FILE", help="Mark what packstore audit --json FILE found.")
 @click.option("--verified", type=LocalPath(), metavar="FILE", help="Mark what packstore verify --json found.")
 def view(store: Path, port: int, no_browser: bool, audit: Path | None, verified: Path | None) -> None:
     """Show the store at STORE in the browser: its images, records and classes. Nothing is changed.

@@ -360,10 +360,10 @@ def test_a_damaged_record_is_marked_and_ends_nothing(stores: Stores, tmp_path: P
         assert client.get("/thumbnail/96/3").status == 422  # and again, out of the cache
         record = ask(client, "/api/record/3")
         assert record["checksums"][0]["ok"] is False
-        assert record["marks"] == ["damage"]
+        assert record["marks"] == ["damaged"]
         assert client.get("/thumbnail/96/4").status == 200
-        rows = ask(client, "/api/rows", stop=9, mark="damage")["rows"]
-        assert [(row["record"], row["marks"]) for row in rows] == [(3, ["damage"])]
+        rows = ask(client, "/api/rows", stop=9, mark="damaged")["rows"]
+        assert [(row["record"], row["marks"]) for row in rows] == [(3, ["damaged"])]
 
 
 @pytest.mark.slow
@@ -433,9 +433,23 @@ def test_what_verify_found_is_marked(stores: Stores, tmp_path: Path) -> None:
     report = run("verify", tmp_path / "x.h5", "--json")
     (tmp_path / "report.json").write_text(report.stdout)
     with client_of(tmp_path / "x.h5", verified=tmp_path / "report.json") as client:
-        assert ask(client, "/api/store")["marks"] == {"damage": 2}
-        assert [row["record"] for row in ask(client, "/api/rows", stop=9, mark="damage")["rows"]] == [3, 8]
+        assert ask(client, "/api/store")["marks"] == {"damaged": 2}
+        assert [row["record"] for row in ask(client, "/api/rows", stop=9, mark="damaged")["rows"]] == [3, 8]
         assert "checksum" in ask(client, "/api/record/8")["findings"][0]
+
+
+def test_what_audit_found_is_marked(tmp_path: Path) -> None:
+    for split, name, seed in (("train", "ant", 1), ("train", "bee", 2), ("val", "ant", 1), ("val", "bee", 3)):
+        write_image(tmp_path / "in" / split / name / f"{seed}.png", 8, 8, seed)
+    packstore.convert(tmp_path / "in", tmp_path / "x.lmdb")
+    report = packstore.audit(tmp_path / "x.lmdb")
+    (tmp_path / "audit.json").write_text(report.to_json())
+    with client_of(tmp_path / "x.lmdb", audit=tmp_path / "audit.json") as client:
+        about = ask(client, "/api/store")
+        assert about["marks"] == {"leakage": 2}
+        rows = ask(client, "/api/rows", stop=9, mark="leakage")["rows"]
+        assert [(row["record"], row["marks"]) for row in rows] == [(0, ["leakage"]), (2, ["leakage"])]
+        assert ask(client, "/api/record/2")["findings"]
 
 
 @pytest.mark.parametrize(
@@ -457,7 +471,7 @@ def test_strange_findings_are_passed_over(stores: Stores, tmp_path: Path) -> Non
     entries = [{"record": 1}, {"record": -4}, {"record": "x"}, {"record": 10**9}, 3, {"record": True}, {"what": "all"}]
     (tmp_path / "report.json").write_text(json.dumps({"problems": entries}))
     with client_of(stores("files.lmdb"), verified=tmp_path / "report.json") as client:
-        assert ask(client, "/api/store")["marks"] == {"damage": 1}
+        assert ask(client, "/api/store")["marks"] == {"damaged": 1}
 
 
 # Many records ---------------------------------------------------------------------------------------------------

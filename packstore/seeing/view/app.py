@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError, printable
+from packstore.core.findings import KINDS
 from packstore.core.parallel import default_workers
 from packstore.core.registry import FORMATS
 from packstore.seeing.view.facts import Headers, class_column, read_headers, sample_of
@@ -219,6 +220,7 @@ async def _store(site: Site, _: Request) -> Response:
             "sorts": SORTS,
             "measures": MEASURES,
             "marks": {mark: len(records) for mark, records in site.findings.records.items()},
+            "kinds": {mark: KINDS.get(mark, mark) for mark in site.findings.records},
             "notes": site.findings.notes[:100],
             "skipped": len(manifest.skipped),
         }

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Manifest
 
-DAMAGE = "damage"
-"""The mark of records that are damaged."""
+DAMAGE = "damaged"
+"""The mark of records that are damaged; one of :data:`packstore.core.findings.KINDS`."""
 
 _MOST_BYTES = 1 << 30
 _KEPT_TEXTS = 5
@@ -57,7 +57,7 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
     """The findings in these files.
 
     Args:
-        audit: What ``packstore audit --json`` printed.
+        audit: What ``packstore audit --json FILE`` wrote.
         verified: What ``packstore verify --json`` printed.
         manifest: Of the store that they are to be about.
 
@@ -92,7 +92,7 @@ def _load(path: Path, command: str, manifest: Manifest) -> Mapping[str, Any]:
     except OSError as error:
         raise UsageError(f"{shown} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{shown} is not JSON: {error}; packstore {command} --json prints a report") from None
+        raise UsageError(f"{shown} is not JSON: {error}; packstore {command} --json makes a report") from None
     needed = "findings" if command == "audit" else "problems"
     if not isinstance(report, dict) or not isinstance(report.get(needed), list):
         raise UsageError(f"{shown} is no report of packstore {command} --json: it has no list of {needed}")

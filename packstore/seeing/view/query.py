@@ -29,7 +29,7 @@ class Query:
         text: With this in their keys, in capitals or not.
         ranges: By name of :data:`MEASURES`, from and to.
         kind: With images of this kind, such as ``jpeg RGB``.
-        mark: With this finding, such as ``damage``.
+        mark: With this finding, such as ``damaged``.
         sort: One of :data:`SORTS`.
         descending: Largest first.
     """

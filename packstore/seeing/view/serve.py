@@ -34,8 +34,8 @@ def serve(
         announce: Is given the address, which holds the token, as soon as the server listens.
         port: To listen at; 0 for one that is free.
         browser: Open the address in the browser, too.
-        audit: What ``packstore audit --json`` printed, to mark records by.
-        verified: Likewise ``packstore verify --json``.
+        audit: What ``packstore audit --json FILE`` wrote, to mark records by.
+        verified: Likewise what ``packstore verify --json`` printed.
 
     Raises:
         StoreError: There is no store.

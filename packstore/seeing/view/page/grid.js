@@ -267,7 +267,7 @@ export class Grid {
     tile.querySelector(".key bdi").textContent = row.key ?? row.error ?? "";
     tile.title = `${row.key ?? row.error}`;
     const marks = row.marks ?? [];
-    tile.classList.toggle("damaged", marks.includes("damage") || Boolean(row.error));
+    tile.classList.toggle("damaged", marks.includes("damaged") || Boolean(row.error));
     tile.setAttribute("aria-label", [`record ${row.record}`, names, row.key ?? row.error, ...marks].filter(Boolean).join(", "));
     const frame = tile.querySelector(".frame");
     frame.replaceChildren();

@@ -45,7 +45,7 @@ function findings() {
   const marks = Object.entries(store.marks);
   if (!marks.length && !store.notes.length) return null;
   return make("div", { class: "panel" }, make("h2", {}, "Findings"),
-    make("p", {}, marks.map(([mark, n]) => [make("button", { type: "button", onclick: () => go({ mark, view: null, at: null }) }, `${mark}: ${number(n)}`), " "])),
+    make("p", {}, marks.map(([mark, n]) => [make("button", { type: "button", title: store.kinds[mark], onclick: () => go({ mark, view: null, at: null }) }, `${mark}: ${number(n)}`), " "])),
     store.notes.map((note) => make("p", {}, note)));
 }
 

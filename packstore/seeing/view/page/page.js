@@ -219,7 +219,7 @@ function introduce() {
     options($("class"), [["", "all"], ...names.map((name, i) => [String(i), name]), ["-1", "(no label)"]]);
   } else $("class-label").hidden = true;
   const marks = Object.entries(store.marks);
-  if (!("damage" in store.marks)) marks.push(["damage", null]);
+  if (!("damaged" in store.marks)) marks.push(["damaged", null]);
   options($("mark"), [["", "all"], ...marks.map(([m, n]) => [m, n === null ? m : `${m} (${number(n)})`])]);
   const called = { record: "as stored", key: "key", pixels: "size in pixels", bytes: "size in bytes", aspect: "aspect" };
   options($("sort"), store.sorts.map((name) => [name, called[name] ?? name]));
