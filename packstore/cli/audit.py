@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.colour import bold, red
-from packstore.cli.common import LocalPath, PixelCount, echo_rows, expecting_store, progress_bar, quantity
+from packstore.cli.common import Kinds, LocalPath, PixelCount, echo_rows, expecting_store, progress_bar, quantity
 from packstore.core.errors import printable
 from packstore.images.sniff import MAX_PIXELS
 
@@ -17,26 +17,6 @@ if TYPE_CHECKING:
 
 _LISTED = 5
 _KEYS = 3
-_ANY = "any"
-
-
-class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
-    """Names of kinds of findings with commas between them; ``any`` for all."""
-
-    name = "kinds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from packstore.core.findings import KINDS
-
-        if not isinstance(value, str):
-            return tuple(value)
-        names = [name.strip() for name in value.split(",")]
-        if names == [_ANY]:
-            return tuple(KINDS)
-        for name in names:
-            if name not in KINDS:
-                self.fail(f"no kind of finding {name!r}; use {_ANY}, or some of {', '.join(KINDS)}", param, ctx)
-        return tuple(names)
 
 
 @click.command(short_help="Find leaks between splits, conflicting labels, odd images, wrong boxes.")

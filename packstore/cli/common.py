@@ -76,6 +76,25 @@ class PixelCount(ByteSize):
         return count
 
 
+class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
+    """Names of kinds of findings with commas between them; ``any`` for all."""
+
+    name = "kinds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        from packstore.core.findings import KINDS
+
+        if not isinstance(value, str):
+            return tuple(value)
+        names = [name.strip() for name in value.split(",")]
+        if names == ["any"]:
+            return tuple(KINDS)
+        for name in names:
+            if name not in KINDS:
+                self.fail(f"no kind of finding {name!r}; use any, or some of {', '.join(KINDS)}", param, ctx)
+        return tuple(names)
+
+
 class PluginChoice(click.Choice):  # type: ignore[type-arg]
     """A name in a registry. The help lists the built-in names; plug-ins are looked for when a name is none of them."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from packstore.cli.common import ByteSize, LocalPath, PluginChoice, progress_bar
+from packstore.cli.common import ByteSize, Kinds, LocalPath, PluginChoice, progress_bar
 from packstore.cli.merge import describe_plan, describe_report
 from packstore.core.registry import FORMATS
 
@@ -46,6 +46,11 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
     "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of all that is drawn at random."
 )
 @click.option("--whole-shards", is_flag=True, help="Take and draw shards as they are: nothing is copied.")
+@click.option("--drop", type=LocalPath(), metavar="JSON", help="Leave out what packstore audit --json JSON found.")
+@click.option(
+    "--drop-kinds", type=Kinds(), metavar="KINDS",
+    help="Findings that count for --drop.  [default: leakage,conflict,duplicate,damaged,undecodable]",
+)  # fmt: skip
 @click.option(
     "--drop-column", "drop_columns", multiple=True, metavar="NAME", help="Leave a column out; may be repeated."
 )
@@ -68,10 +73,13 @@ def select(store: Path, destination: Path, dry_run: bool, quiet: bool, **options
       packstore select all.lmdb -o small.lmdb --per-class 50
       packstore select all.lmdb -o split.lmdb --split train=0.9,val=0.1 --stratify
       packstore select all.lmdb -o coarse.lmdb --relabel names.csv
+      packstore select all.lmdb -o clean.lmdb --drop audit.json --drop-kinds leakage,near_leakage
     """
     from packstore.packing.merge import run_composition
     from packstore.packing.select import SelectOptions, plan_select
 
+    if options["drop_kinds"] is None:
+        del options["drop_kinds"]
     started = time.monotonic()
     with progress_bar(quiet) as progress, ExitStack() as stack:
         plan = plan_select(store, destination, SelectOptions(**options), stack, progress)

@@ -76,7 +76,10 @@ def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, recor
         raise UsageError(f"{shown} is no report of packstore audit --json FILE")
     if report.get("dataset_digest") != dataset_digest:
         raise UsageError(f"{shown} is about another store, or what this one was before: audit it again")
-    found = [number for kind in kinds for number in report["drop"].get(kind, ())]
+    lists = [report["drop"].get(kind, []) for kind in kinds]
+    if not all(isinstance(numbers, list) for numbers in lists):
+        raise UsageError(f"{shown} is no report of packstore audit: its lists of records are damaged")
+    found = [number for numbers in lists for number in numbers]
     if not all(type(number) is int and 0 <= number < records for number in found):
         raise UsageError(f"{shown} names records that the store lacks")
     return np.unique(np.array(found, np.int64))

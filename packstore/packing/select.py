@@ -22,6 +22,7 @@ from xxhash import xxh3_64_intdigest
 from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths
+from packstore.core.findings import DROPPED, records_to_drop
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
@@ -49,6 +50,8 @@ class SelectOptions:
     stratify: bool = False
     whole_shards: bool = False
     seed: int = 0
+    drop: str | os.PathLike[str] | None = None
+    drop_kinds: Sequence[str] = DROPPED
     drop_columns: Sequence[str] = ()
     relabel: str | os.PathLike[str] | Mapping[str, str] | None = None
     format: str | None = None
@@ -63,8 +66,11 @@ class SelectOptions:
                 whole(name, getattr(self, name))
         if not 0 <= whole("seed", self.seed, 0) < _MAX_SEED:
             raise UsageError(f"seed should be less than 2 ** 64, got {self.seed}")
-        if isinstance(self.drop_columns, str):
-            raise UsageError(f"drop_columns should be a list of names, got {self.drop_columns!r}")
+        for name in ("drop_columns", "drop_kinds"):
+            if isinstance(getattr(self, name), str):
+                raise UsageError(f"{name} should be a list of names, got {getattr(self, name)!r}")
+        if self.drop is None and tuple(self.drop_kinds) != DROPPED:
+            raise UsageError("drop_kinds says which findings of an audit count: drop names its report")
         if self.splits is not None:
             shares = list(self.splits.values())
             if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6 or "" in self.splits:
@@ -73,7 +79,7 @@ class SelectOptions:
             raise UsageError("stratify says how splits or a sample are drawn: give one of them")
         if self.whole_shards:
             others = (self.sample, self.per_class, self.relabel, self.shard_size, self.stratify, *self.drop_columns)
-            if any(other not in (None, False) for other in others):
+            if self.drop is not None or any(other not in (None, False) for other in others):
                 raise UsageError("whole_shards takes shards as they are: only where, splits and seed go with it")
         if self.format is not None:
             FORMATS.check(self.format)
@@ -95,6 +101,8 @@ def select(
     stratify: bool = False,
     whole_shards: bool = False,
     seed: int = 0,
+    drop: str | os.PathLike[str] | None = None,
+    drop_kinds: Sequence[str] = DROPPED,
     drop_columns: Sequence[str] = (),
     relabel: str | os.PathLike[str] | Mapping[str, str] | None = None,
     format: str | None = None,
@@ -114,6 +122,9 @@ def select(
         stratify: The sample, and each new split, has the same share of every class.
         whole_shards: Take shards as they are, and draw whole ones: nothing is copied, and no shard is opened.
         seed: Of all that is drawn. The same seed draws the same records of equal stores.
+        drop: Report of :func:`packstore.audit` as JSON: the records that its findings take out are left out, before
+            anything is drawn.
+        drop_kinds: Kinds of findings that count.
         drop_columns: Columns to leave out.
         relabel: New names of classes: a mapping, or a CSV file with the columns ``old,new``. Two classes with one new
             name become one; an empty one leaves the records out.
@@ -138,6 +149,8 @@ def select(
         stratify=stratify,
         whole_shards=whole_shards,
         seed=seed,
+        drop=drop,
+        drop_kinds=drop_kinds,
         drop_columns=drop_columns,
         relabel=relabel,
         format=format,
@@ -145,7 +158,7 @@ def select(
         overwrite=overwrite,
     )
     started = time.monotonic()
-    check_paths(store, destination)
+    check_paths(store, destination, options.drop)
     with progress_callback(progress) as report, ExitStack() as stack:
         plan = plan_select(Path(store), Path(destination), options, stack, report)
         return run_composition(plan, report, started)
@@ -283,6 +296,10 @@ def _chosen(
             start += len(part)
             progress(Progress("select", start, len(reader), 0))
         chosen = np.flatnonzero(np.concatenate(masks))
+    if options.drop is not None:
+        digest = manifest.dataset_digest
+        dropped = records_to_drop(Path(options.drop), options.drop_kinds, digest, len(reader))
+        chosen = np.setdiff1d(chosen, dropped, assume_unique=True)
     drawn = options.per_class is not None or options.sample is not None or options.splits is not None
     if drawn:
         chosen = _drawn(reader, chosen, options)

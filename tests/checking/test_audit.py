@@ -378,3 +378,61 @@ def test_bits_are_counted_with_older_numpy_too(monkeypatch: pytest.MonkeyPatch) 
     assert bits_set(words).tolist() == expected
     monkeypatch.delattr(np, "bitwise_count", raising=False)
     assert bits_set(words).tolist() == expected
+
+
+def keys_of(path: Path) -> list[str]:
+    with packstore.open(path) as reader:
+        return [reader.key(record) for record in range(len(reader))]
+
+
+def test_select_takes_out_what_an_audit_found(tmp_path: Path) -> None:
+    a, b, c = (encoded(scene(n, 20, 20)) for n in range(3))
+    files = {
+        "train/ant/a.png": a,
+        "train/ant/a2.png": a,
+        "train/bee/b.png": b,
+        "train/bee/c.png": c,
+        "val/bee/b2.png": b,
+        "val/ant/c2.png": c,
+        "val/ant/d.png": encoded(scene(9, 20, 20)),
+    }
+    store = pack(tmp_path, files)
+    report = tmp_path / "audit.json"
+    report.write_text(packstore.audit(store).to_json())
+    packstore.select(store, tmp_path / "clean.lmdb", drop=report)
+    # The later of equals, the copy in the larger split, and both where labels contradict each other.
+    assert keys_of(tmp_path / "clean.lmdb") == ["train/ant/a.png", "val/ant/d.png", "val/bee/b2.png"]
+    assert not {"leakage", "conflict", "duplicate"} & set(packstore.audit(tmp_path / "clean.lmdb").counts)
+    packstore.select(store, tmp_path / "some.lmdb", drop=report, drop_kinds=["duplicate"])
+    assert set(keys_of(store)) - set(keys_of(tmp_path / "some.lmdb")) == {"train/ant/a2.png"}
+    done = run("select", store, "-o", tmp_path / "x2.lmdb", "--drop", report, "--drop-kinds", "leakage,duplicate")
+    assert done.returncode == 0, done.stderr
+    assert len(keys_of(tmp_path / "x2.lmdb")) == 4
+
+
+def test_a_report_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    store = pack(tmp_path, {f"a/{n}.png": encoded(scene(n, 9, 9)) for n in range(3)})
+    report = tmp_path / "audit.json"
+    good = json.loads(packstore.audit(store).to_json())
+    for changes, message in [
+        ({"dataset_digest": "0" * 64}, "about another store"),
+        ({"packstore_audit": 2}, "no report"),
+        ({"drop": []}, "no report"),
+        ({"drop": {"leakage": [3]}}, "records that the store lacks"),
+        ({"drop": {"leakage": ["0"]}}, "records that the store lacks"),
+        ({"drop": {"leakage": 5}}, "no report"),
+    ]:
+        report.write_text(json.dumps(good | changes))
+        with pytest.raises(UsageError, match=message):
+            packstore.select(store, tmp_path / "y.lmdb", drop=report)
+    report.write_text("{")
+    with pytest.raises(UsageError, match="is not JSON"):
+        packstore.select(store, tmp_path / "y.lmdb", drop=report)
+    with pytest.raises(UsageError, match="cannot be read"):
+        packstore.select(store, tmp_path / "y.lmdb", drop=tmp_path / "none")
+    report.write_text(json.dumps(good))
+    with pytest.raises(UsageError, match="no kind of finding 'leak'"):
+        packstore.select(store, tmp_path / "y.lmdb", drop=report, drop_kinds=["leak"])
+    with pytest.raises(UsageError, match="drop names its report"):
+        packstore.select(store, tmp_path / "y.lmdb", drop_kinds=["leakage"])
+    assert not (tmp_path / "y.lmdb").exists()

@@ -177,6 +177,8 @@ def grow() -> int:
         stratify=True,
         whole_shards=False,
         seed=1,
+        drop="audit.json",
+        drop_kinds=["leakage"],
         drop_columns=["mask"],
         relabel={"cat": "pet"},
         format="lmdb",
