@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from packstore import AmbiguousSourceError, convert, verify
+from packstore.core.errors import Answer
 from packstore.sources import open_source
 from packstore.sources.annotations import find_annotations
 from packstore.sources.tree import FolderTree
@@ -215,6 +216,8 @@ def test_a_folder_with_annotations_is_a_question(name: str, tmp_path: Path) -> N
     assert advice is not None, message
     kind, places = advice.groups()
     sources = [open_source(root, kind=kind)] if kind else [open_source(Path(place)) for place in places.split(", ")]
+    answers = [Answer(("--source", kind))] if kind else [Answer(source=Path(place)) for place in places.split(", ")]
+    assert list(caught.value.answers) == answers
     packed = [entry.key.rpartition("/")[2] for source in sources for entry in source.entries()]
     masks = re.compile(r"(^|/)(masks|gt|gtFine)/")
     images = [file for file in files if file.lower().endswith((".jpg", ".jpeg", ".png")) and not masks.search(file)]

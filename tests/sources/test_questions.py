@@ -15,12 +15,9 @@ import pytest
 from packstore import AmbiguousSourceError
 from packstore.core.errors import Answer
 from packstore.sources import open_source
+from tests.makers.all_layouts import LAYOUTS, Make, corpus, without
 from tests.makers.annotated import CATS, coco, coco_image, fill, jpeg, mask, voc, yolo
-from tests.makers.images import tiny
 from tests.makers.layouts import make_layout
-from tests.sources.test_annotations import LAYOUTS as ANNOTATED
-from tests.sources.test_annotations import READ
-from tests.sources.test_layouts import LAYOUTS, Make, corpus, without
 
 IMAGES: dict[str, str | bytes] = {f"images/{n}.jpg": jpeg(n) for n in range(3)}
 
@@ -110,17 +107,5 @@ def test_each_answer_packs(name: str, tmp_path: Path) -> None:
     assert caught.value.answers or name in UNANSWERED
     for answer in caught.value.answers:
         place, given, split = opened(answer, path)
-        with closing(open_source(place, **given)) as source:
-            assert source.survey(split).records
-
-
-@pytest.mark.parametrize("name", [name for name in ANNOTATED if name not in READ])
-def test_each_answer_about_annotations_packs(name: str, tmp_path: Path) -> None:
-    files = {file: tiny(n) if file.endswith((".jpg", ".png", ".JPEG")) else data
-             for n, (file, data) in enumerate(ANNOTATED[name][0].items())}  # fmt: skip
-    with pytest.raises(AmbiguousSourceError) as caught:
-        open_source(fill(tmp_path, files))
-    for answer in caught.value.answers:
-        place, given, split = opened(answer, tmp_path)
         with closing(open_source(place, **given)) as source:
             assert source.survey(split).records

@@ -1,0 +1,339 @@
+"""Each layout that packstore reads, made tiny, and what only looks like one."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import pickle
+import shutil
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import lmdb
+import numpy as np
+import pytest
+
+from tests.makers.annotated import coco, fill, jpeg, mask, voc, yolo
+from tests.makers.datasets import make_cifar10
+from tests.makers.images import tiny
+from tests.makers.layouts import MAKERS, imagenet32, make_layout, tar
+
+CORPUS = Path(__file__).parents[1] / "corpus"
+Make = Callable[[Path], Path]
+
+
+def pixels(*shape: int) -> Any:
+    return np.random.default_rng(3).integers(0, 256, shape, np.uint8)
+
+
+def idx(array: Any) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def files(**named: bytes | str) -> Make:
+    """A folder of these; ``__`` in a name is a slash, and ``_dot_`` a dot."""
+    return lambda root: fill(root / "set", {_path(name): content for name, content in named.items()})
+
+
+def _path(name: str) -> str:
+    return name.replace("__", "/").replace("_dot_", ".")
+
+
+def corpus(name: str) -> Make:
+    return lambda root: shutil.copytree(CORPUS / name, root / name)
+
+
+def named(kind: str) -> Make:
+    return lambda root: make_layout(kind, root, 24)
+
+
+def in_its_root(kind: str) -> Make:
+    """As torchvision puts it: in a folder that is given."""
+
+    def make(root: Path) -> Path:
+        make_layout(kind, root)
+        return root
+
+    return make
+
+
+def archived(make: Make, suffix: str) -> Make:
+    """An archive of it, beside it."""
+
+    def pack(root: Path) -> Path:
+        folder = make(root / "unpacked")
+        path = root / f"set{suffix}"
+        if suffix == ".zip":
+            with zipfile.ZipFile(path, "w") as zipped:
+                for file in sorted(folder.rglob("*")):
+                    zipped.write(file, f"{folder.name}/{file.relative_to(folder)}")
+        else:
+            with tarfile.open(path, "w:gz" if suffix == ".tar.gz" else "w") as archive:
+                archive.add(folder, "./" + folder.name)
+        return path
+
+    return pack
+
+
+def without(make: Make, *names: str) -> Make:
+    """The same without some files or folders."""
+
+    def lose(root: Path) -> Path:
+        path = make(root)
+        for name in names:
+            if (path / name).is_dir():
+                shutil.rmtree(path / name)
+            else:
+                (path / name).unlink()
+        return path
+
+    return lose
+
+
+def database(name: str, entries: dict[bytes, bytes], meta: str = "") -> Make:
+    """An LMDB of others."""
+
+    def make(root: Path) -> Path:
+        with lmdb.open(str(root / name), map_size=1 << 22) as environment, environment.begin(write=True) as transaction:
+            for key, value in entries.items():
+                transaction.put(key, value)
+        if meta:
+            (root / name / "meta_info.txt").write_text(meta)
+        return root / name
+
+    return make
+
+
+def hdf5(*named: str) -> Make:
+    def make(root: Path) -> Path:
+        root.mkdir(exist_ok=True)
+        with h5py.File(root / "data.h5", "w") as file:
+            for name in named:
+                file[name] = pixels(6, 8, 8, 3) if name.startswith(("x", "images")) else np.arange(6) % 2
+        return root / "data.h5"
+
+    return make
+
+
+def pcam(root: Path) -> Path:
+    for split in ("train", "valid"):
+        for what, array in (("x", pixels(4, 8, 8, 3)), ("y", pixels(4, 1, 1, 1) % 2)):
+            with h5py.File(root / f"camelyonpatch_level_2_split_{split}_{what}.h5", "w") as file:
+                file[what] = array
+    return root
+
+
+def zarr_of(version: Any) -> Make:
+    def make(root: Path) -> Path:
+        zarr = pytest.importorskip("zarr")
+        group = zarr.open_group(str(root / "data.zarr"), mode="w", zarr_format=version)
+        group.create_array("images", data=pixels(4, 8, 8, 3))
+        group.create_array("labels", data=np.arange(4))
+        return root / "data.zarr"
+
+    return make
+
+
+def mds(root: Path) -> Path:
+    (root / "train").mkdir()
+    shutil.copy(CORPUS / "mds/train-index.json", root / "train/index.json")
+    for file in (CORPUS / "mds").glob("shard.*"):
+        shutil.copy(file, root / "train")
+    return root
+
+
+def npz(root: Path) -> Path:
+    np.savez(root / "pneumoniamnist.npz", **{
+        f"{split}_{what}": pixels(4, 28, 28) if what == "images" else np.zeros((4, 1), np.uint8)
+        for split in ("train", "val", "test") for what in ("images", "labels")
+    })  # fmt: skip
+    return root / "pneumoniamnist.npz"
+
+
+def mnist(suffix: str) -> Make:
+    def make(root: Path) -> Path:
+        for split in ("train", "t10k"):
+            for what, array in (("images-idx3", pixels(4, 28, 28)), ("labels-idx1", np.arange(4, dtype=np.uint8))):
+                path = root / "MNIST/raw" / f"{split}-{what}-ubyte{suffix}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(gzip.compress(idx(array)) if suffix else idx(array))
+        return root
+
+    return make
+
+
+def cifar100(root: Path) -> Path:
+    folder = root / "cifar-100-binary"
+    folder.mkdir()
+    for name in ("train.bin", "test.bin"):
+        (folder / name).write_bytes(bytes([1, 2]) + bytes(3072))
+    (folder / "fine_label_names.txt").write_text("".join(f"fine{n}\n" for n in range(100)))
+    (folder / "coarse_label_names.txt").write_text("".join(f"coarse{n}\n" for n in range(20)))
+    return folder
+
+
+def shards(suffix: str) -> Make:
+    def make(root: Path) -> Path:
+        members = {f"{n:04}.{kind}": tiny(n) if kind == "jpg" else b"1" for n in range(6) for kind in ("jpg", "cls")}
+        data = tar(members)
+        for split in ("train", "val"):
+            path = root / f"imagenet-{split}-000000.tar{suffix}"
+            path.write_bytes(gzip.compress(data) if suffix else data)
+        return root
+
+    return make
+
+
+def train_archive(root: Path) -> Path:
+    make_layout("ilsvrc", root)
+    return root / "imagenet/ILSVRC2012_img_train.tar"
+
+
+def val_archive(root: Path) -> Path:
+    make_layout("ilsvrc", root)
+    return root / "imagenet/ILSVRC2012_img_val.tar"
+
+
+def unpacked_imagenet(root: Path) -> Path:
+    """What torchvision leaves: folders of classes beside the archives and its own file."""
+    folder = make_layout("ilsvrc", root)
+    for split in ("train", "val"):
+        for wnid in ("n01000000", "n02000000"):
+            fill(folder / split / wnid, {f"{wnid}_{n}.JPEG": tiny(n) for n in range(2)})
+    (folder / "meta.bin").write_bytes(b"PK")
+    return folder
+
+
+def eurosat_classes(root: Path) -> Path:
+    return make_layout("eurosat", root) / "2750"
+
+
+def npz_imagenet(root: Path) -> Path:
+    folder, content = imagenet32(24, npz=True)
+    return fill(root / folder, content)
+
+
+def segmented(images: str, masks: str) -> Make:
+    return lambda root: fill(
+        root / "set", {**{images.format(n): jpeg(n) for n in range(6)}, **{masks.format(n): mask(n) for n in range(6)}}
+    )
+
+
+def captions(suffix: str) -> Make:
+    """Images, and a table of what they show."""
+    out = io.StringIO()
+    csv.writer(out).writerows([["image", "caption"], *([f"{n}.jpg", f"picture {n}"] for n in range(6))])
+    return lambda root: fill(
+        root / "set", {f"captions.{suffix}": out.getvalue(), **{f"images/{n}.jpg": jpeg(n) for n in range(6)}}
+    )
+
+
+DATUM = b"\x08\3\x10\2\x18\2\x22\x0c" + bytes(12) + b"\x28\1"
+"""3 x 2 x 2 pixels and the label 1, as Caffe writes them."""
+METADATA = "file_name,label\n" + "".join(f"{n}.png,{n % 2}\n" for n in range(4))
+PHOTOS: dict[str, bytes | str] = {f"{label}/{n}.jpg": jpeg(n + ord(label)) for label in "ab" for n in range(4)}
+
+LAYOUTS: dict[str, tuple[str | None, Make]] = {
+    "store": ("store", lambda root: CORPUS / "pth/fixed.pth"),
+    "CIFAR-10": ("cifar10", make_cifar10),
+    "CIFAR-10 in a folder": ("cifar10", lambda root: make_cifar10(root).parent),
+    "CIFAR-100": ("cifar100", cifar100),
+    "MNIST": ("idx", mnist("")),
+    "MNIST, compressed": ("idx", mnist(".gz")),
+    "HDF5": ("hdf5", hdf5("x_train", "y_train", "x_test", "y_test")),
+    "HDF5, images and labels": ("hdf5", hdf5("images", "labels")),
+    "PCam": ("hdf5", pcam),
+    "Zarr 2": ("zarr", zarr_of(2)),
+    "Zarr 3": ("zarr", zarr_of(3)),
+    "N5": ("n5", corpus("n5")),
+    "RecordIO": ("recordio", lambda root: corpus("recordio")(root) / "plain.rec"),
+    "MDS": ("mds", mds),
+    "LitData": ("litdata", corpus("litdata")),
+    "npz, MedMNIST": ("npz", npz),
+    "WebDataset": ("webdataset", shards("")),
+    "WebDataset, compressed": ("webdataset", shards(".gz")),
+    "WebDataset by its library": ("webdataset", corpus("webdataset")),
+    "TFRecord": ("tfrecord", without(corpus("tfrecord"), "detection.tfrecord.zlib", "plain.tfrec")),
+    "TFRecord, a file": ("tfrecord", lambda root: corpus("tfrecord")(root) / "plain.tfrec"),
+    "TFDS": ("tfds", corpus("tfds")),
+    "Parquet": ("parquet", corpus("parquet")),
+    "Arrow": ("arrow", corpus("arrow")),
+    "Hugging Face's image folder": (
+        "hf_imagefolder",
+        lambda root: fill(root, {"train/metadata.csv": METADATA, **{f"train/{n}.png": tiny(n) for n in range(4)}}),
+    ),
+    "folder2lmdb": (
+        "folder2lmdb",
+        database("train.lmdb", {b"0": pickle.dumps((tiny(0), 1)), b"__keys__": pickle.dumps([b"0"]),
+                                b"__len__": pickle.dumps(1)}),
+    ),
+    "OCR": ("ocr", database("data", {b"num-samples": b"1", b"image-000000001": tiny(1), b"label-000000001": b"w"})),
+    "BasicSR": ("basicsr", database("DIV2K.lmdb", {b"0801": tiny(1)}, "0801.png (2,3,3) 1\n")),
+    "Caffe": ("caffe", database("mnist_train_lmdb", {b"%08d" % n: DATUM for n in range(2)})),
+    "LSUN": ("lsun", database("tower_train_lmdb", {b"%040d" % n: tiny(n) for n in range(2)})),
+    "captions": ("captions", captions("csv")),
+    "COCO": ("coco", coco),
+    "YOLO": ("yolo", yolo),
+    "Pascal VOC": ("voc", voc),
+    "images and masks": ("segmentation", segmented("images/{}.jpg", "masks/{}.png")),
+    "ADE20K": ("segmentation", segmented("images/training/{}.jpg", "annotations/training/{}.png")),
+    "ILSVRC": ("ilsvrc", named("ilsvrc")),
+    "ILSVRC of Kaggle": ("ilsvrc", named("kaggle")),
+    "ILSVRC of Kaggle, zip": ("ilsvrc", archived(named("kaggle"), ".zip")),
+    "ILSVRC for validation": ("ilsvrc", val_archive),
+    "ILSVRC for training": ("imagefolder", train_archive),
+    "ILSVRC unpacked by torchvision": ("imagefolder", unpacked_imagenet),
+    "SVHN, a file": ("svhn", lambda root: make_layout("svhn", root) / "test_32x32.mat"),
+    "downsampled ImageNet, npz": ("imagenet32", npz_imagenet),
+    **{kind: (kind, named(kind)) for kind in MAKERS if kind not in ("ilsvrc", "kaggle")},
+    **{
+        f"{kind} for torchvision": (kind, in_its_root(kind))
+        for kind in MAKERS if kind not in ("ilsvrc", "kaggle", "imagenet32")
+    },
+    **{
+        f"{kind}, {suffix}": (kind, archived(named(kind), suffix))
+        for kind, suffix in (("cub200", ".tar"), ("food101", ".tar.gz"), ("stl10", ".tar.gz"), ("tinyimagenet", ".zip"))
+    },
+    "EuroSAT's classes": ("imagefolder", eurosat_classes),
+    "EuroSAT, zip": ("imagefolder", archived(eurosat_classes, ".zip")),
+    "image folder": ("imagefolder", lambda root: fill(root, PHOTOS)),
+    "image folder with splits": (
+        "imagefolder", lambda root: fill(root, {f"{s}/{name}": jpeg(1) for s in ("train", "val") for name in PHOTOS}),
+    ),
+    "image folder, zip": ("imagefolder", archived(lambda root: fill(root, PHOTOS), ".zip")),
+    "image folder of 102 flowers": (
+        "imagefolder", lambda root: fill(root, {f"{split}/{n}/image_{n:05}.jpg": jpeg(n) for split in ("train", "valid")
+                                                for n in range(1, 6)}),
+    ),
+    "flat": ("flat", lambda root: fill(root, {f"{n}.jpg": jpeg(n) for n in range(4)})),
+    "flat, tar.gz": ("flat", archived(lambda root: fill(root, {f"{n}.jpg": jpeg(n) for n in range(4)}), ".tar.gz")),
+    # What only looks like one.
+    "CUB without its split": (None, without(named("cub200"), "train_test_split.txt")),
+    "CUB without the list of its images": (None, without(named("cub200"), "images.txt")),
+    "Tiny-ImageNet without wnids": (None, without(named("tinyimagenet"), "wnids.txt")),
+    "Tiny-ImageNet without the labels of val": (None, without(named("tinyimagenet"), "val/val_annotations.txt")),
+    "Flowers without their sets": (None, without(named("flowers102"), "setid.mat")),
+    "Food without meta/test": (None, without(named("food101"), "meta/test.json", "meta/test.txt")),
+    "pets without test.txt": (None, without(named("oxfordpet"), "annotations/test.txt")),
+    "cars without the labels of the test": (None, without(named("stanfordcars"), "cars_test_annos_withlabels.mat")),
+    "SUN397 without a folder": (None, without(named("sun397"), "a")),
+    "DTD without val1": (None, without(named("dtd"), "labels/val1.txt")),
+    "Places without the list of val": (None, without(named("places365"), "places365_val.txt")),
+    "CelebA without partitions": (None, without(named("celeba"), "list_eval_partition.txt")),
+    "GTSRB without the labels of the test": (None, without(named("gtsrb"), "GT-final_test.csv")),
+    "STL-10 without labels": (None, without(named("stl10"), "train_y.bin")),
+    "downsampled ImageNet without a batch": (
+        None, without(named("imagenet32"), "Imagenet8_train/train_data_batch_3"),
+    ),
+    "ILSVRC without its devkit": (None, without(named("ilsvrc"), "ILSVRC2012_devkit_t12.tar.gz")),
+    "Kaggle's without the labels of val": (None, without(named("kaggle"), "LOC_val_solution.csv")),
+    "a list of labels": (None, lambda root: fill(root, {"anything.csv": "id,y\n0,1\n1,0\n2,0\n", **{
+        f"x/{n}.jpg": jpeg(n) for n in range(3)}})),
+    "arrays without labels' meaning": (None, hdf5("images", "masses", "angles", "xs")),
+}  # fmt: skip
