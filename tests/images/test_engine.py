@@ -319,6 +319,8 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     for name, (data, _) in good().items():
         if len(data) < 20_000:
             (folder / f"{name}.jpg").write_bytes(data)
+    for sampling in ("gray", "444", "420"):
+        (folder / f"{sampling} progressive.jpg").write_bytes(save(noisy(35, 50), sampling, progressive=True))
     return program, [*sorted(folder.glob("*.jpg")), *sorted((ROOT / "tests" / "corpus" / "engine").iterdir())]
 
 

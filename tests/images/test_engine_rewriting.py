@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,7 @@ def test_the_bytes_are_those_of_jpegtran(choice: st.DataObject) -> None:
     options: dict[str, Any] = {"quality": choice.draw(st.sampled_from((1, 30, 75, 95, 100)))}
     if choice.draw(st.booleans()):
         options["restart_marker_blocks"] = choice.draw(st.integers(1, 9))
+    options["progressive"] = sampling != "440" and choice.draw(st.booleans())
     image = noisy(height, width, choice.draw(st.integers(0, 3)))
     if choice.draw(st.integers(0, 3)) == 0:
         image[:] = image[:1, :1]
@@ -71,6 +74,46 @@ def test_real_images(shared_data: SharedData) -> None:
     for path in paths:
         data = path.read_bytes()
         assert rewritten(data, 3) == transform(data, 3), path
+
+
+SCRIPTS = {
+    "bands": "0: 0 0 0 0; 1: 0 0 0 0; 2: 0 0 0 0; 0: 1 9 0 0; 0: 10 63 0 0; 2: 1 63 0 0; 1: 1 63 0 0;",
+    "refined": "0 1 2: 0 0 0 3; 0: 1 63 0 4; 1: 1 63 0 1; 2: 1 63 0 1; 0: 1 63 4 3; 0: 1 20 3 2; 0 1 2: 0 0 3 2;"
+    "0: 21 63 3 2; 0: 1 63 2 1; 0: 1 63 1 0; 0 1 2: 0 0 2 1; 1: 1 63 1 0; 2: 1 63 1 0; 0 1 2: 0 0 1 0;",
+    "pairs": "0 1: 0 0 0 0; 2: 0 0 0 1; 2: 0 0 1 0; 0: 1 63 0 0; 1: 1 63 0 0; 2: 1 63 0 0;",
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("sampling", ["444", "422", "420", "440"])
+def test_scans_of_every_kind(script: str, sampling: str, tmp_path: Path) -> None:
+    (tmp_path / "script").write_text(SCRIPTS[script])
+    for name in (f"{sampling} optimised", sampling, f"{sampling} narrow"):
+        data = good()[name][0]
+        for restart in ((), ("-restart", "5B"), ("-restart", "1")):
+            command = ["jpegtran", "-scans", str(tmp_path / "script"), *restart]
+            progressive = subprocess.run(command, input=data, capture_output=True, check=True).stdout
+            assert b"\xff\xc2" in progressive
+            for interval in (0, 3):
+                assert rewritten(progressive, interval) == rewritten(data, interval) is not None
+
+
+def test_progressive_files_that_lack_something_are_refused() -> None:
+    data = save(noisy(61, 83), "420", progressive=True)
+    assert rewritten(data, 2) is not None
+    scans = [at for at in range(len(data)) if data[at : at + 2] == b"\xff\xda"]
+    ends = [min(at for at in range(start, len(data)) if at > start and is_marker(data, at)) for start in scans]
+    for start, end in zip(scans, ends, strict=True):
+        assert rewritten(data[:start] + data[end:], 2) is None  # a scan is missing
+        assert rewritten(data[:start] + data[start:end] * 2 + data[end:], 2) is None  # one is there twice
+        assert rewritten(data[: end - 2] + data[end:], 2) is None
+        assert rewritten(data[:end] + b"\0" + data[end:], 2) is None
+        assert rewritten(data[:end] + COMMENT + data[end:], 2) is None  # jpegtran moves it
+    assert rewritten(data[:-2], 2) is None
+
+
+def is_marker(data: bytes, at: int) -> bool:
+    return data[at] == 0xFF and data[at + 1] not in (0, *range(0xD0, 0xD8))
 
 
 EXIF = b"\xff\xe1\0\x10Exif\0\0II*\0\x08\0\0\0"
@@ -110,7 +153,7 @@ def test_metadata_stays_as_jpegtran_leaves_it() -> None:
 
 def test_what_is_refused() -> None:
     for name, data in refused_files().items():
-        if name != "large coefficients":  # which are as good as others here
+        if name not in ("large coefficients", "progressive"):  # which are as good as others here
             assert rewritten(data, 3) is None, name
 
 
@@ -124,8 +167,8 @@ def test_intervals_that_there_are_not() -> None:
 @given(st.data())
 @examples(60)
 def test_damage_is_refused_or_jpegtran_makes_the_same_of_it(choice: st.DataObject) -> None:
-    name = choice.draw(st.sampled_from(list(good())))
-    data = bytearray(good()[name][0])
+    files = [data for data, _ in good().values()] + [save(noisy(61, 83), "420", progressive=True)] * 20
+    data = bytearray(choice.draw(st.sampled_from(files)))
     for _ in range(choice.draw(st.integers(1, 3))):
         at = choice.draw(st.integers(2, len(data) - 1) | st.integers(2, min(700, len(data) - 1)))
         data[at] = choice.draw(st.integers(0, 255) | st.sampled_from((0, 255, 0xD0, 0xD9)))

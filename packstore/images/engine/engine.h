@@ -1,5 +1,6 @@
 /*
- * The engine: baseline JPEG (ITU-T T.81, 8 bits, Huffman coding) and raw pixels to crops that are resized and mirrored.
+ * The engine: baseline JPEG (ITU-T T.81, 8 bits, Huffman coding) and raw pixels to crops that are resized and mirrored;
+ * and JPEG files to seekable ones.
  *
  * headers.c   markers and their segments up to the scan
  * seek.c      the seek index of packstore (packstore/images/seekable/index.py)
@@ -9,6 +10,7 @@
  * normalize.c bytes to floating point
  * png.c       rows of PNG files of one channel: masks
  * tokens.c    the symbols of a scan, to be coded anew
+ * progressive.c  the coefficients of a progressive image
  * optimal.c   optimal Huffman tables: those of libjpeg
  * rewrite.c   a scan with other restart markers and optimal tables: that of jpegtran, byte for byte; and its check
  * batch.c     what Python calls
@@ -38,6 +40,7 @@
 #endif
 
 enum { FLOAT32, FLOAT16, BFLOAT16 };
+enum { AC_TABLE, DC_TABLE, BAND_TABLE }; /* the last for bands of coefficients of progressive scans */
 enum { DONE = 0, REFUSED = 1, NO_MORE = 2 };
 enum {
     COMPONENTS = 3,     /* at most */
@@ -67,6 +70,7 @@ struct component {
     int id, h, v;             /* sampling factors, B.2.2 */
     int quantisation, dc, ac; /* numbers of its tables */
     int rows, columns;        /* of its own blocks; those of the MCUs may be more, A.2.4 */
+    int block;                /* of an MCU, its first one */
 };
 
 struct headers {
@@ -79,7 +83,8 @@ struct headers {
     uint8_t component_of[MCU_BLOCKS], block_x[MCU_BLOCKS], block_y[MCU_BLOCKS];
     uint8_t quantisation[TABLES][64]; /* in natural order */
     struct huffman_spec dc[TABLES], ac[TABLES];
-    int64_t scan_at;  /* the scan's first coded byte */
+    bool progressive;
+    int64_t scan_at;  /* the scan's first coded byte; of a progressive image the first scan's marker */
     int64_t index_at; /* the first segment of the seek index; 0 where there is none */
 };
 
@@ -88,7 +93,7 @@ struct huffman {
     uint32_t look[1 << LOOKUP_BITS];
     int32_t largest[17], offset[17]; /* as MAXCODE, and VALPTR - MINCODE, in F.2.2.3 */
     uint8_t counts[16], values[256];
-    int total, is_dc;
+    int total, kind;
     bool known;
 };
 
@@ -219,6 +224,8 @@ extern const struct kernels avx2_kernels;
 
 /* headers.c */
 int read_headers(struct headers *, const uint8_t *file, int64_t nbytes);
+int read_any_headers(struct headers *, const uint8_t *file, int64_t nbytes);
+int read_huffman(struct headers *, const uint8_t *at, const uint8_t *end);
 
 /* seek.c */
 void make_crc_table(uint32_t table[8][256]);
@@ -226,6 +233,7 @@ int locate_segments(struct decoder *, const uint8_t *file, int64_t nbytes);
 
 /* entropy.c */
 extern const uint8_t natural_place[256], scan_place[256];
+int make_table(struct huffman *, const struct huffman_spec *, int kind);
 int make_tables(struct decoder *);
 const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end);
 int open_segment(struct decoder *, struct lane *);
@@ -264,6 +272,9 @@ int read_tokens(struct decoder *, const uint8_t *file, int64_t nbytes);
 int make_tokens(struct decoder *);
 int segment_tokens_plain(struct decoder *, struct lane *);
 int segment_tokens_avx2(struct decoder *, struct lane *);
+
+/* progressive.c */
+int read_progressive(struct decoder *, const uint8_t *file, int64_t nbytes);
 
 /* optimal.c */
 int optimal_table(const uint32_t *counts, struct optimal *table);

@@ -17,17 +17,18 @@ const uint8_t scan_place[256] = {63, 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
                                  [65 ... 255] = 63};
 
 /* How far k moves by a symbol: F.2.2.1 and F.2.2.2. */
-static uint32_t advance_of(int is_dc, int symbol)
+static uint32_t advance_of(int kind, int symbol)
 {
-    return is_dc ? 1 : symbol ? (uint32_t)(symbol >> 4) + 1 : END_OF_BLOCK;
+    return kind == DC_TABLE ? 1 : symbol ? (uint32_t)(symbol >> 4) + 1 : END_OF_BLOCK;
 }
 
-/* Whether 8-bit samples can make the symbols: F.1.2.1 and F.1.2.2. Of others libjpeg's implementations differ. */
+/* Whether 8-bit samples can make the symbols: F.1.2.1, F.1.2.2 and G.1.2.2. Of others libjpeg's implementations differ. */
 static int check_symbols(const struct huffman *table)
 {
     for (int i = 0; i < table->total; i++) {
         int symbol = table->values[i], size = symbol & 15;
-        if (table->is_dc ? symbol > 11 : size > 10 || (!size && symbol && symbol != 0xF0))
+        bool ends = !size && symbol < 0xF0 && (table->kind == BAND_TABLE || !symbol);
+        if (table->kind == DC_TABLE ? symbol > DC_BITS : size > AC_BITS || !(size || ends || symbol == 0xF0))
             return REFUSED;
     }
     return DONE;
@@ -46,7 +47,7 @@ static int fill_table(struct huffman *table)
             if (length > LOOKUP_BITS)
                 continue;
             int size = table->values[p] & 15, span = 1 << (LOOKUP_BITS - length);
-            uint32_t advance = advance_of(table->is_dc, table->values[p]) << K;
+            uint32_t advance = advance_of(table->kind, table->values[p]) << K;
             if (!size || length + size > LOOKUP_BITS) {
                 uint32_t entry = size ? ESCAPE | (uint32_t)length | advance | (uint32_t)size << 16 : (uint32_t)length | advance;
                 for (int n = 0; n < span; n++)
@@ -67,13 +68,13 @@ static int fill_table(struct huffman *table)
     return DONE;
 }
 
-static int make_table(struct huffman *table, const struct huffman_spec *spec, int is_dc)
+int make_table(struct huffman *table, const struct huffman_spec *spec, int kind)
 {
-    if (table->known && table->total == spec->total && !memcmp(table->counts, spec->counts, 16) &&
+    if (table->known && table->kind == kind && table->total == spec->total && !memcmp(table->counts, spec->counts, 16) &&
         !memcmp(table->values, spec->values, (size_t)spec->total))
         return DONE;
     table->known = false;
-    table->is_dc = is_dc;
+    table->kind = kind;
     table->total = spec->total;
     memcpy(table->counts, spec->counts, 16);
     memset(table->values, 0, sizeof table->values);
@@ -90,7 +91,8 @@ int make_tables(struct decoder *decoder)
     const struct headers *headers = &decoder->headers;
     for (int i = 0; i < headers->components; i++) {
         int dc = headers->component[i].dc, ac = headers->component[i].ac;
-        if (make_table(&decoder->dc[dc], &headers->dc[dc], 1) || make_table(&decoder->ac[ac], &headers->ac[ac], 0))
+        if (make_table(&decoder->dc[dc], &headers->dc[dc], DC_TABLE) ||
+            make_table(&decoder->ac[ac], &headers->ac[ac], AC_TABLE))
             return REFUSED;
     }
     for (int i = 0; i < STRETCH; i++) {
@@ -113,7 +115,7 @@ static NOT_INLINE uint32_t long_symbol(const struct huffman *table, uint64_t bit
             return NO_CODE << K;
         uint8_t symbol = table->values[(table->offset[length] + (int)(bits >> (64 - length))) & 255];
         size = symbol & 15;
-        advance = advance_of(table->is_dc, symbol);
+        advance = advance_of(table->kind, symbol);
         if (!size)
             return (uint32_t)length | advance << K;
     }

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { SOF0 = 0xC0, SOF1 = 0xC1, DHT = 0xC4, SOI = 0xD8, SOS = 0xDA, DQT = 0xDB, DRI = 0xDD };
+enum { SOF0 = 0xC0, SOF1 = 0xC1, SOF2 = 0xC2, DHT = 0xC4, SOI = 0xD8, SOS = 0xDA, DQT = 0xDB, DRI = 0xDD };
 enum { APP0 = 0xE0, APP11 = 0xEB, APP14 = 0xEE, APP15 = 0xEF, COM = 0xFE };
 
 /* Figure A.6: where in a block the coefficients are, in the order in which they are coded. */
@@ -38,7 +38,7 @@ static int read_quantisation(struct headers *headers, struct reading *reading, c
 }
 
 /* B.2.4.2 */
-static int read_huffman(struct headers *headers, const uint8_t *at, const uint8_t *end)
+int read_huffman(struct headers *headers, const uint8_t *at, const uint8_t *end)
 {
     while (end - at >= 17) {
         int kind = at[0] >> 4, number = at[0] & 15, total = 0;
@@ -149,6 +149,7 @@ static int lay_out(struct headers *headers)
     headers->across = (headers->width + headers->mcu_width - 1) / headers->mcu_width;
     for (int i = 0; i < headers->components; i++) {
         struct component *component = &headers->component[i];
+        component->block = headers->blocks;
         component->rows = (headers->height * component->v + headers->mcu_height - 1) / headers->mcu_height;
         component->columns = (headers->width * component->h + headers->mcu_width - 1) / headers->mcu_width;
         for (int y = 0; y < component->v; y++)
@@ -161,8 +162,21 @@ static int lay_out(struct headers *headers)
     return DONE;
 }
 
-/* Reads all segments up to the scan's first byte. Refuses what libjpeg-turbo refuses or warns of, and more. */
-int read_headers(struct headers *headers, const uint8_t *file, int64_t nbytes)
+/* Whether the first scan follows, and what it needs is there. */
+static int end_headers(struct headers *headers, const struct reading *reading, const uint8_t *at, const uint8_t *end)
+{
+    if (headers->progressive) { /* its scans are read when they are decoded */
+        for (int i = 0; i < headers->components; i++)
+            if (!(reading->has_quantisation & 1 << headers->component[i].quantisation))
+                return REFUSED;
+    } else if (read_scan(headers, reading, at, end) != DONE) {
+        return REFUSED;
+    }
+    return check_colours(headers, reading) || lay_out(headers) ? REFUSED : DONE;
+}
+
+/* Reads all segments up to the first scan. Refuses what libjpeg-turbo refuses or warns of, and more. */
+int read_any_headers(struct headers *headers, const uint8_t *file, int64_t nbytes)
 {
     struct reading reading = {0};
     memset(headers, 0, sizeof *headers);
@@ -180,16 +194,17 @@ int read_headers(struct headers *headers, const uint8_t *file, int64_t nbytes)
             outcome = read_quantisation(headers, &reading, from, end);
         } else if (marker == DHT) {
             outcome = read_huffman(headers, from, end);
-        } else if (marker == SOF0 || marker == SOF1) {
+        } else if (marker >= SOF0 && marker <= SOF2) {
             outcome = read_frame(headers, &reading, from, end);
+            headers->progressive = marker == SOF2;
         } else if (marker == DRI) { /* B.2.4.4 */
             outcome = length == 4 ? DONE : REFUSED;
             headers->interval = length == 4 ? sixteen_bits(from) : 0;
         } else if (marker >= APP0 && marker <= APP15) {
             outcome = read_application(headers, &reading, marker, file, from, end);
         } else if (marker == SOS) {
-            headers->scan_at = at;
-            return read_scan(headers, &reading, from, end) || check_colours(headers, &reading) || lay_out(headers);
+            headers->scan_at = headers->progressive ? from - 4 - file : at;
+            return end_headers(headers, &reading, from, end);
         } else if (marker != COM) {
             return REFUSED;
         }
@@ -197,4 +212,10 @@ int read_headers(struct headers *headers, const uint8_t *file, int64_t nbytes)
             return REFUSED;
     }
     return REFUSED;
+}
+
+/* The same of a baseline image. */
+int read_headers(struct headers *headers, const uint8_t *file, int64_t nbytes)
+{
+    return read_any_headers(headers, file, nbytes) || headers->progressive ? REFUSED : DONE;
 }

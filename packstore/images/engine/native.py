@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_INTERFACE = 6
+_INTERFACE = 7
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
 _FIELDS = 16
 """Numbers of a request in ``batch.c``, 8 bytes each."""

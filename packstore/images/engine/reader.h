@@ -35,4 +35,20 @@ INLINE int extend(uint32_t bits, int size)
     return (int)bits - (bits < 1u << size >> 1 ? (1 << size) - 1 : 0);
 }
 
+/* tokens.c: see fill_symbols() there */
+void fill_symbols(uint32_t *to, const struct huffman *table);
+uint32_t long_code(const struct huffman *table, uint64_t bits);
+
+/* A symbol's entry; 0 for none. `*value` gets the bits behind it. Takes 27 bits at most, which have to be there. */
+INLINE uint32_t read_symbol(struct reader *reader, const uint32_t *look, const struct huffman *table, uint32_t *value)
+{
+    uint32_t entry = look[reader->bits >> (64 - LOOKUP_BITS)];
+    if (UNLIKELY(!entry) && !(entry = long_code(table, reader->bits)))
+        return 0;
+    *value = (uint32_t)(reader->bits << (entry >> 8 & 255) >> 1 >> (63 - (entry >> 16 & 15)));
+    reader->bits <<= entry & 63;
+    reader->count -= entry & 63;
+    return entry;
+}
+
 #endif

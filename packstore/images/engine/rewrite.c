@@ -121,7 +121,7 @@ int64_t rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, in
     struct headers *headers = &decoder->headers;
     struct rewriting *rewriting = &decoder->rewriting;
     rewriting->segments = 0;
-    if (interval < 0 || interval > 65535 || read_headers(headers, file, nbytes) != DONE)
+    if (interval < 0 || interval > 65535 || read_any_headers(headers, file, nbytes) != DONE)
         return 0;
     interval = interval ? interval : (int64_t)headers->rows * headers->across;
     if (make_coefficients(decoder, nbytes, interval) != DONE)
@@ -130,7 +130,8 @@ int64_t rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, in
     rewriting->count = rewriting->until_restart = 0;
     rewriting->headers = *headers;
     memset(rewriting->counts, 0, sizeof rewriting->counts);
-    if (read_tokens(decoder, file, nbytes) != DONE)
+    if (headers->progressive ? read_progressive(decoder, file, nbytes) || make_tokens(decoder)
+                             : read_tokens(decoder, file, nbytes))
         return 0;
     for (int i = 0; i < (headers->components > 1 ? 4 : 2); i++) {
         if (optimal_table(rewriting->counts + 256 * i, &rewriting->tables[i]) != DONE)

@@ -8,7 +8,6 @@
 #include "reader.h"
 
 #include <stdlib.h>
-#include <string.h>
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -46,7 +45,7 @@ static void drop(struct tokens *tokens, uint32_t *from)
 }
 
 /* Entries of the lookups: bits 0-7: bits of the code and of the value behind it; 8-15: of the code; 16-23: its symbol. */
-static void fill_symbols(uint32_t *to, const struct huffman *table)
+void fill_symbols(uint32_t *to, const struct huffman *table)
 {
     uint32_t *end = to + (1 << LOOKUP_BITS);
     for (uint32_t length = 1, p = 0; length <= LOOKUP_BITS; length++)
@@ -60,7 +59,7 @@ static void fill_symbols(uint32_t *to, const struct huffman *table)
 }
 
 /* The entry of a code that is longer than the lookup; 0 for none. */
-static NOT_INLINE uint32_t long_code(const struct huffman *table, uint64_t bits)
+NOT_INLINE uint32_t long_code(const struct huffman *table, uint64_t bits)
 {
     for (uint32_t length = LOOKUP_BITS + 1; length <= 16; length++) {
         int32_t code = (int32_t)(bits >> (64 - length));
@@ -70,18 +69,6 @@ static NOT_INLINE uint32_t long_code(const struct huffman *table, uint64_t bits)
         }
     }
     return 0;
-}
-
-/* A symbol's entry; `*value` gets the bits behind it. Takes 27 bits at most, which have to be there. */
-INLINE uint32_t read_symbol(struct reader *reader, const uint32_t *look, const struct huffman *table, uint32_t *value)
-{
-    uint32_t entry = look[reader->bits >> (64 - LOOKUP_BITS)];
-    if (UNLIKELY(!entry) && !(entry = long_code(table, reader->bits)))
-        return 0;
-    *value = (uint32_t)(reader->bits << (entry >> 8 & 255) >> 1 >> (63 - (entry >> 16 & 15)));
-    reader->bits <<= entry & 63;
-    reader->count -= entry & 63;
-    return entry;
 }
 
 /* The tokens and coefficients of a block but its first one. */

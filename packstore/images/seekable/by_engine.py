@@ -20,6 +20,7 @@ from packstore.images.seekable.markers import (
     DRI,
     SOF0,
     SOF1,
+    SOF2,
     SOS,
     NotSeekableError,
     Segment,
@@ -55,16 +56,18 @@ def rewrite_by_engine(data: bytes, interval: int) -> Rewritten | None:
         found = segments(data)
     except NotSeekableError:
         return None
-    body = {marker: [data[s.start + 4 : s.stop] for s in found if s.marker == marker] for marker in (DQT, SOF0, SOF1)}
+    body = {
+        marker: [data[s.start + 4 : s.stop] for s in found if s.marker == marker] for marker in (DQT, SOF0, SOF1, SOF2)
+    }
     jfif = _jfif(data, found)
-    frame = (body[SOF0] + body[SOF1])[0]
+    frame = (body[SOF0] + body[SOF1] + body[SOF2])[0]
     components = [frame[6 + 3 * i : 9 + 3 * i] for i in range(frame[5])]
     if jfif is None or (len(components) == 1 and components[0][1] != 0x11):
         return None
     has_jfif = found[0].marker == APP0 and data[found[0].start + 4 :].startswith(b"JFIF\0")
     metadata = [data[s.start : s.stop] for s in found[has_jfif:] if s.marker in _METADATA]
     quantisation = {}
-    for content in body[DQT]:
+    for content in (data[s.start + 4 : s.stop] for s in found if s.marker == DQT):
         for at in range(0, len(content), 65):
             quantisation[content[at]] = content[at : at + 65]
     wanted = dict.fromkeys(component[2] for component in components)
