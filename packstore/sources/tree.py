@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.files import open_regular
-from packstore.sources.listing import NO_FILE, Identity, Listing, cycle, list_directory
+from packstore.sources.listing import (
+    NO_FILE,
+    Identity,
+    Listing,
+    cycle,
+    is_directory,
+    is_image_name,
+    list_directory,
+)
 
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux
@@ -153,6 +161,16 @@ class FolderTree(Tree):
                     yield entry.name, entry.is_dir(follow_symlinks=False)
         except OSError:
             return  # a listing says why
+
+    def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
+        """The name of a file settles it for most folders, without a listing."""
+        try:
+            with os.scandir(f"{self.root}/{top}") as entries:
+                if any(not is_directory(entry) and is_image_name(entry.name) for entry in entries):
+                    return True
+        except OSError:
+            pass  # a listing says why
+        return super().holds_images(top, above)
 
     def stat(self, file: str) -> Found:
         try:

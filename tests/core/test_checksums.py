@@ -14,6 +14,7 @@ from packstore.core.checksums import (
     ROW_CHECKSUM,
     column_digest,
     file_digest,
+    records_digest,
     row_checksum,
     row_checksums,
     row_columns,
@@ -48,6 +49,16 @@ def test_digest_of_a_fixed_column(dtype: str) -> None:
     little = values.astype(values.dtype.newbyteorder("<")).tobytes()
     assert column_digest(values) == sha(little).hex()
     assert column_digest(np.asfortranarray(values)) == sha(little).hex()
+
+
+@pytest.mark.parametrize("records", [0, 1, 2, 1023, 1024, 1025, 3000])
+def test_digest_of_records(records: int) -> None:
+    drawn = np.random.default_rng(records).integers(0, 1 << 64, (2, records), np.uint64)
+    base, prime = int.from_bytes(sha(b"packstore")[:15], "big"), 2**127 - 1
+    for checksums, rows in (drawn, np.full_like(drawn, 2**64 - 1), np.zeros_like(drawn)):
+        numbers = [int(c) + (int(r) << 64) for c, r in zip(checksums, rows, strict=True)]
+        expected = sum(n * pow(base, records - 1 - i, prime) for i, n in enumerate(numbers)) % prime
+        assert records_digest(checksums, rows) == records_digest(checksums.astype(">u8"), rows) == f"{expected:032x}"
 
 
 def test_digest_of_a_fixed_column_without_values() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from packstore.sources.records.tfds_features import FEATURES, Leaf, describe, is
 INFO = "dataset_info.json"
 _MAX_JSON = 1 << 26
 _LOOKED_AT = 32
+_ENTRIES = 256
 _MAX_SHARDS = 1 << 20
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
@@ -311,7 +313,9 @@ def _folders(path: Path) -> list[Path]:
     found = [p for p in below if _VERSION.fullmatch(p.name)]
     for folder in below:
         if folder not in found:
-            found += sorted(islice((p for p in folder.iterdir() if _VERSION.fullmatch(p.name)), _LOOKED_AT))
+            with os.scandir(folder) as entries:  # a configuration has few; a class has thousands of images
+                names = [entry.name for entry in islice(entries, _ENTRIES)]
+            found += [folder / name for name in sorted(names) if _VERSION.fullmatch(name)][:_LOOKED_AT]
     return [p for p in found if (p / INFO).is_file()]
 
 

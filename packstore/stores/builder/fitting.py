@@ -25,13 +25,14 @@ def check_together(
         first: Number of the first record, for messages.
     """
     by_name = {column.name: column for column in columns}
+    parallel = {column.parallel for column in columns}
     sizes: dict[str, NDArray[np.int64]] = {}
     for column in columns:
-        if column.kind == "ragged":
+        if column.kind == "ragged" and (_has_rules(column) or column.name in parallel):
             given = image_sizes if column.name == "image" else list(map(len, values[column.name]))
             sizes[column.name] = np.array(given, np.int64)
     for column in columns:
-        if column.kind == "ragged":
+        if column.name in sizes:
             _check_ragged(column, values, sizes[column.name], first)
         if column.nullable:
             filled = sizes[column.name] > 0 if column.kind == "ragged" else _nonzero(values[column.name])
@@ -42,6 +43,11 @@ def check_together(
             rows, wanted = (sizes[c.name] // c.record_nbytes for c in (column, boxes))
             what = f"has {{}} rows of {column.name!r}, and {{}} of {boxes.name!r}"
             _refuse(rows != wanted, first, what, rows, wanted)
+
+
+def _has_rules(column: Column) -> bool:
+    """Whether not just any bytes are a value of a ragged column; keys and image files have none."""
+    return column.layout is not None or column.record_nbytes > 1 or column.classes is not None or column.nullable
 
 
 def _check_ragged(column: Column, values: Mapping[str, Any], sizes: NDArray[np.int64], first: int) -> None:

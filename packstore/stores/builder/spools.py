@@ -56,7 +56,7 @@ class ColumnSpool:
             if given.size and not np.can_cast(given.dtype, dtype, "same_kind"):
                 raise ValueError(f"{given.dtype} does not convert to it")
             array = np.ascontiguousarray(given.astype(dtype, copy=False)).reshape(given.shape)
-            if dtype.kind in "iu" and not np.array_equal(array, given):
+            if dtype.kind in "iu" and dtype != given.dtype and not np.array_equal(array, given):
                 raise ValueError("some values are out of its range")
         except (ValueError, TypeError, OverflowError) as error:
             raise StoreError(f"column {name!r} has dtype {self.column.dtype}: {error}") from None
