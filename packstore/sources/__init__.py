@@ -18,7 +18,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import annotated
-from packstore.sources.archives import kept_indexes
+from packstore.sources.archives import kept_indexes, known_folders
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.nested import find_within, folders_like_splits, only_folder
 from packstore.sources.refusals import lies_within, like_splits, only_unpacked, undecided, unrecognised
@@ -85,7 +85,8 @@ def open_source(
     with _asking_about(place), kept_indexes():
         if named is None:
             try:
-                named = _recognise(place, options)
+                with known_folders():
+                    named = _recognise(place, options)
             except AmbiguousSourceError:
                 if packed_as is None or packed_as.origin.kind not in SOURCES:
                     raise

@@ -201,7 +201,7 @@ def _stems(names: list[str]) -> set[str]:
 
 
 def _stem(name: str) -> str:
-    return os.path.splitext(name)[0]  # noqa: PTH122
+    return name.rpartition(".")[0] or name
 
 
 def _sidecars(folders: list[_Folder]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import heapq
 import os
@@ -10,6 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +29,7 @@ from packstore.sources.listing import (
 
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux
+_KNOWN_NAMES, _KNOWN_FOLDERS = 1024, 512
 _RELATIVE = os.open in os.supports_dir_fd
 _SEARCH_FLAGS = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)  # with O_PATH it need not be readable
 
@@ -164,11 +167,13 @@ class FolderTree(Tree):
 
     def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
         """The name of a file settles it for most folders, without a listing."""
+        place = Path(f"{self.root}/{top}")
         try:
-            with os.scandir(f"{self.root}/{top}") as entries:
-                if any(not is_directory(entry) and is_image_name(entry.name) for entry in entries):
-                    return True
-        except OSError:
+            if _identity(place) not in above:
+                with os.scandir(place) as entries:
+                    if any(not is_directory(entry) and is_image_name(entry.name) for entry in entries):
+                        return True
+        except (OSError, SourceError):
             pass  # a listing says why
         return super().holds_images(top, above)
 
@@ -231,6 +236,25 @@ class FolderTree(Tree):
         if directory is None or directory.path != path:
             directory = self._threads.directory = _Directory(self.root, path)
         return os.open(name, _OPEN_FLAGS, dir_fd=directory.descriptor)
+
+
+class KnownFolder(FolderTree):
+    """A folder while one kind of source after the other is asked about it: the first names in each of its folders are
+    read once."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._first: dict[str, builtins.list[tuple[str, bool]]] = {}
+
+    def names(self, directory: str) -> Iterator[tuple[str, bool]]:
+        first = self._first.get(directory)
+        if first is None:
+            first = builtins.list(islice(super().names(directory), _KNOWN_NAMES))
+            if len(self._first) < _KNOWN_FOLDERS:
+                self._first[directory] = first
+        yield from first
+        if len(first) == _KNOWN_NAMES:
+            yield from islice(super().names(directory), _KNOWN_NAMES, None)
 
 
 class _Directory:

@@ -18,7 +18,7 @@ from packstore.sources.archives.index import Index
 from packstore.sources.archives.tar import is_tar, read_tar
 from packstore.sources.archives.tree import ArchiveTree
 from packstore.sources.archives.zip import is_zip, read_zip
-from packstore.sources.tree import FolderTree, Tree
+from packstore.sources.tree import FolderTree, KnownFolder, Tree
 
 _START = 512
 _Key = tuple[str, int, int, int]
@@ -30,7 +30,12 @@ def open_tree(path: Path) -> Tree | None:
 
     Raises :class:`SourceError` for an archive that is damaged, encrypted, or needs a library that is not installed."""
     if path.is_dir():
-        return FolderTree(path)
+        known = _folders.get()
+        if known is None:
+            return FolderTree(path)
+        if path not in known:
+            known[path] = KnownFolder(path)
+        return known[path]
     if not path.is_file():
         return None
     try:
@@ -77,6 +82,18 @@ def kept_indexes() -> Iterator[None]:
         _kept.reset(token)
 
 
+@contextmanager
+def known_folders() -> Iterator[None]:
+    """Until its end, :func:`open_tree` returns the same tree for the same folder, which knows names that it has read:
+    for questions in a row, while nothing is packed yet."""
+    token = _folders.set({})
+    try:
+        yield
+    finally:
+        _folders.reset(token)
+
+
 _INDEXES: WeakValueDictionary[_Key, Index] = WeakValueDictionary()
 """Those of trees that are in use."""
 _kept: ContextVar[_Kept | None] = ContextVar("kept indexes", default=None)
+_folders: ContextVar[dict[Path, KnownFolder] | None] = ContextVar("known folders", default=None)

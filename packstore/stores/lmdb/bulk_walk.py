@@ -170,7 +170,8 @@ def _leaves(
         digits[some[good]] = figures[good].astype(np.int64) @ 10 ** np.arange(KEY_SIZE - 1, -1, -1)
     others = np.flatnonzero(kind < 0)
     _demand(np.array(len(others) <= _MOST_OTHER_KEYS))
-    edges = np.unique(np.concatenate([[0, len(nodes)], others, others + 1, np.flatnonzero(np.diff(kind)) + 1]))
+    edges = np.sort(np.concatenate([[0, len(nodes)], others, others + 1, np.flatnonzero(np.diff(kind)) + 1]))
+    edges = edges[np.diff(edges, prepend=-1) > 0]  # as np.unique, which imports numpy.ma
     for first, stop in pairwise(edges.tolist()):
         if kind[first] < 0:
             node = int(nodes[first]) + NODE.size

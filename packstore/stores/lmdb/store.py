@@ -77,6 +77,10 @@ class LmdbWriter(Writer):
         self._syncer = ThreadPoolExecutor(1, thread_name_prefix="packstore-sync")
         self._syncing: Future[None] | None = None
         self._suspended = False
+        # Once it has freed a block of this size, glibc keeps freed memory for the next transaction (mallopt(3), dynamic
+        # threshold). Else it may return it to the system each time: 8,000 page faults more for 600 files of 110 KB,
+        # and 20 ms of 100.
+        bytearray(_TXN_BYTES)
         path.mkdir()
         self._open()
 
