@@ -36,6 +36,7 @@ from packstore.cli.merge import merge
 from packstore.cli.repair import repair
 from packstore.cli.salvage import salvage
 from packstore.cli.select import select
+from packstore.cli.sheet import sheet
 from packstore.cli.verify import verify
 from packstore.cli.view import view
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, UsageError, printable
@@ -96,6 +97,7 @@ for command in (
     verify,
     audit,
     info,
+    sheet,
     view,
     repair,
     salvage,

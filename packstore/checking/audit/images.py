@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.errors import DecodeError, PackstoreError, printable
+from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, printable
 from packstore.core.manifest import Manifest
 from packstore.images.decoders import Decoder
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
@@ -119,7 +119,7 @@ class Inspection:
                 seen.findings.append(("undecodable", record, str(error)))
                 continue
             except (PackstoreError, IndexError) as error:
-                seen.findings.append(("damaged", record, str(error)))
+                seen.findings.append(("damaged", record, _in_short(error)))
                 continue
             seen.decoded[row] = True
             seen.pixels[row] = xxh3_64_intdigest(np.ascontiguousarray(image).data, seed=image.shape[1])
@@ -205,7 +205,7 @@ class Inspection:
             seen.findings.append(("undecodable", record, f"column {name!r}: {error}"))
             return
         except (PackstoreError, IndexError) as error:
-            seen.findings.append(("damaged", record, str(error)))
+            seen.findings.append(("damaged", record, _in_short(error)))
             return
         if found is None:
             return
@@ -242,6 +242,13 @@ def batches(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20) -> I
         each = max(each, NUMPY_DTYPE[column.dtype].itemsize)
     step = max(1, min(most, most_bytes // max(1, each)))
     return (range(start, min(start + step, manifest.records)) for start in range(0, manifest.records, step))
+
+
+def _in_short(error: Exception) -> str:
+    """What is wrong, without the record and what to do next."""
+    if isinstance(error, CorruptRecordError):
+        return f"{error.what} {error.found}, expected {error.expected}"
+    return str(error)
 
 
 def _is_grey(image: NDArray[np.uint8]) -> bool:

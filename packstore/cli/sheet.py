@@ -1,0 +1,81 @@
+"""``packstore sheet``."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from packstore.cli.common import LocalPath, expecting_store, quantity
+from packstore.cli.terminal_images import graphics_of_terminal
+from packstore.core.errors import UsageError, printable
+
+_PIXELS_A_COLUMN = 9
+"""About how wide a character is; a picture that is wider than the terminal would be cut off."""
+
+
+@click.command(short_help="Draw some records of each class on one picture.")
+@click.argument("store", type=LocalPath())
+@click.argument("out", type=LocalPath())
+@click.option("--split", metavar="NAME", help="Of this split only.")
+@click.option(
+    "--per-class", type=click.IntRange(1, 100), default=5, show_default=True, metavar="N", help="Records of each class."
+)
+@click.option("--columns", metavar="NAMES", help="Draw masks, boxes, keypoints over the images: mask,boxes.")
+@click.option(
+    "--augment", metavar="OPERATIONS",
+    help="Show what the loader gives: 'RandomResizedCrop(224), RandomHorizontalFlip()'.",
+)  # fmt: skip
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N",
+    help="Draws the records; also the loader's, with --augment.",
+)  # fmt: skip
+@click.option("--epoch", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="The loader's epoch.")
+@click.option(
+    "--side", type=click.IntRange(8, 4096), default=128, show_default=True, metavar="PX", help="Size of the images."
+)
+def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
+    """Draw a contact sheet of STORE to OUT, a .png or .pdf file: some records of each class, drawn with --seed.
+
+    With - for OUT it is shown in the terminal, if that has kitty's graphics or sixel.
+    With --augment, each image is what PackedLoader gives for that record, seed and epoch, bit for bit, in its
+    own size. Damaged records are shown as such. A PNG has at most 60 classes, a PDF all.
+
+    \b
+    Examples:
+      packstore sheet imagenet.lmdb sheet.png
+      packstore sheet coco.h5 sheet.pdf --split val --columns boxes,keypoints
+      packstore sheet imagenet.lmdb - --per-class 3
+      packstore sheet imagenet.lmdb aug.png --augment 'RandomResizedCrop(224), RandomHorizontalFlip()' --epoch 3
+    """
+    from packstore.seeing.sheet import SheetOptions, sheet_image, write_sheet
+
+    named = [name.strip() for name in columns.split(",")] if columns is not None else []
+    chosen = SheetOptions(columns=named, **options)
+    with expecting_store(store):
+        if out != Path("-"):
+            more = write_sheet(store, out, chosen)
+            if more:
+                missing = quantity(more, "more class", "more classes")
+                click.echo(f"{printable(str(out))} has no room for {missing}; a .pdf has")
+            return
+        graphics = graphics_of_terminal()
+        if graphics is None:
+            raise UsageError("this is no terminal that shows images (kitty's or sixel): name a file, sheet.png")
+        image, more = sheet_image(store, chosen)
+    _show(image, graphics)
+    if more:
+        click.echo(f"… and {quantity(more, 'more class', 'more classes')}")
+
+
+def _show(image: Any, graphics: str) -> None:
+    from packstore.seeing.terminal import kitty, sixel
+
+    most = shutil.get_terminal_size().columns * _PIXELS_A_COLUMN
+    if image.width > most:
+        image = image.resize((most, max(1, image.height * most // image.width)))
+    sys.stdout.buffer.write(kitty(image) if graphics == "kitty" else sixel(image))
+    sys.stdout.flush()

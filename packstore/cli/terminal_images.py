@@ -1,0 +1,68 @@
+"""Which images a terminal can show."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+
+_KITTY_TERMS = ("xterm-kitty", "xterm-ghostty")
+_KITTY_PROGRAMS = ("WezTerm", "ghostty")
+_ASK_KITTY = b"\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\"
+_ASK_ATTRIBUTES = b"\x1b[c"
+"""Primary device attributes, which every terminal answers: sixel is attribute 4."""
+_TIMEOUT_SECONDS = 0.5
+
+
+def graphics_of_terminal() -> str | None:
+    """``kitty`` or ``sixel``, as the terminal at standard output says by its name or when asked; None for neither."""
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        return None
+    if os.environ.get("KITTY_WINDOW_ID") or os.environ.get("TERM") in _KITTY_TERMS:
+        return "kitty"
+    if os.environ.get("TERM_PROGRAM") in _KITTY_PROGRAMS:
+        return "kitty"
+    return graphics_in(ask())
+
+
+def graphics_in(answer: bytes) -> str | None:
+    """What a terminal's answer to :func:`ask` says."""
+    if b"_Gi=31;OK" in answer:
+        return "kitty"
+    _, found, attributes = answer.rpartition(b"\x1b[?")
+    return "sixel" if found and b"4" in attributes.rstrip(b"c").split(b";")[1:] else None
+
+
+def ask() -> bytes:
+    """The terminal's answer about its graphics; empty where it gives none in half a second."""
+    try:
+        import termios
+        import tty
+
+        file = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    except (ImportError, OSError):
+        return b""
+    try:
+        before = termios.tcgetattr(file)
+        try:
+            tty.setcbreak(file, termios.TCSANOW)
+            os.write(file, _ASK_KITTY + _ASK_ATTRIBUTES)
+            return _read(file)
+        finally:
+            termios.tcsetattr(file, termios.TCSANOW, before)
+    except (OSError, termios.error):
+        return b""
+    finally:
+        os.close(file)
+
+
+def _read(file: int) -> bytes:
+    """What comes, up to the end of the attributes."""
+    answer, end = b"", time.monotonic() + _TIMEOUT_SECONDS
+    while (left := end - time.monotonic()) > 0 and select.select([file], [], [], left)[0]:
+        answer += os.read(file, 1024)
+        start = answer.find(b"\x1b[?")
+        if start >= 0 and b"c" in answer[start:]:
+            break
+    return answer

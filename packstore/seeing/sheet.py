@@ -1,0 +1,276 @@
+"""Contact sheets: a few records of each class on one picture, as they are stored or as the loader gives them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from packstore.core.arguments import whole
+from packstore.core.errors import DecodeError, PackstoreError, UsageError, printable
+from packstore.core.manifest import Manifest
+from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.sniff import HeaderError, sniff
+from packstore.seeing.drawing import drawn_columns, drawn_values, overlay, pictures_of, thumbnail
+from packstore.seeing.view.loaded import Asked, AsLoaded
+from packstore.stores import open_store
+from packstore.stores.base import Reader
+from packstore.training.item_options import choose_split
+
+KINDS = (".png", ".pdf")
+
+_GAP, _TEXT, _LINE = 6, 11, 15
+_PAGE_ROWS = 20
+_MOST_ROWS = 60
+"""Rows of a PNG file, of which a viewer shows one page; a PDF has as many pages as it takes."""
+_BACK, _INK, _FAULT = (255, 255, 255), (40, 40, 40), (176, 0, 32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SheetOptions:
+    """What a sheet shows.
+
+    Attributes:
+        split: The split; None for the only one, or for all records.
+        per_class: Records of each class; in a store without classes, of a row.
+        columns: Names of masks, boxes and keypoints to draw over the images.
+        augment: Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`: what the loader gives.
+            None for images as they are stored, made small.
+        seed: Of the choice of records, and of the loader.
+        epoch: Of the loader.
+        side: Pixels to which images that are not augmented are made small.
+    """
+
+    split: str | None = None
+    per_class: int = 5
+    columns: Sequence[str] = ()
+    augment: str | None = None
+    seed: int = 0
+    epoch: int = 0
+    side: int = 128
+
+    def __post_init__(self) -> None:
+        for name, least in (("per_class", 1), ("side", 8), ("seed", 0), ("epoch", 0)):
+            whole(name, getattr(self, name), least)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cell:
+    """One image of a sheet.
+
+    Attributes:
+        record: Number of the record in the store.
+        key: Its key, safe to print; ``?`` where it cannot be read.
+        image: uint8 ``(h, w, 3)``; None where it cannot be had.
+        fault: Why not.
+    """
+
+    record: int
+    key: str
+    image: NDArray[np.uint8] | None
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a sheet: its title, and the records in it."""
+
+    title: str
+    records: tuple[int, ...]
+
+
+def write_sheet(store: str | os.PathLike[str], path: Path, options: SheetOptions) -> int:
+    """Writes a contact sheet of a store as ``.png`` or ``.pdf``. Returns how many rows it has no room for.
+
+    Pictures in a PDF are JPEG; those in a PNG are exact.
+
+    Raises:
+        UsageError: Another suffix, or options that the store does not have.
+        StoreError: The store does not open.
+    """
+    if path.suffix.lower() not in KINDS:
+        raise UsageError(f"a sheet is written as {' or '.join(KINDS)}, got {printable(path.name)!r}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no directory {printable(str(path.absolute().parent))}")
+    with open_store(store, "always") as reader:
+        rows = choose_rows(reader, options)
+        cells = Cells(reader, options)
+        if path.suffix.lower() == ".pdf":
+            parts = [rows[start : start + _PAGE_ROWS] for start in range(0, len(rows), _PAGE_ROWS)]
+            pages = (page(cells, part) for part in parts)
+            next(pages).save(path, "PDF", save_all=True, append_images=pages, quality=95)
+            return 0
+        page(cells, rows[:_MOST_ROWS]).save(path, "PNG")
+        return max(0, len(rows) - _MOST_ROWS)
+
+
+def sheet_image(store: str | os.PathLike[str], options: SheetOptions, rows: int = 8) -> tuple[Image.Image, int]:
+    """The first rows of a sheet as a picture, and how many more there are. Raises as :func:`write_sheet`."""
+    with open_store(store, "always") as reader:
+        chosen = choose_rows(reader, options)
+        return page(Cells(reader, options), chosen[:rows]), max(0, len(chosen) - rows)
+
+
+def choose_rows(reader: Reader, options: SheetOptions) -> list[Row]:
+    """Which records are shown: of each class some, drawn with the seed; without classes, rows of any.
+
+    Raises :class:`UsageError` for a split that there is not, or one without records."""
+    manifest = reader.manifest
+    split = choose_split(manifest, options.split) if options.split is not None else None
+    chosen = reader.split(split)
+    if not len(chosen):
+        raise UsageError(f"{printable(str(reader.path))} has no records to show")
+    rng = np.random.default_rng(options.seed)
+    count = options.per_class
+    if not manifest.has_column("label"):
+        some = np.sort(rng.choice(len(chosen), min(len(chosen), count * count), replace=False)) + chosen.start
+        return [Row("", tuple(some[at : at + count].tolist())) for at in range(0, len(some), count)]
+    drawn = rng.permutation(len(chosen)) + chosen.start
+    labels = reader.values("label", drawn)
+    order = np.argsort(labels, kind="stable")
+    numbers, starts = np.unique(labels[order], return_index=True)
+    stops = [*starts[1:].tolist(), len(order)]
+    rows = []
+    for number, start, stop in zip(numbers.tolist(), starts.tolist(), stops, strict=True):
+        records = np.sort(drawn[order[start : min(start + count, stop)]])
+        rows.append(Row(f"{_class_name(manifest, number)}  ({stop - start:,})", tuple(records.tolist())))
+    return rows
+
+
+class Cells:
+    """Makes the cells of a sheet."""
+
+    def __init__(self, reader: Reader, options: SheetOptions) -> None:
+        """Raises :class:`UsageError` for columns that cannot be drawn, and augmentations that cannot be."""
+        manifest = reader.manifest
+        there = [column.name for column in drawn_columns(manifest)]
+        for name in options.columns:
+            if name not in there:
+                known = ", ".join(there) or "none"
+                raise UsageError(f"no column {printable(name)!r} of masks, boxes or keypoints; there are: {known}")
+        self.reader = reader
+        self.options = options
+        self._loaded = None if options.augment is None else AsLoaded(reader)
+        self._pictures = pictures_of(manifest)
+
+    def __getitem__(self, record: int) -> Cell:
+        """The cell of a record; one that is damaged says so."""
+        try:
+            key = printable(self.reader.key(record))
+        except (PackstoreError, IndexError):
+            key = "?"
+        try:
+            image = self._stored(record) if self._loaded is None else self._as_loaded(self._loaded, record)
+        except UsageError:
+            raise
+        except (PackstoreError, IndexError) as error:
+            return Cell(record, key, None, printable(str(error)))
+        return Cell(record, key, image, "" if image is not None else "no image")
+
+    def _stored(self, record: int) -> NDArray[np.uint8] | None:
+        """The image as it is stored, made small."""
+        image = thumbnail(self._pictures, self.reader, record, self.options.side)
+        if image is None or not self.options.columns:
+            return image
+        values = drawn_values(self.reader, record, self.options.columns)
+        size = image_size(self.reader, record, self._pictures.exif_transpose)
+        return overlay(image, values, self.reader.manifest.columns, self.options.columns, size)
+
+    def _as_loaded(self, loaded: AsLoaded, record: int) -> NDArray[np.uint8]:
+        """What the loader gives, bit for bit: through :class:`packstore.PackedLoader` itself."""
+        options = self.options
+        found = loaded.get(Asked(record, options.augment or "", options.seed, options.epoch))
+        return overlay(found.image, found.values, self.reader.manifest.columns, options.columns)
+
+
+def image_size(reader: Reader, record: int, exif_transpose: bool) -> tuple[int, int]:
+    """Height and width of an image as it is shown. Raises :class:`StoreError`; :class:`DecodeError` for no image."""
+    layout = reader.manifest.image.layout
+    if layout is not None:
+        shape = reader.array(record).shape
+        return shape[:2] if layout == "HWC" else shape[1:]
+    data = reader.view(record)
+    try:
+        info = sniff(data)
+    except HeaderError as error:
+        raise DecodeError(f"the image {error.reason}") from None
+    turned = exif_transpose and swaps_sides(read_orientation(data, info))
+    return (info.width, info.height) if turned else (info.height, info.width)
+
+
+def page(cells: Cells, rows: Sequence[Row]) -> Image.Image:
+    """Rows of cells as one picture. Small images are enlarged by whole factors, so that each pixel is a square."""
+    made = [(row.title, [cells[record] for record in row.records]) for row in rows]
+    images = [cell.image for _, row in made for cell in row if cell.image is not None]
+    wanted = cells.options.side
+    height = max([image.shape[0] for image in images], default=wanted)
+    width = max([image.shape[1] for image in images], default=wanted)
+    factor = max(1, wanted // max(height, width))
+    height, width = height * factor, width * factor
+    count = max(len(row) for _, row in made)
+    titles = [_LINE + 2 if title else 0 for title, _ in made]
+    tall = sum(titles) + len(made) * (height + _LINE + _GAP) + _GAP
+    sheet = Image.new("RGB", (_GAP + count * (width + _GAP), tall), _BACK)
+    draw = ImageDraw.Draw(sheet)
+    top = _GAP
+    for (title, row), title_height in zip(made, titles, strict=True):
+        if title:
+            draw.text((_GAP, top), _fitting(draw, title, sheet.width - 2 * _GAP), _INK, _font(_TEXT + 2))
+            top += title_height
+        for number, cell in enumerate(row):
+            left = _GAP + number * (width + _GAP)
+            _paste(sheet, draw, cell, (left, top, width, height), factor)
+            text = _fitting(draw, cell.key.rsplit("/", 1)[-1], width)
+            draw.text((left, top + height + 1), text, _INK if cell.image is not None else _FAULT, _font(_TEXT))
+        top += height + _LINE + _GAP
+    return sheet
+
+
+def _paste(
+    sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: Cell, place: tuple[int, int, int, int], factor: int
+) -> None:
+    left, top, width, height = place
+    if cell.image is not None:
+        large = cell.image.repeat(factor, 0).repeat(factor, 1)
+        sheet.paste(Image.fromarray(large), (left, top))
+        return
+    box = (left, top, left + width - 1, top + height - 1)
+    draw.rectangle(box, outline=_FAULT)
+    draw.line((*box[:2], *box[2:]), _FAULT)
+    draw.line((box[0], box[3], box[2], box[1]), _FAULT)
+    lines = max(1, (height - 4) // _LINE)
+    rest = f"record {cell.record}: {cell.fault}"
+    for line in range(lines):
+        text = _fitting(draw, rest, width - 6, "")
+        draw.text((left + 3, top + 2 + line * _LINE), text, _FAULT, _font(_TEXT))
+        rest = rest[len(text) :].lstrip()
+        if not rest:
+            return
+
+
+def _fitting(draw: ImageDraw.ImageDraw, text: str, width: int, more: str = "…") -> str:
+    """``text``, cut to ``width`` pixels."""
+    font = _font(_TEXT)
+    text = text[:300]
+    if draw.textlength(text, font=font) <= width:
+        return text
+    while len(text) > 1 and draw.textlength(text + more, font=font) > width:
+        text = text[:-1]
+    return text + more
+
+
+def _class_name(manifest: Manifest, number: int) -> str:
+    classes = manifest.classes
+    return printable(classes[number]) if classes is not None and 0 <= number < len(classes) else f"class {number}"
+
+
+@lru_cache(8)
+def _font(size: int) -> Any:
+    return ImageFont.load_default(size)

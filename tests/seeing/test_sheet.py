@@ -1,0 +1,232 @@
+"""Contact sheets, in files and in terminals."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import pty
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import packstore
+from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
+from packstore.cli.terminal_images import graphics_in, graphics_of_terminal
+from packstore.core.errors import UsageError
+from packstore.seeing.drawing import overlay
+from packstore.seeing.sheet import Cells, SheetOptions, choose_rows, page, write_sheet
+from packstore.seeing.terminal import kitty, sixel
+from tests.makers.command import COMMAND, run
+from tests.makers.datasets import make_folder
+from tests.makers.typed import make_typed
+
+AUGMENT = "RandomResizedCrop(24), RandomHorizontalFlip()"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sheet")
+    packstore.convert(make_folder(root / "photos", per_class=6), root / "x.lmdb")
+    return root / "x.lmdb"
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.size
+
+
+def test_each_class_has_a_row_of_some_records(store: Path) -> None:
+    with packstore.open(store) as reader:
+        rows = choose_rows(reader, SheetOptions(per_class=4))
+        assert [row.title for row in rows] == ["ant  (12)", "bee  (12)", "cat  (12)"]
+        for number, row in enumerate(rows):
+            assert len(set(row.records)) == 4
+            assert {int(reader.value("label", record)) for record in row.records} == {number}
+        assert rows == choose_rows(reader, SheetOptions(per_class=4))
+        assert rows != choose_rows(reader, SheetOptions(per_class=4, seed=1))
+        val = reader.split("val")
+        few = choose_rows(reader, SheetOptions(split="val", per_class=99))
+        assert [record for row in few for record in row.records] == [*range(val.start, val.stop)]
+
+
+@pytest.mark.slow
+def test_augmented_images_are_those_of_the_loader_bit_for_bit(store: Path, tmp_path: Path) -> None:
+    write_sheet(store, tmp_path / "x.png", SheetOptions(split="train", per_class=2, augment=AUGMENT, seed=5, epoch=3))
+    with Image.open(tmp_path / "x.png") as image:
+        sheet = np.asarray(image)
+    loader = packstore.PackedLoader(
+        packstore.PackedDataset(store, "train"),
+        batch_size=18,
+        augment=[RandomResizedCrop(24), RandomHorizontalFlip()],
+        seed=5,
+    )
+    loader.set_epoch(3)
+    images, _ = next(iter(loader))
+    with packstore.open(store) as reader:
+        rows = choose_rows(reader, SheetOptions(split="train", per_class=2, seed=5))
+    windows = np.lib.stride_tricks.sliding_window_view(sheet[::1], (120, 120), (0, 1))  # 24 pixels, five times as large
+    for row in rows:
+        for record in row.records:
+            wanted = images[record].permute(1, 2, 0).numpy().repeat(5, 0).repeat(5, 1).transpose(2, 0, 1)
+            places = np.argwhere((windows[:, :, :, 0, 0] == wanted[:, 0, 0]).all(2))
+            assert any((windows[y, x] == wanted).all() for y, x in places), record
+
+
+@pytest.mark.parametrize("augment", [None, AUGMENT])
+def test_a_damaged_record_is_shown_as_such(store: Path, tmp_path: Path, augment: str | None) -> None:
+    packstore.convert(make_folder(tmp_path / "photos", per_class=3, suffixes=(".png",)), tmp_path / "x.lmdb")
+    with packstore.open(tmp_path / "x.lmdb") as reader:
+        data = bytes(reader.read(1))
+    file = tmp_path / "x.lmdb" / "data.mdb"
+    content = bytearray(file.read_bytes())
+    place = content.find(data)
+    content[place + 60 : place + 90] = bytes(30)
+    file.write_bytes(content)
+    with packstore.open(tmp_path / "x.lmdb") as reader:
+        cells = Cells(reader, SheetOptions(augment=augment))
+        damaged = cells[1]
+        assert (damaged.image, damaged.key) == (None, "train/ant/001.png")
+        assert damaged.fault
+        assert cells[2].image is not None
+        whole = page(cells, choose_rows(reader, SheetOptions(augment=augment)))
+    red = np.asarray(whole)[:, :, 0].astype(int) - np.asarray(whole)[:, :, 1]
+    assert (red > 170).any()
+
+
+def test_masks_and_boxes_are_drawn_if_asked_for(tmp_path: Path) -> None:
+    names = ["mask", "boxes", "labels", "points", "label", "depth"]
+    made = make_typed(tmp_path / "x.h5", names, 6)
+    with packstore.open(made.path) as reader:
+        plain = Cells(reader, SheetOptions())[1].image
+        assert plain is not None
+        np.testing.assert_array_equal(plain, made.images[1])
+        drawn = Cells(reader, SheetOptions(columns=["boxes", "points"]))[1].image
+        values = {name: made.values[1][name] for name in names if name != "mask"}
+        expected = overlay(made.images[1], values, reader.manifest.columns, ["boxes", "points"])
+        np.testing.assert_array_equal(drawn, expected)
+        augmented = Cells(reader, SheetOptions(columns=["mask", "boxes"], augment="CenterCrop(20)"))[1].image
+        assert augmented is not None
+        assert augmented.shape == (20, 20, 3)
+        with pytest.raises(UsageError, match="no column 'label' of masks, boxes or keypoints; there are: mask, boxes"):
+            Cells(reader, SheetOptions(columns=["label"]))
+
+
+@pytest.mark.parametrize("options", [{"encoding": "uint8"}, {"encoding": "float16", "normalize": "imagenet"}])
+def test_arrays_have_a_sheet_too(tmp_path: Path, options: dict[str, Any]) -> None:
+    packstore.convert(make_folder(tmp_path / "in", per_class=2), tmp_path / "x.pth", size=32, **options)
+    for augment in (None, "RandomHorizontalFlip()"):
+        write_sheet(tmp_path / "x.pth", tmp_path / "x.png", SheetOptions(augment=augment, side=32))
+        assert size_of(tmp_path / "x.png")[0] > 2 * 32
+
+
+def test_a_pdf_has_a_page_for_twenty_classes(tmp_path: Path) -> None:
+    with packstore.Writer(tmp_path / "x.lmdb", {"image": "image", "label": "label"}) as writer:
+        for n in range(45):
+            writer.add(image=_png(n), label=n, key=str(n))
+    assert write_sheet(tmp_path / "x.lmdb", tmp_path / "x.pdf", SheetOptions(side=16)) == 0
+    assert len(re.findall(rb"/Type /Page\b", (tmp_path / "x.pdf").read_bytes())) == 3
+
+
+def _png(seed: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.full((8, 8, 3), seed, np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_the_command(store: Path, tmp_path: Path) -> None:
+    done = run("sheet", store, tmp_path / "x.png", "--split", "val", "--per-class", "2")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert size_of(tmp_path / "x.png")[0] > 100
+    for arguments, message in (
+        ([tmp_path / "x.gif"], "a sheet is written as .png or .pdf, got 'x.gif'"),
+        ([tmp_path / "none" / "x.png"], "there is no directory"),
+        ([tmp_path / "x.png", "--columns", "mask"], "no column 'mask' of masks, boxes or keypoints; there are: none"),
+        ([tmp_path / "x.png", "--augment", "exit()"], "augmentations should be calls of CenterCrop"),
+        (["-"], "this is no terminal that shows images"),
+    ):
+        done = run("sheet", store, *arguments)
+        assert done.returncode == 2
+        assert message in done.stderr
+
+
+@pytest.mark.slow
+def test_a_terminal_that_can_shows_the_sheet(store: Path) -> None:
+    master, slave = pty.openpty()
+    command = [*COMMAND, "sheet", str(store), "-", "--per-class", "1", "--side", "16"]
+    environment = os.environ | {"TERM": "xterm-kitty", "COLUMNS": "80"}
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment) as process:
+        os.close(slave)
+        shown = b""
+        try:
+            while part := os.read(master, 65536):
+                shown += part
+        except OSError:  # the other end is closed
+            pass
+        assert process.wait() == 0, shown
+    os.close(master)
+    assert shown.startswith(b"\x1b_Ga=T,f=100")
+
+
+def test_kittys_protocol() -> None:
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (60, 50, 3), np.uint8))
+    parts = re.findall(rb"\x1b_G(?:a=T,f=100,)?m=([01]);([^\x1b]*)\x1b\\", kitty(image))
+    assert [more for more, _ in parts] == [b"1"] * (len(parts) - 1) + [b"0"]
+    assert all(len(data) <= 4096 for _, data in parts)
+    shown = Image.open(io.BytesIO(base64.b64decode(b"".join(data for _, data in parts))))
+    np.testing.assert_array_equal(np.asarray(shown), np.asarray(image))
+
+
+def test_sixels() -> None:
+    """Decoded as a terminal does."""
+    pixels = np.zeros((15, 40, 3), np.uint8)
+    pixels[:, :, 0] = np.arange(15)[:, None] // 5 * 100
+    pixels[:, :, 1] = np.arange(40)[None] // 10 * 50
+    text = sixel(Image.fromarray(pixels)).decode()
+    head = re.match(r'\x1bPq"1;1;40;15', text)
+    assert head is not None
+    body = text[head.end() :].partition("\x1b\\")[0]
+    palette: dict[int, list[int]] = {}
+    shown = np.full((18, 40, 3), -1)
+    top = left = color = 0
+    for token in re.findall(r"#\d+;2;\d+;\d+;\d+|#\d+|!\d+.|[$-]|[?-~]", body):
+        if token.startswith("#"):
+            numbers = [int(n) for n in re.findall(r"\d+", token)]
+            color = numbers[0]
+            if len(numbers) == 5:
+                palette[color] = numbers[2:]
+        elif token in "$-":
+            left, top = 0, top + (6 if token == "-" else 0)
+        else:
+            count = int(token[1:-1]) if token.startswith("!") else 1
+            for bit in range(6):
+                if ord(token[-1]) - 63 >> bit & 1:
+                    shown[top + bit, left : left + count] = palette[color]
+            left += count
+    assert np.abs(shown[:15] * 2.55 - pixels).max() <= 6
+    assert (shown[15:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"", None),
+        (b"\x1b[?62;22c", None),
+        (b"\x1b[?62;4;22c", "sixel"),
+        (b"\x1b[?4c", None),
+        (b"\x1b_Gi=31;OK\x1b\\\x1b[?62;c", "kitty"),
+        (b"\x1b_Gi=31;ENOENT\x1b\\\x1b[?64;1;4c", "sixel"),
+    ],
+)
+def test_what_a_terminal_answers(answer: bytes, expected: str | None) -> None:
+    assert graphics_in(answer) == expected
+
+
+def test_a_pipe_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KITTY_WINDOW_ID", "1")
+    assert graphics_of_terminal() is None
