@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,6 +15,7 @@ from packstore.core.errors import DecodeError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
+from packstore.seeing.colors import color_of
 from packstore.stores.base import Reader
 from packstore.training.item_options import choose_orientation
 from packstore.training.pictures import Pictures, at_record, stored_bytes
@@ -130,13 +130,6 @@ def overlay(
         else:
             _draw_points(shown, value, scale)
     return np.asarray(shown)
-
-
-def color_of(number: int) -> tuple[int, int, int]:
-    """The colour of a class, RGB: neighbouring numbers look unlike."""
-    hue = number * 0.618033988749895 % 1
-    red, green, blue = colorsys.hsv_to_rgb(hue, (0.85, 0.6)[number // 8 % 2], (1.0, 0.8)[number // 16 % 2])
-    return round(red * 255), round(green * 255), round(blue * 255)
 
 
 def _with_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import io
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlencode
 
 import numpy as np
+from PIL import Image
 
 from packstore.core.checksums import ROW_CHECKSUM, file_digest, joined_records_digest
 from packstore.core.column import CHECKSUM, KEY
@@ -154,3 +156,45 @@ def make_large(path: Path, shards: int, records: int) -> None:
         shards=ShardTable.of(rows, kind.suffixes[0]),
     )
     write_head(path, head)
+
+
+def make_hostile(path: Path) -> None:
+    """A store with HTML in its keys and the names of its classes and splits, and an image that is none."""
+    image = Column("image", "ragged", "uint8", type="image")
+    label = Column("label", "fixed", "int64", classes=(HTML, "bee"), type="label")
+    caption = Column("caption", "ragged", "uint8", type="text")
+    columns = (image, label, caption, KEY, CHECKSUM, ROW_CHECKSUM)
+    out = io.BytesIO()
+    Image.new("RGB", (9, 9), "red").save(out, "PNG")
+    keys = [f"{HTML}.png", "..\\..//\x1b[31m\udcff", '"; alert(1)']
+    images = [out.getvalue(), out.getvalue(), HTML.encode()]
+    with create_store(path, format="lmdb", encoding="original", columns=columns) as builder:
+        builder.append(images, {"key": keys, "label": np.array([0, 1, 0]), "caption": [HTML] * 3}, f"a{HTML}")
+        builder.commit(origin=Origin("made", HTML))
+
+
+@contextmanager
+def served(path: Path, **reports: Path) -> Iterator[str]:
+    """The address of a server for the store at ``path``, with the token, on this machine."""
+    import socket
+    import threading
+
+    import uvicorn
+
+    from packstore.seeing.view.app import Site, make_app
+    from packstore.seeing.view.findings import read_findings
+
+    with open_store(path) as reader, socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        site = Site(reader, read_findings(reports.get("audit"), reports.get("verified"), reader.manifest))
+        config = uvicorn.Config(make_app(site, TOKEN), log_level="warning", lifespan="off", ws="none")
+        config.timeout_graceful_shutdown = 1
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/?token={TOKEN}"
+        finally:
+            server.should_exit = True
+            thread.join(10)
+            site.close()

@@ -16,16 +16,14 @@ from PIL import Image
 
 import packstore
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
 from packstore.core.errors import UsageError
-from packstore.core.manifest import Column, Origin
-from packstore.stores import create_store, open_store
+from packstore.stores import open_store
 from tests.conftest import Need, Stores
 from tests.makers.command import run
 from tests.makers.datasets import write_image
 from tests.makers.stores import damage
 from tests.makers.typed import make_typed
-from tests.makers.viewing import AVAILABLE, HOST, HTML, TOKEN, Client, ask, client_of, make_large
+from tests.makers.viewing import AVAILABLE, HOST, HTML, TOKEN, Client, ask, client_of, make_hostile, make_large
 
 
 @pytest.fixture(autouse=True)
@@ -384,25 +382,18 @@ def test_a_lost_shard_is_marked_and_ends_nothing(stores: Stores, tmp_path: Path)
         ask(client, "/api/rows", stop=400, q="a", **{"class": "1"})
 
 
-def make_hostile(path: Path) -> None:
-    """A store with HTML in its keys and the names of its classes and splits, and an image that is none."""
-    image = Column("image", "ragged", "uint8", type="image")
-    label = Column("label", "fixed", "int64", classes=(HTML, "bee"), type="label")
-    caption = Column("caption", "ragged", "uint8", type="text")
-    columns = (image, label, caption, KEY, CHECKSUM, ROW_CHECKSUM)
-    out = io.BytesIO()
-    Image.new("RGB", (9, 9), "red").save(out, "PNG")
-    keys = [f"{HTML}.png", "..\\..//\x1b[31m\udcff", '"; alert(1)']
-    images = [out.getvalue(), out.getvalue(), HTML.encode()]
-    with create_store(path, format="lmdb", encoding="original", columns=columns) as builder:
-        builder.append(images, {"key": keys, "label": np.array([0, 1, 0]), "caption": [HTML] * 3}, f"a{HTML}")
-        builder.commit(origin=Origin("made", HTML))
-
-
 def test_html_in_a_store_is_text(tmp_path: Path) -> None:
     make_hostile(tmp_path / "x.lmdb")
     with client_of(tmp_path / "x.lmdb") as client:
-        for path in ("/api/store", "/api/rows?stop=3", "/api/record/0", "/api/record/2", "/api/classes", "/api/sizes"):
+        for path in (
+            "/api/store",
+            "/api/rows?stop=3",
+            "/api/record/0",
+            "/api/record/1",
+            "/api/record/2",
+            "/api/classes",
+            "/api/sizes",
+        ):
             answer = client.get(path)
             assert answer.headers["content-type"] == "application/json"
         row = ask(client, "/api/rows", stop=3)["rows"][1]

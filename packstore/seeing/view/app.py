@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError, printable
@@ -171,7 +171,7 @@ def _answering(site: Site, endpoint: Endpoint) -> Callable[[Request], Awaitable[
         except PackstoreError as error:
             missing = isinstance(error, NotThereError)
             status = 404 if missing else 400 if isinstance(error, UsageError) else 422
-            return JSONResponse({"error": str(error)}, status)
+            return _json({"error": str(error)}, status)
 
     return answer
 
@@ -190,8 +190,13 @@ def _sent(file: File, kept_seconds: int = 3600) -> Response:
     return Response(file.data, media_type=file.type, headers={"cache-control": f"private, max-age={kept_seconds}"})
 
 
+def _json(content: Any, status: int = 200) -> Response:
+    """Values as JSON in ASCII: a key may hold bytes that are not UTF-8, as surrogates."""
+    return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
+
+
 def _pending(job: Job) -> Response:
-    return JSONResponse({"pending": job.progress}, 202)
+    return _json({"pending": job.progress}, 202)
 
 
 async def _store(site: Site, _: Request) -> Response:
@@ -199,7 +204,7 @@ async def _store(site: Site, _: Request) -> Response:
     manifest = site.reader.manifest
     column = class_column(manifest)
     image = manifest.image
-    return JSONResponse(
+    return _json(
         {
             "name": printable(site.reader.path.name),
             "path": printable(str(site.reader.path)),
@@ -237,7 +242,7 @@ async def _rows(site: Site, request: Request) -> Response:
         return _pending(chosen)
     records = chosen.page(start, min(stop, start + _MOST_ROWS))
     rows = await site.in_thread(lambda: [_row(site, record) for record in records])
-    return JSONResponse({"count": len(chosen), "start": start, "rows": rows, "command": _command(site.reader, query)})
+    return _json({"count": len(chosen), "start": start, "rows": rows, "command": _command(site.reader, query)})
 
 
 def _row(site: Site, record: int) -> dict[str, Any]:
@@ -264,7 +269,7 @@ async def _place(site: Site, request: Request) -> Response:
     chosen = await site.selection(Query.parse(request.query_params))
     if isinstance(chosen, Job):
         return _pending(chosen)
-    return JSONResponse({"place": chosen.place(record), "count": len(chosen)})
+    return _json({"place": chosen.place(record), "count": len(chosen)})
 
 
 async def _classes(site: Site, _: Request) -> Response:
@@ -272,7 +277,7 @@ async def _classes(site: Site, _: Request) -> Response:
         "classes", "counting classes", len(site.reader), lambda report: count_classes(site.reader, report)
     )
     found = await site.in_time(job)
-    return _pending(job) if found is None else JSONResponse(found)
+    return _pending(job) if found is None else _json(found)
 
 
 async def _sizes(site: Site, request: Request) -> Response:
@@ -284,7 +289,7 @@ async def _sizes(site: Site, request: Request) -> Response:
         raise NotThereError(str(error.args[0])) from None
     job = site.headers(request.query_params.get("all") == "1")
     found: Headers | None = await site.in_time(job)
-    return _pending(job) if found is None else JSONResponse(summarize(found, split.start, split.stop))
+    return _pending(job) if found is None else _json(summarize(found, split.start, split.stop))
 
 
 async def _thumbnail(site: Site, request: Request) -> Response:
@@ -312,7 +317,7 @@ async def _mask_values(site: Site, request: Request) -> Response:
     record, column = site.record(request), _column(site, request, ("mask",))
     values = await site.in_thread(lambda: read_mask(site.reader, column, record))
     height, width = values.shape
-    return JSONResponse({"width": width, "height": height, "values": values_in(values)})
+    return _json({"width": width, "height": height, "values": values_in(values)})
 
 
 def _column(site: Site, request: Request, types: tuple[str, ...]) -> Any:
@@ -330,7 +335,7 @@ async def _record(site: Site, request: Request) -> Response:
     found["marks"] = site.findings.of(record)
     found["python"] = _python(site.reader, record)
     found["command"] = f"packstore select {_path(site.reader)} -o one.lmdb --where {_quoted_key(site.reader, record)}"
-    return JSONResponse(found)
+    return _json(found)
 
 
 def _asked(site: Site, request: Request) -> Any:
@@ -342,7 +347,7 @@ def _asked(site: Site, request: Request) -> Any:
 
 
 async def _loaded(site: Site, request: Request) -> Response:
-    return JSONResponse(await site.in_thread(lambda: site.as_loaded().describe(_asked(site, request))))
+    return _json(await site.in_thread(lambda: site.as_loaded().describe(_asked(site, request))))
 
 
 async def _loaded_image(site: Site, request: Request) -> Response:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError
 from packstore.core.manifest import Column
 from packstore.images.masks import decode_mask, read_mask_header
+from packstore.seeing.colors import color_of
 from packstore.seeing.view.images import File, as_png
 from packstore.stores.base import Reader
 
@@ -30,8 +31,6 @@ def read_mask(reader: Reader, column: Column, record: int) -> NDArray[Any]:
 
 def color_mask(values: NDArray[Any]) -> File:
     """A mask ``(H, W)`` as an RGBA picture; 0, the background of most datasets, is transparent."""
-    from packstore.seeing.drawing import color_of  # loads torch
-
     numbers, places = np.unique(values, return_inverse=True)
     palette = np.array([(0, 0, 0, 0) if n == 0 else (*color_of(int(n)), 255) for n in numbers.tolist()], np.uint8)
     return as_png(palette[places.reshape(values.shape)])

@@ -61,6 +61,9 @@ function fillSizes(place, status, answer) {
 }
 
 function chart(name, { edges, counts }) {
+  if (edges[0] === edges.at(-1)) {
+    return make("div", { class: "panel" }, make("h2", {}, TITLES[name]), make("p", {}, `${shown(name, edges[0])} in all images`));
+  }
   const now = (state().get(name) ?? ":").split(":");
   const most = Math.max(...counts);
   const width = 100 / counts.length;

@@ -1,7 +1,7 @@
 // One record: its image with layers over it, all its columns, and the same record as a loader gives it.
 import { $, ask, bytes, className, copy, go, make, number, selection, state, store } from "/page.js";
 
-const COLORS = 24;
+const DRAWN = ["mask", "boxes", "keypoints"];  // from below to above
 const PRESETS = [
   ["as it is", ""],
   ["crop and flip, as for ImageNet", "RandomResizedCrop(224), RandomHorizontalFlip()"],
@@ -13,8 +13,17 @@ let abort = null;
 let current = { record: null, place: null };
 let layers = [];
 
-// The colour of a class: neighbouring numbers look unlike.
-const color = (n) => `hsl(${Math.round(((n * 0.618033988749895) % 1) * 360)} 85% ${n % COLORS < COLORS / 2 ? 50 : 62}%)`;
+// The colour of a class, as packstore/seeing/colors.py computes it for masks: from hue, saturation and value.
+function color(n) {
+  const hue = ((n * 0.618033988749895) % 1) * 6;
+  const saturation = Math.floor(n / 8) % 2 ? 0.6 : 0.85;
+  const value = Math.floor(n / 16) % 2 ? 0.8 : 1;
+  const part = (at) => {
+    const k = (at + hue) % 6;
+    return Math.round(255 * value * (1 - saturation * Math.max(0, Math.min(k, 4 - k, 1))));
+  };
+  return `rgb(${part(5)} ${part(3)} ${part(1)})`;
+}
 
 export async function showRecord(record, grid) {
   const box = $("record-view");
@@ -101,7 +110,8 @@ function loaderState() {
 
 function content(about, loaded, asked, problem) {
   const given = (c) => (loaded ? loaded.columns.find((other) => other.name === c.name) : c);
-  const drawn = about.columns.filter((c) => ["boxes", "mask", "keypoints"].includes(c.type)).map(given).filter((c) => c && !c.error && (c.type === "mask" ? c.nbytes : c.value?.length));
+  const drawn = about.columns.filter((c) => DRAWN.includes(c.type)).map(given).filter((c) => c && !c.error && (c.type === "mask" ? c.nbytes : c.value?.length))
+    .sort((a, b) => DRAWN.indexOf(a.type) - DRAWN.indexOf(b.type));
   const image = loaded ? { shown: loaded.shown } : about.image;
   const address = loaded ? `/loaded/${about.record}?${asked}` : `/image/${about.record}/image?of=${store.digest}`;
   const left = make("div", {}, problem && make("div", { class: "panel bad", role: "alert" }, problem),

@@ -1,0 +1,353 @@
+"""The page of ``packstore view`` in a real browser: what one sees, does with keys and mouse, and what is read out."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import packstore
+from packstore.augment import RandomResizedCrop
+from packstore.stores import open_store
+from tests.conftest import ROOT, Need, Stores
+from tests.makers.stores import damage
+from tests.makers.typed import make_typed
+from tests.makers.viewing import AVAILABLE, HTML, make_hostile, make_large, served
+
+pytestmark = pytest.mark.slow
+
+AXE = ROOT / "tests" / "corpus" / "axe" / "axe.min.js"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+REFUSED = re.compile(r"Failed to load resource: the server responded with a status of 4(00|22) ")
+"""What the browser says of an image that is damaged, and of a question that is none."""
+
+
+@pytest.fixture(scope="module")
+def browser(need: Need) -> Iterator[Any]:
+    need("starlette", AVAILABLE)
+    need("chromium", bool(CHROMIUM) and find_spec("playwright") is not None)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # Without its sandbox, since containers forbid what that needs; it opens these tests' own pages only.
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser: Any, address: str, hash: str = "", **options: Any) -> Iterator[Any]:
+    """The page at ``address``; fails if it says anything in the console, or asks for anything from elsewhere."""
+    context = browser.new_context(**{"viewport": {"width": 1000, "height": 700}, **options})
+    context.set_default_timeout(20_000)
+    page = context.new_page()
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(address + hash)
+    page.wait_for_selector(".tile[data-record], .record, .charts .panel, .empty")
+    try:
+        yield page
+    finally:
+        context.close()
+    base = address.partition("?")[0]
+    assert [url for url in asked if not url.startswith(base)] == []
+    assert [text for text in said if not REFUSED.match(text)] == []
+
+
+def keys_of(page: Any) -> list[str]:
+    """The keys of the tiles, in their order on the screen."""
+    found = page.eval_on_selector_all(
+        ".tile:not([hidden])", "all => all.map(t => [Number(t.id.slice(6)), t.querySelector('.key').textContent])"
+    )
+    return [key for _, key in sorted(found)]
+
+
+def wait(page: Any, expression: str) -> None:
+    """Until an expression in the page is true. (The page forbids what Playwright's own function does.)"""
+    until = time.monotonic() + 20
+    while not page.evaluate(f"Boolean({expression})"):
+        assert time.monotonic() < until, expression
+        page.wait_for_timeout(20)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "large"
+    make_large(path, 100, 10_000)
+    return path
+
+
+@pytest.mark.parametrize("width", [390, pytest.param(1000, marks=pytest.mark.soak)])
+def test_a_million_records_are_scrolled_through(browser: Any, large: Path, width: int) -> None:
+    """In narrow columns the list is higher than an element may be in any browser."""
+    with served(large) as address, opened(browser, address, viewport={"width": width, "height": 700}) as page:
+        page.wait_for_selector("#place-0 img")
+        columns = int(page.get_attribute("#grid", "aria-colcount"))
+        assert int(page.get_attribute("#grid", "aria-rowcount")) == -(-1_000_000 // columns)
+        height = page.evaluate("document.getElementById('spacer').offsetHeight")
+        assert height < 17_000_000
+        page.keyboard.press("End")
+        page.wait_for_selector("#place-999999.current img")
+        assert keys_of(page)[-1] == "photo-09999.jpg"
+        assert page.evaluate("grid.scrollTop + grid.clientHeight >= grid.scrollHeight - 1")
+        page.evaluate("grid.scrollTop = grid.scrollHeight / 2")
+        wait(
+            page, "document.querySelector('.row[aria-rowindex] .tile img') && !document.getElementById('place-999999')"
+        )
+        places = page.eval_on_selector_all(".tile[data-record]", "all => all.map(t => Number(t.id.slice(6)))")
+        assert 300_000 < min(places) < max(places) < 700_000
+        # A small movement moves the list by as much, however long it is.
+        where = "document.querySelector('.row').getBoundingClientRect().top"
+        before = page.evaluate(f"[document.querySelector('.row').getAttribute('aria-rowindex'), {where}]")
+        page.mouse.move(width / 2, 500)
+        page.mouse.wheel(0, 40)
+        find = f"document.querySelector('.row[aria-rowindex=\"{before[0]}\"]').getBoundingClientRect().top"
+        wait(page, f"Math.abs({find} - {before[1] - 40}) < 2")
+        assert page.evaluate("document.querySelectorAll('.tile').length") < 200
+        page.keyboard.press("Home")
+        page.wait_for_selector("#place-0.current img")
+        assert page.evaluate("grid.scrollTop") == 0
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("PageDown")
+        current = page.evaluate("Number(document.querySelector('.tile.current').id.slice(6))")
+        assert current > columns
+        assert f"at={current}" in page.evaluate("location.hash")
+
+
+def test_records_are_filtered_searched_and_every_state_has_a_link(browser: Any, stores: Stores) -> None:
+    path = stores("files.lmdb")
+    with served(path) as address, open_store(path) as reader:
+        keys = [reader.key(i) for i in range(len(reader))]
+        with opened(browser, address) as page:
+            page.select_option("#split", "val")
+            page.select_option("#class", label="bee")
+            page.wait_for_selector("#status:has-text('7 of 42 records')")
+            assert keys_of(page) == [key for key in keys if key.startswith("val/bee/")]
+            page.keyboard.press("Escape")
+            page.keyboard.press("/")
+            page.keyboard.type("/00")
+            page.wait_for_selector("#status:has-text('7 of 42 records')")
+            page.keyboard.type("3")
+            page.wait_for_selector("#status:has-text('1 of 42 records')")
+            assert keys_of(page) == [key for key in keys if key.startswith("val/bee/003")]
+            page.keyboard.press("Enter")
+            link = page.evaluate("location.hash.slice(1)")
+            page.go_back()
+            page.wait_for_selector("#status:has-text('7 of 42 records')")
+        with opened(browser, address, f"#{link}") as page:
+            page.wait_for_selector("#status:has-text('1 of 42 records')")
+            values = [page.input_value(f"#{name}") for name in ("split", "class", "q")]
+            assert values == ["val", "1", "/003"]
+        with opened(browser, address, "#sort=key&desc=1") as page:
+            page.wait_for_selector("#status:has-text('42 records')")
+            assert keys_of(page)[0] == max(keys)
+            page.fill("#q", "nowhere")
+            page.wait_for_selector(".empty:has-text('No records match')")
+
+
+def test_a_record_is_opened_with_its_layers(browser: Any, tmp_path: Path) -> None:
+    made = make_typed(tmp_path / "typed.lmdb", ["label", "mask", "boxes", "labels", "points", "caption"], size=(48, 64))
+    with served(made.path) as address, opened(browser, address) as page:
+        page.wait_for_selector("#place-0")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".canvas img.main")
+        assert "record=1" in page.evaluate("location.hash")
+        names = page.eval_on_selector_all(".layers button", "all => all.map(b => b.textContent)")
+        count = len(made.values[1]["boxes"])
+        assert names == ["mask", f"boxes ({count})", f"points ({count})"]
+        drawn = page.eval_on_selector_all(
+            "[data-layer=boxes] rect",
+            "all => all.map(r => ['x', 'y', 'width', 'height'].map(n => Number(r.getAttribute(n))))",
+        )
+        boxes = made.values[1]["boxes"]
+        np.testing.assert_allclose(drawn, np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1), rtol=1e-5)
+        wait(page, "document.querySelector('[data-layer=mask]').naturalWidth === 64")
+        page.keyboard.press("2")
+        assert not page.is_visible("[data-layer=boxes]")
+        assert page.is_visible("[data-layer=mask]")
+        assert "off=boxes" in page.evaluate("location.hash")
+        page.click(".layers button:has-text('boxes')")
+        assert page.is_visible("[data-layer=boxes]")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector(".bar .title:has-text('Record 2')")
+        page.wait_for_selector("text=a small picture, number 2 ☺")
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#place-2.current")
+        assert page.evaluate("document.activeElement.id") == "grid"
+
+
+def test_a_record_is_shown_as_the_loader_sees_it(browser: Any, stores: Stores) -> None:
+    """The pixels on the screen's image, and not only those that the server sends."""
+    path = stores("files.lmdb")
+    loader = packstore.PackedLoader(
+        packstore.PackedDataset(path, "train"), 21, seed=4, augment=[RandomResizedCrop(20)], workers=1
+    )
+    loader.set_epoch(2)
+    expected = next(iter(loader))[0][5].movedim(0, -1).numpy()
+    with served(path) as address, opened(browser, address, "#record=5") as page:
+        page.wait_for_selector(".canvas img.main")
+        page.keyboard.press("a")
+        page.fill("input[name=augment]", "RandomResizedCrop(20)")
+        page.press("input[name=augment]", "Enter")
+        page.wait_for_selector("text=20 × 20 pixels")
+        for name, value in (("seed", "4"), ("epoch", "2")):
+            page.fill(f"input[name={name}]", value)
+            page.press(f"input[name={name}]", "Enter")
+            wait(page, f"document.querySelector('.canvas img.main').src.includes('{name}={value}')")
+        wait(page, "document.querySelector('.canvas img.main').naturalWidth === 20")
+        shown = page.evaluate("""() => {
+            const image = document.querySelector('.canvas img.main');
+            const canvas = Object.assign(document.createElement('canvas'), {width: 20, height: 20});
+            canvas.getContext('2d').drawImage(image, 0, 0);
+            return [...canvas.getContext('2d').getImageData(0, 0, 20, 20).data];
+        }""")
+        np.testing.assert_array_equal(np.array(shown, np.uint8).reshape(20, 20, 4)[..., :3], expected)
+        assert "loader.set_epoch(2)" in page.inner_text(".code >> nth=0")
+        page.fill("input[name=augment]", "open('/etc/passwd')")
+        page.press("input[name=augment]", "Enter")
+        page.wait_for_selector("[role=alert]:has-text('augmentations should be calls of')")
+
+
+def test_what_is_damaged_is_marked_and_ends_nothing(browser: Any, stores: Stores, tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    packstore.convert(stores("files.lmdb"), path)
+    damage(path, [3], [], 3)
+    with served(path) as address, opened(browser, address) as page:
+        page.wait_for_selector("#place-3.damaged .broken")
+        page.wait_for_selector("#place-4 img")
+        page.click("#place-3")
+        page.wait_for_selector(".panel.bad:has-text('record 3')")
+        assert "damaged:" in page.inner_text(".wrong >> nth=0")
+        page.click("#after")
+        page.wait_for_selector(".bar .title:has-text('Record 4')")
+        page.wait_for_selector(".canvas img.main")
+        page.click("text=← Grid")
+        page.select_option("#mark", "damaged")
+        page.wait_for_selector("#status:has-text('1 of 42 records')")
+
+
+def test_html_in_a_store_is_text_on_the_page(browser: Any, tmp_path: Path) -> None:
+    make_hostile(tmp_path / "x.lmdb")
+    with served(tmp_path / "x.lmdb") as address, opened(browser, address) as page:
+        page.wait_for_selector("#place-0 .name:has-text('<script>')")
+        assert HTML in page.inner_text("#split")
+        assert HTML in page.inner_text("#class")
+        for hash in (
+            "#record=0",
+            "#record=1",
+            "#record=2",
+            "#view=overview",
+            "#q=<b>x</b>&kind=<i>",
+            f"#class=9&split={HTML}",
+        ):
+            page.goto(address.partition("?")[0] + hash)
+            page.wait_for_timeout(150)
+            assert page.title().endswith("x.lmdb")
+            assert page.query_selector_all("main script, main img[src=x], main b, main i") == []
+        page.goto(address.partition("?")[0] + "#view=overview")
+        page.wait_for_selector(".classes th:has-text('<script>')")
+
+
+def test_sizes_are_brushed(browser: Any, stores: Stores) -> None:
+    path = stores("files.lmdb")
+    with open_store(path) as reader:
+        sizes = [len(reader.read(i)) for i in range(len(reader))]
+    with served(path) as address, opened(browser, address, "#view=overview") as page:
+        chart = page.wait_for_selector(".panel:has(h2:text-is('Size, bytes')) .histogram")
+        chart.scroll_into_view_if_needed()
+        box = chart.bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 40)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] - 1, box["y"] + 40, steps=4)
+        page.mouse.up()
+        low, high = map(float, re.search(r"bytes=(\d+)%3A(\d+)", page.evaluate("location.hash")).groups())  # type: ignore[union-attr]
+        expected = sum(low <= size <= high for size in sizes)
+        assert 0 < expected < len(sizes)
+        page.click(".panel:has(h2:text-is('Size, bytes')) button:has-text('Show')")
+        page.wait_for_selector(f"#status:has-text('{expected} of 42 records')")
+        page.click("#chips button")
+        page.wait_for_selector("#status:text-is('42 records')")
+
+
+def test_light_and_dark(browser: Any, stores: Stores) -> None:
+    colour = "getComputedStyle(document.body).backgroundColor"
+    with served(stores("files.lmdb")) as address:
+        with opened(browser, address, color_scheme="dark") as page:
+            dark = page.evaluate(colour)
+            page.keyboard.press("d")
+            light = page.evaluate(colour)
+            page.reload()
+            wait(page, f"{colour} === '{light}'")
+        with opened(browser, address, color_scheme="light") as page:
+            assert page.evaluate(colour) == light != dark
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_nothing_stands_in_the_way_of_a_screen_reader(browser: Any, tmp_path: Path, theme: str) -> None:
+    """By the rules of axe-core, in wide and narrow windows."""
+    made = make_typed(tmp_path / "typed.lmdb", ["label", "mask", "boxes", "labels", "caption", "info"], size=(48, 64))
+    problems = []
+    with served(made.path) as address, opened(browser, address, color_scheme=theme) as page:
+        page.evaluate(AXE.read_text("utf-8"))
+        for width in (1000, 390):
+            page.set_viewport_size({"width": width, "height": 800})
+            for hash, ready in (
+                ("#", "#place-0 img"),
+                ("#record=1&loader=1", ".loader input"),
+                ("#view=overview", ".classes"),
+            ):
+                page.goto(address.partition("?")[0] + hash)
+                page.wait_for_selector(ready)
+                found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+                for each in found["violations"]:
+                    problems.append((width, hash, each["id"], [node["html"][:150] for node in each["nodes"]][:3]))
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (width, hash)
+    assert problems == [], json.dumps(problems, indent=1)
+
+
+def test_the_command_prints_an_address_and_ends_when_it_is_told(stores: Stores) -> None:
+    """Needs no browser: the address is asked as any program asks."""
+    import signal
+    import subprocess
+    import sys
+    import urllib.error
+    import urllib.request
+
+    if not AVAILABLE:
+        pytest.skip("starlette is not available here")
+    command = [sys.executable, "-m", "packstore", "view", str(stores("files.lmdb")), "--no-browser"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open(address, timeout=20) as answer:
+            assert b"packstore view" in answer.read()
+        base = address.partition("?")[0]
+        with opener.open(f"{base}thumbnail/96/0", timeout=20) as answer:
+            assert Image.open(io.BytesIO(answer.read())).width <= 96
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(base, timeout=20)
+        server.send_signal(signal.SIGINT)
+        _, said = server.communicate(timeout=20)
+        assert said == "packstore: interrupted\n"
+        assert server.returncode == 130
+    finally:
+        server.kill()
+        server.wait()
