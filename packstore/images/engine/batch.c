@@ -11,7 +11,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 7
+#define INTERFACE 8
 
 enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
 
@@ -253,6 +253,30 @@ EXPORT void packstore_engine_run(struct decoder *decoder, const struct request *
         refused[n] = (uint8_t)(answer(decoder, &requests[n], max_pixels) != DONE);
         keep_little(decoder);
     }
+}
+
+/* Height and width of a JPEG file; whether it is one for this engine, and has no more pixels. */
+EXPORT int packstore_engine_size(const uint8_t *file, int64_t nbytes, int64_t max_pixels, int64_t *size)
+{
+    struct headers headers;
+    bool known = read_headers(&headers, file, nbytes) == DONE && (int64_t)headers.height * headers.width <= max_pixels;
+    size[0] = known ? headers.height : 0;
+    size[1] = known ? headers.width : 0;
+    return known;
+}
+
+/* All pixels of such a file, (height, width, 3); whether it is refused. */
+EXPORT int packstore_engine_whole(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t max_pixels, uint8_t *to)
+{
+    struct request request = {.source = file, .nbytes = nbytes};
+    struct headers *headers = &decoder->headers;
+    bool known = read_headers(headers, file, nbytes) == DONE;
+    request.box = (struct box){0, 0, headers->height, headers->width};
+    int outcome = known && check_file(decoder, &request, max_pixels) == DONE
+                      ? decode_box(decoder, file, nbytes, &request.box, to)
+                      : REFUSED;
+    keep_little(decoder);
+    return outcome != DONE;
 }
 
 /* `count` bytes, of three channels in turn, times `factors[0 ... 2]` plus `factors[3 ... 5]`, to FLOAT32, FLOAT16 or

@@ -236,33 +236,62 @@ static NOT_INLINE int next_stretch(struct decoder *decoder, struct lane *lane)
     return DONE;
 }
 
-/* What the loop keeps in registers of a lane. */
+/* What the loop keeps in registers of a lane. `bits` has what follows at its high end: `held` bits, less those of `taken`
+ * that were read since; `at` is what follows them. */
 struct hot {
     uint64_t bits, taken;
+    int held;
     const uint8_t *at;
     const struct huffman *table;
     int16_t *out;
     const struct block_tables *block;
 };
 
+/* Afterwards 56 bits are there at least, and none was read. What is looked up next depends on the load in time only. */
 INLINE void refill(struct hot *hot)
 {
     uint64_t next;
-    hot->at += (hot->taken & 255) >> 3;
-    hot->taken &= 0xFF07;
     memcpy(&next, hot->at, 8);
-    hot->bits = __builtin_bswap64(next);
+    hot->held -= (int)(hot->taken & 255);
+    hot->taken &= ~(uint64_t)255;
+    hot->bits |= __builtin_bswap64(next) >> hot->held;
+    hot->at += (63 - hot->held) >> 3;
+    hot->held |= 56;
+}
+
+INLINE void take(struct hot *hot, uint32_t count)
+{
+    hot->bits <<= count & 63;
+    hot->taken += count;
+}
+
+INLINE struct hot begin_lane(const struct lane *lane)
+{
+    struct hot hot = {0, lane->taken & ~(uint64_t)255, 0, lane->at, lane->table, lane->out, lane->block};
+    refill(&hot);
+    take(&hot, lane->taken & 255);
+    return hot;
+}
+
+INLINE void end_lane(struct lane *lane, const struct hot *hot)
+{
+    int left = hot->held - (int)(hot->taken & 255); /* bits that were not read of those before `at` */
+    lane->at = hot->at - (left + 7) / 8;
+    lane->taken = (hot->taken & ~(uint64_t)255) | (uint64_t)(-left & 7);
+    lane->table = hot->table;
+    lane->out = hot->out;
+    lane->block = hot->block;
 }
 
 /* The first coefficient of a block: F.2.2.1. */
 INLINE int decode_dc(struct hot *hot)
 {
     refill(hot);
-    uint64_t bits = hot->bits << (hot->taken & 63);
-    uint32_t entry = hot->block->dc->look[bits >> (64 - LOOKUP_BITS)];
+    uint32_t entry = hot->block->dc->look[hot->bits >> (64 - LOOKUP_BITS)];
     if (UNLIKELY(entry & ESCAPE))
-        entry = long_symbol(hot->block->dc, bits, entry);
-    hot->taken += (uint16_t)entry;
+        entry = long_symbol(hot->block->dc, hot->bits, entry);
+    take(hot, entry & 63);
+    hot->taken += entry & 0xFF00;
     hot->out[0] = (int16_t)(entry >> 16);
     hot->table = hot->block->ac;
     refill(hot);
@@ -282,8 +311,7 @@ INLINE int run(struct decoder *decoder, struct lane *lanes, const int count)
     const uint8_t *place = decoder->place;
 #pragma GCC unroll 2
     for (int i = 0; i < count; i++) {
-        const struct lane *lane = &lanes[i];
-        hot[i] = (struct hot){0, lane->taken, lane->at, lane->table, lane->out, lane->block};
+        hot[i] = begin_lane(&lanes[i]);
     }
     for (;;) {
 #pragma GCC unroll 2
@@ -293,14 +321,15 @@ INLINE int run(struct decoder *decoder, struct lane *lanes, const int count)
         for (int step = 0; step < 57 / LOOKUP_BITS; step++)
 #pragma GCC unroll 2
             for (int i = 0; i < count; i++) {
-                uint32_t entry = hot[i].table->look[hot[i].bits << (hot[i].taken & 63) >> (64 - LOOKUP_BITS)];
+                uint32_t entry = hot[i].table->look[hot[i].bits >> (64 - LOOKUP_BITS)];
                 if (UNLIKELY(entry & ESCAPE)) {
                     refill(&hot[i]);
-                    entry = long_symbol(hot[i].table, hot[i].bits << (hot[i].taken & 63), entry);
-                    hot[i].taken += entry & 63;
+                    entry = long_symbol(hot[i].table, hot[i].bits, entry);
+                    take(&hot[i], entry & 63);
                     refill(&hot[i]);
                     entry &= ~255u;
                 }
+                hot[i].bits <<= entry & 63;
                 hot[i].taken += (uint16_t)entry;
                 hot[i].out[place[hot[i].taken >> K]] = (int16_t)(entry >> 16);
                 if (UNLIKELY(hot[i].taken >= 64 << K)) { /* the end of a block */
@@ -309,29 +338,20 @@ INLINE int run(struct decoder *decoder, struct lane *lanes, const int count)
                         return -1;
                     hot[i].taken &= 255;
                     hot[i].out += 64;
-                    if (UNLIKELY(++hot[i].block == lanes[i].block_end || hot[i].at > lanes[i].end)) {
+                    if (UNLIKELY(++hot[i].block == lanes[i].block_end || hot[i].at > lanes[i].end + 8)) {
                         struct lane *lane = &lanes[i];
-                        if (hot[i].at > lane->end)
+                        if (hot[i].at > lane->end + 8)
                             return -1;
-                        lane->at = hot[i].at + (hot[i].taken >> 3);
-                        lane->taken = hot[i].taken & 7;
+                        end_lane(lane, &hot[i]);
                         int outcome = next_stretch(decoder, lane);
                         if (outcome != DONE) {
 #pragma GCC unroll 2
                             for (int j = 0; j < count; j++)
-                                if (j != i) {
-                                    lanes[j].taken = hot[j].taken;
-                                    lanes[j].at = hot[j].at;
-                                    lanes[j].table = hot[j].table;
-                                    lanes[j].out = hot[j].out;
-                                    lanes[j].block = hot[j].block;
-                                }
+                                if (j != i)
+                                    end_lane(&lanes[j], &hot[j]);
                             return outcome == NO_MORE ? i : -1;
                         }
-                        hot[i].taken = lane->taken;
-                        hot[i].at = lane->at;
-                        hot[i].out = lane->out;
-                        hot[i].block = lane->block;
+                        hot[i] = begin_lane(lane);
                     }
                     if (UNLIKELY(decode_dc(&hot[i]) != DONE))
                         return -1;
@@ -368,11 +388,9 @@ static int begin(struct decoder *decoder, struct lane *lane)
     int outcome = next_stretch(decoder, lane);
     if (outcome != DONE)
         return outcome;
-    struct hot hot = {0, lane->taken, lane->at, NULL, lane->out, lane->block};
+    struct hot hot = begin_lane(lane);
     outcome = decode_dc(&hot);
-    lane->taken = hot.taken;
-    lane->at = hot.at;
-    lane->table = hot.table;
+    end_lane(lane, &hot);
     return outcome;
 }
 

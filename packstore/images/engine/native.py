@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_INTERFACE = 7
+_INTERFACE = 8
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
 _FIELDS = 16
 """Numbers of a request in ``batch.c``, 8 bytes each."""
@@ -104,6 +104,8 @@ class Engine:
         self._decoder = library.packstore_engine_new(not vectors)
         if not self._decoder:
             raise MemoryError
+        self._size = np.empty(2, np.int64)
+        self._size_at = self._size.ctypes.data
 
     def __del__(self) -> None:
         if getattr(self, "_decoder", None):
@@ -165,16 +167,17 @@ class Engine:
         self, data: Any, max_pixels: int, box: tuple[int, int, int, int] | None = None
     ) -> NDArray[np.uint8] | None:
         """The pixels of a JPEG file, or of a box of it: uint8 ``(h, w, 3)``, RGB. None where it is refused."""
-        requests = Requests([data])
         if box is None:
-            height, width = requests.sizes()[0].tolist()
-            if not 0 < height * width <= max_pixels:
+            address, size, library = _address(data), self._size, self._library
+            if not library.packstore_engine_size(address, len(data), max_pixels, self._size_at):
                 return None
-            box = 0, 0, height, width
-        elif min(box[2:]) < 1 or box[2] * box[3] > max_pixels:
+            whole = np.empty((*size.tolist(), 3), np.uint8)
+            refused = library.packstore_engine_whole(self._decoder, address, len(data), max_pixels, whole.ctypes.data)
+            return None if refused else whole
+        if min(box[2:]) < 1 or box[2] * box[3] > max_pixels:
             return None
+        requests, boxes = Requests([data]), np.array([box])
         out = np.empty((1, box[2], box[3], 3), np.uint8)
-        boxes = np.array([box])
         requests.want(boxes, boxes[:, 2:], np.array([(0, 0, *box[2:])]), None, out)
         return None if self.run(requests, 0, 1, max_pixels)[0] else out[0]
 
@@ -240,6 +243,10 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_free.argtypes, library.packstore_engine_free.restype = (pointer,), None
     library.packstore_engine_sizes.argtypes = (pointer, pointer, number, pointer)
     library.packstore_engine_sizes.restype = None
+    library.packstore_engine_size.argtypes = (pointer, number, number, pointer)
+    library.packstore_engine_size.restype = ctypes.c_int
+    library.packstore_engine_whole.argtypes = (pointer, pointer, number, number, pointer)
+    library.packstore_engine_whole.restype = ctypes.c_int
     library.packstore_engine_run.argtypes = (pointer, pointer, number, number, pointer)
     library.packstore_engine_run.restype = None
     library.packstore_engine_rewrite.argtypes, library.packstore_engine_rewrite.restype = (
