@@ -153,6 +153,10 @@ class Column:
             found.append(Column(self.valid_name, "fixed", "bool"))
         return tuple(found)
 
+    def size_of(self, records: int) -> int:
+        """Bytes of the values of so many records; :attr:`nbytes` may not be known for a fixed column."""
+        return self.record_nbytes * records if self.kind == "fixed" else self.nbytes
+
     @property
     def one_by_one(self) -> bool:
         """Whether an LMDB keeps each value under a key of its own: those that may be large, and those of a large

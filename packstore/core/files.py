@@ -65,7 +65,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or str(error)
+        of_hdf5 = re.search(r"errno = \d+, error message = '(.*?)'", str(error))
+        why = error.strerror or (of_hdf5[1] if of_hdf5 else str(error))
         if error.errno == errno.EFBIG:
             limit = file_size_limit()
             whose = (

@@ -91,6 +91,9 @@ class TarExport(_ArchiveExport):
     help = "an image folder in a tar"
     suffixes = (".tar",)
 
+    def overhead(self) -> int:
+        return 512 + self.filling(512)
+
     def new_writer(self, out: IO[bytes]) -> TarWriter:
         writer = TarWriter(out)
         writer.add(SHEET, self.sheet.to_json().encode("ascii"))
@@ -119,6 +122,9 @@ class ZipExport(_ArchiveExport):
     name = "zip"
     help = "an image folder in a zip"
     suffixes = (".zip",)
+
+    def overhead(self) -> int:
+        return 76 + 2 * self.key_bytes
 
     def new_writer(self, out: IO[bytes]) -> ZipWriter:
         return ZipWriter(out)

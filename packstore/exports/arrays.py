@@ -24,7 +24,7 @@ from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.files import drop, open_file
 from packstore.core.manifest import Manifest
-from packstore.exports.base import Export, Record, ShardWriter
+from packstore.exports.base import BLOCK_BYTES, Export, Record, ShardWriter
 from packstore.exports.names import are_texts, safe_name, shortened
 
 IMAGES, OFFSETS, SHAPES, CLASSES = "images", "images_offsets", "images_shape", "class_names"
@@ -67,14 +67,11 @@ class _FilesExport(ArraysExport):
     """Shards ``train-000000.npz`` …, each of which can be read alone."""
 
     extension: ClassVar[str]
+    writer: ClassVar[type[_ArraysWriter]]
 
     def begin(self, number: int, split: str) -> ShardWriter:
         name = f"{shortened(safe_name(split))}-{number:06}" if split else f"{number:06}"
         return self.writer(self.path, f"{name}.{self.extension}", self.manifest, self.arrays)
-
-    @abstractmethod
-    def writer(self, folder: Path, name: str, manifest: Manifest, columns: Sequence[Column]) -> ShardWriter:
-        """A writer of a shard."""
 
 
 class _ArraysWriter(ShardWriter):
@@ -162,19 +159,6 @@ def class_names(manifest: Manifest) -> tuple[str, ...] | None:
     return manifest.classes if are_texts(manifest.classes or ()) else None
 
 
-class NpzExport(_FilesExport):
-    """Shards ``train-000000.npz`` …, not compressed."""
-
-    name = "npz"
-    help = "numpy's npz files"
-    suffixes = (".npz",)
-    source = "npz"
-    extension = "npz"
-
-    def writer(self, folder: Path, name: str, manifest: Manifest, columns: Sequence[Column]) -> ShardWriter:
-        return _NpzWriter(folder, name, manifest, columns)
-
-
 class _NpzWriter(_ArraysWriter):
     def write(self) -> None:
         out = open_file(self.path, "wb")
@@ -215,17 +199,15 @@ def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     return out.getvalue()
 
 
-class Hdf5Export(_FilesExport):
-    """Shards ``train-000000.h5`` … with datasets in one piece."""
+class NpzExport(_FilesExport):
+    """Shards ``train-000000.npz`` …, not compressed."""
 
-    name = "hdf5"
-    help = "plain HDF5 files"
-    suffixes = (".hdf5s",)
-    source = "hdf5"
-    extension = "h5"
-
-    def writer(self, folder: Path, name: str, manifest: Manifest, columns: Sequence[Column]) -> ShardWriter:
-        return _Hdf5Writer(folder, name, manifest, columns)
+    name = "npz"
+    help = "numpy's npz files"
+    suffixes = (".npz",)
+    source = "npz"
+    extension = "npz"
+    writer = _NpzWriter
 
 
 class _Hdf5Writer(_ArraysWriter):
@@ -249,3 +231,19 @@ class _Hdf5Writer(_ArraysWriter):
                 file.create_dataset(name, data=array)
             if (names := class_names(self.manifest)) is not None:
                 file.create_dataset(CLASSES, data=[*names], dtype=h5py.string_dtype())
+
+
+class Hdf5Export(_FilesExport):
+    """Shards ``train-000000.h5`` … with datasets in one piece."""
+
+    name = "hdf5"
+    help = "plain HDF5 files"
+    suffixes = (".hdf5s",)
+    source = "hdf5"
+    extension = "h5"
+    writer = _Hdf5Writer
+
+    def overhead(self) -> int:
+        image = self.manifest.image
+        large = image.kind == "ragged" and image.nbytes > BLOCK_BYTES * self.manifest.records
+        return super().overhead() + (BLOCK_BYTES // 3 if large else 0)  # what a heap of its own leaves free

@@ -33,6 +33,10 @@ EXTENSIONS = {
 """The usual extension of a file by what :func:`packstore.images.sniff.sniff` calls it."""
 
 
+BLOCK_BYTES = 4096
+"""Disks give files whole blocks."""
+
+
 @dataclass(frozen=True)
 class Record:
     """A record to write, proven by its checksums.
@@ -167,6 +171,11 @@ class Export(ABC):
         """The writer of shard ``number`` of a split, counted from 0. What an interrupted run has left of it is
         written over."""
 
+    def overhead(self) -> int:
+        """About how many bytes a record takes on disk besides those of its image, of the values that are held, and of
+        its line in ``packstore.rows.jsonl``: for the estimate."""
+        return 40 if self.shard_bytes is not None else self.filling(BLOCK_BYTES)
+
     def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
         """Writes what comes after all shards: class lists, an index; then the sheet.
 
@@ -195,6 +204,15 @@ class Export(ABC):
         """The sheet of an export of one file at ``path``; None where there is none. Raises :class:`ManifestError`, or
         :class:`OSError`."""
         raise NotImplementedError(f"{cls.__name__} is one file and does not say where its sheet is")
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of a key, on average."""
+        return self.manifest.column("key").nbytes // max(1, self.manifest.records)
+
+    def filling(self, block: int) -> int:
+        """Bytes that fill the last block of an image's file, on average."""
+        return max(block // 2, block - self.manifest.image.nbytes // max(1, self.manifest.records))
 
     @property
     def columns(self) -> tuple[Column, ...]:

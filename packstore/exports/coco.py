@@ -35,6 +35,13 @@ class CocoExport(ObjectsExport):
         captions = captions_column(self.columns)
         return [*super().shown(), *([] if captions is None else [captions])]
 
+    @property
+    def label_bytes(self) -> int:
+        sizes = {column.name: column.size_of(self.manifest.records) for column in self.columns}
+        shown = sum(sizes[name] for name in (*self.shown(), *filter(None, [self.things.further])))
+        # A box of 16 bytes is some 190 in JSON, and a keypoint grows likewise.
+        return 100 + self.key_bytes + 10 * shown // max(1, self.manifest.records)
+
     def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
         assert lines is not None
         rows = Rows.of_file(lines)

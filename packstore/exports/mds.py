@@ -61,6 +61,9 @@ class MdsExport(Export):
             lost.append("mean and standard deviation by which the arrays were normalised")
         return lost
 
+    def overhead(self) -> int:
+        return 16 + self.key_bytes + 4 * len(self.columns)
+
     def begin(self, number: int, split: str) -> ShardWriter:
         folder = shortened(safe_name(split)) if split else ""
         (self.path / folder).mkdir(exist_ok=True)

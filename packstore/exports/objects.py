@@ -14,7 +14,7 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.files import open_file, sync_file_system
 from packstore.core.manifest import Manifest
-from packstore.exports.base import Record, ShardWriter
+from packstore.exports.base import BLOCK_BYTES, Record, ShardWriter
 from packstore.exports.folder import FilesExport, file_of
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
@@ -99,6 +99,11 @@ class ObjectsExport(FilesExport):
     shard_bytes = None
     further = ""
 
+    @property
+    def label_bytes(self) -> int:
+        """About how many bytes the labels of an image take."""
+        return BLOCK_BYTES if self.things.boxes else 0
+
     @cached_property
     def things(self) -> Things:
         """Where the objects are."""
@@ -110,6 +115,9 @@ class ObjectsExport(FilesExport):
     def losses(self) -> Sequence[str]:
         lost = [] if self.things.boxes else ["objects: the store has no boxes"]
         return [*lost, "the order of the records, and keys whose names no file can have"]
+
+    def overhead(self) -> int:
+        return super().overhead() + self.label_bytes
 
     def begin(self, number: int, split: str) -> ShardWriter:
         return ObjectsWriter(self)

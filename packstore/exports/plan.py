@@ -20,7 +20,9 @@ from packstore.core.registry import EXPORTS
 from packstore.core.sheet import Sheet
 from packstore.core.sizes import parse_bytes
 from packstore.exports.base import Export
+from packstore.exports.estimate import estimate_bytes
 from packstore.exports.recoding import Recoding, plan_recoding
+from packstore.exports.staging import check_destination, was_published
 from packstore.stores import Reader, open_store
 
 
@@ -126,8 +128,7 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     held, shown = tuple(trial.held()), trial.shown()
     hidden = [repr(name) for name in value_columns(recoding.manifest) if name not in shown]
     lost = [f"the column{'s' * (len(hidden) > 1)} {', '.join(hidden)}"] if hidden else []
-    estimate = sum(column.nbytes for column in manifest.columns) + 600 * manifest.records
-    return ExportPlan(
+    plan = ExportPlan(
         reader=reader,
         kind=kind,
         destination=destination,
@@ -136,10 +137,15 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
         held=held,
         losses=(*trial.losses(), *lost),
         shard_bytes=None if kind.one_file else options.shard_bytes or kind.shard_bytes,
-        estimate_bytes=estimate,
-        free_bytes=shutil.disk_usage(destination.absolute().parent).free
-        if destination.absolute().parent.is_dir()
-        else 0,
+        estimate_bytes=0,
+        free_bytes=0,
+    )
+    if not was_published(destination, plan.identity):
+        check_destination(destination, overwrite=options.overwrite)
+    return replace(
+        plan,
+        estimate_bytes=estimate_bytes(trial, held, plan.has_lines, recoding.recode),
+        free_bytes=shutil.disk_usage(destination.absolute().parent).free,
     )
 
 

@@ -48,6 +48,9 @@ class RecordioExport(Export):
         values = np.asarray(self.reader.column("label"))
         return bool(np.all((values >= 0) & (values <= _EXACT)))
 
+    def overhead(self) -> int:
+        return 60 + self.key_bytes
+
     def begin(self, number: int, split: str) -> ShardWriter:
         name = f"{shortened(safe_name(split))}-{number:06}.rec" if split else f"{number:06}.rec"
         return _RecWriter(self.path, name, self._has_label)

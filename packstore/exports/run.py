@@ -23,8 +23,9 @@ from packstore.core.sheet import ROWS, Shard, Sheet, row_line
 from packstore.exports.base import Export, Record
 from packstore.exports.plan import ExportOptions, ExportPlan, check_space, plan_export, value_columns
 from packstore.exports.recoding import image_of
-from packstore.exports.staging import ExportStaging, Part, check_destination, end_published_run
+from packstore.exports.staging import ExportStaging, Part, was_published
 from packstore.stores.base import disk_bytes
+from packstore.stores.builder.work_directory import WorkDirectory
 from packstore.stores.records import ProvenRecords
 
 _CHUNK_BYTES, _CHUNK_RECORDS = 64 << 20, 2000
@@ -128,9 +129,9 @@ def run_export(
 ) -> ExportReport:
     """Runs a plan of :func:`plan_export`; see :func:`export`."""
     started = time.monotonic() if started is None else started
-    if end_published_run(plan.destination, plan.identity):
+    if was_published(plan.destination, plan.identity):
+        WorkDirectory(plan.destination).remove()
         return _report(plan, plan.manifest, 0, started, plan.manifest.records)
-    check_destination(plan.destination, plan.kind, overwrite=plan.options.overwrite)
     check_space(plan)
     staging = ExportStaging(
         plan.destination,

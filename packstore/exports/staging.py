@@ -11,10 +11,11 @@ from typing import NamedTuple
 from packstore.core.errors import DestinationError, ManifestError, printable
 from packstore.core.files import sync_directory, sync_file, writing
 from packstore.core.plainjson import canonical
+from packstore.core.registry import EXPORTS
 from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, read_sheet
 from packstore.exports.base import Export
 from packstore.stores.builder.publish import Staging
-from packstore.stores.builder.work_directory import EXPORT, PARTS, STORE, WorkDirectory, remove_run, runs_of, work_path
+from packstore.stores.builder.work_directory import EXPORT, PARTS, STORE, remove_run, runs_of, work_path
 from packstore.stores.ownership import NotAStoreError
 
 _MAX_PART = 1 << 20
@@ -50,7 +51,7 @@ class ExportStaging(Staging):
     def __init__(self, destination: Path, kind: type[Export], identity: str, *, overwrite: bool, restart: bool) -> None:
         """Raises :class:`DestinationError` where the destination may not be written."""
         self._identity, self._restart = identity, restart or kind.one_file
-        super().__init__(destination, overwrite=overwrite, owned=lambda path: owned_files(path, kind))
+        super().__init__(destination, overwrite=overwrite, owned=owned_files)
         with writing(destination):
             if not kind.one_file:
                 self.path.mkdir(exist_ok=True)
@@ -109,18 +110,15 @@ class ExportStaging(Staging):
             return None
 
 
-def end_published_run(destination: Path, identity: str) -> bool:
-    """Ends an equal run that was killed after it had published its export. Returns whether there was one."""
+def was_published(destination: Path, identity: str) -> bool:
+    """Whether an equal run was killed after it had published its export, and is to be ended."""
     work = work_path(destination)
     if not work.is_dir() or not os.path.lexists(destination):
         return False
-    if not any(_identity_of(run) == identity and not os.path.lexists(run / STORE) for run in runs_of(work)):
-        return False
-    WorkDirectory(destination).remove()
-    return True
+    return any(_identity_of(run) == identity and not os.path.lexists(run / STORE) for run in runs_of(work))
 
 
-def check_destination(destination: Path, kind: type[Export], *, overwrite: bool) -> None:
+def check_destination(destination: Path, *, overwrite: bool) -> None:
     """Raises :class:`DestinationError` where an export may not be written."""
     shown = printable(str(destination))
     if not destination.absolute().parent.is_dir():
@@ -128,21 +126,21 @@ def check_destination(destination: Path, kind: type[Export], *, overwrite: bool)
         raise DestinationError(f"{shown}: the directory {parent} does not exist; make it first")
     if not os.path.lexists(destination):
         return
-    owned_files(destination, kind)
+    owned_files(destination)
     if not overwrite:
         raise DestinationError(f"{shown}: exists already; choose another name, or --overwrite to replace it")
 
 
-def owned_files(path: Path, kind: type[Export]) -> list[Path]:
+def owned_files(path: Path) -> list[Path]:
     """All files of the export at ``path``, once it is certain that nothing else lies there.
 
     Raises:
-        NotAStoreError: It is not an export of packstore, or one of another kind where a file is to be replaced.
+        NotAStoreError: It is not an export of packstore.
         DestinationError: Its folder holds something that is not the export's.
     """
     shown = printable(str(path))
     try:
-        sheet = read_sheet(path) if path.is_dir() else kind.read_sheet(path) if kind.one_file else None
+        sheet = read_sheet(path) if path.is_dir() else _sheet_of_file(path)
     except (ManifestError, OSError, ValueError) as error:
         raise NotAStoreError(f"{shown} is not an export of packstore, so it is not replaced: {error}") from None
     if sheet is None:
@@ -151,6 +149,12 @@ def owned_files(path: Path, kind: type[Export]) -> list[Path]:
             "or choose another name"
         )
     return [path] if not path.is_dir() else _files_of(path, sheet, shown)
+
+
+def _sheet_of_file(path: Path) -> Sheet | None:
+    """The sheet of an export of one file, of whatever kind."""
+    kinds: list[type[Export]] = [kind for kind in EXPORTS.values() if kind.one_file]
+    return next((sheet for kind in kinds if (sheet := kind.read_sheet(path)) is not None), None)
 
 
 def _files_of(path: Path, sheet: Sheet, shown: str) -> list[Path]:

@@ -67,6 +67,9 @@ class TfdsExport(Export):
             lost.append("names of splits: letters, digits and _ alone are kept")
         return lost
 
+    def overhead(self) -> int:
+        return 40 + self.key_bytes + sum(len(column.name) + 12 for column in self.columns)
+
     def begin(self, number: int, split: str) -> ShardWriter:
         return _RecordWriter(self.path, f"{_NAME}-{self._name_of(split)}.tfrecord-{number:05}", self.columns)
 

@@ -52,6 +52,10 @@ class WebDatasetExport(Export):
             lost.append("mean and standard deviation by which the arrays were normalised")
         return lost
 
+    def overhead(self) -> int:
+        sizes = [column.size_of(self.manifest.records) // max(1, self.manifest.records) for column in self.columns]
+        return 512 + self.filling(512) + sum(512 - (-(size + 64) // 512) * 512 - size for size in sizes)
+
     def begin(self, number: int, split: str) -> ShardWriter:
         name = f"{shortened(safe_name(split))}-{number:06}.tar" if split else f"{number:06}.tar"
         return _TarWriter(self.path, name, self.columns)

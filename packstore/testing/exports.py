@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from packstore.core.registry import EXPORTS
 from packstore.core.sheet import ROWS, SHEET
 from packstore.exports import run
 from packstore.exports.base import Export
+from packstore.exports.plan import ExportOptions, plan_export
 from packstore.exports.run import ExportReport, export
 from packstore.packing.conversion import convert
 from packstore.stores import open_store
@@ -263,6 +265,13 @@ class ExportSuite:
             with pytest.raises(DestinationError):
                 self.export(store, out, overwrite=overwrite)
         assert {file: file.read_bytes() for file in files_of(out)} == before
+
+    def test_the_estimate_is_right_within_ten_percent(self, tmp_path: Path) -> None:
+        write(tmp_path / "in.lmdb", make_records("ragged", count=100, sizes=[9000 + 500 * (i % 7) for i in range(100)]))
+        with ExitStack() as stack:
+            out = self.destination(tmp_path)
+            plan = plan_export(tmp_path / "in.lmdb", out, ExportOptions(to=self.kind), stack)
+            assert plan.estimate_bytes == pytest.approx(run.run_export(plan).disk_bytes, rel=0.1)
 
     def test_a_damaged_record_ends_it(self, store: Path, tmp_path: Path) -> None:
         with open_store(store) as reader:

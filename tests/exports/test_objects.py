@@ -188,6 +188,7 @@ def test_an_image_on_its_side(tmp_path: Path) -> None:
     assert (document["images"][0]["width"], document["images"][0]["height"]) == (8, 16)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_pycocotools_reads_it(tmp_path: Path) -> None:
     module = pytest.importorskip("pycocotools.coco")
     convert(coco(tmp_path / "set"), tmp_path / "in.lmdb")

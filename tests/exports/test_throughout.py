@@ -6,14 +6,17 @@ from __future__ import annotations
 import errno
 import io
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from packstore.core.errors import DestinationError, UsageError
+from packstore.core.files import writing
 from packstore.core.registry import EXPORTS
 from packstore.exports import webdataset
+from packstore.exports.plan import ExportOptions, plan_export
 from packstore.exports.run import export
 from packstore.packing.conversion import convert
 from packstore.stores import open_store
@@ -86,6 +89,21 @@ def test_without_its_sheet_shards_have_images_labels_and_classes(folder: Path, t
         for i in range(len(old)):
             assert bytes(new.read(i)) == bytes(old.read(i))
             assert new.value("label", i) == old.value("label", i)
+
+
+def test_a_full_disk_in_the_words_of_hdf5() -> None:
+    said = "Can't close file (file write failed: time = x, errno = 28, error message = 'No space left', buf = 0x55)"
+    with pytest.raises(DestinationError, match=r"^cannot write out: No space left$"), writing(Path("out")):
+        raise OSError(said)
+
+
+def test_an_export_is_replaced_by_one_of_another_kind(folder: Path, tmp_path: Path) -> None:
+    digest = convert(folder, tmp_path / "in.lmdb").manifest.dataset_digest
+    for kind in ("zip", "tar", "webdataset", "zip"):
+        export(tmp_path / "in.lmdb", tmp_path / "out", to=kind, overwrite=True)
+        assert convert(tmp_path / "out", tmp_path / "again.h5", overwrite=True).manifest.dataset_digest == digest
+        with ExitStack() as stack, pytest.raises(DestinationError, match="--overwrite"):  # before anything is done
+            plan_export(tmp_path / "in.lmdb", tmp_path / "out", ExportOptions(to=kind), stack)
 
 
 def test_a_full_disk_is_one_line_and_nothing_is_lost(
