@@ -20,6 +20,7 @@ from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
 from packstore.stores import Checksums, open_store
 from packstore.stores.base import Reader
+from packstore.training.augment.targets import check_targets
 from packstore.training.item_options import check_output, choose_columns, choose_orientation, choose_split, column_names
 from packstore.training.pictures import Pictures
 from packstore.training.samples import Keys, Samples
@@ -80,7 +81,9 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         columns: Names of the columns of an item, in order; None for ``("image", "label")``, or ``("image",)`` where
             the store has no labels.
         output: Form of the images, see above.
-        transform: Called with each image (the first; further columns of images come as they are).
+        transform: Called with each image (the first; further columns of images come as they are). Beside masks, boxes
+            and keypoints it must not move pixels: torchvision's that do are refused, and functions that are not in
+            :class:`packstore.augment.InPlace`.
         target_transform: Called with each label.
         transforms: Called with the values of an item, as torchvision's datasets do: ``transforms(image, target)``.
             Instead of the other two.
@@ -156,6 +159,9 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self._start, self._length = chosen.start, len(chosen)
         self.columns = choose_columns(self.manifest, columns)
         check_output(self.manifest, self.columns, output, dtype, denormalize)
+        if transform is not None:
+            types = [self.manifest.column(name).type for name in self.columns]
+            check_targets([transform], types, "transforms=, which is called with all of an item")
         self.exif_transpose = choose_orientation(self.manifest, exif_transpose)
         self._numbers_of_classes = {
             column.name: len(column.classes)

@@ -16,6 +16,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from packstore import DecodeError, PackedDataset, StoreError, UsageError
+from packstore.augment import InPlace
 from packstore.stores import create_store
 from tests.makers import typed
 from tests.makers.torchvision import import_torchvision
@@ -177,6 +178,43 @@ def test_transforms_of_whole_items(one: Typed) -> None:
     assert as_dict[1] == {"label": 1, "more": 1}
     with pytest.raises(UsageError, match="transforms= takes image and target together"):
         PackedDataset(one.path, transforms=_together, transform=_together)
+
+
+@pytest.mark.parametrize("name", ["mask", "boxes", "corners"])
+@pytest.mark.parametrize("output", ["tensor", "pil", "dict", "tv_tensors"])
+def test_transform_of_images_does_not_leave_targets_behind(one: Typed, name: str, output: Any) -> None:
+    if output == "tv_tensors":
+        import_torchvision()
+    kind = "keypoints" if name == "corners" else name
+    mirrored = torch.nn.Identity()
+    with pytest.raises(UsageError, match=rf"lambda.*might move the images, and would leave {kind}.*use transforms="):
+        PackedDataset(one.path, columns=("image", name), output=output, transform=lambda image: mirrored(image))
+    PackedDataset(one.path, columns=("image", "label"), transform=lambda image: mirrored(image))
+    said = PackedDataset(one.path, columns=("image", name), output=output, transform=InPlace(mirrored))
+    item = said[0]
+    assert len(item) == 2
+    if output == "tensor":
+        with pytest.raises(UsageError, match="it does not leave them in place"):
+            PackedDataset(one.path, columns=("image", name), transform=InPlace(_narrower))[0]
+
+
+def _narrower(image: torch.Tensor) -> torch.Tensor:
+    return image[..., 1:]
+
+
+def test_torchvision_transforms_of_images_beside_targets(one: Typed) -> None:
+    import_torchvision()
+    from torchvision import transforms as v1
+    from torchvision.transforms import v2
+
+    asked = {"columns": ("image", "mask"), "output": "pil"}
+    for moving in (v2.RandomCrop(3), v1.Resize(4), v1.Compose([v1.ToTensor(), v1.RandomHorizontalFlip()])):
+        with pytest.raises(
+            UsageError, match=r"torchvision's \w+ would move the images, and leave mask .*use transforms="
+        ):
+            PackedDataset(one.path, transform=moving, **asked)  # type: ignore[arg-type]
+    image, mask = PackedDataset(one.path, transform=v1.Compose([v1.Grayscale(3), v1.ToTensor()]), **asked)[0]  # type: ignore[arg-type]
+    assert image.shape[-2:] == mask.size[::-1]
 
 
 @pytest.mark.slow

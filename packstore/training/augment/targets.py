@@ -275,12 +275,16 @@ def check_target_options(mask_fill: int, min_area: float, min_visible: float) ->
         raise UsageError(f"min_visible should be a share of a box's area, 0 … 1, got {min_visible!r}")
 
 
-def check_targets(ops: Sequence[Step], types: Sequence[str]) -> None:
+_INSTEAD = "packstore.augment's operations, or a DataLoader with output='tv_tensors'"
+
+
+def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INSTEAD) -> None:
     """Raises :class:`UsageError` for operations that targets cannot follow, and for functions that might be such.
 
     Args:
         ops: The user's list, whole, and what else is called with images.
         types: Types of the columns that are loaded: of ``mask``, ``boxes`` and ``keypoints`` (others are passed over).
+        instead: What moves images and targets together, for messages.
     """
     moved = [name for name in ("mask", "boxes", "keypoints") if name in types]
     if not moved:
@@ -290,12 +294,13 @@ def check_targets(ops: Sequence[Step], types: Sequence[str]) -> None:
             if kind := next(filter(_moves, type(part).__mro__), None):
                 raise UsageError(
                     f"torchvision's {kind.__name__} would move the images, and leave {' and '.join(moved)} where they "
-                    "are; use packstore.augment's operations, or a DataLoader with output='tv_tensors'"
+                    f"are; use {instead}"
                 )
             if not (stays or _is_known(part)):
                 raise UsageError(
                     f"{named(part)} might move the images, and would leave {' and '.join(moved)} where they are; if it "
-                    "leaves every pixel in its place, say so: packstore.augment.InPlace(…) around it"
+                    "leaves every pixel in its place, say so: packstore.augment.InPlace(…) around it; else use "
+                    f"{instead}"
                 )
         if isinstance(op, GeometricOperation) and op.pads != "constant" and moved != ["mask"]:
             raise UsageError(
