@@ -55,6 +55,24 @@ DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
 """Conversions of the same images as samples with masks, boxes and text: suffix of the destination, and options."""
 CASES |= DATASETS
 
+ARRAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "arrays to lmdb": (".lmdb", {"encoding": "uint8"}),
+    "arrays to hdf5 shards": (".h5", {"encoding": "float16", "shard_size": 20_000}),
+    "arrays to pth": (".pth", {"encoding": "float16"}),
+}
+"""Conversions of the same images as arrays, with classes that are declared: suffix of the destination, and options."""
+CASES |= ARRAYS
+
+WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "writer to lmdb shards": (".lmdb", {"encoding": "float16", "shard_size": 20_000}),
+    "writer to hdf5": (".h5", {"encoding": "uint8"}),
+    "writer to pth": (".pth", {"encoding": "float16"}),
+}
+"""Likewise, through a Writer, which starts afresh."""
+CASES |= WRITERS
+
+CLASSES = ("ant", "bee", "cat")
+
 
 def samples(images: Path) -> list[dict[str, Any]]:
     """The images of a folder, each with values of several types."""
@@ -77,6 +95,44 @@ def samples(images: Path) -> list[dict[str, Any]]:
         }
         for i, path in enumerate(files)
     ]
+
+
+def arrays(images: Path) -> list[dict[str, Any]]:
+    """The images of a folder as arrays, each with values of the types that have classes."""
+    files = sorted(path for path in images.rglob("*") if path.is_file())
+    found = []
+    for i, path in enumerate(files):
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB").resize((40, 32)))
+        rows = [j % 3 for j in range(i % 4)]
+        found.append(
+            {
+                "key": path.relative_to(images),
+                "image": pixels,
+                "label": i % 3,
+                "coarse": i % 3 if i % 5 else None,
+                "tags": rows if i % 7 else None,
+                "boxes": np.tile(np.array([0, 0, 1 + i, 2], np.float32), (len(rows), 1)),
+                "names": rows,
+                "right": pixels[::2] if i % 6 else None,
+            }
+        )
+    return found
+
+
+def fields() -> dict[str, Any]:
+    """What :func:`arrays` has."""
+    from packstore.core.fields import Image, Label, Labels
+
+    return {
+        "image": "image",
+        "label": Label(CLASSES),
+        "coarse": Label(CLASSES, optional=True),
+        "tags": Labels(CLASSES, of=False, optional=True),
+        "boxes": "boxes",
+        "names": Labels(CLASSES, of="boxes"),
+        "right": Image("uint8", optional=True),
+    }
 
 
 def _size(path: Path) -> tuple[int, int]:
@@ -102,8 +158,16 @@ def run_case(case: str, images: Path, out: Path, *, overwrite: bool = False) -> 
     if case in APPENDS:
         packstore.append(out, images, split="val")
         return 0
+    options = CASES[case][1]
+    if case in WRITERS:
+        with packstore.Writer(out, fields(), overwrite=overwrite, **options) as writer:
+            for sample in arrays(images):
+                writer.add(**sample)
+        return 0
+    if case in ARRAYS:
+        return packstore.convert(arrays(images), out, fields=fields(), overwrite=overwrite, **options).resumed
     source: Any = samples(images) if case in DATASETS else images
-    return packstore.convert(source, out, overwrite=overwrite, **CASES[case][1]).resumed
+    return packstore.convert(source, out, overwrite=overwrite, **options).resumed
 
 
 def named_content(path: Path) -> dict[str, bytes]:
