@@ -43,7 +43,7 @@ ROOMS = (
     Room("checking", "core images stores sources packing", "numpy xxhash"),
     Room("training", "core images stores", "numpy torch PIL torchvision"),
     Room("seeing", "core images stores checking training", "numpy torch PIL matplotlib starlette uvicorn"),
-    Room("diagnose", "core images stores packing training seeing", "numpy torch PIL matplotlib"),
+    Room("diagnose", "core images stores packing training seeing", "numpy torch PIL"),
     Room("testing", "core images stores sources exports packing checking face", "numpy xxhash pytest hypothesis PIL"),
     Room(
         "cli",

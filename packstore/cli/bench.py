@@ -75,9 +75,9 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
         options["target"] = options["batch_size"] / step_ms * 1000
     picture: Path | None = options.pop("plot")
     if picture is not None:
-        from packstore.diagnose.bench.plot import check
+        from packstore.seeing.charts import check_chart
 
-        check(picture)
+        check_chart(picture)
     usual = _training_split(path)
     options["split"] = options["split"] or usual
     chosen = BenchOptions(device=_device(device), tries=not no_tries, **options)

@@ -34,8 +34,12 @@ _COUNTED_SHARDS = 100
 @click.argument("path", type=LocalPath())
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--counts", is_flag=True, help="Count the records of each class, in a store of many shards too.")
+@click.option(
+    "--plot", type=LocalPath(), metavar="FILE",
+    help="Of a store: draw classes, sizes and bytes into FILE, a .png, .svg or .pdf.",
+)  # fmt: skip
 @source_options
-def info(path: Path, as_json: bool, counts: bool, **options: Any) -> None:
+def info(path: Path, as_json: bool, counts: bool, plot: Path | None, **options: Any) -> None:
     """Show what the store at PATH holds: format, encoding, splits, classes, shapes, sizes, origin.
 
     Of a SOURCE at PATH, what convert would pack and how it was recognised; nothing is written.
@@ -46,11 +50,17 @@ def info(path: Path, as_json: bool, counts: bool, **options: Any) -> None:
     Examples:
       packstore info imagenet.lmdb
       packstore info imagenet.lmdb --json | jq .splits
+      packstore info imagenet.lmdb --plot imagenet.png
       packstore info imagenet/                 a source
     """
     from packstore.stores import open_store
 
+    if plot is not None:
+        from packstore.seeing.charts import check_chart
+
+        check_chart(plot)
     if any(value is not None for value in options.values()):
+        _no_chart(plot)
         _show_source(path, as_json, options)
         return
     try:
@@ -58,6 +68,7 @@ def info(path: Path, as_json: bool, counts: bool, **options: Any) -> None:
     except StoreError as error:
         if isinstance(error, MissingStoreError):
             raise
+        _no_chart(plot)
         try:
             _show_source(path, as_json, options)
         except StoreError:  # it is meant to be a store
@@ -68,6 +79,15 @@ def info(path: Path, as_json: bool, counts: bool, **options: Any) -> None:
             click.echo(json.dumps(to_json(reader, counts), indent=2))
         else:
             echo_rows(describe(reader, counts))
+        if plot is not None:
+            from packstore.seeing.store_chart import plot_store
+
+            plot_store(reader, plot)
+
+
+def _no_chart(plot: Path | None) -> None:
+    if plot is not None:
+        raise click.UsageError("--plot draws a store, and this is none: pack it first (packstore convert)")
 
 
 def _show_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:

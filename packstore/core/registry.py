@@ -136,6 +136,12 @@ def _object_at(place: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+def notebook_html(thing: object) -> str:
+    """What a notebook shows of a store, a dataset or a loader. The room that draws it is loaded for that alone."""
+    html: str = _object_at("packstore.seeing.notebook:html_of")(thing)
+    return html
+
+
 def _warn(message: str) -> None:
     import logging  # which no help text needs
 

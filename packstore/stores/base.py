@@ -21,6 +21,7 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, OneByOneArra
 from packstore.core.errors import CorruptRecordError, ManifestError, StoreError, printable
 from packstore.core.manifest import Column, Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.registry import notebook_html
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +300,9 @@ class Reader(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _repr_html_(self) -> str:
+        return notebook_html(self)
 
     def __repr__(self) -> str:
         m = self.manifest

@@ -16,6 +16,7 @@ from packstore.core.arguments import function_or_none, whole
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths
 from packstore.core.manifest import Column, Manifest
+from packstore.core.registry import notebook_html
 from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
 from packstore.stores import Checksums, open_store
@@ -284,6 +285,9 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None, "_loaded": {}}
+
+    def _repr_html_(self) -> str:
+        return notebook_html(self)
 
     def __repr__(self) -> str:
         m = self.manifest

@@ -26,8 +26,8 @@ from packstore.core.progress import Progress, no_progress
 from packstore.diagnose.bench import AUGMENTS, BenchOptions, BenchReport, augmentation, bench, decode_rate
 from packstore.diagnose.bench.advice import Rates, Trial, advise, ceilings, core_seconds, cores_for, efficiency, judge
 from packstore.diagnose.bench.measure import Clock, EndToEnd, random_records, reading
-from packstore.diagnose.bench.plot import check
 from packstore.diagnose.bench.trials import candidates
+from packstore.seeing.charts import check_chart
 from packstore.training.augment import RandomCrop, RandomResizedCrop
 from packstore.training.dataset import PackedDataset
 from tests.makers.datasets import make_folder, write_image
@@ -420,7 +420,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
 def test_a_plot_without_matplotlib_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(PackstoreError, match=r"pip install matplotlib"):
-        check(tmp_path / "a.png")
+        check_chart(tmp_path / "a.png")
 
 
 def test_a_plot(folder: Path, tmp_path: Path) -> None:

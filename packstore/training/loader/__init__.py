@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from packstore.core.arguments import whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
+from packstore.core.registry import notebook_html
 from packstore.images.normalization import MeanAndStd
 from packstore.training.augment import Operation
 from packstore.training.augment.base import Step
@@ -211,6 +212,9 @@ class PackedLoader:
         )
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
         self._resume: tuple[int, int] | None = None
+
+    def _repr_html_(self) -> str:
+        return notebook_html(self)
 
     def __repr__(self) -> str:
         counted = self.options.sampler is None or hasattr(self.options.sampler, "__len__")

@@ -1,0 +1,90 @@
+"""Charts of numbers, all in one style. They need matplotlib, which is an extra."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import UsageError, printable
+
+KINDS = (".png", ".svg", ".pdf")
+COLORS = ("#0969da", "#e16f24", "#2da44e", "#8250df", "#bf3989", "#656d76")
+"""Of the first series, the second …; told apart by people who see fewer colours, too."""
+_INK, _GRID = "#1f2328", "#d8dee4"
+
+
+def check_chart(path: Path) -> None:
+    """Raises :class:`UsageError` where no chart can be written to ``path``; says what is missing."""
+    if path.suffix.lower() not in KINDS:
+        raise UsageError(f"--plot writes {', '.join(KINDS)}, got {printable(path.name)!r}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--plot: there is no directory {printable(str(path.absolute().parent))}")
+    _figure_class()
+
+
+def new_chart(
+    title: str, rows: int, columns: int = 1, *, width: float = 9, height: float = 3.2
+) -> tuple[Any, list[Any]]:
+    """An empty figure of matplotlib and its axes, row by row; ``height`` in inches of a row."""
+    figure = _figure_class()(figsize=(width, height * rows), layout="constrained")
+    figure.suptitle(_plain(title), color=_INK, fontweight="bold", x=0.01, ha="left")
+    axes = [*figure.subplots(rows, columns, squeeze=False).flat]
+    for axis in axes:
+        axis.set_axisbelow(True)
+        axis.grid(color=_GRID, linewidth=0.8)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.spines[["left", "bottom"]].set_color(_GRID)
+        axis.tick_params(colors=_INK, labelsize=9, length=0)
+    return figure, axes
+
+
+def titled(axis: Any, title: str, *, x: str = "", y: str = "") -> None:
+    """Says what a panel shows, and of what its axes are."""
+    axis.set_title(_plain(title), loc="left", fontsize=10, color=_INK)
+    axis.set_xlabel(x, fontsize=9, color=_INK)
+    axis.set_ylabel(y, fontsize=9, color=_INK)
+
+
+def bars(
+    axis: Any, names: Sequence[str], series: Sequence[tuple[str | None, Sequence[float | None]]], text: str = "{:,.0f}"
+) -> None:
+    """Horizontal bars: for each name one of each series, with its figure beside it; None leaves a bar out."""
+    thickness = 0.76 / len(series)
+    for number, (label, values) in enumerate(series):
+        offset = (number - (len(series) - 1) / 2) * thickness
+        rows = [(row + offset, value) for row, value in enumerate(values) if value is not None]
+        places, lengths = [row for row, _ in rows], [value for _, value in rows]
+        drawn = axis.barh(places, lengths, thickness * 0.94, label=label, color=COLORS[number % len(COLORS)])
+        axis.bar_label(drawn, fmt=text, padding=3, fontsize=8, color=_INK)
+    axis.set_yticks(range(len(names)), [_plain(name) for name in names])
+    axis.grid(visible=False, axis="y")
+    axis.invert_yaxis()
+    axis.margins(x=0.15)  # for the figures beside the bars
+    if any(label for label, _ in series):
+        legend(axis)
+
+
+def legend(axis: Any) -> None:
+    """Names the series, above the panel at the right, where they hide nothing."""
+    count = len(axis.get_legend_handles_labels()[1])
+    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=min(count, 4), frameon=False, fontsize=9, borderpad=0)
+
+
+def save_chart(figure: Any, path: Path) -> None:
+    """Writes a figure."""
+    figure.savefig(path, dpi=144)
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib takes for nothing else: between dollar signs it would be a formula."""
+    return printable(text).replace("$", r"\$")
+
+
+def _figure_class() -> Any:
+    try:
+        # Not pyplot: a figure of its own needs no display and leaves the user's settings alone.
+        return importlib.import_module("matplotlib.figure").Figure
+    except ImportError as error:
+        raise UsageError(f"--plot needs matplotlib ({error}): pip install matplotlib") from None
