@@ -22,16 +22,18 @@ from packstore import PackedDataset, PackedLoader
 from packstore.core.errors import DecodeError
 from packstore.core.manifest import NORMALIZATIONS, Normalization
 from packstore.images.decoders import backends, get_decoder
-from packstore.images.engine import Engine, Requests, engine_problem, get_engine, native
+from packstore.images.engine import Engine, Form, Requests, engine_problem, get_engine, native
 from packstore.images.seekable import add_index, read_index
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.normalizer import Normalizer
+from packstore.training.loader.rows import as_numpy
 from tests.conftest import ROOT, SharedData
 from tests.makers.engine_checks import (
     MAX_PIXELS,
     Box,
     assert_same,
+    check_forms,
     check_guard_pages,
     check_index,
     check_pixels,
@@ -70,6 +72,7 @@ def engines() -> list[Engine]:
     [
         pytest.param(check_pixels, marks=pytest.mark.slow),
         check_resizing,
+        check_forms,
         check_index,
         pytest.param(check_guard_pages, marks=pytest.mark.slow),
         check_refusals,
@@ -144,37 +147,48 @@ ODD = Normalization((0.1, 0.5, 2.0), (1e-6, 3.0, 4e5))
 
 @pytest.mark.parametrize("normalization", [None, NORMALIZATIONS["imagenet"], ODD])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_normalised_values_are_those_of_torch(
-    dtype: torch.dtype, normalization: Normalization | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_normalised_values_are_those_of_torch(dtype: torch.dtype, normalization: Normalization | None) -> None:
     """Every byte in every channel, with tiny and infinite results; and counts that fill no register."""
     normalizer = Normalizer(normalization, dtype)
     for count in (256, 1, 7, 8, 9, 31):
         values = torch.arange(256, dtype=torch.uint8)[:count]
         pixels = torch.stack([values, values.flip(0), values], -1).reshape(1, 1, count, 3).contiguous()
-        for engine in (None, *engines()):
-            monkeypatch.setattr("packstore.training.loader.normalizer.get_engine", lambda e=engine: e)
-            out = torch.full((3, 1, count, 3), 7, dtype=dtype)
-            normalizer.rows(pixels, out[1:2])
-            if engine is None:
-                expected = out
-            bits = torch.int32 if dtype == torch.float32 else torch.int16
-            assert torch.equal(out.view(bits), expected.view(bits)), engine
+        expected = torch.empty(pixels.shape, dtype=dtype)
+        normalizer.rows(pixels, expected)
+        whole = np.array([[0, 0, 1, count]])
+        bits = torch.int32 if dtype == torch.float32 else torch.int16
+        for planes in (False, True):
+            expected_rows = expected.permute(0, 3, 1, 2) if planes else expected
+            for engine in engines():
+                out = torch.full((3, *expected_rows.shape[1:]), 7, dtype=dtype)
+                requests = Requests.of_array(pixels.numpy(), np.array([0]))
+                form = normalizer.form(Form(planes))
+                requests.want(whole, whole[:, 2:], whole, None, as_numpy(out)[1:2], form)
+                assert not engine.run(requests, 0, 1, MAX_PIXELS)[0]
+                assert torch.equal(out[1:2].view(bits), expected_rows.contiguous().view(bits)), engine
+                assert (out[::2] == 7).all()
 
 
-def test_rows_of_another_shape_are_not_normalised() -> None:
-    engine, three = engines()[0], np.ones(3, np.float32)
-    pixels = np.zeros((2, 5, 3), np.uint8)
-    engine.normalize(pixels, three, three, np.empty(pixels.shape, np.float16))
+def test_rows_of_another_shape_are_not_written() -> None:
+    images = np.zeros((2, 5, 4, 3), np.uint8)
+    requests, whole = Requests.of_array(images, np.array([1])), np.array([[0, 0, 5, 4]])
+    with pytest.raises(ValueError, match="nothing is wanted"):
+        requests.part(0, 1)
     for other in (
-        np.empty((2, 4, 3), np.float32),
-        np.empty(pixels.shape, np.float64),
-        np.empty((4, 5, 3), np.float32)[::2],
+        np.empty((1, 4, 5, 3), np.float32),
+        np.empty((1, 5, 4, 3), np.float64),
+        np.empty((2, 5, 4, 3), np.uint8),
     ):
-        with pytest.raises(ValueError, match="rows"):
-            engine.normalize(pixels, three, three, other)
-    with pytest.raises(ValueError, match="rows"):
-        engine.normalize(pixels, three[:2], three, np.empty(pixels.shape, np.float16))
+        with pytest.raises(ValueError, match="rows of"):
+            requests.want(whole, whole[:, 2:], whole, None, other)
+    with pytest.raises(ValueError, match="rows of"):  # floats do not become bytes
+        Requests.of_array(np.zeros((1, 3, 5, 4), np.float16), np.array([0])).want(
+            whole, whole[:, 2:], whole, None, np.empty((1, 5, 4, 3), np.uint8)
+        )
+    with pytest.raises(IndexError):
+        Requests.of_array(images, np.array([2]))
+    with pytest.raises(ValueError, match="not contiguous"):
+        Requests.of_array(images[:, ::2], np.array([0]))
 
 
 @pytest.mark.slow
@@ -434,9 +448,7 @@ def test_a_loader_gives_the_same_batches(
         return [images.clone() for _ in range(2) for images, _ in loader], len(left)
 
     by_engine, few = epochs()
-    monkeypatch.setattr("packstore.images.engine.native.get_engine", lambda: None)
-    monkeypatch.setattr("packstore.images.decoders.get_engine", lambda: None)
-    monkeypatch.setattr("packstore.training.loader.assemble.get_engine", lambda: None)
+    monkeypatch.setattr(native, "_library", lambda: (None, "not here"))
     without, all_ = epochs()
     assert all(torch.equal(a, b) for a, b in zip(by_engine, without, strict=True))
     # A PNG and a progressive file are left to others, where they have not become seekable.
@@ -476,8 +488,7 @@ def test_damage_shows_as_ever(stores: dict[str, Path], tmp_path: Path, monkeypat
         return [images for images, _ in found], [key for _, keys in found for key in keys], loader.stats()["skipped"]
 
     with_it = batches()
-    monkeypatch.setattr("packstore.images.decoders.get_engine", lambda: None)
-    monkeypatch.setattr("packstore.training.loader.assemble.get_engine", lambda: None)
+    monkeypatch.setattr(native, "_library", lambda: (None, "not here"))
     without_it = batches()
     assert with_it[1:] == without_it[1:]
     assert name not in with_it[1]

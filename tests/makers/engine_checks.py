@@ -5,19 +5,23 @@ from __future__ import annotations
 import ctypes
 import functools
 import io
+import itertools
 import mmap
 import zlib
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.images.engine.native import Engine, Requests
+from packstore.images.engine.native import Engine, Form, Requests, _Form
 from packstore.images.resize import resize
 from packstore.images.seekable import add_index, read_index
 from packstore.images.seekable.index import lengths
 from packstore.images.seekable.markers import segments
+from packstore.training.augment import resample
+from packstore.training.augment.crop import source_index
 from tests.makers.datasets import pixels
 
 Box = tuple[int, int, int, int]
@@ -94,6 +98,108 @@ def expected(
         whole[y0 : y0 + inner.shape[0], x0 : x0 + inner.shape[1]] = inner
         part = whole
     return part[:, ::-1] if mirrored else part
+
+
+STORED: dict[str, torch.dtype] = {
+    "uint8": torch.uint8,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+_SCALE, _SHIFT = (0.017124753, 0.0175070024, 0.0174291935), (-2.117904, -2.0357144, -1.8044444)
+
+
+def check_forms(engine: Engine) -> None:
+    """Every type to every other, both layouts, resized or padded in every way, mirrored or not, against torch."""
+    rng = np.random.default_rng(7)
+    for number, (source, (to, planes, padding)) in enumerate(
+        itertools.product(STORED, itertools.product(STORED, (False, True), PADDING))
+    ):
+        if to == "uint8" and source != "uint8":
+            continue
+        for resized, mirrored in itertools.product((False, True), repeat=2):
+            height, width = rng.integers(8, 40, 2).tolist()
+            images = _images(source, height, width, number)
+            tall, wide = rng.integers(5, [height + 1, width + 1]).tolist()
+            box = (int(rng.integers(0, height - tall + 1)), int(rng.integers(0, width - wide + 1)), tall, wide)
+            size = tuple(rng.integers(2, 50, 2).tolist()) if resized else (tall, wide)
+            mode = "constant" if resized else padding
+            fill = 0 if resized else 3
+            window = (*rng.integers(-4, 4, 2).tolist(), *rng.integers(4, 40, 2).tolist())
+            case = source, to, planes, mode, box, size, window, mirrored
+            found = _made(engine, images, STORED[to], Form(planes, mode, fill, _SCALE, _SHIFT), *case[4:])
+            expected_ = _expected_form(images, STORED[to], mode, fill, *case[4:])
+            if source == "uint8" or not resized:
+                assert torch.equal(found, expected_), case
+            else:  # as floats to 1e-6; then one more rounding
+                step = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[to]
+                torch.testing.assert_close(
+                    found.double(), expected_.double(), rtol=1e-6 + 2 * step, atol=1e-6, msg=str(case)
+                )
+
+
+PADDING = ("constant", "edge", "reflect", "symmetric")
+
+
+def _images(source: str, height: int, width: int, seed: int) -> torch.Tensor:
+    """Two images, ``(2, 3, H, W)``: bytes with channels last."""
+    bytes_ = torch.from_numpy(noisy(2 * height, width, seed)).view(2, height, width, 3)
+    return (
+        bytes_.permute(0, 3, 1, 2)
+        if source == "uint8"
+        else (bytes_ / 97 - 1).permute(0, 3, 1, 2).contiguous().to(STORED[source])
+    )
+
+
+def _made(
+    engine: Engine,
+    images: torch.Tensor,
+    to: torch.dtype,
+    form: Form,
+    box: Box,
+    size: tuple[int, int],
+    window: Box,
+    mirrored: bool,
+) -> torch.Tensor:
+    """The second of ``images``, as ``(3, h, w)``."""
+    lying = images if images.is_contiguous() else images.permute(0, 2, 3, 1)
+    shape = (3, *window[2:]) if form.planes else (*window[2:], 3)
+    out = torch.full((3, *shape), 7, dtype=to)
+    as_ints = {torch.bfloat16: torch.uint16}
+    requests = Requests.of_array(lying.view(as_ints.get(lying.dtype, lying.dtype)).numpy(), np.array([1]))
+    row = out[1:2].view(as_ints.get(to, to)).numpy()
+    requests.want(np.array([box]), np.array([size]), np.array([window]), np.array([mirrored]), row, form)
+    assert not engine.run(requests, 0, 1, MAX_PIXELS)[0]
+    assert (out[::2] == 7).all()
+    return out[1] if form.planes else out[1].permute(2, 0, 1)
+
+
+def _expected_form(
+    images: torch.Tensor,
+    to: torch.dtype,
+    padding: str,
+    fill: int,
+    box: Box,
+    size: tuple[int, int],
+    window: Box,
+    mirrored: bool,
+) -> torch.Tensor:
+    top, left, height, width = box
+    wide = images if images.dtype == torch.uint8 else images.float()
+    part = resample.resize(wide[1:2, :, top : top + height, left : left + width], size)[0]
+    rows, columns = (torch.arange(window[i + 2]) + window[i] for i in (0, 1))
+    inside = [
+        source_index(at, length, padding).clip(0, length - 1) for at, length in ((rows, size[0]), (columns, size[1]))
+    ]
+    shown = part[:, inside[0][:, None], inside[1]]
+    if padding == "constant":
+        outside = (inside[0] != rows)[:, None] | (inside[1] != columns)
+        shown = shown.masked_fill(outside, fill)
+    shown = shown.flip(-1) if mirrored else shown
+    if images.dtype == torch.uint8 and to != torch.uint8:
+        factors = (torch.tensor(values)[:, None, None] for values in (_SCALE, _SHIFT))
+        return (shown * next(factors) + next(factors)).to(to)
+    return shown.to(to)
 
 
 def guarded(data: bytes) -> tuple[int, mmap.mmap]:
@@ -200,13 +306,33 @@ def check_guard_pages(engine: Engine) -> None:
             source, kept = guarded(data)
             out, kept_out = guarded(bytes(3 * size[0] * size[1]))
             fields = (source, len(data), *pixels_of, *box, *size, 0, 0, *size, mirrored, out)
-            request = np.array(fields, np.int64)
-            refused = np.empty(1, np.uint8)
-            engine._library.packstore_engine_run(
-                engine._decoder, request.ctypes.data, 1, MAX_PIXELS, refused.ctypes.data
-            )
-            assert not refused[0], (box, size)
+            assert not run_fields(engine, fields, _Form(3, 3)), (box, size)
             del kept, kept_out
+    for case in range(200):  # every type, layout and padding; sizes that fill no register
+        rng = np.random.default_rng(case)
+        kind, to, height, width, rows, columns = rng.integers((0, 0, 1, 1, 1, 1), (4, 4, 30, 60, 30, 60)).tolist()
+        to = to if kind == 3 else min(to, 2)
+        pixels_ = rng.integers(0, 100, 3 * height * width * ITEM_BYTES[kind], np.uint8)
+        source, kept = guarded(pixels_.tobytes())
+        out, kept_out = guarded(bytes(3 * rows * columns * ITEM_BYTES[to]))
+        size = (rows, columns) if case % 3 == 0 else (height, width)
+        window = (*(rng.integers(-9, 9, 2).tolist() if case % 2 else (0, 0)), rows, columns)
+        fields = (source, pixels_.size, height, width, 0, 0, height, width, *size, *window, case % 2, out)
+        assert not run_fields(engine, fields, _Form(kind, to, int(rng.integers(2)), case % 4)), case
+        del kept, kept_out
+
+
+ITEM_BYTES = (4, 2, 2, 1)
+"""Of the types of ``engine.h``."""
+
+
+def run_fields(engine: Engine, fields: tuple[int, ...], form: _Form) -> int:
+    """One request by its numbers: whether it is refused."""
+    request, refused = np.array(fields, np.int64), np.empty(1, np.uint8)
+    engine._library.packstore_engine_run(
+        engine._decoder, request.ctypes.data, 1, ctypes.byref(form), MAX_PIXELS, refused.ctypes.data
+    )
+    return int(refused[0])
 
 
 def check_refusals(engine: Engine) -> None:
@@ -372,10 +498,7 @@ def check_index(engine: Engine) -> None:
     assert np.array_equal(engine.decode(short, MAX_PIXELS), image)  # type: ignore[arg-type]
     out = np.empty(3 * 64, np.uint8)
     fields = (source, len(large), 0, 0, 0, 0, 8, 8, 8, 8, 0, 0, 8, 8, 0, out.ctypes.data)
-    refused = np.empty(1, np.uint8)
-    request = np.array(fields, np.int64)
-    engine._library.packstore_engine_run(engine._decoder, request.ctypes.data, 1, MAX_PIXELS, refused.ctypes.data)
-    assert refused[0]
+    assert run_fields(engine, fields, _Form(3, 3))
     del kept
 
 
@@ -392,4 +515,5 @@ def check_all(engine: Engine) -> None:
     check_index(engine)
     check_pixels(engine)
     check_resizing(engine)
+    check_forms(engine)
     check_guard_pages(engine)

@@ -13,19 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct request {
-    const uint8_t *source;
-    int64_t nbytes, height, width;
-    struct box box;
-    int64_t size_height, size_width;
-    struct box window;
-    int64_t mirrored;
-    uint8_t *to;
-};
 struct decoder *packstore_engine_new(int plain);
 void packstore_engine_free(struct decoder *);
 void packstore_engine_sizes(const uint8_t *const *, const int64_t *, int64_t, int64_t *);
-void packstore_engine_run(struct decoder *, const struct request *, int64_t, int64_t, uint8_t *);
+void packstore_engine_run(struct decoder *, const struct request *, int64_t, const struct form *, int64_t, uint8_t *);
 int64_t packstore_engine_rewrite(struct decoder *, const uint8_t *, int64_t, int64_t);
 int64_t packstore_engine_segments(const struct decoder *);
 void packstore_engine_rewritten(struct decoder *, int64_t, uint8_t *, uint8_t *, int64_t *);
@@ -163,13 +154,20 @@ int main(int count, char **arguments)
             sizes[0] = sizes[1] = 64;
         for (int n = 0; n < 3; n++, tried++) {
             struct request request = {.source = file.at, .nbytes = file.nbytes, .mirrored = (int64_t)any(2)};
+            struct form form = {UINT8, UINT8, 0, CONSTANT, {1, 2, 3, 4, 5, 6}, 0};
+            if (any(2)) {
+                form.to = (int64_t)any(4), form.planes = (int64_t)any(2), form.padding = (int64_t)any(4);
+                form.fill = any(3) ? 0 : (float)any(256);
+            }
             uint8_t *raw = NULL;
-            if (!any(6)) { /* pixels */
+            if (!any(6)) { /* pixels or planes */
+                form.from = (int64_t)any(4);
+                form.to = form.from == UINT8 ? form.to : (int64_t)any(3);
                 request.height = 1 + (int64_t)any(40), request.width = 1 + (int64_t)any(40);
-                request.nbytes = 3 * request.height * request.width;
+                request.nbytes = 3 * request.height * request.width * size_of(form.from);
                 request.source = raw = malloc((size_t)request.nbytes);
-                for (int64_t i = 0; i < request.nbytes; i++)
-                    raw[i] = (uint8_t)any(256);
+                for (int64_t i = 0; i < request.nbytes; i++) /* of floating point, numbers: of others any bits may come */
+                    raw[i] = (uint8_t)any(form.from == UINT8 ? 256 : 0x70);
                 sizes[0] = request.height, sizes[1] = request.width;
                 if (!any(9))
                     request.nbytes += (int64_t)any(9) - 4;
@@ -188,11 +186,13 @@ int main(int count, char **arguments)
             request.window = (struct box){0, 0, 1 + (int64_t)any(40), 1 + (int64_t)any(40)};
             if (any(2))
                 request.window.top = side(50) - 25, request.window.left = side(50) - 25;
-            size_t nbytes = (size_t)(3 * request.window.height * request.window.width);
+            if (!any(30))
+                form.from = (int64_t)any(7) - 1, form.padding = (int64_t)any(7) - 1, form.fill = 1e9f;
+            size_t nbytes = (size_t)(3 * request.window.height * request.window.width * 4);
             uint8_t *out[2], refused[2];
             for (int i = 0; i < 2; i++) {
                 request.to = out[i] = calloc(1, nbytes);
-                packstore_engine_run(decoders[i], &request, 1, 1 << 20, &refused[i]);
+                packstore_engine_run(decoders[i], &request, 1, &form, 1 << 20, &refused[i]);
             }
             accepted += !refused[0];
             if (refused[0] != refused[1] || (!refused[0] && memcmp(out[0], out[1], nbytes))) {

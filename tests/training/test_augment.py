@@ -680,7 +680,6 @@ def test_a_resize_of_a_crop_is_planned_where_it_is_exact() -> None:
             lambda: RandomCrop(9).plan(full(9, 8), Draws(0, 0, np.array([17]))),
             "record 17 is 9x8 there, smaller than .* 9x9",
         ),
-        (lambda: RandomCrop(3, 1).plan(full(9, 8), draws(1)), "with padding runs on batches"),
         (lambda: Resize(3).plan(Resize(4).plan(full(9, 8), draws(1)), draws(1)), "resized or padded already"),
         (lambda: RandomResizedCrop(3).plan(CenterCrop(9).plan(full(9, 8), draws(1)), draws(1)), "padded already"),
     ],

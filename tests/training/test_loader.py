@@ -678,6 +678,7 @@ def test_resident_images_lie_ready_for_the_crop_where_memory_allows(
     stores: Stores, monkeypatch: pytest.MonkeyPatch, wanted: Any, allowed: float, bytes_an_image: int
 ) -> None:
     ds = PackedDataset(stores("cifar.h5"), "train")
+    monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not here"))  # it needs none of it
     free = int(allowed * 4 * len(ds) * 2 * 33 * 40 * 3)  # of which a quarter may be taken
     monkeypatch.setattr("packstore.training.loader.residence.free_memory", lambda device: free)
     augment = [RandomCrop(32, padding=4), RandomHorizontalFlip()]
@@ -697,11 +698,11 @@ def test_resident_images_lie_ready_for_the_crop_where_memory_allows(
     [
         (64, [], "resident", "free memory of cpu"),
         (64, [RandomHorizontalFlip()], "resident", "free memory of cpu"),
-        (64, [RandomResizedCrop(32)], "streaming", "resized faster by streaming"),
-        (64, [RandomCrop(56), Resize(32)], "streaming", "resized faster by streaming"),
+        (64, [RandomResizedCrop(32)], "resident", "free memory of cpu"),
+        (64, [RandomCrop(56), Resize(32)], "resident", "free memory of cpu"),
         (65, [], "streaming", "12,675 bytes .over 12,288. are faster by streaming"),
         (65, [RandomHorizontalFlip()], "streaming", "over 12,288"),
-        (65, [RandomCrop(65, padding=4)], "resident", "free memory of cpu"),
+        (65, [RandomCrop(65, padding=4)], "streaming", "over 12,288"),
     ],
 )
 def test_the_cpu_streams_where_that_is_faster(
@@ -713,6 +714,21 @@ def test_the_cpu_streams_where_that_is_faster(
     assert loader.mode == mode
     assert re.search(reason, loader.mode_reason)
     assert PackedLoader(PackedDataset(tmp_path / "a.pth"), 1, augment=augment, resident=True).mode == "resident"
+
+
+@pytest.mark.parametrize(
+    ("size", "augment", "mode", "reason"),
+    [
+        (64, [RandomResizedCrop(32)], "streaming", "resized faster by streaming"),
+        (64, [RandomCrop(56), Resize(32)], "streaming", "resized faster by streaming"),
+        (65, [RandomCrop(65, padding=4)], "resident", "free memory of cpu"),
+    ],
+)
+def test_the_cpu_streams_where_that_is_faster_without_the_engine(
+    tmp_path: Path, size: int, augment: list[Any], mode: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not here"))
+    test_the_cpu_streams_where_that_is_faster(tmp_path, size, augment, mode, reason)
 
 
 def test_resident_that_does_not_fit_says_both_numbers(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,22 +11,9 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 8
+#define INTERFACE 9
 
 enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
-
-/* What becomes of an image: a box of it is resized, a window of that is cut out (zeros where it reaches out of it), and
- * mirrored. */
-struct request {
-    const uint8_t *source; /* a JPEG file; or pixels, (height, width, 3), where `height` is not 0 */
-    int64_t nbytes;
-    int64_t height, width;
-    struct box box;
-    int64_t size_height, size_width;
-    struct box window;
-    int64_t mirrored;
-    uint8_t *to; /* (window.height, window.width, 3) */
-};
 
 int make_room(struct room *room, size_t size)
 {
@@ -45,7 +32,8 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
     struct room *rooms[] = {&decoder->located,        &decoder->joined,         &decoder->unstuffed[0], &decoder->unstuffed[1],
                             &decoder->plane[0],       &decoder->plane[1],       &decoder->plane[2],     &decoder->sums[0],
                             &decoder->sums[1],        &decoder->wide[0],        &decoder->wide[1],      &decoder->pixels,
-                            &decoder->resized,        &decoder->line,           &decoder->across.places, &decoder->across.exact,
+                            &decoder->resized,        &decoder->line,           &decoder->made,          &decoder->float_across.room,
+                            &decoder->float_down.room, &decoder->across.places,  &decoder->across.exact,
                             &decoder->across.rounded, &decoder->down.places,    &decoder->down.exact,   &decoder->down.rounded,
                             &decoder->rewriting.tokens, &decoder->rewriting.scan, &decoder->rewriting.coefficients,
                             &decoder->rewriting.packed, &decoder->rewriting.ends};
@@ -162,15 +150,15 @@ static int source_pixels(struct decoder *decoder, const struct request *request,
     return decode_box(decoder, request->source, request->nbytes, box, decoder->pixels.at);
 }
 
-/* A window of the box that is not resized: rows and columns of the window in `visible`, which are those from `top` and
- * `left` of the box. */
-static int place_unresized(struct decoder *decoder, const struct request *request, const struct box *visible, uint8_t *to)
+/* Of a JPEG file, a window of the box that is not resized: rows and columns of the window in `visible`, which are those
+ * from `top` and `left` of the box. */
+static int place_decoded(struct decoder *decoder, const struct request *request, const struct box *visible, uint8_t *to)
 {
     struct box box = {request->box.top + request->window.top + visible->top,
                       request->box.left + request->window.left + visible->left, visible->height, visible->width};
     int64_t to_stride = 3 * request->window.width, stride, nbytes;
     const uint8_t *pixels;
-    if (!request->height && !request->mirrored && visible->width == request->window.width)
+    if (!request->mirrored && visible->width == request->window.width)
         return decode_box(decoder, request->source, request->nbytes, &box, to);
     if (source_pixels(decoder, request, &box, &pixels, &stride, &nbytes) != DONE)
         return REFUSED;
@@ -206,34 +194,113 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-static int answer(struct decoder *decoder, const struct request *request, int64_t max_pixels)
+/* The part of the window that lies in the resized box; and where in what is made it begins, counted in pixels. */
+static struct box visible_part(const struct request *request, int64_t *at)
+{
+    const struct box *window = &request->window;
+    struct box visible = {window->top < 0 ? -window->top : 0, window->left < 0 ? -window->left : 0,
+                          smaller(window->height, request->size_height - window->top),
+                          smaller(window->width, request->size_width - window->left)};
+    visible.height -= visible.top;
+    visible.width -= visible.left;
+    *at = visible.top * window->width + (request->mirrored ? window->width - visible.left - visible.width : visible.left);
+    return visible;
+}
+
+/* The window in bytes, three channels in turn. */
+static int make_pixels(struct decoder *decoder, const struct request *request, const struct form *form, bool resized, uint8_t *to)
+{
+    int64_t at;
+    struct box visible = visible_part(request, &at);
+    bool whole = visible.height == request->window.height && visible.width == request->window.width;
+    if (request->height && !resized) {
+        place(decoder, request, form, to);
+        return DONE;
+    }
+    if (!whole && !resized && (form->padding != CONSTANT || form->fill != 0))
+        return REFUSED;
+    if (!whole)
+        memset(to, 0, (size_t)(3 * request->window.height * request->window.width));
+    if (visible.height <= 0 || visible.width <= 0)
+        return DONE;
+    return resized ? place_resized(decoder, request, &visible, to + 3 * at) : place_decoded(decoder, request, &visible, to + 3 * at);
+}
+
+/* The window of planes that are resized, in planes of float32. */
+static int make_planes(struct decoder *decoder, const struct request *request, int kind, float *to)
+{
+    const struct box *window = &request->window;
+    struct float_taps *across = &decoder->float_across, *down = &decoder->float_down;
+    int64_t at, plane = window->height * window->width;
+    struct box visible = visible_part(request, &at);
+    if (visible.height != window->height || visible.width != window->width)
+        memset(to, 0, (size_t)(3 * plane) * sizeof(float));
+    if (visible.height <= 0 || visible.width <= 0)
+        return DONE;
+    if (make_float_taps(across, request->box.width, request->size_width, window->left + visible.left, visible.width,
+                        request->mirrored) ||
+        make_float_taps(down, request->box.height, request->size_height, window->top + visible.top, visible.height, false))
+        return REFUSED;
+    return resize_planes(decoder, kind, request->source, request->height, request->width, &request->box, to + at, plane,
+                         window->width, visible.height, visible.width);
+}
+
+/* Makes what is wanted of an image that is known to be well described. */
+static int make(struct decoder *decoder, const struct request *request, const struct form *form)
+{
+    const struct box *window = &request->window;
+    int64_t pixels = window->height * window->width;
+    bool resized = request->size_height != request->box.height || request->size_width != request->box.width;
+    int kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
+    bool as_it_is = kind == form->to && form->planes == (kind != UINT8);
+    if (request->height && !resized && !request->mirrored && !window->top && !window->left && window->height == request->height &&
+        window->width == request->width) {
+        if (kind == UINT8)
+            convert_pixels(decoder, form, request->source, request->to, pixels);
+        else
+            convert_planes(decoder, form, kind, request->source, request->to, pixels);
+        return DONE;
+    }
+    if (!as_it_is && make_room(&decoder->made, (size_t)(3 * pixels * size_of(kind))) != DONE)
+        return REFUSED;
+    uint8_t *to = as_it_is ? request->to : decoder->made.at;
+    if (form->from == UINT8) {
+        if (make_pixels(decoder, request, form, resized, to) != DONE)
+            return REFUSED;
+    } else if (!resized) {
+        place(decoder, request, form, to);
+    } else if (make_planes(decoder, request, (int)form->from, (float *)to) != DONE) {
+        return REFUSED;
+    }
+    if (!as_it_is && kind == UINT8)
+        convert_pixels(decoder, form, to, request->to, pixels);
+    else if (!as_it_is)
+        convert_planes(decoder, form, kind, to, request->to, pixels);
+    return DONE;
+}
+
+static int answer(struct decoder *decoder, const struct request *request, const struct form *form, int64_t max_pixels)
 {
     const struct box *window = &request->window;
     if (!is_side(request->size_height) || !is_side(request->size_width) || !is_side(window->height) ||
         !is_side(window->width) || window->top < -MOST_SIDE || window->top > MOST_SIDE || window->left < -MOST_SIDE ||
         window->left > MOST_SIDE || request->nbytes < 0)
         return REFUSED;
-    if (request->height) {
+    if (request->height || form->from != UINT8) {
         if (!is_side(request->height) || !is_side(request->width) || !is_within(&request->box, request->height, request->width) ||
-            request->nbytes != 3 * request->height * request->width)
+            request->nbytes != 3 * request->height * request->width * size_of(form->from))
             return REFUSED;
     } else if (check_file(decoder, request, max_pixels) != DONE) {
         return REFUSED;
     }
-    struct box visible = {window->top < 0 ? -window->top : 0, window->left < 0 ? -window->left : 0,
-                          smaller(window->height, request->size_height - window->top),
-                          smaller(window->width, request->size_width - window->left)};
-    visible.height -= visible.top;
-    visible.width -= visible.left;
-    if (visible.height != window->height || visible.width != window->width)
-        memset(request->to, 0, (size_t)(3 * window->height * window->width));
-    if (visible.height <= 0 || visible.width <= 0)
-        return DONE;
-    int64_t column = request->mirrored ? window->width - visible.left - visible.width : visible.left;
-    uint8_t *to = request->to + 3 * (visible.top * window->width + column);
-    if (request->size_height == request->box.height && request->size_width == request->box.width)
-        return place_unresized(decoder, request, &visible, to);
-    return place_resized(decoder, request, &visible, to);
+    return make(decoder, request, form);
+}
+
+static bool is_known(const struct form *form)
+{
+    return form->from >= FLOAT32 && form->from <= UINT8 && form->to >= FLOAT32 && form->to <= UINT8 &&
+           (form->to != UINT8 || form->from == UINT8) && form->padding >= CONSTANT && form->padding <= SYMMETRIC &&
+           (form->from != UINT8 || (form->fill >= 0 && form->fill <= 255));
 }
 
 /* So that one large image does not fix the memory of each thread. */
@@ -246,11 +313,12 @@ static void keep_little(struct decoder *decoder)
 }
 
 /* Answers requests; `refused` says of each whether somebody else has to. Images of more than `max_pixels` are refused. */
-EXPORT void packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count, int64_t max_pixels,
-                                 uint8_t *refused)
+EXPORT void packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count, const struct form *form,
+                                 int64_t max_pixels, uint8_t *refused)
 {
+    bool known = is_known(form);
     for (int64_t n = 0; n < count; n++) {
-        refused[n] = (uint8_t)(answer(decoder, &requests[n], max_pixels) != DONE);
+        refused[n] = (uint8_t)(!known || answer(decoder, &requests[n], form, max_pixels) != DONE);
         keep_little(decoder);
     }
 }
@@ -277,14 +345,6 @@ EXPORT int packstore_engine_whole(struct decoder *decoder, const uint8_t *file, 
                       : REFUSED;
     keep_little(decoder);
     return outcome != DONE;
-}
-
-/* `count` bytes, of three channels in turn, times `factors[0 ... 2]` plus `factors[3 ... 5]`, to FLOAT32, FLOAT16 or
- * BFLOAT16. */
-EXPORT void packstore_engine_normalize(struct decoder *decoder, const uint8_t *from, int64_t count, const float *factors,
-                                       int kind, void *to)
-{
-    decoder->kernels->normalize(to, kind, from, count, factors);
 }
 
 /* See png_rows() in png.c: whether the file is refused. */

@@ -7,7 +7,9 @@
  * entropy.c   Huffman decoding, two restart segments at a time
  * pixels.c    inverse DCT, upsampling, colours: those of libjpeg-turbo, bit for bit
  * resize.c    antialiased bilinear resizing: that of torch for uint8, bit for bit
- * normalize.c bytes to floating point
+ * planes.c    the same of floating point: that of torch, but for the last bits
+ * place.c     pixels that are not resized: cut out, padded, mirrored
+ * convert.c   types and layouts: normalised bytes, planes, interleaved channels
  * png.c       rows of PNG files of one channel: masks
  * tokens.c    the symbols of a scan, to be coded anew
  * progressive.c  the coefficients of a progressive image
@@ -37,9 +39,11 @@
 #if defined(__x86_64__)
 #define HAS_AVX2 1
 #define AVX2 __attribute__((target("avx2,bmi2")))
+#define AVX2_F16C __attribute__((target("avx2,bmi2,f16c")))
 #endif
 
-enum { FLOAT32, FLOAT16, BFLOAT16 };
+enum { FLOAT32, FLOAT16, BFLOAT16, UINT8 };
+enum { CONSTANT, EDGE, REFLECT, SYMMETRIC }; /* what padding shows */
 enum { AC_TABLE, DC_TABLE, BAND_TABLE }; /* the last for bands of coefficients of progressive scans */
 enum { DONE = 0, REFUSED = 1, NO_MORE = 2 };
 enum {
@@ -134,6 +138,37 @@ struct taps {
     struct room places, rounded, exact;
 };
 
+/* The same in float32. */
+struct float_taps {
+    int32_t *at;
+    float *weights;
+    int taps;
+    int64_t first, stop;
+    struct room room;
+};
+
+/* What the sources of a call are, and what is made of them. */
+struct form {
+    int64_t from;     /* UINT8: JPEG files, or pixels (height, width, 3); other types: planes (3, height, width) */
+    int64_t to;       /* the type of what is made; floating point if `from` is */
+    int64_t planes;   /* whether that is (3, height, width) and not (height, width, 3) */
+    int64_t padding;  /* what is shown outside of pixels that are not resized; outside of others are zeros */
+    float factors[6]; /* of each channel, what bytes are multiplied with before it is floating point, and what is added */
+    float fill;       /* for CONSTANT */
+};
+
+/* What becomes of an image: a box of it is resized, a window of that is cut out, and mirrored. */
+struct request {
+    const uint8_t *source; /* a JPEG file where `height` is 0 */
+    int64_t nbytes;
+    int64_t height, width;
+    struct box box;
+    int64_t size_height, size_width;
+    struct box window;
+    int64_t mirrored;
+    uint8_t *to;
+};
+
 struct decoder;
 struct code;
 
@@ -153,6 +188,12 @@ struct kernels {
                     int64_t bytes);
     void (*mirror)(uint8_t *to, const uint8_t *from, int64_t pixels);
     void (*normalize)(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
+    void (*split)(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors);
+    void (*to_floats)(float *to, int kind, const void *from, int64_t count);
+    void (*from_floats)(void *to, int kind, const float *from, int64_t count);
+    void (*sum_rows)(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps, int64_t count);
+    void (*sum_pixels)(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *, int64_t pixel_count,
+                       int64_t count);
 };
 
 /* What takes the coefficients of a stretch. */
@@ -207,8 +248,9 @@ struct decoder {
     /* samples of these MCUs */
     struct room plane[COMPONENTS];
     int64_t stride[COMPONENTS];
-    struct room sums[2], wide[2], pixels, resized, line;
+    struct room sums[2], wide[2], pixels, resized, line, made;
     struct taps across, down;
+    struct float_taps float_across, float_down;
 };
 
 /* Where a segment lies, and which MCUs it has. */
@@ -260,9 +302,37 @@ void columns_plain(const uint8_t *from, int64_t stride, const int16_t *weights, 
 void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *, uint8_t *to,
                   int64_t bytes);
 
-/* normalize.c */
+/* planes.c */
+int make_float_taps(struct float_taps *, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored);
+int resize_planes(struct decoder *, int kind, const uint8_t *planes, int64_t height, int64_t width, const struct box *, float *to,
+                  int64_t to_plane, int64_t to_stride, int64_t rows, int64_t columns);
+void sum_rows_plain(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps, int64_t count);
+void sum_rows_avx2(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps, int64_t count);
+void sum_pixels_plain(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *,
+                      int64_t pixel_count, int64_t count);
+void sum_pixels_avx2(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *, int64_t pixel_count,
+                     int64_t count);
+
+/* place.c */
+void place(const struct decoder *, const struct request *, const struct form *, uint8_t *to);
+
+/* convert.c */
+INLINE int64_t size_of(int64_t kind)
+{
+    return kind == UINT8 ? 1 : kind == FLOAT32 ? 4 : 2;
+}
+float to_float(int kind, const void *from, int64_t i);
+void from_float(void *to, int kind, int64_t i, float value);
+void convert_pixels(const struct decoder *, const struct form *, const uint8_t *from, void *to, int64_t pixels);
+void convert_planes(const struct decoder *, const struct form *, int kind, const void *from, void *to, int64_t pixels);
 void normalize_plain(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
 void normalize_avx2(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
+void split_plain(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors);
+void split_avx2(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors);
+void to_floats_plain(float *to, int kind, const void *from, int64_t count);
+void to_floats_avx2(float *to, int kind, const void *from, int64_t count);
+void from_floats_plain(void *to, int kind, const float *from, int64_t count);
+void from_floats_avx2(void *to, int kind, const float *from, int64_t count);
 
 /* png.c */
 int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes, int64_t step);

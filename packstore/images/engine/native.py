@@ -6,6 +6,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,33 +14,87 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_INTERFACE = 8
+_INTERFACE = 9
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
 _FIELDS = 16
 """Numbers of a request in ``batch.c``, 8 bytes each."""
 _SOURCE, _SIZE, _TO = slice(0, 2), slice(2, 4), 15
 _BOX, _RESIZED, _WINDOW, _MIRRORED = slice(4, 8), slice(8, 10), slice(10, 14), 14
 
-_KINDS = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)]
-"""In the order of ``engine.h``; the last for bfloat16."""
+_KINDS: list[Any] = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.uint8)]
+"""In the order of ``engine.h``; uint16 for bfloat16."""
+_PADDING = ("constant", "edge", "reflect", "symmetric")
 
 _thread = threading.local()
+
+
+class _Form(ctypes.Structure):
+    """``struct form`` of ``engine.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("source", "to", "planes", "padding")),
+        ("factors", ctypes.c_float * 6),
+        ("fill", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is made of all images of a call.
+
+    Attributes:
+        planes: Whether rows are ``(3, h, w)`` and not ``(h, w, 3)``.
+        padding: What is shown outside of pixels that are not resized, where the sources are pixels: ``"constant"``
+            (``fill``), ``"edge"``, ``"reflect"`` or ``"symmetric"``. Outside of all others are zeros.
+        fill: In the units of the source.
+        scale: What bytes of each channel are multiplied with, before rows of floating point.
+        shift: What is added then. Both operations are rounded in float32.
+    """
+
+    planes: bool = False
+    padding: str = "constant"
+    fill: float = 0
+    scale: tuple[float, float, float] = (1, 1, 1)
+    shift: tuple[float, float, float] = (0, 0, 0)
 
 
 class Requests:
     """Images, what is wanted of each, and where it goes; for :meth:`Engine.run`, from many threads."""
 
-    def __init__(self, sources: Sequence[Any], pixels: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, sources: Sequence[Any], pixels: NDArray[np.int64] | None = None, dtype: Any = np.uint8) -> None:
         """
         Args:
-            sources: ``N`` JPEG files, or pixels of images.
-            pixels: Height and width of each, ``(N, 2)``, of pixels.
+            sources: ``N`` JPEG files; or pixels of images, ``(H, W, 3)``, or with a floating point ``dtype`` planes,
+                ``(3, H, W)``.
+            pixels: Height and width of each, ``(N, 2)``, where they are no JPEG files.
+            dtype: uint8, float32, float16, or uint16 for bfloat16.
         """
         self._kept: list[Any] = [sources]  # what addresses are those of
+        self._kind = _KINDS.index(dtype)
+        self._form: _Form | None = None
         self._fields = np.zeros((len(sources), _FIELDS), np.int64)
-        self._fields[:, _SOURCE] = [(_address(source), len(source)) for source in sources]
+        if len(sources):
+            self._fields[:, _SOURCE] = [(_address(source), _nbytes(source)) for source in sources]
         if pixels is not None:
             self._fields[:, _SIZE] = pixels
+
+    @classmethod
+    def of_array(cls, images: NDArray[Any], places: NDArray[np.int64]) -> Requests:
+        """Of the images at ``places``, ``(N,)``, of uint8 ``(M, H, W, 3)``, or of floating point ``(M, 3, H, W)``."""
+        size = images.shape[1:3] if images.dtype == np.uint8 else images.shape[2:]
+        channels = images.shape[3] if images.dtype == np.uint8 else images.shape[1]
+        if not images.flags.c_contiguous or channels != 3 or len(size) != 2:
+            raise ValueError(f"images of {images.shape}, {images.dtype}, that are not contiguous")
+        if len(places) and not 0 <= places.min() <= places.max() < len(images):
+            raise IndexError(f"places up to {places.max()} of {len(images)} images")
+        requests = cls(())
+        requests._kind = _KINDS.index(images.dtype)
+        requests._kept.append(images)
+        fields = requests._fields = np.zeros((len(places), _FIELDS), np.int64)
+        fields[:, 0] = images.ctypes.data + places * images.strides[0]
+        fields[:, 1] = images.strides[0]
+        fields[:, _SIZE] = size
+        return requests
 
     def __len__(self) -> int:
         return len(self._fields)
@@ -59,25 +114,34 @@ class Requests:
         sizes: NDArray[np.int64],
         windows: NDArray[np.int64],
         mirrored: NDArray[np.bool_] | None,
-        out: NDArray[np.uint8],
+        out: NDArray[Any],
+        form: Form = Form(),
     ) -> None:
-        """Says what is wanted: the arrays of :class:`packstore.training.augment.base.Crops`, and the rows, ``(N, h, w,
-        3)``, of the windows' size, that it is written to."""
+        """Says what is wanted: the arrays of :class:`packstore.training.augment.base.Crops`, and the rows that it is
+        written to: uint8, float32, float16 or uint16 for bfloat16, ``(N, h, w, 3)`` or as ``form`` says, of the
+        windows' size."""
         fields = self._fields
-        if out.shape[0] != len(fields) or (windows[:, 2:] != out.shape[1:3]).any() or out.shape[3:] != (3,):
+        channels, size = (out.shape[1:2], out.shape[2:]) if form.planes else (out.shape[3:], out.shape[1:3])
+        if out.shape[0] != len(fields) or (windows[:, 2:] != size).any() or channels != (3,):
             raise ValueError(f"rows of {out.shape} for {len(fields)} windows")
-        if out.dtype != np.uint8 or not out.flags.c_contiguous:
-            raise ValueError("rows that are not contiguous bytes")
+        if out.dtype not in _KINDS or (out.dtype == np.uint8 and self._kind != 3) or not out.flags.c_contiguous:
+            raise ValueError(f"rows of {out.dtype} that are not contiguous, or cannot hold what is wanted")
+        self._form = _Form(
+            *(self._kind, _KINDS.index(out.dtype), form.planes, _PADDING.index(form.padding)),
+            *((ctypes.c_float * 6)(*form.scale, *form.shift), form.fill),
+        )
         fields[:, _BOX], fields[:, _RESIZED], fields[:, _WINDOW] = boxes, sizes, windows
         fields[:, _MIRRORED] = 0 if mirrored is None else mirrored
         fields[:, _TO] = out.ctypes.data + np.arange(len(fields)) * out.strides[0]
         self._kept.append(out)
 
-    def part(self, first: int, stop: int) -> tuple[int, int]:
-        """Address and number of these requests."""
+    def part(self, first: int, stop: int) -> tuple[int, int, Any]:
+        """Address and number of these requests, and their form."""
         if not 0 <= first <= stop <= len(self):
             raise IndexError(f"requests {first} to {stop} of {len(self)}")
-        return self._fields.ctypes.data + first * self._fields.strides[0], stop - first
+        if self._form is None:
+            raise ValueError("nothing is wanted of these requests yet")
+        return self._fields.ctypes.data + first * self._fields.strides[0], stop - first, ctypes.byref(self._form)
 
 
 class Rewritten(NamedTuple):
@@ -120,30 +184,8 @@ class Engine:
             these means nothing.
         """
         refused = np.empty(stop - first, np.bool_)
-        address, count = requests.part(first, stop)
-        self._library.packstore_engine_run(self._decoder, address, count, max_pixels, refused.ctypes.data)
+        self._library.packstore_engine_run(self._decoder, *requests.part(first, stop), max_pixels, refused.ctypes.data)
         return refused
-
-    def normalize(
-        self, pixels: NDArray[np.uint8], scale: NDArray[np.float32], shift: NDArray[np.float32], out: NDArray[Any]
-    ) -> None:
-        """``pixels * scale + shift`` without the GIL, each operation rounded in float32.
-
-        Args:
-            pixels: uint8 ``(..., 3)``, contiguous.
-            scale: Of each channel, ``(3,)``.
-            shift: Likewise.
-            out: The same shape, contiguous, float32, float16, or uint16 for bfloat16.
-        """
-        factors = np.concatenate([scale, shift], dtype=np.float32)
-        if not (pixels.flags.c_contiguous and out.flags.c_contiguous and pixels.dtype == np.uint8):
-            raise ValueError("rows that are not contiguous, or no bytes")
-        if out.shape != pixels.shape or pixels.shape[-1] != 3 or factors.shape != (6,) or out.dtype not in _KINDS:
-            raise ValueError(f"rows of {out.shape}, {out.dtype}, for {pixels.shape} by {len(factors)} factors")
-        self._library.packstore_engine_normalize(
-            *(self._decoder, pixels.ctypes.data, pixels.size, factors.ctypes.data),
-            *(_KINDS.index(out.dtype), out.ctypes.data),
-        )
 
     def rewrite(self, data: bytes, interval: int) -> Rewritten | None:
         """The scan of a JPEG file with a restart marker after every ``interval`` MCUs and optimal Huffman tables; None
@@ -247,7 +289,7 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_size.restype = ctypes.c_int
     library.packstore_engine_whole.argtypes = (pointer, pointer, number, number, pointer)
     library.packstore_engine_whole.restype = ctypes.c_int
-    library.packstore_engine_run.argtypes = (pointer, pointer, number, number, pointer)
+    library.packstore_engine_run.argtypes = (pointer, pointer, number, pointer, number, pointer)
     library.packstore_engine_run.restype = None
     library.packstore_engine_rewrite.argtypes, library.packstore_engine_rewrite.restype = (
         (pointer, pointer, number, number),
@@ -258,8 +300,6 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_rewritten.restype = None
     library.packstore_engine_check_rewritten.argtypes = (pointer, pointer, number)
     library.packstore_engine_check_rewritten.restype = ctypes.c_int
-    library.packstore_engine_normalize.argtypes = (pointer, pointer, number, pointer, ctypes.c_int, pointer)
-    library.packstore_engine_normalize.restype = None
     if hasattr(library, "packstore_engine_png"):
         library.packstore_engine_png.argtypes = (pointer, number, pointer, number, number, number)
         library.packstore_engine_png.restype = ctypes.c_int
@@ -267,5 +307,12 @@ def load_library(path: str) -> ctypes.CDLL:
 
 
 def _address(data: Any) -> int:
-    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+    array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+    if not array.flags.c_contiguous:
+        raise ValueError(f"an image of {array.shape} that is not contiguous")
+    address: int = array.__array_interface__["data"][0]
     return address
+
+
+def _nbytes(data: Any) -> int:
+    return data.nbytes if isinstance(data, np.ndarray | memoryview) else len(data)

@@ -542,7 +542,12 @@ const struct kernels plain_kernels = {.one_lane = one_lane_plain,
                                       .rows = rows_plain,
                                       .columns = columns_plain,
                                       .mirror = mirror_plain,
-                                      .normalize = normalize_plain};
+                                      .normalize = normalize_plain,
+                                      .split = split_plain,
+                                      .to_floats = to_floats_plain,
+                                      .from_floats = from_floats_plain,
+                                      .sum_rows = sum_rows_plain,
+                                      .sum_pixels = sum_pixels_plain};
 #ifdef HAS_AVX2
 const struct kernels avx2_kernels = {.one_lane = one_lane_avx2,
                                      .two_lanes = two_lanes_avx2,
@@ -556,5 +561,10 @@ const struct kernels avx2_kernels = {.one_lane = one_lane_avx2,
                                      .rows = rows_avx2,
                                      .columns = columns_avx2,
                                      .mirror = mirror_avx2,
-                                     .normalize = normalize_avx2};
+                                     .normalize = normalize_avx2,
+                                     .split = split_avx2,
+                                     .to_floats = to_floats_avx2,
+                                     .from_floats = from_floats_avx2,
+                                     .sum_rows = sum_rows_avx2,
+                                     .sum_pixels = sum_pixels_avx2};
 #endif

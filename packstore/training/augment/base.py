@@ -98,14 +98,18 @@ class Crops:
         box: int64 ``(B, 4)``: top, left, height, width in the source image, within it.
         size: int64 ``(B, 2)``: height and width to which the box is resized (antialiased, bilinear). Where that is
             the box's own size, nothing is resized.
-        window: int64 ``(B, 4)``: top, left, height, width in the resized box. It may reach out of it: zeros there.
+        window: int64 ``(B, 4)``: top, left, height, width in the resized box. It may reach out of it.
         flip: bool ``(B,)``: mirrored left to right, after all the others; None when no image is.
+        pads: What is shown where the window reaches out; of boxes that are resized always ``"constant"``.
+        fill: The value of that, in the units of the images.
     """
 
     box: Array
     size: Array
     window: Array
     flip: Array | None = None
+    pads: PaddingMode = "constant"
+    fill: float = 0
 
     @classmethod
     def full(cls, sizes: Array) -> Crops:
@@ -117,8 +121,8 @@ class Crops:
     def __len__(self) -> int:
         return len(self.box)
 
-    def replace(self, **changes: Array) -> Crops:
-        """These crops with some arrays exchanged."""
+    def replace(self, **changes: Any) -> Crops:
+        """These crops with some attributes exchanged."""
         return dataclasses.replace(self, **changes)
 
     @property

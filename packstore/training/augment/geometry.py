@@ -204,18 +204,6 @@ class RandomCrop(GeometricOperation):
         return self.padding == 0 and crop_composes(self._pair, before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
-        if self.padding:
-            raise UsageError("RandomCrop with padding runs on batches, not while decoding")
-        return self._plan(crops, draws)
-
-    def crops_of_whole(self, sizes: Array, draws: Draws) -> Crops:
-        return self._plan(Crops.full(sizes), draws)
-
-    @property
-    def pads(self) -> PaddingMode:
-        return self.padding_mode
-
-    def _plan(self, crops: Crops, draws: Draws) -> Crops:
         window, padding = crops.window, self.padding
         rows, columns = self._pair
         small = (window[:, 2] + 2 * padding < rows) | (window[:, 3] + 2 * padding < columns)
@@ -229,7 +217,13 @@ class RandomCrop(GeometricOperation):
             )
         top = draws.integers(window[:, 2] + 2 * padding - rows + 1, 0) - padding
         left = draws.integers(window[:, 3] + 2 * padding - columns + 1, 1) - padding
+        if padding:
+            crops = crops.replace(pads=self.padding_mode, fill=self.fill)
         return with_window(crops, top, left, self._pair)
+
+    @property
+    def pads(self) -> PaddingMode:
+        return self.padding_mode
 
     @property
     def _pair(self) -> Size:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, Operation, Size, Step
-from packstore.training.augment.crop import PaddedImages
+from packstore.training.augment.crop import PaddedImages, source_index
 from packstore.training.augment.geometry import RandomCrop
 from packstore.training.augment.pixels import RandomHorizontalFlip
 from packstore.training.augment.resample import resize
@@ -77,7 +77,7 @@ def _flip_after(ops: Sequence[Step], place: int, draws: Draws, first: int) -> An
 
 
 def split_operations(
-    ops: Sequence[Step], flip: bool = False
+    ops: Sequence[Step], flip: bool = False, padded: bool = False
 ) -> tuple[tuple[GeometricOperation, ...], tuple[Step, ...]]:
     """A user's list, split into what runs while images are decoded and what runs on batches.
 
@@ -88,6 +88,7 @@ def split_operations(
     Args:
         ops: The user's list.
         flip: Whether random flips run while decoding too. The result is the same either way.
+        padded: Whether a first crop may have padding, too.
 
     Raises:
         UsageError: Something in the list is neither an operation nor callable.
@@ -97,7 +98,12 @@ def split_operations(
             raise UsageError(f"augment[{place}] is not callable: {op!r}; put an operation or a function there")
     planned: list[GeometricOperation] = []
     for op in ops:
-        if not isinstance(op, GeometricOperation) or not op.composes(planned) or (op.mirrors and not flip):
+        if not isinstance(op, GeometricOperation) or (op.mirrors and not flip):
+            break
+        if isinstance(op, RandomCrop) and op.padding:
+            if not padded or not all(before.mirrors for before in planned):
+                break
+        elif not op.composes(planned):
             break
         planned.append(op)
     return tuple(planned), tuple(ops[len(planned) :])
@@ -134,8 +140,14 @@ def render(pixels: NDArray[np.uint8], crops: Crops, index: int, out: NDArray[np.
     y0, y1 = max(0, -top), min(rows, height - top)
     x0, x1 = max(0, -left), min(columns, width - left)
     if (y0, y1, x0, x1) != (0, rows, 0, columns):
-        out[:] = 0
-    if y0 < y1 and x0 < x1:
+        out[:] = int(crops.fill)
+    if crops.pads != "constant":
+        inner_y, inner_x = (
+            source_index(np.arange(first, first + count), length, crops.pads).clip(0, length - 1)
+            for first, count, length in ((top, rows, height), (left, columns, width))
+        )
+        out[:] = pixels[inner_y[:, None], inner_x]
+    elif y0 < y1 and x0 < x1:
         out[y0:y1, x0:x1] = pixels[top + y0 : top + y1, left + x0 : left + x1]
     if crops.flip is not None and crops.flip[index]:
         # torch mirrors pixels of three bytes 15 times as fast as numpy. In pieces below 32,768 elements, because larger

@@ -16,18 +16,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError
 from packstore.core.manifest import Column
 from packstore.images.decoders import Box, Decoder
 from packstore.images.decoders.orientation import read_orientation, stored_box, swaps_sides, upright
-from packstore.images.engine import Requests, get_engine
+from packstore.images.engine import Form, Requests, get_engine
 from packstore.images.seekable import Index, plan_crops, read_index
 from packstore.images.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
 from packstore.stores.base import Reader, shaped
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.dataset import image_array
-from packstore.training.loader.checks import Checks
+from packstore.training.loader.checks import Checks, Images
+from packstore.training.loader.finish import Finish
+from packstore.training.loader.kernel import Kernel
 from packstore.training.loader.prepared import Header, Prepared
 from packstore.training.loader.rows import Rows, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
@@ -47,15 +50,14 @@ try:
 except ImportError:  # Windows
     _THREAD = None
 
-_TORCH_DTYPE = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
 
 class Assembler:
     """Writes records into rows of batch buffers; used from many threads.
 
     Attributes:
-        shape: Shape of a row: ``(H, W, 3)`` uint8, or ``(3, H, W)`` of a floating point store.
+        shape: Shape of a row: ``(H, W, 3)`` uint8, or ``(3, H, W)`` of a floating point store, or as it is finished.
         dtype: Its dtype.
+        planes: Whether it has the channels first.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Assembler:
         exif_transpose: bool = False,
         alone: bool = True,
         checks: Checks | None = None,
+        finish: Finish | None = None,
     ) -> None:
         """
         Args:
@@ -82,6 +85,7 @@ class Assembler:
             alone: Whether nothing has to be cropped as the images are. Else a file must have the size that its header
                 says, since that is what crops are planned by.
             checks: What is compared with checksums; None for nothing.
+            finish: What becomes of cropped pixels; None for nothing.
 
         Raises:
             UsageError: The images have no common size, and the operations give them none.
@@ -101,14 +105,27 @@ class Assembler:
         self._engine_decodes = self._encoded and decoder.has_engine and not dct_scaling
         self._has_shapes = not self._encoded and column.kind == "ragged"
         self._view: Callable[[int], Any] = self._views.view if self._main else partial(stored_bytes, reader, column)
-        self.shape, self.dtype = self._row(column)
-        self._cold = _COLD_BATCHES  # batches for which the system is asked to fetch all records beforehand
-        self._whole = image_array(self._views) if self._main and not operations else None
-
-    def _row(self, image: Column) -> tuple[tuple[int, ...], torch.dtype]:
         self._own_sizes = False
+        self._finish = finish
+        self.planes = column.layout == "CHW" if finish is None else finish.planes
+        stored = Finish(getattr(torch, column.dtype) if column.layout == "CHW" else torch.uint8, column.layout == "CHW")
+        self._kernel: Kernel | None = None
+        if column.kind == "fixed" and column.layout is not None and (operations or finish is not None):
+            size = column.shape[1:] if column.layout == "CHW" else column.shape[:2]
+            self._kernel = Kernel((size[0], size[1]), operations, finish or stored)
+        self.shape = self._row(column)
+        if finish is not None:
+            self.shape = finish.shape(self.shape[:2]) if self._kernel is None else self._kernel.shape
+        self.dtype = (finish or stored).dtype
+        self._cold = _COLD_BATCHES  # batches for which the system is asked to fetch all records beforehand
+        self._whole = image_array(self._views) if self._main else None
+        if self._kernel is not None and get_engine() is None and operations:
+            self._whole = None  # row by row
+
+    def _row(self, image: Column) -> tuple[int, ...]:
+        """Shape of a row, before it is finished."""
         if image.layout == "CHW":
-            return image.shape, _TORCH_DTYPE[image.dtype]
+            return image.shape if self._kernel is None else self._kernel.shape
         size = image.shape[:2] if image.kind == "fixed" else None
         height_width = output_size(self._operations, (size[0], size[1]) if size else None)
         self._own_sizes = height_width is None
@@ -129,7 +146,7 @@ class Assembler:
                 if reason is not None:
                     raise at_record(DecodeError(reason), self._reader, 0, image.name)
                 height_width = max(1, first[0]), max(1, first[1])
-        return (*height_width, 3), torch.uint8
+        return *height_width, 3
 
     def shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
         """Shape of a row of a batch of ``records``: :attr:`shape`; a single image's own where sizes may differ.
@@ -145,17 +162,19 @@ class Assembler:
         except PackstoreError:
             return self.shape
         unfit = not height or too_many_pixels(width, height, self._decoder.max_pixels) is not None
-        return self.shape if unfit else (height, width, 3)
+        if unfit:
+            return self.shape
+        return (height, width, 3) if self._finish is None else self._finish.shape((height, width))
 
     def as_images(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows of a buffer as ``(B, 3, H, W)``: a view with channels last where pixels are stored like that."""
-        return rows.permute(0, 3, 1, 2) if self.shape[-1] == 3 and self.dtype == torch.uint8 else rows
+        return rows if self.planes else rows.permute(0, 3, 1, 2)
 
     def sizes(self, prepared: Prepared) -> NDArray[np.int64]:
         """Height and width of each image of a prepared batch, ``(B, 2)``."""
         if self._whole is None:
             return prepared.sizes
-        height_width = prepared.out.shape[2:] if self._column.layout == "CHW" else prepared.out.shape[1:3]
+        height_width = self._whole.shape[2:] if self._column.layout == "CHW" else self._whole.shape[1:3]
         return np.tile(np.array(height_width, np.int64), (len(prepared.ids), 1))
 
     def prepare(
@@ -184,12 +203,16 @@ class Assembler:
         """
         start = perf_counter()
         records = ids & MASK
-        prepared = Prepared(out, ids, seed, epoch, records.tolist(), failed=[*absent])
+        prepared = Prepared(out, ids, seed, epoch, records.tolist(), failed=[*absent], finish=self._finish)
         if self._checks is not None:
             prepared.suspects = self._checks.of(records, epoch, check_all)
             if prepared.suspects.faults:
                 self._note_faults(prepared, errors)
         if self._whole is not None:
+            if self._kernel is not None and get_engine() is not None:
+                planned = self._kernel.plan(ids, seed, epoch)
+                prepared.first_crops = planned[min(1, len(planned) - 1)] if self._operations else None
+                prepared.requests = self._kernel.requests(self._whole, records, planned[-1], out)
             self._stats.add("read", perf_counter() - start)
             return prepared
         left_out = {*prepared.failed}
@@ -220,7 +243,7 @@ class Assembler:
         if self._operations:
             planned = self._plan(prepared.sizes, ids, seed, epoch)
             prepared.first_crops, crops = planned[1], planned[-1]
-        prepared.rows = Rows(out, crops)
+        prepared.crops = crops
         if crops is not None:
             self._plan_crops(prepared, crops)
         prepared.requests = self._want(prepared, requests, crops)
@@ -247,10 +270,8 @@ class Assembler:
         """
         start = perf_counter()
         if self._whole is not None:
-            out = as_numpy(prepared.out[first:stop])
-            np.take(self._whole, prepared.ids[first:stop] & MASK, axis=0, out=out, mode="clip")
-            failed = self._damaged(prepared, first, out, errors)  # the copies, which nothing changes any more
-            self._stats.add("read", perf_counter() - start)
+            failed = self._fill_of_whole(prepared, first, stop, errors)
+            self._stats.add("read" if prepared.requests is None else "decode", perf_counter() - start)
             return failed
         faults = _major_faults()
         failed = self._damaged(prepared, first, prepared.views[first:stop], errors)
@@ -259,6 +280,8 @@ class Assembler:
                 continue
             try:
                 self._write(prepared, row)
+                if self._finish is not None:
+                    self._finish.rows(prepared.rows.pixels[row : row + 1], prepared.out[row : row + 1])
             except SizeError:
                 raise
             except PackstoreError as error:
@@ -268,8 +291,30 @@ class Assembler:
         self._stats.add("decode", perf_counter() - start)
         return failed
 
+    def _fill_of_whole(
+        self, prepared: Prepared, first: int, stop: int, errors: dict[int, Exception] | None
+    ) -> list[int]:
+        """:meth:`fill` of images that are one array."""
+        assert self._whole is not None
+        engine, records = get_engine(), prepared.ids[first:stop] & MASK
+        if engine is not None and prepared.requests is not None:
+            failed = self._damaged(prepared, first, _Images(self._whole, records), errors)
+            if engine.run(prepared.requests, first, stop, self._decoder.max_pixels).any():
+                raise MemoryError(f"the engine has no memory for images of {self._whole.shape[1:]}")
+            return failed
+        out = prepared.out[first:stop] if self._finish is None else prepared.rows.pixels[first:stop]
+        np.take(self._whole, records, axis=0, out=as_numpy(out), mode="clip")
+        failed = self._damaged(prepared, first, as_numpy(out), errors)  # the copies, which nothing changes any more
+        if self._finish is not None:
+            self._finish.rows(out, prepared.out[first:stop])
+        return failed
+
     def _damaged(
-        self, prepared: Prepared, first: int, images: Sequence[Any] | NDArray[Any], errors: dict[int, Exception] | None
+        self,
+        prepared: Prepared,
+        first: int,
+        images: Images,
+        errors: dict[int, Exception] | None,
     ) -> list[int]:
         """The rows from ``first`` on whose image, of ``images``, is damaged."""
         if prepared.suspects is None:
@@ -302,6 +347,8 @@ class Assembler:
             rows.place_box(row, self._crop(prepared, row, header))
             return
         pixels = upright(self._pixels(prepared.numbers[row], view, header), prepared.turned.get(row, 1))
+        if self._kernel is not None and prepared.requests is not None:  # refused, but its shape is right
+            raise MemoryError(f"the engine has no memory for an image of {pixels.shape}")
         if not self._operations:
             if pixels.shape != rows.array.shape[1:]:
                 raise SizeError.between(pixels.shape, rows.array.shape[1:])
@@ -315,7 +362,7 @@ class Assembler:
             # Its header says another size than it has: planned again, by what it has.
             found = np.array([pixels.shape[:2]], np.int64)
             alone = self._plan(found, prepared.ids[row : row + 1], prepared.seed, prepared.epoch)[-1]
-            Rows(prepared.out[row : row + 1], alone).place(0, pixels)
+            Rows(rows.pixels[row : row + 1], alone).place(0, pixels)
 
     def _note(self, errors: dict[int, Exception] | None, row: int, record: int, error: PackstoreError) -> int:
         if isinstance(error, CorruptRecordError):  # it names the record itself
@@ -370,8 +417,9 @@ class Assembler:
             shapes = self._reader.values(self._column.shape_name, np.asarray(records))
             return np.maximum(shapes[:, :2].astype(np.int64), 1), headers
         if not self._encoded:
-            height, width, _ = self._column.shape
-            return np.tile(np.array([height, width], np.int64), (len(records), 1)), headers
+            shape = self._column.shape
+            height_width = shape[1:] if self._column.layout == "CHW" else shape[:2]
+            return np.tile(np.array(height_width, np.int64), (len(records), 1)), headers
         sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.sizes()
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
             header = headers[row] = self._header(views[row])
@@ -395,18 +443,18 @@ class Assembler:
 
     def _want(self, prepared: Prepared, requests: Requests | None, crops: Crops | None) -> Requests | None:
         """Requests to the engine; None where it cannot do them."""
-        sizes, out = prepared.sizes, prepared.rows.array
-        if out.ndim != 4 or out.dtype != np.uint8 or out.shape[3] != 3 or not out.flags.c_contiguous:
-            return None
+        sizes, out = prepared.sizes, as_numpy(prepared.out)
+        window = out.shape[2:] if self.planes else out.shape[1:3]
         if requests is None and (self._encoded or get_engine() is None):
             return None
         if crops is None:
             crops = Crops.full(sizes)
-        if (crops.window[:, 2:] != out.shape[1:3]).any():
+        if (crops.window[:, 2:] != window).any():
             return None  # the row that has another size says so
         if requests is None:
-            requests = Requests(prepared.views, sizes)
-        requests.want(crops.box, crops.size, crops.window, crops.flip, out)
+            requests = Requests(prepared.views, sizes, NUMPY_DTYPE[self._column.dtype])
+        form = Form(self.planes, crops.pads, crops.fill) if self._finish is None else self._finish.form(crops)
+        requests.want(crops.box, crops.size, crops.window, crops.flip, out, form)
         return requests
 
     def _plan(self, sizes: NDArray[np.int64], ids: NDArray[np.int64], seed: int, epoch: int) -> list[Crops]:
@@ -430,6 +478,21 @@ class Assembler:
         image = self._column
         shape = tuple(self._reader.value(image.shape_name, record).tolist()) if self._has_shapes else image.shape
         return shaped(view, image, shape, "it")
+
+
+class _Images:
+    """Some images of an array, each looked up when it is asked for."""
+
+    def __init__(self, images: NDArray[Any], places: NDArray[np.int64]) -> None:
+        self._images = images
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: int) -> NDArray[Any]:
+        image: NDArray[Any] = self._images[self._places[number]]
+        return image
 
 
 def _stored(prepared: Prepared, row: int) -> Box:

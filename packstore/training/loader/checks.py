@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,14 @@ from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.stores import Checksums
 from packstore.stores.base import Reader
 from packstore.stores.sparingly_checked import ARRAY_SHARE
+
+
+class Images(Protocol):
+    """Images by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +43,7 @@ class Suspects:
     rows: Sequence[int]
     expected: Sequence[int]
 
-    def damaged(
-        self, first: int, images: Sequence[Any] | NDArray[Any], skip: Collection[int]
-    ) -> Iterator[tuple[int, StoreError]]:
+    def damaged(self, first: int, images: Images, skip: Collection[int]) -> Iterator[tuple[int, StoreError]]:
         """The rows whose images are damaged, and the errors: of those from ``first`` on, to which ``images`` belong,
         without those to ``skip``."""
         for place in range(bisect_left(self.rows, first), bisect_left(self.rows, first + len(images))):

@@ -8,12 +8,14 @@ import torch
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest, Normalization
+from packstore.images.engine import get_engine
 from packstore.images.normalization import as_normalization
 from packstore.training.augment.base import GeometricOperation, Operation
 from packstore.training.augment.crop import PaddedImages
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.operations import apply_operations, apply_to_padded, output_size
 from packstore.training.augment.per_image import PerImage
+from packstore.training.loader.finish import BY_ENGINE, Finish
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.random_draws import Draws
@@ -24,6 +26,7 @@ class DeviceSteps:
 
     Attributes:
         batched: Whether there are operations that work on whole batches.
+        finish: What the threads that crop images make of them; None for nothing.
     """
 
     def __init__(self, manifest: Manifest, options: LoaderOptions, first: int, in_threads: bool = False) -> None:
@@ -32,8 +35,8 @@ class DeviceSteps:
             manifest: The store's.
             options: The loader's.
             first: Place of the first operation of ``options.augment`` that runs on batches.
-            in_threads: Whether the decoding threads may normalise, where no operation comes before it: on the CPU,
-                where torch's own threads would get in their way.
+            in_threads: Whether the threads that crop images may finish them, where no operation comes before it: on the
+                CPU, where torch's own threads would get in their way.
         """
         self._options = options
         self._first = first
@@ -50,7 +53,22 @@ class DeviceSteps:
         if normalization is not None and dtype is None:
             dtype = torch.float32
         self._normalizer = None if dtype is None else Normalizer(normalization, dtype)
-        self.dtype_in_threads = dtype if in_threads and not self._floats and not self._operations else None
+        self.finish = self._finish(manifest) if in_threads and not self._operations else None
+
+    def _finish(self, manifest: Manifest) -> Finish | None:
+        """What the threads make of pixels; None where they stay as they are."""
+        normalizer, wanted = self._normalizer, self._options.channels_last
+        if get_engine() is None:  # torch knows of less
+            floats = normalizer is None or self._floats
+            return None if floats or normalizer is None else Finish(normalizer.dtype, False, normalizer)
+        stored = getattr(torch, manifest.image.dtype) if self._floats else torch.uint8
+        dtype = stored if normalizer is None else normalizer.dtype
+        if dtype not in (torch.uint8, *BY_ENGINE):
+            return None
+        planes = wanted is not True if self._floats else wanted is False
+        if dtype == stored and planes == self._floats:
+            return None
+        return Finish(dtype, planes, None if self._floats else normalizer)
 
     @property
     def batched(self) -> bool:
@@ -110,11 +128,6 @@ class DeviceSteps:
         elif self._options.channels_last is False:
             images = images.contiguous()
         return images
-
-    def normalize_rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
-        """See :meth:`Normalizer.rows`."""
-        if self._normalizer is not None:
-            self._normalizer.rows(pixels, out)
 
     def __call__(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> Any:
         """All steps in order; the user's ``transform`` last."""

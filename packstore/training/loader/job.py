@@ -27,8 +27,8 @@ _DECODED_SLICE, _PIXELS_SLICE, _SMALL_BYTES, _LEAST_SLICE = 16, 64, 1 << 20, 4
 16 give 5 percent more images a second than 32). Pixels: more, so that threads meet less often; of small images as many
 as fill ``_SMALL_BYTES``. Never fewer than ``_LEAST_SLICE``, however many threads there are."""
 
-_FIRST_OF_COLUMNS = 2
-"""Number of the slot's first buffer that does not hold images: 0 has them as they are decoded, 1 as floats."""
+_FIRST_OF_COLUMNS = 1
+"""Number of the slot's first buffer that does not hold images."""
 
 
 class Job:
@@ -41,7 +41,6 @@ class Job:
         self._epoch = epoch
         self._errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
         self._buffer = torch.empty(0, device="cpu")
-        self._floats: torch.Tensor | None = None
         self._prepared: Future[Columns] | None = None
         self._slices: list[Future[list[int]]] = []
         self._cancelled = False
@@ -55,14 +54,11 @@ class Job:
         self._buffer = ring.buffer(
             self._slot, 0, (len(self.ids), *assembler.shape_for(self.ids & MASK)), assembler.dtype
         )
-        dtype = self._pipeline.device_steps.dtype_in_threads
-        if dtype is not None:
-            self._floats = ring.buffer(self._slot, 1, self._buffer.shape, dtype)
         self._prepared = pool.submit(self._prepare, ring, pool, threads)
         return self
 
     def _prepare(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Columns:
-        pipeline, count, floats = self._pipeline, len(self.ids), self._floats
+        pipeline, count = self._pipeline, len(self.ids)
         seed = pipeline.options.seed
         assembler = pipeline.assembler
         prepared = assembler.prepare(self._buffer, self.ids, seed, self._epoch, self._errors)
@@ -80,18 +76,11 @@ class Job:
         for first, stop in pairwise(bounds):
             if self._cancelled:
                 break
-            self._slices.append(pool.submit(self._fill, prepared, columns, floats, first, stop))
+            self._slices.append(pool.submit(self._fill, prepared, columns, first, stop))
         return columns
 
-    def _fill(
-        self, prepared: Prepared, columns: Columns, floats: torch.Tensor | None, first: int, stop: int
-    ) -> list[int]:
-        pipeline = self._pipeline
-        failed = pipeline.assembler.fill(prepared, first, stop, self._errors)
-        if floats is not None:
-            start = perf_counter()
-            pipeline.device_steps.normalize_rows(prepared.out[first:stop], floats[first:stop])
-            pipeline.stats.add("augment", perf_counter() - start)
+    def _fill(self, prepared: Prepared, columns: Columns, first: int, stop: int) -> list[int]:
+        failed = self._pipeline.assembler.fill(prepared, first, stop, self._errors)
         return failed + columns.fill(first, stop, failed)
 
     def wait_prepared(self) -> None:
@@ -147,7 +136,7 @@ class Job:
         self._slot.shipment, self._modes = None, _modes()
         columns = self._prepared.result()
         failed = [*columns.failed, *(row for future in self._slices for row in future.result())]
-        batch, ids, kept = self._buffer if self._floats is None else self._floats, self.ids, None
+        batch, ids, kept = self._buffer, self.ids, None
         if failed:
             kept = np.setdiff1d(np.arange(len(ids)), failed)
             batch, ids = batch[torch.from_numpy(kept)], ids[kept]
@@ -184,7 +173,7 @@ class Job:
 
     def _release(self) -> None:
         """Breaks the circle of the job and its futures, so that buffers need not wait for the garbage collector."""
-        self._buffer, self._floats, self._prepared, self._slices = torch.empty(0, device="cpu"), None, None, []
+        self._buffer, self._prepared, self._slices = torch.empty(0, device="cpu"), None, []
         self._error = None
 
 

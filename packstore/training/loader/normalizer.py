@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from packstore.core.manifest import Normalization
-from packstore.images.engine import get_engine
+from packstore.images.engine import Form
 from packstore.training.augment.base import is_channels_last
-from packstore.training.loader.rows import SERIAL_ELEMENTS, as_numpy
-
-_BY_ENGINE = (torch.float32, torch.float16, torch.bfloat16)
+from packstore.training.loader.rows import SERIAL_ELEMENTS
 
 
 class Normalizer:
@@ -60,13 +59,13 @@ class Normalizer:
             return scaled.to(self.dtype)
         return torch.add(scaled, shift, out=torch.empty_like(scaled, dtype=self.dtype))
 
+    def form(self, form: Form) -> Form:
+        """``form`` with the factors of this."""
+        scale, shift = self._scale.view(3).tolist(), self._shift.view(3).tolist()
+        return replace(form, scale=tuple(scale), shift=tuple(shift))
+
     def rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
         """The same of uint8 ``(B, H, W, 3)`` on the CPU, into ``out`` of that shape, on the calling thread alone."""
-        engine = get_engine()
-        if engine is not None and pixels.is_contiguous() and out.is_contiguous() and out.dtype in _BY_ENGINE:
-            scale, shift = self._scale.view(3).numpy(), self._shift.view(3).numpy()
-            engine.normalize(as_numpy(pixels), scale, shift, as_numpy(out))
-            return
         count, height, width, channels = pixels.shape
         line = width * channels
         scales, shifts = self._by_line(width)

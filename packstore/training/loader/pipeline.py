@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from packstore.core.manifest import Column
 from packstore.images.decoders import get_decoder
+from packstore.images.engine import get_engine
+from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.operations import split_operations
 from packstore.training.dataset import PackedDataset
@@ -18,6 +20,8 @@ from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import Checks
 from packstore.training.loader.columns import Fields
 from packstore.training.loader.device_steps import DeviceSteps
+from packstore.training.loader.finish import Finish
+from packstore.training.loader.kernel import Kernel
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.stats import Stats
 from packstore.training.values import as_tensor
@@ -40,6 +44,7 @@ class Pipeline:
         stats: Where its time goes.
         operations_at_decoding: The first operations of ``options.augment``, where they run while images are decoded.
         device_steps: All other steps.
+        kernel: What crops and finishes images that are resident on the CPU; None where torch does.
         fields: The other columns.
     """
 
@@ -47,14 +52,18 @@ class Pipeline:
         self.dataset = dataset
         self.options = options
         self.stats = Stats()
-        self._planned, _ = split_operations(options.augment, flip=True)
-        self.operations_at_decoding = () if resident else _at_decoding(dataset.manifest.image, self._planned)
+        self._resident = resident
+        image, on_cpu = dataset.manifest.image, dataset.device.type == "cpu"
+        at_decoding = self._at_decoding(image) if options.pre_transform is None else ()
+        kernel = resident and on_cpu and _has_kernel(image) and options.pre_transform is None
+        self.operations_at_decoding = () if resident else at_decoding
         self.device_steps = DeviceSteps(
             dataset.manifest,
             options,
-            len(self.operations_at_decoding),
-            in_threads=not resident and dataset.device.type == "cpu",
+            len(at_decoding) if kernel or not resident else 0,
+            in_threads=on_cpu and (kernel or not resident),
         )
+        self.kernel = self._kernel(image, at_decoding) if kernel else None
         self.fields = Fields(dataset, options, self._further_assembler, self._further_images)
         self._assembler: Assembler | None = None
 
@@ -67,26 +76,61 @@ class Pipeline:
         """Writes records into rows of buffers."""
         if self._assembler is None:
             self._assembler = self._new_assembler(
-                self.dataset.manifest.image, self.operations_at_decoding, not self.fields.carried, self.checks
+                self.dataset.manifest.image,
+                self.operations_at_decoding,
+                not self.fields.carried,
+                self.checks,
+                None if self._resident else self.device_steps.finish,
             )
         return self._assembler
 
+    def _at_decoding(self, image: Column) -> tuple[GeometricOperation, ...]:
+        """The first operations of the list that run while images are decoded.
+
+        Images that already have one size are augmented in whole batches, unless they are resized, since that is done
+        image by image anyway; or on the CPU, where the engine does it all."""
+        operations = self.options.augment
+        planned, _ = split_operations(operations, flip=True)
+        if self.dataset.device.type == "cpu" and _has_kernel(image):
+            padded, _ = split_operations(operations, flip=True, padded=True)
+            return padded if all(_can_fill(op, image) for op in padded) else planned
+        if image.layout == "CHW":
+            return ()
+        return planned if image.kind == "ragged" or any(op.resizes for op in planned) else ()
+
+    def _kernel(self, image: Column, operations: tuple[GeometricOperation, ...]) -> Kernel | None:
+        """For resident images; None where there is nothing to do."""
+        finish, floats = self.device_steps.finish, image.layout == "CHW"
+        if not operations and finish is None:
+            return None
+        if finish is None:
+            finish = Finish(getattr(torch, image.dtype), floats)
+        height, width = image.shape[1:] if floats else image.shape[:2]
+        return Kernel((height, width), operations, finish)
+
     def _new_assembler(
-        self, column: Column, operations: tuple[GeometricOperation, ...], alone: bool, checks: Checks | None = None
+        self,
+        column: Column,
+        operations: tuple[GeometricOperation, ...],
+        alone: bool,
+        checks: Checks | None = None,
+        finish: Finish | None = None,
     ) -> Assembler:
         dataset, decoder = self.dataset, self.dataset.decoder
         # All decoders give the same pixels; of those beside the engine, this one costs the least under the GIL.
         if dataset.decoder_name == "auto" and not decoder.has_engine:
             decoder = get_decoder("simplejpeg", max_pixels=decoder.max_pixels)
         scaling, turned = self.options.dct_scaling, dataset.exif_transpose
-        return Assembler(dataset.reader, column, decoder, operations, self.stats, scaling, turned, alone, checks)
+        return Assembler(
+            dataset.reader, column, decoder, operations, self.stats, scaling, turned, alone, checks, finish
+        )
 
     def _further_assembler(self, column: Column) -> Assembler:
-        return self._new_assembler(column, _at_decoding(column, self._planned), alone=False)
+        return self._new_assembler(column, self._at_decoding(column), alone=False)
 
     def _further_images(self, column: Column, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
         """Images of a further column on the device: through the geometric operations, normalised."""
-        first = len(_at_decoding(column, self._planned))
+        first = len(self._at_decoding(column))
         return self.device_steps.convert(self.device_steps.move(images, ids, epoch, first))
 
     @property
@@ -110,11 +154,13 @@ class Pipeline:
         return next(iter(values.values())) if len(values) == 1 else tuple(values.values())
 
 
-def _at_decoding(image: Column, planned: tuple[GeometricOperation, ...]) -> tuple[GeometricOperation, ...]:
-    """The operations of ``planned`` that run while images are decoded. Images that already have one size are augmented
-    in whole batches, unless they are resized, since that is done image by image anyway."""
-    if image.layout == "CHW":
-        return ()
-    if image.kind == "ragged" or any(op.resizes for op in planned):
-        return planned
-    return ()
+def _has_kernel(image: Column) -> bool:
+    """Whether the engine knows pixels as a column has them."""
+    if get_engine() is None or image.kind != "fixed" or image.layout is None or len(image.shape) != 3:
+        return False
+    return image.shape[0 if image.layout == "CHW" else 2] == 3
+
+
+def _can_fill(operation: GeometricOperation, image: Column) -> bool:
+    """Whether pixels can have the value that the operation pads with."""
+    return image.layout == "CHW" or not isinstance(operation, RandomCrop) or 0 <= operation.fill <= 255

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from packstore.images.seekable import CropPlans, Index
 from packstore.images.sniff import ImageInfo
 from packstore.training.augment.base import Crops
 from packstore.training.loader.checks import Suspects
+from packstore.training.loader.finish import Finish
 from packstore.training.loader.rows import Rows
 
 Header = Index | ImageInfo | None
@@ -39,7 +42,8 @@ class Prepared:
         turned: Rows whose images are to be turned, and their EXIF orientations. The engine does not take them.
         headers: What else it says, of image files that the engine does not take.
         first_crops: What the first operation makes of the images, where operations run while decoding.
-        rows: Where pixels go, and how.
+        crops: Where the pixels of each row come from; None for whole images.
+        finish: What the rows become of bytes; None where they are those.
         failed: Rows whose records cannot be read.
         requests: All of it for the engine, where that is there and knows how.
         plans: Of crop-seekable images that it does not take, what their boxes need.
@@ -56,9 +60,25 @@ class Prepared:
     sizes: NDArray[np.int64] = field(init=False)
     headers: Sequence[Header] = field(init=False)
     first_crops: Crops | None = None
-    rows: Rows = field(init=False)
+    crops: Crops | None = None
+    finish: Finish | None = None
     turned: Mapping[int, int] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
     requests: Requests | None = None
     plans: CropPlans | None = None
     plan_of: dict[int, int] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def rows(self) -> Rows:
+        """Where pixels go that the engine does not write, and how: rows of ``out``, or of bytes yet to be finished."""
+        with self._lock:
+            return self._rows
+
+    @cached_property
+    def _rows(self) -> Rows:
+        pixels = self.out
+        if self.finish is not None:
+            height, width = self.finish.size(self.out.shape[1:])
+            pixels = torch.empty((len(self.out), height, width, 3), dtype=torch.uint8, device="cpu")
+        return Rows(pixels, self.crops)

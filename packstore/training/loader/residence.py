@@ -13,6 +13,7 @@ import torch
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
+from packstore.images.engine import get_engine
 from packstore.training.augment import RandomCrop, RandomHorizontalFlip
 from packstore.training.augment.base import GeometricOperation
 
@@ -123,7 +124,7 @@ def choose_residence(
     if wanted is True and needed > free:
         raise UsageError(f"the images take {needed:,} bytes on {device}, where {free:,} are free; use resident=False")
     layout = None
-    for candidate in _layouts(augment, device):
+    for candidate in _layouts(augment, device) if get_engine() is None else ():
         more = resident_bytes(manifest, records, candidate) or needed
         if more <= allowed:
             layout, needed = candidate, more
@@ -139,7 +140,7 @@ def choose_residence(
 
 def _why_stream(manifest: Manifest, augment: Sequence[Any], layout: PaddedLayout | None) -> str | None:
     """Why streaming is faster than resident images on the CPU; None where it is not."""
-    resizes = any(isinstance(op, GeometricOperation) and op.resizes for op in augment)
+    resizes = get_engine() is None and any(isinstance(op, GeometricOperation) and op.resizes for op in augment)
     if resizes and manifest.image.layout == "HWC":  # floats are resized in whole batches in either mode
         return "on the CPU, images are resized faster by streaming"
     if layout is None and manifest.image.record_nbytes > _RESIDENT_IMAGE_BYTES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
+from contextlib import closing
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.training.augment.base import is_channels_last
 from packstore.training.augment.crop import PaddedImages
+from packstore.training.loader.by_engine import ByEngine
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.residence import PaddedLayout
@@ -53,17 +56,28 @@ class Resident:
 
     def batches(self, epoch: int, first: int) -> Generator[Batch, None, None]:
         """The batches of ``epoch`` from number ``first`` on."""
+        begin_in_fork()
+        images, pipeline = self._load(), self._pipeline
+        if pipeline.kernel is None or not isinstance(images, torch.Tensor):
+            yield from self._batches(epoch, first, images, None)
+            return
+        with closing(ByEngine(pipeline, pipeline.kernel, images)) as by_engine:
+            yield from self._batches(epoch, first, images, by_engine)
+
+    def _batches(
+        self, epoch: int, first: int, images: torch.Tensor | PaddedImages, by_engine: ByEngine | None
+    ) -> Generator[Batch, None, None]:
         pipeline, first_record = self._pipeline, self._epochs.first_record
         device, steps = pipeline.dataset.device, pipeline.device_steps
-        begin_in_fork()
-        images = self._load()
         pipeline.stats.start()
         # On a GPU all steps are for many batches at once, of which each is then a copy. On the CPU a batch stays in the
         # caches from step to step, and without operations each is gathered by itself.
         together = device.type != "cpu"
-        whole = not together and not isinstance(images, PaddedImages) and not steps.batched
+        whole = not together and not isinstance(images, PaddedImages) and not steps.batched and by_engine is None
         pixels = _PIXELS_AT_ONCE.get(device.type, _PIXELS_AT_ONCE["cpu"])
-        at_once = _GATHERED_AT_ONCE if whole else pixels // steps.largest(images)
+        at_once = (
+            _GATHERED_AT_ONCE if whole else pixels // (steps.largest(images) if by_engine is None else by_engine.pixels)
+        )
         gathered: torch.Tensor | None = None
         producer = ProducerStream(device)
         with_keys = "key" in pipeline.dataset.columns
@@ -77,7 +91,10 @@ class Resident:
                 producer.wait(ids, *([] if gathered is None else [gathered]))
                 producer.record()
             places = ids & MASK
-            if isinstance(images, PaddedImages):
+            if by_engine is not None:
+                cropped = by_engine(places, ids + first_record, epoch)
+                chunk = steps.augment(cropped, ids + first_record, epoch)
+            elif isinstance(images, PaddedImages):
                 chunk = steps.augment_padded(images, places, ids + first_record, epoch)
             elif not whole:
                 mode = torch.is_inference_mode_enabled()
@@ -158,6 +175,9 @@ class Resident:
             images = images if pre_transform is None else pre_transform(images)
             if whole is None and self._layout is not None:
                 whole = self._layout.crop.new_padded_images(count, images, self._layout.mirrored)
+            elif whole is None and pipeline.kernel is not None and is_channels_last(images):
+                rows = torch.empty((count, *assembler.shape), dtype=images.dtype, device=device)
+                whole = assembler.as_images(rows)
             elif whole is None:
                 whole = torch.empty((count, *images.shape[1:]), dtype=images.dtype, device=device)
             if isinstance(whole, PaddedImages):

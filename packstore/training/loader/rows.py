@@ -42,6 +42,7 @@ class Rows:
     threads wait in turn. So views are made with numpy, or of all rows at once.
 
     Attributes:
+        pixels: The rows.
         array: Their memory as numpy has it (bfloat16 as bits), ``(B, ...)``.
         boxes: Top, left, height and width in its source image, of each row.
         sizes: Height and width to which that is resized.
@@ -54,6 +55,7 @@ class Rows:
             out: ``(B, *shape)``; with crops, uint8 ``(B, h, w, 3)``.
             crops: numpy crops, where there are any.
         """
+        self.pixels = out
         self.array = as_numpy(out)
         self.boxes: list[tuple[int, int, int, int]] = []
         self.sizes: list[tuple[int, int]] = []

@@ -1,0 +1,315 @@
+/* Types and layouts. Bytes become floating point times a factor, plus another, each rounded in float32 as torch does. */
+#include "engine.h"
+
+#include <string.h>
+
+enum { LINE = 256 }; /* pixels whose channels are put together at a time */
+
+/* To float16, to the nearest, and to the even one of two. */
+static uint16_t to_half(float value)
+{
+    uint32_t bits, sign;
+    memcpy(&bits, &value, 4);
+    sign = bits >> 16 & 0x8000;
+    bits &= 0x7FFFFFFF;
+    if (bits >= 0x47800000) /* 65536 and more, infinity, what is no number */
+        return (uint16_t)(sign | (bits > 0x7F800000 ? 0x7E00 | (bits >> 13 & 0x1FF) : 0x7C00));
+    if (bits < 0x38800000) { /* below 2^-14: adding 0.5 rounds where a subnormal ends */
+        float magnitude;
+        memcpy(&magnitude, &bits, 4);
+        magnitude += 0.5f;
+        memcpy(&bits, &magnitude, 4);
+        return (uint16_t)(sign | (bits - 0x3F000000));
+    }
+    bits += 0xC8000FFF + (bits >> 13 & 1); /* the exponent's bias from 127 to 15, and half of the last place */
+    return (uint16_t)(sign | bits >> 13);
+}
+
+/* From float16; what is no number becomes a quiet one, as processors have it. */
+static float from_half(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, bits = (uint32_t)(half & 0x7FFF) << 13;
+    float value;
+    if (bits >= 0x0F800000) { /* infinity, what is no number */
+        bits += 0x70000000;
+        bits |= bits > 0x7F800000 ? 0x00400000 : 0;
+    } else if (bits >= 0x00800000) {
+        bits += 0x38000000; /* the exponent's bias from 15 to 127 */
+    } else {
+        value = (float)(half & 0x3FF) * 0x1p-24f;
+        memcpy(&bits, &value, 4);
+    }
+    bits |= sign;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* The upper half of a float32, to the nearest, and to the even one of two. */
+static uint16_t to_bfloat(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return (uint16_t)(bits > 0x7F800000 && bits << 1 > 0xFF000000 ? 0x7FC0 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+/* Element `i`, which may lie anywhere. */
+float to_float(int kind, const void *from, int64_t i)
+{
+    uint16_t half;
+    float value;
+    if (kind == FLOAT32) {
+        memcpy(&value, (const uint8_t *)from + 4 * i, 4);
+        return value;
+    }
+    memcpy(&half, (const uint8_t *)from + 2 * i, 2);
+    if (kind == FLOAT16)
+        return from_half(half);
+    uint32_t bits = (uint32_t)half << 16;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+void from_float(void *to, int kind, int64_t i, float value)
+{
+    if (kind == FLOAT32)
+        ((float *)to)[i] = value;
+    else
+        ((uint16_t *)to)[i] = kind == FLOAT16 ? to_half(value) : to_bfloat(value);
+}
+
+static void to_floats_from(float *to, int kind, const void *from, int64_t first, int64_t count)
+{
+    for (int64_t i = first; i < count; i++)
+        to[i] = to_float(kind, from, i);
+}
+
+void to_floats_plain(float *to, int kind, const void *from, int64_t count)
+{
+    to_floats_from(to, kind, from, 0, count);
+}
+
+static void from_floats_from(void *to, int kind, const float *from, int64_t first, int64_t count)
+{
+    for (int64_t i = first; i < count; i++)
+        from_float(to, kind, i, from[i]);
+}
+
+void from_floats_plain(void *to, int kind, const float *from, int64_t count)
+{
+    from_floats_from(to, kind, from, 0, count);
+}
+
+/* `count` values, whose channels take turns, from number `first` on. */
+static void normalize_from(void *to, int kind, const uint8_t *from, int64_t first, int64_t count, const float *factors)
+{
+    for (int64_t i = first; i < count; i++) {
+        float scaled = (float)from[i] * factors[i % 3];
+        from_float(to, kind, i, scaled + factors[3 + i % 3]);
+    }
+}
+
+void normalize_plain(void *to, int kind, const uint8_t *from, int64_t count, const float *factors)
+{
+    normalize_from(to, kind, from, 0, count, factors);
+}
+
+static void split_from(void *to, int kind, const uint8_t *from, int64_t first, int64_t pixels, const float *factors)
+{
+    for (int c = 0; c < 3; c++)
+        for (int64_t i = first; i < pixels; i++) {
+            uint8_t value = from[3 * i + c];
+            if (kind == UINT8) {
+                ((uint8_t *)to)[c * pixels + i] = value;
+            } else {
+                float scaled = (float)value * factors[c];
+                from_float(to, kind, c * pixels + i, scaled + factors[3 + c]);
+            }
+        }
+}
+
+/* The same into planes; UINT8 as they are. */
+void split_plain(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors)
+{
+    split_from(to, kind, from, 0, pixels, factors);
+}
+
+#ifdef HAS_AVX2
+#include <immintrin.h>
+
+AVX2_F16C INLINE void store_eight(void *to, int64_t i, const int kind, __m256 values)
+{
+    if (kind == FLOAT32) {
+        _mm256_storeu_ps((float *)to + i, values);
+    } else if (kind == FLOAT16) {
+        _mm_storeu_si128((__m128i *)((uint16_t *)to + i), _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
+    } else {
+        __m256i bits = _mm256_castps_si256(values), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        __m256i no_number = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+        bits = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
+        bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7FC0), no_number);
+        bits = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0xD8);
+        _mm_storeu_si128((__m128i *)((uint16_t *)to + i), _mm256_castsi256_si128(bits));
+    }
+}
+
+AVX2_F16C INLINE __m256 load_eight(const int kind, const void *from, int64_t i)
+{
+    if (kind == FLOAT32)
+        return _mm256_loadu_ps((const float *)from + i);
+    __m128i halves = _mm_loadu_si128((const __m128i *)((const uint16_t *)from + i));
+    return kind == FLOAT16 ? _mm256_cvtph_ps(halves) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
+AVX2_F16C INLINE void to_floats_of(float *to, const int kind, const void *from, int64_t count)
+{
+    int64_t at = 0;
+    for (; at + 8 <= count; at += 8)
+        _mm256_storeu_ps(to + at, load_eight(kind, from, at));
+    to_floats_from(to, kind, from, at, count);
+}
+
+AVX2_F16C void to_floats_avx2(float *to, int kind, const void *from, int64_t count)
+{
+    if (kind == FLOAT32)
+        memcpy(to, from, (size_t)count * 4);
+    else if (kind == FLOAT16)
+        to_floats_of(to, FLOAT16, from, count);
+    else
+        to_floats_of(to, BFLOAT16, from, count);
+}
+
+AVX2_F16C INLINE void from_floats_of(void *to, const int kind, const float *from, int64_t count)
+{
+    int64_t at = 0;
+    for (; at + 8 <= count; at += 8)
+        store_eight(to, at, kind, _mm256_loadu_ps(from + at));
+    from_floats_from(to, kind, from, at, count);
+}
+
+AVX2_F16C void from_floats_avx2(void *to, int kind, const float *from, int64_t count)
+{
+    if (kind == FLOAT32)
+        memcpy(to, from, (size_t)count * 4);
+    else if (kind == FLOAT16)
+        from_floats_of(to, FLOAT16, from, count);
+    else
+        from_floats_of(to, BFLOAT16, from, count);
+}
+
+/* 24 values at a time: eight pixels, with the factors of three registers. */
+AVX2_F16C INLINE void normalize_vectors(void *to, const int kind, const uint8_t *from, int64_t count, const float *factors)
+{
+    float scales[24], shifts[24];
+    for (int i = 0; i < 24; i++) {
+        scales[i] = factors[i % 3];
+        shifts[i] = factors[3 + i % 3];
+    }
+    int64_t at = 0;
+    for (; at + 24 <= count; at += 24) {
+#pragma GCC unroll 3
+        for (int part = 0; part < 24; part += 8) {
+            __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(from + at + part)));
+            __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(bytes), _mm256_loadu_ps(scales + part));
+            store_eight(to, at + part, kind, _mm256_add_ps(scaled, _mm256_loadu_ps(shifts + part)));
+        }
+    }
+    normalize_from(to, kind, from, at, count, factors);
+}
+
+AVX2_F16C void normalize_avx2(void *to, int kind, const uint8_t *from, int64_t count, const float *factors)
+{
+    if (kind == FLOAT32)
+        normalize_vectors(to, FLOAT32, from, count, factors);
+    else if (kind == FLOAT16)
+        normalize_vectors(to, FLOAT16, from, count, factors);
+    else
+        normalize_vectors(to, BFLOAT16, from, count, factors);
+}
+
+/* Sixteen pixels at a time. */
+AVX2_F16C INLINE void split_vectors(void *to, const int kind, const uint8_t *from, int64_t pixels, const float *factors)
+{
+    /* Where in each of three registers the bytes of a channel lie; they go into its places of the sixteen. */
+    static const int8_t places[3][3][16] = {
+        {{0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
+         {-1, -1, -1, -1, -1, -1, 2, 5, 8, 11, 14, -1, -1, -1, -1, -1},
+         {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 1, 4, 7, 10, 13}},
+        {{1, 4, 7, 10, 13, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
+         {-1, -1, -1, -1, -1, 0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1},
+         {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 2, 5, 8, 11, 14}},
+        {{2, 5, 8, 11, 14, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
+         {-1, -1, -1, -1, -1, 1, 4, 7, 10, 13, -1, -1, -1, -1, -1, -1},
+         {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 3, 6, 9, 12, 15}}};
+    int64_t at = 0;
+    for (; at + 16 <= pixels; at += 16) {
+        const __m128i *source = (const __m128i *)(from + 3 * at);
+        __m128i first = _mm_loadu_si128(source), second = _mm_loadu_si128(source + 1), third = _mm_loadu_si128(source + 2);
+        for (int c = 0; c < 3; c++) {
+            const __m128i *place = (const __m128i *)places[c];
+            __m128i bytes = _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(first, _mm_loadu_si128(place)),
+                                                      _mm_shuffle_epi8(second, _mm_loadu_si128(place + 1))),
+                                         _mm_shuffle_epi8(third, _mm_loadu_si128(place + 2)));
+            if (kind == UINT8) {
+                _mm_storeu_si128((__m128i *)((uint8_t *)to + c * pixels + at), bytes);
+                continue;
+            }
+            __m256 scale = _mm256_set1_ps(factors[c]), shift = _mm256_set1_ps(factors[3 + c]);
+            for (int half = 0; half < 2; half++, bytes = _mm_srli_si128(bytes, 8)) {
+                __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), scale);
+                store_eight(to, c * pixels + at + 8 * half, kind, _mm256_add_ps(scaled, shift));
+            }
+        }
+    }
+    split_from(to, kind, from, at, pixels, factors);
+}
+
+AVX2_F16C void split_avx2(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors)
+{
+    if (kind == UINT8)
+        split_vectors(to, UINT8, from, pixels, factors);
+    else if (kind == FLOAT32)
+        split_vectors(to, FLOAT32, from, pixels, factors);
+    else if (kind == FLOAT16)
+        split_vectors(to, FLOAT16, from, pixels, factors);
+    else
+        split_vectors(to, BFLOAT16, from, pixels, factors);
+}
+#endif
+
+/* Bytes of three channels in turn to what is wanted. */
+void convert_pixels(const struct decoder *decoder, const struct form *form, const uint8_t *from, void *to, int64_t pixels)
+{
+    if (form->planes)
+        decoder->kernels->split(to, (int)form->to, from, pixels, form->factors);
+    else if (form->to == UINT8)
+        memcpy(to, from, (size_t)(3 * pixels));
+    else
+        decoder->kernels->normalize(to, (int)form->to, from, 3 * pixels, form->factors);
+}
+
+/* Three planes of floating point, of another type or not, to what is wanted. */
+void convert_planes(const struct decoder *decoder, const struct form *form, int kind, const void *from, void *to, int64_t pixels)
+{
+    const struct kernels *kernels = decoder->kernels;
+    const uint8_t *source = from;
+    int64_t from_size = size_of(kind), to_size = size_of(form->to);
+    float line[LINE], joined[3 * LINE];
+    if (form->planes && form->to == kind) {
+        memcpy(to, from, (size_t)(3 * pixels * to_size));
+        return;
+    }
+    for (int64_t at = 0; form->planes && at < 3 * pixels; at += LINE) {
+        int64_t count = 3 * pixels - at < LINE ? 3 * pixels - at : LINE;
+        kernels->to_floats(line, kind, source + at * from_size, count);
+        kernels->from_floats((uint8_t *)to + at * to_size, (int)form->to, line, count);
+    }
+    for (int64_t at = 0; !form->planes && at < pixels; at += LINE) {
+        int64_t count = pixels - at < LINE ? pixels - at : LINE;
+        for (int c = 0; c < 3; c++) {
+            kernels->to_floats(line, kind, source + (c * pixels + at) * from_size, count);
+            for (int64_t i = 0; i < count; i++)
+                joined[3 * i + c] = line[i];
+        }
+        kernels->from_floats((uint8_t *)to + 3 * at * to_size, (int)form->to, joined, 3 * count);
+    }
+}

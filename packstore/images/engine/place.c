@@ -1,0 +1,83 @@
+/* Pixels that are not resized: a window of them is cut out, padded where it reaches out, and mirrored. */
+#include "engine.h"
+
+#include <string.h>
+
+/* The element of `length` that padding shows at `at`; for CONSTANT -1. */
+INLINE int64_t padded_place(int64_t at, int64_t length, int64_t padding)
+{
+    if (at >= 0 && at < length)
+        return at;
+    if (padding == CONSTANT)
+        return -1;
+    int64_t last = length - 1, twice = padding == SYMMETRIC;
+    if (padding != EDGE) /* beyond a second edge that one */
+        at = at < 0 ? -at - twice : 2 * last - at + twice;
+    return at < 0 ? 0 : at > last ? last : at;
+}
+
+INLINE void copy_element(uint8_t *to, const uint8_t *from, const int size)
+{
+    memcpy(to, from, (size_t)size);
+}
+
+/* Some elements, the last first. */
+INLINE void reverse(uint8_t *to, const uint8_t *from, int64_t count, const int size)
+{
+    for (int64_t x = 0; x < count; x++)
+        copy_element(to + x * size, from + (count - 1 - x) * size, size);
+}
+
+/* A line of `columns` elements from `left` on, of one of `width` elements; of `fill` alone where that is NULL. */
+INLINE void place_line(const struct decoder *decoder, uint8_t *to, const uint8_t *from, int64_t width, int64_t left, int64_t columns,
+                       bool mirrored, int64_t padding, const uint8_t *fill, const int size)
+{
+    int64_t first = left < 0 ? -left : 0, stop = width - left < columns ? width - left : columns;
+    if (!from || first >= stop)
+        first = stop = columns; /* nothing is inside */
+    int64_t count = stop - first;
+    if (count > 0 && mirrored && size == 3)
+        decoder->kernels->mirror(to + (columns - stop) * size, from + (left + first) * size, count);
+    else if (count > 0 && mirrored)
+        reverse(to + (columns - stop) * size, from + (left + first) * size, count, size);
+    else if (count > 0)
+        memcpy(to + first * size, from + (left + first) * size, (size_t)(count * size));
+    for (int64_t x = 0; x < columns; x++) {
+        if (x == first)
+            x = stop;
+        if (x == columns)
+            break;
+        int64_t place = from ? padded_place(left + x, width, padding) : -1;
+        copy_element(to + (mirrored ? columns - 1 - x : x) * size, place < 0 ? fill : from + place * size, size);
+    }
+}
+
+INLINE void place_of(const struct decoder *decoder, const struct request *request, const struct form *form, uint8_t *to,
+                     const uint8_t *fill, int planes, const int size)
+{
+    const struct box *window = &request->window, *box = &request->box;
+    for (int c = 0; c < planes; c++) {
+        const uint8_t *plane = request->source + c * request->height * request->width * size;
+        for (int64_t y = 0; y < window->height; y++, to += window->width * size) {
+            int64_t row = padded_place(window->top + y, box->height, form->padding);
+            const uint8_t *from = row < 0 ? NULL : plane + ((box->top + row) * request->width + box->left) * size;
+            place_line(decoder, to, from, box->width, window->left, window->width, request->mirrored, form->padding, fill, size);
+        }
+    }
+}
+
+/* The window of the request's pixels or planes, of their type and layout. */
+void place(const struct decoder *decoder, const struct request *request, const struct form *form, uint8_t *to)
+{
+    uint8_t fill[4] __attribute__((aligned(4)));
+    if (form->from == UINT8)
+        memset(fill, (uint8_t)(int)form->fill, sizeof fill);
+    else
+        decoder->kernels->from_floats(fill, (int)form->from, &form->fill, 1);
+    if (form->from == UINT8)
+        place_of(decoder, request, form, to, fill, 1, 3);
+    else if (form->from == FLOAT32)
+        place_of(decoder, request, form, to, fill, 3, 4);
+    else
+        place_of(decoder, request, form, to, fill, 3, 2);
+}

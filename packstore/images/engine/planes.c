@@ -1,0 +1,200 @@
+/*
+ * Antialiased bilinear resizing of three planes of floating point, in float32 as torch's (ATen, UpSampleKernel.cpp): with
+ * the same weights, but columns first, so the last bits may differ.
+ */
+#include "engine.h"
+
+#include <string.h>
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/*
+ * Taps as make_taps() in resize.c has them. The weights are those of _compute_indices_min_size_weights_aa(), which mixes
+ * float32 and float64; each pixel has as many, with zeros where fewer are needed, and all are of places that there are.
+ */
+int make_float_taps(struct float_taps *taps, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored)
+{
+    float scale = (float)source / (float)target, support = scale >= 1 ? scale : 1;
+    float inverse = scale >= 1 ? (float)(1.0 / (double)scale) : 1;
+    int64_t most = ((int64_t)support + (support > (float)(int64_t)support)) * 2 + 1, width = smaller(most, source);
+    if (make_room(&taps->room, (size_t)count * ((size_t)width * sizeof(float) + sizeof(int32_t))) != DONE)
+        return REFUSED;
+    taps->taps = (int)width;
+    taps->at = taps->room.at;
+    taps->weights = (float *)(taps->at + count);
+    memset(taps->weights, 0, (size_t)(count * width) * sizeof(float));
+    taps->first = source, taps->stop = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t to = mirrored ? count - 1 - i : i;
+        float centre = (float)((double)scale * ((double)(from + i) + 0.5)), total = 0;
+        int64_t begin = (int64_t)((double)(centre - support) + 0.5), end = (int64_t)((double)(centre + support) + 0.5);
+        begin = begin < 0 ? 0 : smaller(begin, source - 1);
+        int64_t number = smaller(smaller(end, source) - begin, width), start = smaller(begin, source - width);
+        float *weights = taps->weights + to * width + (begin - start);
+        for (int64_t j = 0; j < number; j++) {
+            float distance = (float)(((double)((float)(j + begin) - centre) + 0.5) * (double)inverse);
+            distance = distance < 0 ? -distance : distance;
+            weights[j] = distance < 1 ? 1 - distance : 0;
+            total += weights[j];
+        }
+        for (int64_t j = 0; j < number && total != 0; j++)
+            weights[j] /= total;
+        taps->at[to] = (int32_t)start;
+        taps->first = smaller(taps->first, start);
+        taps->stop = taps->stop > start + width ? taps->stop : start + width;
+    }
+    for (int64_t i = 0; i < count; i++)
+        taps->at[i] -= (int32_t)taps->first;
+    return DONE;
+}
+
+static void sum_rows_from(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps, int64_t first,
+                          int64_t count)
+{
+    for (int64_t x = first; x < count; x++) {
+        float sum = 0;
+        for (int j = 0; j < taps; j++)
+            if (weights[j] != 0)
+                sum += weights[j] * to_float(kind, from + j * stride, x);
+        to[x] = sum;
+    }
+}
+
+/* One row of `count` elements out of several, `stride` bytes apart. */
+void sum_rows_plain(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps, int64_t count)
+{
+    sum_rows_from(to, kind, from, stride, weights, taps, 0, count);
+}
+
+/* `count` pixels of rows of three planes. */
+void sum_pixels_plain(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *taps,
+                      int64_t pixel_count, int64_t count)
+{
+    (void)pixels, (void)pixel_count;
+    for (int c = 0; c < 3; c++)
+        for (int64_t x = 0; x < count; x++) {
+            const float *weights = taps->weights + x * taps->taps, *at = from[c] + taps->at[x];
+            float sum = 0;
+            for (int j = 0; j < taps->taps; j++)
+                sum += weights[j] * at[j];
+            to[c][x] = sum;
+        }
+}
+
+#ifdef HAS_AVX2
+#include <immintrin.h>
+
+AVX2_F16C INLINE void sum_rows_of(float *to, const int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
+                                  int64_t count)
+{
+    int64_t x = 0, size = size_of(kind);
+    for (; x + 16 <= count; x += 16) {
+        __m256 low = _mm256_setzero_ps(), high = _mm256_setzero_ps();
+        const uint8_t *at = from + x * size;
+        for (int j = 0; j < taps; j++, at += stride) {
+            if (weights[j] == 0)
+                continue;
+            __m256 weight = _mm256_set1_ps(weights[j]), a, b;
+            if (kind == FLOAT32) {
+                a = _mm256_loadu_ps((const float *)at), b = _mm256_loadu_ps((const float *)at + 8);
+            } else {
+                __m128i first = _mm_loadu_si128((const __m128i *)at), second = _mm_loadu_si128((const __m128i *)at + 1);
+                a = kind == FLOAT16 ? _mm256_cvtph_ps(first) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(first), 16));
+                b = kind == FLOAT16 ? _mm256_cvtph_ps(second) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(second), 16));
+            }
+            low = _mm256_add_ps(low, _mm256_mul_ps(weight, a));
+            high = _mm256_add_ps(high, _mm256_mul_ps(weight, b));
+        }
+        _mm256_storeu_ps(to + x, low);
+        _mm256_storeu_ps(to + x + 8, high);
+    }
+    sum_rows_from(to, kind, from, stride, weights, taps, x, count);
+}
+
+AVX2_F16C void sum_rows_avx2(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps, int64_t count)
+{
+    if (kind == FLOAT32)
+        sum_rows_of(to, FLOAT32, from, stride, weights, taps, count);
+    else if (kind == FLOAT16)
+        sum_rows_of(to, FLOAT16, from, stride, weights, taps, count);
+    else
+        sum_rows_of(to, BFLOAT16, from, stride, weights, taps, count);
+}
+
+AVX2 INLINE __m128 sum_pixel(const float *pixels, const struct float_taps *taps, const int count, int64_t x)
+{
+    const float *at = pixels + 4 * (int64_t)taps->at[x], *weights = taps->weights + x * count;
+    __m128 sum = _mm_setzero_ps();
+    for (int j = 0; j < count; j++)
+        sum = _mm_add_ps(sum, _mm_mul_ps(_mm_broadcast_ss(weights + j), _mm_loadu_ps(at + 4 * j)));
+    return sum;
+}
+
+AVX2 INLINE void sum_pixels_of(float *const to[3], const float *pixels, const struct float_taps *taps, const int taps_count, int64_t count)
+{
+    int64_t x = 0;
+    for (; x + 4 <= count; x += 4) {
+        __m128 a = sum_pixel(pixels, taps, taps_count, x), b = sum_pixel(pixels, taps, taps_count, x + 1);
+        __m128 c = sum_pixel(pixels, taps, taps_count, x + 2), d = sum_pixel(pixels, taps, taps_count, x + 3);
+        _MM_TRANSPOSE4_PS(a, b, c, d);
+        _mm_storeu_ps(to[0] + x, a);
+        _mm_storeu_ps(to[1] + x, b);
+        _mm_storeu_ps(to[2] + x, c);
+    }
+    for (; x < count; x++) {
+        float sums[4];
+        _mm_storeu_ps(sums, sum_pixel(pixels, taps, taps_count, x));
+        for (int c = 0; c < 3; c++)
+            to[c][x] = sums[c];
+    }
+}
+
+/* With the channels of a pixel side by side, in `pixels`. */
+AVX2 void sum_pixels_avx2(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *taps,
+                          int64_t pixel_count, int64_t count)
+{
+    int64_t x = 0;
+    for (; x + 4 <= pixel_count; x += 4) {
+        __m128 a = _mm_loadu_ps(from[0] + x), b = _mm_loadu_ps(from[1] + x), c = _mm_loadu_ps(from[2] + x), d = _mm_setzero_ps();
+        _MM_TRANSPOSE4_PS(a, b, c, d);
+        _mm_storeu_ps(pixels + 4 * x, a);
+        _mm_storeu_ps(pixels + 4 * x + 4, b);
+        _mm_storeu_ps(pixels + 4 * x + 8, c);
+        _mm_storeu_ps(pixels + 4 * x + 12, d);
+    }
+    for (; x < pixel_count; x++)
+        _mm_storeu_ps(pixels + 4 * x, _mm_setr_ps(from[0][x], from[1][x], from[2][x], 0));
+    switch (taps->taps) {
+    case 3: sum_pixels_of(to, pixels, taps, 3, count); break;
+    case 5: sum_pixels_of(to, pixels, taps, 5, count); break;
+    default: sum_pixels_of(to, pixels, taps, taps->taps, count);
+    }
+}
+#endif
+
+/*
+ * Resizes a box of the planes, of `height` and `width`, by the decoder's taps: to `rows` of `columns` elements, `to_stride`
+ * elements apart, in planes that are `to_plane` elements apart.
+ */
+int resize_planes(struct decoder *decoder, int kind, const uint8_t *planes, int64_t height, int64_t width, const struct box *box,
+                  float *to, int64_t to_plane, int64_t to_stride, int64_t rows, int64_t columns)
+{
+    const struct float_taps *across = &decoder->float_across, *down = &decoder->float_down;
+    int64_t size = size_of(kind), count = across->stop - across->first;
+    if (make_room(&decoder->line, (size_t)(7 * count) * sizeof(float)) != DONE)
+        return REFUSED;
+    float *line = decoder->line.at;
+    const float *const lines[3] = {line, line + count, line + 2 * count};
+    for (int64_t y = 0; y < rows; y++) {
+        int64_t at = (box->top + down->first + down->at[y]) * width + box->left + across->first;
+        for (int c = 0; c < 3; c++)
+            decoder->kernels->sum_rows(line + c * count, kind, planes + (c * height * width + at) * size, width * size,
+                                       down->weights + y * down->taps, down->taps, count);
+        float *row = to + y * to_stride, *const results[3] = {row, row + to_plane, row + 2 * to_plane};
+        decoder->kernels->sum_pixels(results, line + 3 * count, lines, across, count, columns);
+    }
+    return DONE;
+}

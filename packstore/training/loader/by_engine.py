@@ -1,0 +1,68 @@
+"""Resident images on the CPU, cropped and finished by the engine in threads."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from packstore.core.parallel import default_workers
+from packstore.images.engine import Requests, get_engine
+from packstore.training.loader.kernel import Kernel
+from packstore.training.loader.pipeline import Pipeline
+from packstore.training.loader.rows import as_numpy
+from packstore.training.ring import HostTransport
+
+_LEAST = 1 << 15
+"""Pixels that are worth another thread."""
+
+
+class ByEngine:
+    """Gathers images of a tensor, which the engine crops, resizes, mirrors and normalises on the way.
+
+    Attributes:
+        pixels: Of an image, or of what is made of it where those are more.
+    """
+
+    def __init__(self, pipeline: Pipeline, kernel: Kernel, images: torch.Tensor) -> None:
+        """``images`` are all, ``(N, 3, H, W)``: bytes with channels last, or contiguous floating point."""
+        self._kernel = kernel
+        self._images = as_numpy(images if images.is_contiguous() else images.permute(0, 2, 3, 1))
+        self._seed = pipeline.options.seed
+        self._threads = pipeline.options.workers or default_workers()
+        self._pool: ThreadPoolExecutor | None = None
+        self._process = os.getpid()
+        self._memory = HostTransport()
+        self.pixels = max(images.shape[2] * images.shape[3], int(np.prod(kernel.shape)) // 3)
+
+    def __call__(self, places: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
+        """The images at ``places``, int64 ``(B,)``, of records ``ids``, as ``(B, 3, h, w)``."""
+        kernel = self._kernel
+        with torch.inference_mode(False):
+            rows = self._memory.empty((len(places), *kernel.shape), kernel.finish.dtype)
+        crops = kernel.plan(ids.numpy(), self._seed, epoch)[-1]
+        requests = kernel.requests(self._images, places.numpy(), crops, rows)
+        parts = max(1, min(self._threads, len(places), len(places) * self.pixels // _LEAST))
+        bounds = [len(places) * part // parts for part in range(parts + 1)]
+        if self._pool is None and parts > 1:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="packstore-resident")
+        others = [self._pool.submit(_run, requests, *pair) for pair in list(pairwise(bounds))[1:]] if self._pool else []
+        _run(requests, bounds[0], bounds[1])
+        for other in others:
+            other.result()
+        return kernel.finish.as_images(rows)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        if self._pool is not None and os.getpid() == self._process:
+            self._pool.shutdown()
+
+
+def _run(requests: Requests, first: int, stop: int) -> None:
+    engine = get_engine()
+    assert engine is not None
+    if engine.run(requests, first, stop, 0).any():
+        raise MemoryError("the engine has no memory for what is made of resident images")
