@@ -413,6 +413,10 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for encoding in ("seekable", "original", "uint8"):
         made[encoding] = root / f"{encoding}.lmdb"
         packstore.convert(root / "photos", made[encoding], encoding=encoding)
+    for name, encoding in (("fixed", "uint8"), ("float16", "float16"), ("bfloat16", "bfloat16")):
+        for suffix in ("lmdb", "h5"):
+            made[f"{name} {suffix}"] = root / f"{name}.{suffix}"
+            packstore.convert(root / "photos", made[f"{name} {suffix}"], encoding=encoding, size=29)
     return made
 
 
@@ -454,6 +458,55 @@ def test_a_loader_gives_the_same_batches(
     # A PNG and a progressive file are left to others, where they have not become seekable.
     assert few == {"seekable": 0, "original": 4, "uint8": 0}[encoding]
     assert all_ == 50
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "normalised": {"normalize": "imagenet"},
+    "float16": {"normalize": "imagenet", "dtype": torch.float16, "channels_last": True},
+    "planes": {"normalize": "cifar10", "channels_last": False},
+    "bytes": {"channels_last": False},
+    "bfloat16": {"dtype": torch.bfloat16},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("encoding", ["original", "fixed", "float16", "bfloat16"])
+def test_batches_are_finished_as_by_torch(
+    stores: dict[str, Path], encoding: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streaming and resident, from each format, with what the engine refuses, and with operations after it."""
+    floats = encoding in ("float16", "bfloat16")
+    options = {name: value for name, value in options.items() if not (floats and name == "normalize")}
+    augments: list[list[Any]] = [
+        [RandomResizedCrop(24), RandomHorizontalFlip()],
+        [RandomHorizontalFlip(), RandomCrop(20, padding=3, padding_mode="reflect"), CenterCrop(18)],
+        [RandomCrop(22, padding=2, fill=1), lambda images: images.float()],
+        [],
+    ]
+    for augment in augments[: 1 if encoding == "original" else None]:
+        found = {}
+        for path in ("original",) if encoding == "original" else (f"{encoding} lmdb", f"{encoding} h5"):
+            for resident in (False,) if encoding == "original" else (False, True):
+                for there in (True, False):
+                    if not there:
+                        monkeypatch.setattr(native, "_library", lambda: (None, "not here"))
+                    loader = PackedLoader(
+                        PackedDataset(stores[path]), 7, shuffle=True, augment=augment, resident=resident, **options
+                    )
+                    found[path, resident, there] = torch.cat([images for images, _ in loader])
+                    monkeypatch.undo()
+        expected = found[path, False, False]
+        for way, images in found.items():
+            assert images.dtype == expected.dtype, way
+            if options.get("channels_last") is not None:
+                layout = torch.channels_last if options["channels_last"] else torch.contiguous_format
+                assert images.is_contiguous(memory_format=layout) or augment[-1:] == augments[2][-1:], way
+            dtypes = expected.dtype, getattr(torch, encoding, torch.uint8)
+            step = max({torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}.get(dtype, 0.0) for dtype in dtypes)
+            exact = not floats or not augment or not isinstance(augment[0], RandomResizedCrop)
+            tolerances = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 2 * step, "atol": 1e-6}
+            torch.testing.assert_close(images.float(), expected.float(), **tolerances, msg=str(way))
 
 
 def test_damage_shows_as_ever(stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError, printable
 from packstore.core.progress import Progress, ProgressCallback
+from packstore.images.engine import Form, Requests, get_engine
 from packstore.stores.base import Reader
 from packstore.training.augment.base import Crops
 from packstore.training.augment.operations import apply_operations, plan_operations
@@ -179,13 +180,7 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
     here = loader.pipeline.operations_at_decoding
     if here:
         crops = _crops(loader, sample)
-        rows = Rows(torch.empty((len(crops), *loader.pipeline.assembler.shape), dtype=torch.uint8, device="cpu"), crops)
-
-        def one(number: int) -> int:
-            index = number % len(sample.pixels)
-            rows.place(index, sample.pixels[index])
-            return 1
-
+        one = _by_engine(sample, crops) if get_engine() is not None else _by_torch(sample, crops)
         return clock.rate("augment, 1 thread", one)
     batch = torch.from_numpy(np.stack(sample.pixels))
     if loader.dataset.manifest.image.dtype == "bfloat16":
@@ -201,8 +196,40 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
         torch.set_num_threads(threads)
 
 
+def _by_engine(sample: Sample, crops: Crops) -> Callable[[int], int]:
+    """Crops image after image of a sample."""
+    pixels = [np.ascontiguousarray(image) for image in sample.pixels[: len(crops)]]
+    planes = pixels[0].dtype != np.uint8
+    height, width = crops.window[0, 2:].tolist()
+    out = np.empty((len(crops), 3, height, width) if planes else (len(crops), height, width, 3), pixels[0].dtype)
+    sizes = np.array([image.shape[1:] if planes else image.shape[:2] for image in pixels])
+    requests = Requests(pixels, sizes, pixels[0].dtype)
+    requests.want(crops.box, crops.size, crops.window, crops.flip, out, Form(planes, crops.pads, crops.fill))
+
+    def one(number: int) -> int:
+        engine, index = get_engine(), number % len(pixels)
+        assert engine is not None
+        engine.run(requests, index, index + 1, 0)
+        return 1
+
+    return one
+
+
+def _by_torch(sample: Sample, crops: Crops) -> Callable[[int], int]:
+    """The same of bytes without the engine."""
+    rows = Rows(torch.empty((len(crops), *crops.window[0, 2:].tolist(), 3), dtype=torch.uint8, device="cpu"), crops)
+
+    def one(number: int) -> int:
+        index = number % len(sample.pixels)
+        rows.place(index, sample.pixels[index])
+        return 1
+
+    return one
+
+
 def _crops(loader: PackedLoader, sample: Sample) -> Crops:
-    sizes = np.array([image.shape[:2] for image in sample.pixels], np.int64)
+    planes = loader.dataset.manifest.image.layout == "CHW"
+    sizes = np.array([image.shape[1:] if planes else image.shape[:2] for image in sample.pixels], np.int64)
     return plan_operations(
         loader.pipeline.operations_at_decoding, sizes, Draws(0, 0, np.array(sample.records[: len(sizes)], np.int64))
     )

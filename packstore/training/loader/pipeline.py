@@ -98,11 +98,9 @@ class Pipeline:
             return ()
         return planned if image.kind == "ragged" or any(op.resizes for op in planned) else ()
 
-    def _kernel(self, image: Column, operations: tuple[GeometricOperation, ...]) -> Kernel | None:
-        """For resident images; None where there is nothing to do."""
+    def _kernel(self, image: Column, operations: tuple[GeometricOperation, ...]) -> Kernel:
+        """For resident images."""
         finish, floats = self.device_steps.finish, image.layout == "CHW"
-        if not operations and finish is None:
-            return None
         if finish is None:
             finish = Finish(getattr(torch, image.dtype), floats)
         height, width = image.shape[1:] if floats else image.shape[:2]
