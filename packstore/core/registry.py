@@ -172,6 +172,7 @@ SOURCES = Registry(
         "recordio": "packstore.sources.records.recordio:KIND",
         "mds": "packstore.sources.records.mds:KIND",
         "litdata": "packstore.sources.records.litdata:KIND",
+        "beton": "packstore.sources.records.beton:KIND",
         "cifar10": "packstore.sources.cifar:CIFAR10",
         "cifar100": "packstore.sources.cifar:CIFAR100",
         "lsun": "packstore.sources.lmdbs.lsun:KIND",

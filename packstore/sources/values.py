@@ -16,6 +16,8 @@ from packstore.core.column import ITEM_SIZE
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Keypoints, Label, Labels, Mask, Text
 from packstore.sources.listing import IMAGE_SUFFIXES
 
+LABEL_NAMES = ("label", "target", "class", "y", "cls")
+"""Of whole numbers that are labels, in formats that do not say which are."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 

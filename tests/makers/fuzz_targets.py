@@ -54,6 +54,7 @@ from packstore.sources.huggingface.imagefolder import HfImageFolderSource
 from packstore.sources.labels import LabelsFile
 from packstore.sources.lmdbs.caffe import read_datum
 from packstore.sources.named.mat import find_arrays, load_mat
+from packstore.sources.records.beton import BetonSource
 from packstore.sources.records.litdata import LitdataSource
 from packstore.sources.records.mds import MdsSource
 from packstore.sources.records.recordio import RecordioSource
@@ -71,7 +72,7 @@ from packstore.training.coco_masks import coco_masks
 from tests.makers.fuzzing import Target
 
 CORPUS = Path(__file__).parents[1] / "corpus"
-WRITTEN = frozenset({"n5", "arrow", "coco_masks", "parquet"})
+WRITTEN = frozenset({"n5", "arrow", "coco_masks", "ffcv", "parquet"})
 """Folders beside those of seeds: what libraries wrote."""
 _MAX_RECORDS = 2000
 _HF_FILES = ("metadata.csv", "metadata.jsonl", "README.md")
@@ -291,6 +292,16 @@ def _litdata(data: bytes) -> None:
                     source.read(entry)
     finally:
         shutil.copy(CORPUS / "litdata" / name, folder / name)
+
+
+def _beton(data: bytes) -> None:
+    path = _scratch() / "x.beton"
+    path.write_bytes(data)
+    with closing(BetonSource(path, SourceOptions(max_pixels=1 << 16))) as source:
+        source.survey()
+        for entry in source.entries():
+            with suppress(SampleError):
+                source.read(entry)
 
 
 def _tfds(data: bytes) -> None:
@@ -695,6 +706,7 @@ TARGETS = (
         ),
     ),
     Target("hf_features", _hf_features, (PackstoreError, ValueError), ("huggingface/features.py",), _repair_json),
+    Target("beton", _beton, (PackstoreError,), ("records/beton.py",)),
     Target("litdata", _litdata, (PackstoreError,), ("records/litdata.py", "records/mds.py"), _repair_json),
     Target("mds", _mds, (PackstoreError,), ("records/mds.py", "records/mds_layout.py"), _repair_json),
     Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/tfds_features.py"), _repair_either),

@@ -31,11 +31,10 @@ from packstore.sources.names import column_names
 from packstore.sources.records.files import OpenFiles
 from packstore.sources.records.mds_layout import FILES, INDEX, LISTS, SCALARS, array_of, decoded, read_shards
 from packstore.sources.rows import Row, RowSource, in_packing_order
-from packstore.sources.values import infer, names_an_image
+from packstore.sources.values import LABEL_NAMES, infer, names_an_image
 
 _MAX_VALUE = 1 << 31
 _PROBED = 16
-_LABELS = ("label", "target", "class", "y", "cls")
 
 
 class MdsSource(RowSource):
@@ -175,7 +174,7 @@ class MdsSource(RowSource):
             return plain[encoding]
         if encoding in ("int", "str_int", *SCALARS):
             dtype = encoding if encoding in SCALARS else "int64"
-            return Label() if name.lower() in _LABELS and "int" in dtype else Array(dtype)
+            return Label() if name.lower() in LABEL_NAMES and "int" in dtype else Array(dtype)
         if encoding == "str_float":
             return Array("float64")
         if not given:

@@ -1,0 +1,362 @@
+"""FFCV's ``.beton`` files, version 2 (``ffcv/types.py``, ``ffcv/fields/``, ``ffcv/memory_allocator.py``).
+
+A file is a header, a description of each field, a row a sample (numbers, and where the rest lies), pages of data, and a
+table of what was allocated in them, which alone knows how large a JPEG file is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Array, Bytes, Field, Image, Json, Label
+from packstore.images.encode.png import encode_png
+from packstore.images.sniff import max_file_bytes
+from packstore.sources.archives.index import OpenFile
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.dataset import key_of
+from packstore.sources.names import column_names
+from packstore.sources.records.files import OpenFiles, find_shards, first_shards, holds_images
+from packstore.sources.rows import Row, RowSource, in_packing_order
+from packstore.sources.values import LABEL_NAMES, names_an_image
+
+SUFFIXES = (".beton", ".ffcv")
+_VERSION = 2
+_HEADER = np.dtype(
+    [("version", "<u2"), ("fields", "<u2"), ("page", "<u4"), ("samples", "<u8"), ("table", "<u8")], align=True
+)
+_FIELD = np.dtype([("type", "<u1"), ("name", "<u1", 16), ("arguments", "<u1", 1024)], align=True)
+_IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("ptr", "<u8")])
+_SPAN = np.dtype([("ptr", "<u8"), ("size", "<u8")])
+_ROW: Mapping[int, Any] = {0: "<f8", 1: "<i8", 2: _IMAGE, 3: _SPAN, 4: "<u8", 5: _SPAN, 6: "<u8"}
+"""What a sample's row has of each type of field."""
+_FLOAT, _INT, _RGB, _BYTES, _ARRAY, _JSON, _TENSOR = range(7)
+_ALLOCATED = np.dtype([("sample", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
+_JPG, _RAW = 0, 1
+_LEAST_PAGE = 1 << 21
+_MAX_FIELDS = 256
+_BLOCK = 1 << 14
+_MAX_VALUE = 1 << 31
+_MAX_ALLOCATED = 1 << 26
+
+
+@dataclass(frozen=True)
+class _Beton:
+    """A file, whose header is sound.
+
+    Attributes:
+        names: Of its fields, in order.
+        types: Their types, likewise.
+        arrays: dtype and shape of those that are arrays.
+        row: dtype of a sample's row, with a field of each number.
+        rows_at: Where the rows begin.
+        samples: Their number.
+        table_at: Where the table begins, and the pages end.
+        nbytes: Size of the file.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[int, ...]
+    arrays: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+    row: np.dtype[Any]
+    rows_at: int
+    samples: int
+    table_at: int
+    nbytes: int
+
+
+class BetonSource(RowSource):
+    """A ``.beton`` file, or those of a folder."""
+
+    kind = "beton"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        found = find_shards(path, SUFFIXES, is_beton)
+        if not found.files:
+            raise SourceError(f"{printable(str(path))} holds no .beton files")
+        self._shards, self._passed = found.files, found.ignored
+        self._files = OpenFiles([file for _, file in self._shards], lambda _: None)
+        self._betons = [_checked(self._files[number], file) for number, (_, file) in enumerate(self._shards)]
+        first = self._betons[0]
+        if any((b.names, b.types, b.arrays) != (first.names, first.types, first.arrays) for b in self._betons):
+            raise SourceError(f"{printable(str(path))}: its files have different fields")
+        self._max_image = max_file_bytes(options.max_pixels)
+        self.evidence = f"{len(self._shards)} .beton file{'s' * (len(self._shards) != 1)} of FFCV"
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return in_packing_order(split for split, _ in self._shards)
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`."""
+        count, main = 0, f"f{self._betons[0].names.index(self._main)}"
+        for number, (its, _) in enumerate(self._shards):
+            if its != split:
+                continue
+            for start, block in self._blocks(number):
+                sizes = self._image_sizes(number, block[main])
+                for i in range(len(block)):
+                    yield Row(key_of(split, count), (number, start + i), int(sizes[i]))
+                    count += 1
+
+    def values(self, ref: Any) -> dict[str, Any]:
+        """See :meth:`RowSource.values`."""
+        number, index = ref
+        beton = self._betons[number]
+        row = self._read_rows(number, index, 1)[0]
+        found = {}
+        for i, (name, kind) in enumerate(zip(beton.names, beton.types, strict=True)):
+            try:
+                found[self._columns[name]] = self._value(number, name, kind, row[f"f{i}"])
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{self._shards[number][1].name}: {printable(name)}: {error}") from error
+        return found
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        beton = self._betons[0]
+        found: dict[str, Field] = {}
+        plain: dict[int, Field] = {_FLOAT: Array("float64"), _INT: Array("int64"), _BYTES: Bytes(), _JSON: Json()}
+        for name, kind in zip(beton.names, beton.types, strict=True):
+            if kind == _RGB:
+                modes, shape = self._images[name]
+                found[self._columns[name]] = Image("uint8" if modes == {_RAW} else None)
+                if name == self._main and modes == {_RAW}:
+                    self.shape = shape
+            elif kind in (_ARRAY, _TENSOR):
+                dtype, axes = beton.arrays[name]
+                found[self._columns[name]] = Array(dtype.newbyteorder("=").name, axes)
+            elif kind == _INT and name.lower() in LABEL_NAMES:
+                found[self._columns[name]] = Label()
+            else:
+                found[self._columns[name]] = plain[kind]
+        return found
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        return self._passed
+
+    def files(self) -> Iterator[Path]:
+        """See :meth:`RowSource.files`."""
+        return (file for _, file in self._shards)
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        super().close()
+        self._files.close()
+
+    @cached_property
+    def _main(self) -> str:
+        beton = self._betons[0]
+        images = [name for name, kind in zip(beton.names, beton.types, strict=True) if kind == _RGB]
+        if not images:
+            holds = ", ".join(map(printable, beton.names))
+            raise SourceError(f"{printable(str(self.path))} holds no images, but {holds}")
+        return next((name for name in images if names_an_image(name)), images[0])
+
+    @cached_property
+    def _columns(self) -> dict[str, str]:
+        found = column_names(list(self._betons[0].names))
+        if "image" in found.values() and found[self._main] != "image":
+            raise SourceError(f"{printable(str(self.path))}: 'image' is no image, and {printable(self._main)} is")
+        return {**found, self._main: "image"}
+
+    @cached_property
+    def _images(self) -> dict[str, tuple[set[int], tuple[int, ...] | None]]:
+        """How the images of each field are written, and their shape where all have one."""
+        beton = self._betons[0]
+        found: dict[str, tuple[set[int], tuple[int, ...] | None]] = {}
+        for i, (name, kind) in enumerate(zip(beton.names, beton.types, strict=True)):
+            if kind != _RGB:
+                continue
+            modes, sizes = set[int](), set[tuple[int, int]]()
+            for number in range(len(self._shards)):
+                for _, block in self._blocks(number):
+                    image = block[f"f{i}"]
+                    modes |= set(np.unique(image["mode"]).tolist())
+                    if len(sizes) < 2:
+                        pairs = np.unique(image["height"].astype(np.uint32) << 16 | image["width"]).tolist()
+                        sizes |= {(pair >> 16, pair & 0xFFFF) for pair in pairs[:2]}
+            shape = (*next(iter(sizes)), 3) if len(sizes) == 1 else None
+            found[name] = modes & {_JPG, _RAW}, shape
+        return found
+
+    @cached_property
+    def _allocated(self) -> list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
+        """Of each file, where the pieces of data begin, in order, and their sizes."""
+        found = []
+        for number, beton in enumerate(self._betons):
+            count = (beton.nbytes - beton.table_at) // _ALLOCATED.itemsize
+            data = self._files[number].read(count * _ALLOCATED.itemsize, beton.table_at)
+            table = np.frombuffer(data[: len(data) // _ALLOCATED.itemsize * _ALLOCATED.itemsize], _ALLOCATED)
+            order = np.lexsort((table["size"], table["ptr"]))
+            found.append((table["ptr"][order], table["size"][order]))
+        return found
+
+    def _value(self, number: int, name: str, kind: int, value: Any) -> Any:
+        if kind in (_FLOAT, _INT):
+            return value.item()
+        if kind == _RGB:
+            return self._image(number, name, value)
+        if kind in (_ARRAY, _TENSOR):
+            dtype, shape = self._betons[number].arrays[name]
+            data = self._data(number, int(value), math.prod(shape) * dtype.itemsize, _MAX_VALUE)
+            return np.frombuffer(data, dtype).reshape(shape)
+        data = self._data(number, int(value["ptr"]), int(value["size"]), _MAX_VALUE)
+        return json.loads(data.partition(b"\0")[0]) if kind == _JSON else data
+
+    def _image(self, number: int, name: str, value: Any) -> Any:
+        mode, height, width, ptr = (int(value[key]) for key in ("mode", "height", "width", "ptr"))
+        if mode not in (_JPG, _RAW):
+            raise ValueError(f"an image is written in mode {mode}, which FFCV does not have")
+        if mode == _JPG:
+            return self._data(number, ptr, None, self._max_image)
+        if not height or not width:
+            raise ValueError(f"an image of {width} x {height} pixels")
+        if height * width > self.options.max_pixels:
+            raise ValueError(f"an image of {height * width} pixels, more than max_pixels")
+        data = self._data(number, ptr, height * width * 3, _MAX_VALUE)
+        pixels = np.frombuffer(data, np.uint8).reshape(height, width, 3)
+        return pixels if self._images[name][0] == {_RAW} else encode_png(pixels)
+
+    def _image_sizes(self, number: int, images: NDArray[Any]) -> NDArray[np.int64]:
+        """Bytes of images; a guess is enough for those that cannot be read."""
+        raw = images["height"].astype(np.int64) * images["width"] * 3
+        jpg = self._file_sizes(number, images["ptr"]).astype(np.int64)
+        return np.clip(np.where(images["mode"] == _JPG, jpg, raw), 0, self._betons[number].nbytes)
+
+    def _file_sizes(self, number: int, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """How many bytes were allocated at places; 0 where nothing was."""
+        starts, sizes = self._allocated[number]
+        if not len(starts):
+            return np.zeros(len(places), np.uint64)
+        at = np.maximum(np.searchsorted(starts, places, "right"), 1) - 1
+        return np.where(starts[at] == places, sizes[at], np.uint64(0))
+
+    def _data(self, number: int, place: int, size: int | None, limit: int) -> bytes:
+        """What lies at a place: as many bytes as its row says, or with None as its table does."""
+        beton = self._betons[number]
+        first = beton.rows_at + beton.samples * beton.row.itemsize
+        written = int(self._file_sizes(number, np.array([place], np.uint64))[0])
+        if size == 0:
+            return b""
+        if not written or size not in (None, written):
+            expected = "a file" if size is None else f"{size} bytes"
+            raise ValueError(f"{written} bytes were written at byte {place}, where {expected} should be")
+        if written > limit:
+            raise ValueError(f"{written} bytes, more than {limit}")
+        if not first <= place <= place + written <= beton.table_at:
+            raise ValueError(f"{written} bytes at byte {place}, where none can be")
+        data = self._files[number].read(written, place)
+        if len(data) < written:
+            raise ValueError("the file is cut off")
+        return data
+
+    def _blocks(self, number: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        for start in range(0, self._betons[number].samples, _BLOCK):
+            yield start, self._read_rows(number, start, min(_BLOCK, self._betons[number].samples - start))
+
+    def _read_rows(self, number: int, start: int, count: int) -> NDArray[Any]:
+        beton = self._betons[number]
+        size = beton.row.itemsize
+        data = self._files[number].read(count * size, beton.rows_at + start * size)
+        if len(data) < count * size:
+            raise ValueError(f"{self._shards[number][1].name} is cut off")
+        return np.frombuffer(data, beton.row)
+
+
+def is_beton(path: Path) -> bool:
+    """Whether a file has the header of a ``.beton`` file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        _checked(OpenFile(descriptor), path)
+    except (OSError, SourceError):
+        return False
+    return True
+
+
+def _checked(file: OpenFile, path: Path) -> _Beton:
+    """Reads header and fields. Raises :class:`SourceError`."""
+    try:
+        return _header(file)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SyntaxError) as error:
+        raise SourceError(
+            f"{printable(str(path))} is no .beton file that can be read: {printable(str(error))}"
+        ) from None
+
+
+def _header(file: OpenFile) -> _Beton:
+    nbytes = os.fstat(file.descriptor).st_size
+    start = file.read(_HEADER.itemsize, 0)
+    if len(start) < _HEADER.itemsize:
+        raise ValueError("it is cut off")
+    version, count, page, samples, table = np.frombuffer(start, _HEADER)[0].item()
+    if page < _LEAST_PAGE or page & (page - 1) or not 0 < count <= _MAX_FIELDS:
+        raise ValueError("its header is not one of FFCV")
+    if version != _VERSION:
+        raise ValueError(f"it has version {version} of the format, expected {_VERSION}")
+    if not table:
+        raise ValueError("it was not written to its end")
+    described = np.frombuffer(file.read(count * _FIELD.itemsize, _HEADER.itemsize), _FIELD)
+    if len(described) < count:
+        raise ValueError("it is cut off")
+    names = tuple(bytes(name).partition(b"\0")[0].decode("ascii") for name in described["name"])
+    types = tuple(described["type"].tolist())
+    if len(set(names)) < count or not all(name and name.isprintable() for name in names):
+        raise ValueError("its fields have no names")
+    own = next((name for name, kind in zip(names, types, strict=True) if kind not in _ROW), None)
+    if own is not None:
+        raise ValueError(f"the field {own!r} is of a kind of its own, which only the program knows that wrote it")
+    arrays = {
+        name: _array(bytes(arguments))
+        for name, kind, arguments in zip(names, types, described["arguments"], strict=True)
+        if kind in (_ARRAY, _TENSOR)
+    }
+    row = np.dtype([(f"f{i}", _ROW[kind]) for i, kind in enumerate(types)], align=True)
+    rows_at = _HEADER.itemsize + count * _FIELD.itemsize
+    pieces = (nbytes - table) // _ALLOCATED.itemsize
+    if pieces > min(samples * count, _MAX_ALLOCATED):
+        raise ValueError(f"its table has {pieces} entries for {samples} samples")
+    if not rows_at + samples * row.itemsize <= table <= nbytes:
+        raise ValueError(f"{samples} samples and a table at byte {table} do not fit into {nbytes} bytes")
+    return _Beton(names, types, arrays, row, rows_at, samples, table, nbytes)
+
+
+def _array(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """dtype and shape of arrays: 32 lengths of axes, the length of the dtype's description, and that, as JSON."""
+    *axes, length = np.frombuffer(arguments[: 33 * 8], "<u8").tolist()
+    while axes and not axes[-1]:
+        axes.pop()
+    (description,) = json.loads(arguments[33 * 8 :][:length])
+    name, form = description
+    dtype = np.dtype(str(form))
+    if name or dtype.kind not in "biuf" or len(axes) > 8 or math.prod(axes) * dtype.itemsize > _MAX_VALUE:
+        raise ValueError(f"arrays of {str(form)!r:.40} and shape {tuple(axes)}")
+    return dtype, tuple(axes)
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    if path.is_dir() and holds_images(path):
+        return Certainty.NO
+    files = [path] if path.is_file() else [file for file in first_shards(path, SUFFIXES) if _is_named(file)]
+    if any(map(is_beton, files)):
+        return Certainty.CERTAIN
+    return Certainty.POSSIBLE if any(map(_is_named, files)) else Certainty.NO
+
+
+def _is_named(file: Path) -> bool:
+    return file.name.lower().endswith(SUFFIXES)
+
+
+KIND = Kind("beton", ".beton files of FFCV", _recognise, BetonSource)
