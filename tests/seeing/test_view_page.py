@@ -172,7 +172,7 @@ def test_a_record_is_opened_with_its_layers(browser: Any, tmp_path: Path) -> Non
         count = len(made.values[1]["boxes"])
         assert names == ["mask", f"boxes ({count})", f"points ({count})"]
         drawn = page.eval_on_selector_all(
-            "[data-layer=boxes] rect",
+            "[data-layer=boxes] rect.box",
             "all => all.map(r => ['x', 'y', 'width', 'height'].map(n => Number(r.getAttribute(n))))",
         )
         boxes = made.values[1]["boxes"]

@@ -18,7 +18,7 @@ import packstore
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.core.errors import UsageError
 from packstore.stores import open_store
-from tests.conftest import Need, Stores
+from tests.conftest import ROOT, Need, Stores
 from tests.makers.command import run
 from tests.makers.datasets import write_image
 from tests.makers.stores import damage
@@ -492,6 +492,14 @@ def test_thumbnails_are_kept_in_bounded_memory(stores: Stores, monkeypatch: pyte
             made.thumbnail(record, 96)
             assert 0 < made.cached_bytes <= 20_000
         assert made.thumbnail(len(reader) - 1, 96) is made.thumbnail(len(reader) - 1, 96)
+
+
+@pytest.mark.parametrize("name", ["view-grid", "view-record", "view-overview"])
+def test_the_guide_has_small_pictures(name: str) -> None:
+    """``tools/screenshots.py`` takes them."""
+    picture = ROOT / ".github" / f"{name}.png"
+    assert picture.stat().st_size < 60_000
+    assert f"{name}.png" in (ROOT / "packstore" / "guide" / "seeing.md").read_text("utf-8")
 
 
 def test_help_names_the_command() -> None:

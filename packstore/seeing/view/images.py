@@ -104,14 +104,14 @@ class Images:
     def pixels(self, record: int, column: Column, data: Buffer | None = None, side: int | None = None) -> NDArray[Any]:
         """The pixels of a record's image: uint8 ``(h, w, 3)``, RGB; normalisation undone; turned where loaders turn it.
 
-        With ``side``, a large JPEG is scaled while it is decoded."""
+        With ``side``, a large JPEG is scaled while it is decoded; its longer side keeps at least so many pixels."""
         reader = self._reader
         if column.layout is None:
             data = _stored(reader, column, record) if data is None else data
             try:
                 if side is None:
                     return self._decoder.decode(data, exif_transpose=self._turned)
-                return self._decoder.decode_small(data, side, exif_transpose=self._turned)
+                return self._decoder.decode_small(data, _shorter(data, side), exif_transpose=self._turned)
             except DecodeError as error:
                 raise DecodeError(f"record {record} ({key_of(reader, record)}): {error}") from None
         array: NDArray[Any] = reader.array(record) if column.name == "image" else reader.item(column.name, record)
@@ -168,6 +168,15 @@ def key_of(reader: Reader, record: int) -> str:
 def _stored(reader: Reader, column: Column, record: int) -> Buffer:
     found: Buffer = reader.view(record) if column.name == "image" else reader.value(column.name, record)
     return found
+
+
+def _shorter(data: Buffer, side: int) -> int:
+    """The shorter side of an image whose longer one is ``side``; ``side`` where the header says nothing."""
+    try:
+        info = header_in(memoryview(data).cast("B"))
+    except HeaderError:
+        return side
+    return max(1, -(-side * min(info.width, info.height) // max(info.width, info.height)))
 
 
 def _size(value: File | PackstoreError) -> int:

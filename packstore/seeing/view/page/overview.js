@@ -92,7 +92,7 @@ function chart(name, { edges, counts }) {
   }, take);
   mark();
   return make("div", { class: "panel" }, make("h2", {}, TITLES[name]), svg,
-    make("div", { class: "axis", "aria-hidden": "true" }, make("span", {}, shown(name, edges[0])), make("span", {}, "by proportion"), make("span", {}, shown(name, edges.at(-1)))),
+    make("div", { class: "axis", "aria-hidden": "true" }, make("span", {}, shown(name, edges[0])), make("span", {}, "log scale"), make("span", {}, shown(name, edges.at(-1)))),
     make("div", { class: "between" }, low, "to", high,
       make("button", { type: "button", onclick: () => { take(); go({ view: null }); } }, "Show"),
       make("button", { type: "button", "aria-label": `Any ${name}`, onclick: () => { low.value = high.value = ""; take(); } }, "Any")));

@@ -179,12 +179,14 @@ function drawLayer(column, source, width, height, grow, about, asked) {
       const text = label === undefined ? "" : names?.[label] ?? String(label);
       const fill = color(label ?? i);
       svg.append(make("rect", { x: Math.min(x1, x2), y: Math.min(y1, y2), width: Math.abs(x2 - x1), height: Math.abs(y2 - y1),
-        fill: "none", stroke: fill, "stroke-width": 2 * unit }));
+        fill: "none", class: "box", stroke: fill, "stroke-width": 2 * unit }));
       if (!text) return;
-      const size = 12 * unit;
-      const y = Math.max(size, Math.min(y1, y2) - 3 * unit);
-      svg.append(make("text", { x: Math.max(0, Math.min(x1, x2)) + 2 * unit, y, "font-size": size, fill, stroke: "#000",
-        "stroke-width": 3 * unit, "paint-order": "stroke" }, text));
+      const size = 13 * unit;
+      const wide = Math.min(width, text.length * size * 0.6 + 6 * unit);
+      const x = Math.max(0, Math.min(x1, x2, width - wide));
+      const y = Math.max(0, Math.min(y1, y2) - size * 1.3);
+      svg.append(make("rect", { class: "label", x, y, width: wide, height: size * 1.3, fill }),
+        make("text", { x: x + 3 * unit, y: y + size, "font-size": size, fill: "#000" }, text));
     });
     return svg;
   }
