@@ -176,7 +176,7 @@ def test_damaged_records_are_left_out_and_listed(source: Path, tmp_path: Path, s
 
 
 @pytest.mark.slow
-@examples(20)
+@examples(12)
 @given(data=st.data())
 def test_nothing_wrong_gets_in(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     """Whatever is destroyed, what is saved is what was there, and every record is saved or missed."""

@@ -97,7 +97,7 @@ def test_class_counts_of_many_shards_are_not_counted_unasked(photos: Path, tmp_p
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_append_leaves_the_store_as_it_was(tmp_path: Path, number: signal.Signals) -> None:
-    photos = make_folder(tmp_path / "photos", splits=(), per_class=60, size=(300, 300))
+    photos = make_folder(tmp_path / "photos", splits=(), per_class=30, size=(300, 300))
     packstore.convert(
         make_folder(tmp_path / "few", splits=(), per_class=1), tmp_path / "a.h5", encoding="uint8", size=256
     )

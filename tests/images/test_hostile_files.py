@@ -218,7 +218,7 @@ NAMES = {
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", NAMES)
 def test_names_of_any_bytes(what: str, folder: Path) -> None:
     """A good file under any name is packed with exactly that name; a bad one is named on one harmless line."""

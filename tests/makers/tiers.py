@@ -44,6 +44,9 @@ kinds two are in the fast tier."""
 CASES = {"SourceSuite": 16, "ExportSuite": 16}
 """Of each test in these suites, which dozens of kinds inherit, a run takes so many cases."""
 
+SLOW_CASES = 4
+"""Of each other test that is marked ``slow`` where it is defined, a run takes so many cases."""
+
 
 def examples(count: int) -> settings:
     """``count`` examples of Hypothesis in the default tier, and in the others as many more or fewer as they take."""
@@ -66,10 +69,11 @@ def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
     A test marked ``sampled(n)`` runs ``n`` of its cases, drawn with ``seed``; the others become ``soak``. With
     ``per="suffix"`` it runs ``n`` for each value of that parameter (or parameters, separated by blanks), with
     ``fast=m`` ``m`` of those in the fast tier; the others become ``slow``, as do those beyond ``FAST_CASES`` of a test.
+    A test marked ``slow`` and not ``sampled`` runs ``SLOW_CASES`` of its cases.
     """
     order = {name: random.Random(seed).choice(orders) for name, orders in ORDERS.items()}
     grids: defaultdict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
-    fast: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    drawn: defaultdict[tuple[str, bool], list[pytest.Item]] = defaultdict(list)
     for item in sorted(items, key=lambda item: zlib.crc32(f"{seed} {item.nodeid}".encode())):
         params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
         if any(params.get(name) in orders and params[name] != order[name] for name, orders in ORDERS.items()):
@@ -96,10 +100,15 @@ def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
             if len(group) > mark.kwargs.get("fast", FAST_CASES):
                 item.add_marker("slow")
                 continue
-        if item.get_closest_marker("soak") is item.get_closest_marker("slow") is None:
-            fast[test].append(item)
-            if len(fast[test]) > FAST_CASES:
-                item.add_marker("slow")
+        slow = item.get_closest_marker("slow") is not None
+        if item.get_closest_marker("soak") or (mark and slow):
+            continue
+        group = drawn[test, slow]
+        group.append(item)
+        if slow and len(group) > SLOW_CASES:
+            item.add_marker("soak")
+        elif not slow and len(group) > FAST_CASES:
+            item.add_marker("slow")
 
 
 def _suite_of(item: pytest.Item) -> str:

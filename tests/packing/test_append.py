@@ -74,7 +74,7 @@ def assert_same(path: Path, other: Path) -> None:
     assert not work_path(path).exists()
 
 
-@pytest.mark.sampled(4, per="suffix", fast=0)
+@pytest.mark.sampled(2, per="suffix", fast=0)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("options", ENCODINGS, ids=lambda o: " ".join(map(str, o.values())))
 @pytest.mark.parametrize("shard_size", [None, 4000])
@@ -382,7 +382,7 @@ def test_an_interrupted_run_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(1, per="step killed")
+@pytest.mark.sampled(1, per="step")
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("step", ["write_head", "link_parts", "_sync", "_refuse_changed", "_settle"])
 @pytest.mark.parametrize("killed", [False, True])

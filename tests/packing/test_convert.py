@@ -80,6 +80,7 @@ def test_one_split_alone_keeps_the_class_numbers_of_all(folder: Path, tmp_path: 
         assert set(store.fixed("label").tolist()) == {1, 2}
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("first", SUFFIXES)
 @pytest.mark.parametrize("second", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["original", "uint8", "bfloat16"])

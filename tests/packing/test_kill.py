@@ -33,7 +33,7 @@ def killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) 
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(1, per="case")
+@pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("case", killing.CASES)
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -45,7 +45,7 @@ def test_killed_at_random_moments_nothing_is_lost(killer: Any, case: str, overwr
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("first", range(40))
 @pytest.mark.parametrize("case", [case for case in killing.CASES if case not in killing.WRITERS])
 def test_killed_at_system_calls_nothing_is_lost(killer: Any, case: str, first: int, need: Any) -> None:

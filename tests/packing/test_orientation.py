@@ -181,7 +181,7 @@ class CutError(BaseException):
     """What ends a run: not an Exception, as an interrupt is none."""
 
 
-@pytest.mark.sampled(fast=3)
+@pytest.mark.sampled(4, fast=1)
 @pytest.mark.parametrize(("suffix", "encoding"), ENCODINGS)
 @pytest.mark.parametrize("options", [{}, TURNED])
 def test_a_run_that_goes_on_counts_the_same(

@@ -72,7 +72,7 @@ def reference(folder: Path, tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(5, per="suffix")
+@pytest.mark.sampled(2, per="suffix")
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(
     "options",

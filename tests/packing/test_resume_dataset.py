@@ -72,7 +72,7 @@ def cut_short(source: Any, destination: Path, after: int, **options: Any) -> Bas
     return caught.value
 
 
-@pytest.mark.sampled(3, per="suffix", fast=1)
+@pytest.mark.sampled(1, per="suffix", fast=1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("shard_size", [None, pytest.param(4000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("after", [15, pytest.param(30, marks=pytest.mark.slow), 40])

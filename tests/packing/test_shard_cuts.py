@@ -75,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("options", [PASSING, ENCODING, PIXELS, FLOATS], ids=lambda o: o["encoding"])
 def test_shards_in_any_order_each_in_a_process_of_its_own(

@@ -312,6 +312,7 @@ def test_damaged_archives_are_errors_or_bad_samples(
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
 def test_real_images(kind: str, shared_data: SharedData, tmp_path: Path) -> None:
     folder = shared_data / "imagenet-600"

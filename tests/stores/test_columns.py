@@ -21,6 +21,7 @@ from packstore.core.manifest import Origin
 from packstore.stores import create_store, format_of, open_store
 from packstore.testing.records import assert_holds, make_records, write
 from tests.makers.stores import content
+from tests.makers.tiers import examples
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
 IMAGE = Column("image", "ragged", "uint8", type="image")
@@ -86,6 +87,7 @@ def column_and_values(draw: st.DrawFn, name: str, count: int) -> tuple[Column, l
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_any_columns_come_back(tmp_path_factory: pytest.TempPathFactory, suffix: str) -> None:
+    @examples(20)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         count = data.draw(st.integers(1, 5))
@@ -192,6 +194,7 @@ def test_a_large_column_lies_record_by_record(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shard_size", [None, 60])
 def test_any_large_columns_come_back(
     tmp_path_factory: pytest.TempPathFactory, shard_size: int | None, monkeypatch: pytest.MonkeyPatch
@@ -218,6 +221,7 @@ def test_any_large_columns_come_back(
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_memory_while_an_array_is_large(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither writing, reading one record, checking nor mending holds a fixed column of 96 MiB in memory."""

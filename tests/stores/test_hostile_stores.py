@@ -668,6 +668,7 @@ def test_an_lmdb_with_duplicates_and_databases_in_it(tmp_path: Path) -> None:
             open_store(path)
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("field", [(0, 4), (4, 2), (6, 2), (8, 8), (16, 8), (24, 8), (32, 8), (40, 8)])
 @pytest.mark.parametrize("value", [0, 1, 2, 3, 33, 65_535, 2**31, 2**48, 2**63, 2**64 - 1])
 def test_lmdb_headers_that_lie(field: tuple[int, int], value: int, store: Callable[[str], Path]) -> None:

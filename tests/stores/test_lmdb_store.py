@@ -324,7 +324,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         # Headers and entries, where a byte means something; the rest of a page is values.
         places = [page + i for page in range(0, len(data), 4096) for i in (*range(24), *range(4000, 4096, 3))]
         in_order = 0
-        for place in rng.sample(places, min(len(places), 800)):
+        for place in rng.sample(places, min(len(places), 300)):
             before, data[place] = data[place], data[place] ^ 1 << rng.randrange(8)
             file.write_bytes(data)
             data[place] = before
@@ -349,7 +349,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             pages = cast("lmdb_store.LmdbReader", whole)._open()
             assert entries._in_order(pages, whole.manifest, overflow=True)
             assert spanned(whole) == [whole.view(index) for index in range(len(sizes))]
-        assert in_order > 20
+        assert in_order > 5
 
     @pytest.mark.parametrize(
         ("at", "value", "what"),

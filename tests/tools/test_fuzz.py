@@ -25,20 +25,25 @@ from tests.conftest import ROOT
 from tests.makers.fuzz_targets import CORPUS, TARGETS, WRITTEN, seeds, signed
 from tests.makers.fuzzing import Target, fuzz
 
-COUNT = 700
+COUNT = 400
 SLOW = {
     "lmdb": 120,
-    "hdf5": 200,
-    "cifar_archive": 250,
-    "cifar_binary": 300,
-    "pth": 300,
-    "tfds": 60,
-    "tfrecord": 100,
-    "recordio": 200,
-    "litdata": 200,
-    "mds": 200,
-    "npz": 300,
-    "mat": 300,
+    "hdf5": 100,
+    "cifar_archive": 125,
+    "cifar_binary": 150,
+    "pth": 150,
+    "tfds": 40,
+    "n5_block": 60,
+    "hf_features": 100,
+    "torch_pickle": 200,
+    "hf_imagefolder": 200,
+    "beside": 200,
+    "tfrecord": 50,
+    "recordio": 100,
+    "litdata": 100,
+    "mds": 60,
+    "npz": 150,
+    "mat": 150,
 }
 """Targets whose inputs take milliseconds."""
 

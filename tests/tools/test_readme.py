@@ -24,6 +24,7 @@ from packstore import PackedLoader, __version__, convert
 from packstore.cli import cli
 from packstore.core import column as column_module
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
+from packstore.diagnose import doctor
 from packstore.stores import open_store
 from tests.makers.torchvision import import_torchvision
 from tests.makers.typed import COLUMNS, make_typed
@@ -38,6 +39,8 @@ SLOW = ("readme", "measuring")
 """Pages that run them all the same."""
 WITHOUT_PACKSTORE = "formats"
 """The page whose Python does without packstore."""
+NOT_ASKED = {"error": "not asked"}
+"""What libraries answer here when ``doctor`` asks them: asking them takes seconds, which its own tests spend."""
 
 
 def text_of(name: str) -> str:
@@ -95,7 +98,7 @@ FACTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(fast=0)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in TEXTS]
 )
@@ -105,6 +108,7 @@ def test_a_page_runs(
     monkeypatch.chdir(tmp_path)
     if "torchvision" in text_of(name):
         import_torchvision()
+    monkeypatch.setattr(doctor, "_probe", lambda name: NOT_ASKED)
     for registry in (FORMATS, SOURCES, ENCODINGS):
         monkeypatch.setattr(registry, "_objects", {**registry._objects})
     if name != "readme":

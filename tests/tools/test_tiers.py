@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.makers.tiers import FAST_CASES, assign_tiers
+from tests.makers.tiers import FAST_CASES, SLOW_CASES, assign_tiers
 
 
 class Case:
@@ -45,7 +45,7 @@ def tiers(*marks: pytest.MarkDecorator, seed: int = 1) -> dict[str, list[tuple[i
         ([pytest.mark.sampled(2, per="kind")], FAST_CASES, 6 - FAST_CASES),
         ([pytest.mark.sampled(2, per="kind", fast=1)], min(3, FAST_CASES), 6 - min(3, FAST_CASES)),
         ([pytest.mark.sampled(6, fast=0)], 0, 6),
-        ([pytest.mark.slow], 0, 30),
+        ([pytest.mark.slow], 0, SLOW_CASES),
         ([pytest.mark.slow, pytest.mark.sampled(7)], 0, 7),
         ([pytest.mark.soak], 0, 0),
     ],

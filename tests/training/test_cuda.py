@@ -31,6 +31,7 @@ def loaders(path: Path, device: torch.device, **options: Any) -> tuple[PackedLoa
     return here, there
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("name", "augment", "resident"),
     [
@@ -57,7 +58,7 @@ def test_batches_are_those_of_the_cpu(
             assert torch.equal(numbers.cpu(), labels)
 
 
-@pytest.mark.sampled(4, per="cuda", fast=1)
+@pytest.mark.sampled(2, per="cuda", fast=1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("resident", [True, False])

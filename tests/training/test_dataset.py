@@ -287,7 +287,7 @@ def test_a_record_that_does_not_decode_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2, per="start")
+@pytest.mark.sampled(1, per="start")
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["original", "uint8", "float16"])
 @pytest.mark.parametrize("start", ["fork", "spawn"])

@@ -41,6 +41,7 @@ sys.exit(code)
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ["streaming", "resident"])
 def test_an_iterator_does_not_survive_a_fork(mode: str, demo_folder: Path, tmp_path: Path) -> None:
     convert(demo_folder, tmp_path / "x.h5", encoding="uint8", size=64)

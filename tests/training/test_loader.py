@@ -387,6 +387,7 @@ def test_two_processes_of_torch_distributed(stores: Stores, tmp_path: Path) -> N
 # Resume -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["files.lmdb", "cifar.pth"])
 @pytest.mark.parametrize("resident", [False, "auto"])
 @pytest.mark.parametrize("stop", [0, 1, 3])

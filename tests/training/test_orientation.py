@@ -126,7 +126,7 @@ def test_jpeg_stores_are_upright_within_what_jpeg_loses(stores: Stores) -> None:
         assert np.abs(found.astype(int) - wanted).mean() < 8, dataset.keys[i]
 
 
-@pytest.mark.sampled(5, per="name")
+@pytest.mark.sampled(2, per="name")
 @pytest.mark.parametrize("name", [*FILES, "uint8.h5"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_batches_equal_those_of_the_upright_images(name: str, recipe: str, stores: Stores, engine: None) -> None:

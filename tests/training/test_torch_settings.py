@@ -67,6 +67,7 @@ def batches(path: Path, augment: list[Any], resident: bool) -> list[torch.Tensor
     return [*found, *(image for image, _ in [dataset[2], *dataset.__getitems__([3, 1])])]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(
     ("name", "augment", "resident"),
