@@ -174,6 +174,7 @@ def test_quick_leaves_out_what_is_large(stores: dict[str, Any], tmp_path: Path, 
     assert not packstore.verify(bad, quick=True).ok
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_bytes_are_many")
 @pytest.mark.parametrize("name", ["raw_mask", "a_float32"])
 def test_lmdb_other_copies_of_a_value_are_tried(stores: dict[str, Any], tmp_path: Path, name: str) -> None:

@@ -85,6 +85,7 @@ def test_each_column(source: Path, tmp_path: Path, suffix: str, column: str) -> 
     assert content(tmp_path / "fixed") == content(good)
 
 
+@pytest.mark.slow
 @examples(12)
 @given(data=st.data())
 def test_any_damage_that_opens_is_repaired_or_refused(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:

@@ -22,6 +22,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "in.lmdb"
 
 
+@pytest.mark.slow
 def test_there_and_back(store: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.zip"
     done = run("export", store, out, "--dry-run")

@@ -22,6 +22,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("photos") / "all")
 
 
+@pytest.mark.slow
 def test_append(photos: Path, tmp_path: Path) -> None:
     store = tmp_path / "a.lmdb"
     run("convert", photos, store, "--split", "train", "-q")
@@ -45,6 +46,7 @@ def test_append(photos: Path, tmp_path: Path) -> None:
     assert (done.returncode, "does not exist" in done.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_bad_files_are_listed(photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos, tmp_path / "bad")
     run("convert", photos, tmp_path / "a.h5", "--split", "train", "-q")

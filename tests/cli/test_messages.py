@@ -40,6 +40,7 @@ def proof(stdout: str) -> list[str]:
     return shlex.split(stdout.partition("prove it with: packstore ")[2])
 
 
+@pytest.mark.slow
 def test_convert_ends_with_the_command_that_proves_it(folder: Path, tmp_path: Path) -> None:
     for number, options in enumerate(([], ["--split", "train"], ["--source", "imagefolder"])):
         out = tmp_path / f"{number}.lmdb"
@@ -63,6 +64,7 @@ def test_a_name_with_any_bytes_is_quoted_for_the_shell(name: bytes) -> None:
     assert read == name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_a_newline_in_the_destination(folder: Path, tmp_path: Path) -> None:
     done = run("convert", folder, tmp_path / "a\nb.h5")

@@ -35,6 +35,7 @@ def rows(text: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_an_image_folder(folder: Path, tmp_path: Path) -> None:
     (folder / "notes.txt").write_text("passed over")
     done = run("info", folder, cwd=tmp_path)

@@ -109,6 +109,7 @@ def test_every_shortened_text_is_found() -> None:
             Manifest.from_json(text[:size])
 
 
+@pytest.mark.slow
 @given(st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_any_other_json_is_a_manifest_error(value: Any) -> None:
     with pytest.raises(ManifestError):

@@ -110,6 +110,7 @@ class Piece:
             self.live.bytes -= self.nbytes
 
 
+@pytest.mark.slow
 @examples(60)
 @given(
     sizes=st.lists(st.lists(st.integers(1, 100), max_size=8), max_size=30),

@@ -5,6 +5,7 @@ Everything goes through ``convert``, as it would for somebody who packs a folder
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import socket
@@ -12,7 +13,6 @@ import struct
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -149,9 +149,8 @@ def _fifo(path: Path) -> None:
 
 def _socket(path: Path) -> None:
     # The path of a socket may have about 100 bytes.
-    with tempfile.TemporaryDirectory(dir="/tmp") as short, socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(f"{short}/s")
-        Path(f"{short}/s").rename(path)
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(path.name)
 
 
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -118,6 +118,7 @@ def test_orientation_in_xmp(kind: str, text: str, beside: bool) -> None:
         assert read_orientation(data) == (6 if "6" in text else 1)
 
 
+@pytest.mark.slow
 @given(
     damage=st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from([0, 1, 2, 6, 8, 12, 255]) | st.integers(0, 255))),
     cut=st.none() | st.integers(0, 200),

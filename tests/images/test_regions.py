@@ -92,6 +92,7 @@ def test_pixels_are_those_of_the_whole_image(data: st.DataObject) -> None:
             assert watched.given == expected or (sampling not in USUAL and watched.given == [-1])
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_scaled_regions_are_those_of_the_whole_image_scaled(data: st.DataObject) -> None:
     file, height, width, _ = data.draw(files(USUAL, 2))

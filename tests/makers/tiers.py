@@ -53,8 +53,8 @@ def examples(count: int) -> settings:
     return settings(max_examples=max(1, count * settings().max_examples // 40))
 
 
-FAST_CASES, FAST_SECONDS = 2, 0.15
-"""Cases of one test that ``fast`` takes at most, and processor time of a test that should be marked ``slow``."""
+FAST_CASES, FAST_SECONDS = 1, 0.15
+"""Cases of a test that ``fast`` takes at most, and processor time of a test that should be marked ``slow``."""
 
 
 def processor_time() -> float:

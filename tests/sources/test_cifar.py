@@ -510,7 +510,7 @@ def long_programs() -> dict[str, tuple[bytes, str]]:
     }
 
 
-@pytest.mark.sampled(fast=2)
+@pytest.mark.sampled(6, fast=1)
 @pytest.mark.parametrize("name", long_programs())
 def test_programs_without_end_are_refused_soon(tmp_path: Path, name: str) -> None:
     program, why = long_programs()[name]

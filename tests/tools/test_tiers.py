@@ -40,7 +40,7 @@ def tiers(*marks: pytest.MarkDecorator, seed: int = 1) -> dict[str, list[tuple[i
     ("marks", "fast", "slow"),
     [
         ([], FAST_CASES, 30 - FAST_CASES),
-        ([pytest.mark.sampled(fast=2)], 2, 28),
+        ([pytest.mark.sampled(fast=2)], min(2, FAST_CASES), 30 - min(2, FAST_CASES)),
         ([pytest.mark.sampled(6)], FAST_CASES, 6 - FAST_CASES),
         ([pytest.mark.sampled(2, per="kind")], FAST_CASES, 6 - FAST_CASES),
         ([pytest.mark.sampled(2, per="kind", fast=1)], min(3, FAST_CASES), 6 - min(3, FAST_CASES)),

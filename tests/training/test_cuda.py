@@ -58,7 +58,7 @@ def test_batches_are_those_of_the_cpu(
             assert torch.equal(numbers.cpu(), labels)
 
 
-@pytest.mark.sampled(2, per="cuda", fast=1)
+@pytest.mark.sampled(2, per="cuda", fast=0)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("resident", [True, False])

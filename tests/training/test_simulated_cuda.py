@@ -131,7 +131,7 @@ def test_new_memory_holds_nonsense(device: Simulation) -> None:
 # The loader -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(fast=2)
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize(
     ("name", "augment", "resident"),
     [
