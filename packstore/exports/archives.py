@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -51,13 +52,25 @@ class _ArchiveExport(FilesExport):
     _writer: TarWriter | ZipWriter
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        self._out = open_file(self.path, "wb")
-        self._writer = self.new_writer(self._out)
+        if self._out is None:
+            self._out = open_file(self.path, "wb")
+            self._writer = self.new_writer(self._out)
         return _ArchiveWriter(self)
+
+    def go_on(self, size: int) -> None:
+        self._out = open_file(self.path, "r+b")
+        self._out.truncate(size)
+        self._out.seek(size)
+        self._writer = self.new_writer(self._out)
+
+    def sync(self, shard: ShardWriter) -> None:
+        assert self._out is not None
+        self._out.flush()
+        os.fsync(self._out.fileno())
 
     @abstractmethod
     def new_writer(self, out: IO[bytes]) -> TarWriter | ZipWriter:
-        """The writer of an archive, with what comes before all images."""
+        """A writer that goes on at the end of an archive, whose first file may be missing."""
 
     def add(self, record: Record) -> str:
         """Writes the file of a record. Returns its path."""
@@ -96,7 +109,8 @@ class TarExport(_ArchiveExport):
 
     def new_writer(self, out: IO[bytes]) -> TarWriter:
         writer = TarWriter(out)
-        writer.add(SHEET, self.sheet.to_json().encode("ascii"))
+        if not out.tell():
+            writer.add(SHEET, self.sheet.to_json().encode("ascii"))
         return writer
 
     def end(self, out: IO[bytes], sheet: bytes) -> None:

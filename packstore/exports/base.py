@@ -121,7 +121,7 @@ class Export(ABC):
         help: What it is, in a few words: ``tar shards of WebDataset``.
         suffixes: Suffixes of destinations that mean this kind, in lower case: ``(".zip",)``.
         source: The kind of source that imports it.
-        one_file: It is one file and no folder: there are no shards, and a run that was killed starts afresh.
+        one_file: It is one file and no folder. Its shards are its records up to where it was made durable.
         holds: What images it can hold just as they are: ``files`` (of any kind), ``uint8``, ``floats``.
         keeps_keys: The format itself holds whole keys, and its source gives them.
         shard_bytes: About how many bytes of images a shard has unless the user says; None where ``shard_size`` is not
@@ -170,6 +170,11 @@ class Export(ABC):
     def begin(self, number: int, split: str) -> ShardWriter:
         """The writer of shard ``number`` of a split, counted from 0. What an interrupted run has left of it is
         written over."""
+
+    def go_on(self, size: int) -> None:
+        """Of an export of one file: opens what an interrupted run has left, of which ``size`` bytes are done. Called
+        before the first :meth:`begin`, with :attr:`sheet`."""
+        raise NotImplementedError(f"{type(self).__name__} is one file and cannot go on after an interruption")
 
     def overhead(self) -> int:
         """About how many bytes a record takes on disk besides those of its image, of the values that are held, and of

@@ -145,6 +145,8 @@ def run_export(
         with writing(plan.destination):
             done = staging.parts()
             resumed = sum(part.records for part in done)
+            if done and plan.kind.one_file:
+                made.go_on(done[-1].size)
             made.sheet = Sheet(
                 kind=plan.kind.name,
                 source=plan.kind.source,
@@ -218,7 +220,7 @@ class _Run:
         checksums: list[int] = []
         rows: list[int] = []
         limit, limit_records = self._plan.shard_bytes, most
-        if self._plan.kind.shard_bytes is None:
+        if limit is None:
             limit, limit_records = _CHUNK_BYTES, min(most, _CHUNK_RECORDS)
         nbytes = count = 0
         shard = self._export.begin(sum(part.split == split for part in self._parts), split)
@@ -243,11 +245,12 @@ class _Run:
             raise
         self._bytes += nbytes
         self._export.sync(shard)
+        file = shard.file or ("" if self._plan.kind.one_file else None)
         return Part(
             split=split,
             records=count,
             file=shard.file,
-            size=0 if shard.file is None else (self._staging.path / shard.file).stat().st_size,
+            size=0 if file is None else (self._staging.path / file).stat().st_size,
             digest=records_digest(np.array(checksums, np.uint64), np.array(rows, np.uint64)),
             lines=self._staging.lines(number).stat().st_size,
         )

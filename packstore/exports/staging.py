@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from packstore.core.errors import DestinationError, ManifestError, printable
-from packstore.core.files import sync_directory, sync_file, writing
+from packstore.core.files import device_and_inode, sync_directory, sync_file, writing
 from packstore.core.plainjson import canonical
 from packstore.core.registry import EXPORTS
 from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, read_sheet
@@ -28,7 +28,7 @@ class Part(NamedTuple):
         split: Its split.
         records: How many it holds.
         file: Its path in the export; None where each record is a file of its own.
-        size: Bytes of that file.
+        size: Bytes of that file; of an export of one file, up to here.
         digest: Digest of the records as they were written, see :func:`packstore.core.checksums.records_digest`.
         lines: Bytes of their lines.
     """
@@ -44,31 +44,33 @@ class Part(NamedTuple):
 class ExportStaging(Staging):
     """The place of an export that is being written; goes on in the directory of an equal run that was interrupted.
 
-    ``run-00001/`` holds ``export``, which export it is; ``store/``, the export; and in ``parts/`` a file for each
+    ``run-00001/`` holds ``store``, the export; ``export``, which export that is; and in ``parts/`` a file for each
     finished shard, with its lines beside it.
     """
 
     def __init__(self, destination: Path, kind: type[Export], identity: str, *, overwrite: bool, restart: bool) -> None:
         """Raises :class:`DestinationError` where the destination may not be written."""
-        self._identity, self._restart = identity, restart or kind.one_file
+        self._identity, self._restart, self._one_file = identity, restart, kind.one_file
         super().__init__(destination, overwrite=overwrite, owned=owned_files)
         with writing(destination):
-            if not kind.one_file:
-                self.path.mkdir(exist_ok=True)
             (self.run / PARTS).mkdir(exist_ok=True)
 
     def choose_run(self) -> Path:
         """That of an equal run, else a new one; all others are removed."""
         found: Path | None = None
         for run in self.work.runs():
-            whole = (run / STORE).is_dir()  # else it was published, and is gone
-            if found is None and whole and not self._restart and _identity_of(run) == self._identity:
+            # Else it was published: what lies there then is the export that it has replaced.
+            if found is None and not self._restart and _told(run) == _as_told(self._identity, run / STORE):
                 found = run
             else:
                 remove_run(run)
         if found is None:
             found = self.work.new_run()
-            (found / EXPORT).write_text(self._identity, "ascii")
+            if self._one_file:
+                (found / STORE).touch()
+            else:
+                (found / STORE).mkdir()
+            (found / EXPORT).write_text(_as_told(self._identity, found / STORE), "ascii")
         return found
 
     def parts(self) -> list[Part]:
@@ -104,7 +106,8 @@ class ExportStaging(Staging):
     def _read_part(self, number: int) -> Part | None:
         try:
             part = Part(**json.loads((self.run / PARTS / f"{number:06}.json").read_text("ascii")))
-            whole = part.file is None or (self.path / part.file).stat().st_size == part.size
+            size = (self.path / (part.file or "")).stat().st_size
+            whole = size >= part.size if self._one_file else part.file is None or size == part.size
             return part if whole and self.lines(number).stat().st_size == part.lines else None
         except (OSError, ValueError, TypeError):
             return None
@@ -115,7 +118,7 @@ def was_published(destination: Path, identity: str) -> bool:
     work = work_path(destination)
     if not work.is_dir() or not os.path.lexists(destination):
         return False
-    return any(_identity_of(run) == identity and not os.path.lexists(run / STORE) for run in runs_of(work))
+    return any(_told(run) == _as_told(identity, destination) for run in runs_of(work))
 
 
 def check_destination(destination: Path, *, overwrite: bool) -> None:
@@ -189,7 +192,14 @@ def _named_in_lines(path: Path, sheet: Sheet) -> set[bytes]:
         return set()
 
 
-def _identity_of(run: Path) -> str | None:
+def _as_told(identity: str, path: Path) -> str:
+    """What the directory of a run says of the export at ``path``: which it is, and its inode, which tells it from one
+    that it replaces."""
+    inode = device_and_inode(path)[1] if os.path.lexists(path) else None
+    return f"{identity} {inode}"
+
+
+def _told(run: Path) -> str | None:
     try:
         with (run / EXPORT).open("rb") as file:
             return file.read(_MAX_PART).decode("ascii")

@@ -6,16 +6,19 @@ directory on disk. Files have no date and no rights but those to read, so that t
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 _LOCAL, _CENTRAL = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L")
 _END64, _LOCATOR, _END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), struct.Struct("<4s4H2LH")
+_SIZES = struct.Struct("<2H2Q")
 _UTF8, _MADE_BY_UNIX, _VERSION, _VERSION64 = 1 << 11, 3 << 8, 20, 45
 _FIRST_DAY = 1 << 5 | 1  # 1980-01-01, the first that a zip can say
 _MODE = 0o100644 << 16
@@ -25,13 +28,17 @@ _STEP = 1 << 20
 
 
 class ZipWriter:
-    """Writes to an open file, from its beginning."""
+    """Writes to an open file, from its beginning or after files that it has written to it before."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
         self._directory = tempfile.TemporaryFile()  # noqa: SIM115 - until the end
         self._count = 0
         self._at = 0
+        end = out.tell()
+        if end:
+            self._find_written(end)
+            out.seek(end)
 
     def add(self, name: str, data: bytes) -> None:
         """Adds a file."""
@@ -72,10 +79,25 @@ class ZipWriter:
         """Writes both headers of a file."""
         raw, place = name.encode("utf-8"), self._at
         large = size >= _LARGE
-        local = struct.pack("<2H2Q", 1, 16, size, size) if large else b""
+        local = _SIZES.pack(1, 16, size, size) if large else b""
         sizes = (_MAX32, _MAX32) if large else (size, size)
         head = (_VERSION64 if large else _VERSION, _UTF8, 0, 0, _FIRST_DAY, check, *sizes, len(raw))
         self._write(_LOCAL.pack(b"PK\3\4", *head, len(local)) + raw + local)
+        self._list(raw, place, size, head)
+
+    def _find_written(self, end: int) -> None:
+        """Lists the files that are there, which end at ``end``."""
+        self._out.seek(0)
+        while self._at < end:
+            _, *head, extra = _LOCAL.unpack(self._out.read(_LOCAL.size))
+            raw = self._out.read(head[-1])
+            size = _SIZES.unpack(self._out.read(extra))[2] if extra else head[-2]
+            self._list(raw, self._at, size, head)
+            self._at = self._out.seek(size, os.SEEK_CUR)
+
+    def _list(self, raw: bytes, place: int, size: int, head: Sequence[int]) -> None:
+        """Writes the entry of a file in the directory."""
+        large = size >= _LARGE
         values = [size, size] if large else []
         values += [place] if place >= _LARGE else []
         extra = struct.pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values) if values else b""

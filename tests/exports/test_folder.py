@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from packstore.exports import zips
+from packstore.exports import run, zips
 from packstore.exports.run import export
 from packstore.packing.conversion import convert
 from packstore.packing.writer import Writer
 from packstore.stores import open_store
 from packstore.testing import ExportSuite
-from packstore.testing.exports import picture
+from packstore.testing.exports import Stop, picture
 from tests.makers.torchvision import import_torchvision
 
 
@@ -176,3 +176,9 @@ def test_a_large_zip_has_fields_of_zip64(folder: Path, tmp_path: Path, monkeypat
         assert opened.testzip() is None
         assert 45 in {info.extract_version for info in opened.infolist()}
     assert convert(tmp_path / "out.zip", tmp_path / "again.lmdb").manifest.dataset_digest == digest
+    monkeypatch.setattr(run, "_CHUNK_RECORDS", 3)
+    monkeypatch.setattr(run, "_REPORT_EVERY", 1)
+    with pytest.raises(KeyboardInterrupt):
+        export(tmp_path / "in.lmdb", tmp_path / "later.zip", progress=Stop(6))
+    assert export(tmp_path / "in.lmdb", tmp_path / "later.zip").resumed == 6
+    assert (tmp_path / "later.zip").read_bytes() == (tmp_path / "out.zip").read_bytes()
