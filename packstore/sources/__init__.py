@@ -188,10 +188,13 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         if within := find_within(path, _specific):
             raise lies_within(path, within)
         raise annotated(path, partial[0].name)
+    possible = found.get(Certainty.POSSIBLE, [])
+    if possible and possible[0].name not in _PLAIN:
+        return possible[0]
     if options.labels is None and (within := find_within(path, _certain)):
         raise lies_within(path, within)
-    if possible := found.get(Certainty.POSSIBLE):
-        if path.is_file() and {kind.name for kind in possible} & {*_PLAIN}:
+    if possible:
+        if path.is_file():
             raise only_unpacked(path)
         return possible[0]
     if options.labels is None and any(options.array_names.values()):

@@ -56,7 +56,10 @@ def plain_path(text: str) -> str:
 
 def finite(text: str) -> float:
     """A number that a file names. Raises :class:`ValueError` for anything else, infinity and NaN among it."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"found {printable(text[:40])!r}, which is no number") from None
     if not math.isfinite(number):
         raise ValueError(f"found {printable(text[:40])!r}, which is no coordinate")
     return number
@@ -152,3 +155,12 @@ def yolo_labels(tree: Tree, folder: str) -> bool:
             ):
                 return _YOLO_LINE.fullmatch(line) is not None
     return False
+
+
+def yolo_beside(tree: Tree, folder: str) -> bool:
+    """Whether the first image of a folder with a file of its name that says something has YOLO's labels there."""
+    names = sorted(name for name, is_directory in islice(tree.names(folder), 4 * _LOOKED_AT) if not is_directory)
+    images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)][:_LOOKED_AT]
+    starts = (tree.start(join(folder, f"{name.rpartition('.')[0]}.txt"), _HEADER) for name in images)
+    first = next((start.split(b"\n")[0] for start in starts if start.strip()), b"")
+    return _YOLO_LINE.fullmatch(first) is not None

@@ -188,7 +188,10 @@ class RowSource(Source):
         try:
             if self._restored is not None:
                 return self._restored.read(entry)
-            return self.schema.sample(entry.key, self.schema.take(self.values(entry.ref)))
+            values = self.values(entry.ref)
+            if values.get(self.schema.main) is None:
+                raise SampleError(entry.key, "has no image")
+            return self.schema.sample(entry.key, self.schema.take(values))
         except (OSError, ValueError) as error:
             raise SampleError(entry.key, printable(str(error))) from error
 

@@ -63,6 +63,7 @@ _PICKLES = frozenset({"pyd", "pickle", "pkl", "pth", "pt"})
 _KNOWN = _LABELS | _TEXTS | _JSON | _NUMBERS | _PICKLES | {"npy", "npz"}
 _MAX_VALUE = 1 << 30
 _OPEN_SHARDS = 4
+_NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
 
 
 @dataclass(slots=True)
@@ -396,7 +397,8 @@ def _classes(path: Path) -> tuple[str, ...] | None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Tars in which images lie beside other files of the same key, all in one folder: several may be classes."""
+    """Tars in which images lie beside other files of the same key. Where these lie in several folders, which may be
+    classes, each has to have its label. Of images alone, tars that are numbered may be shards."""
     try:
         shards = find_shards(path)
     except SourceError:
@@ -408,7 +410,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     try:
         names = first_names(shards[0][1], _LOOKED_AT)
     except (*TAR_FAULTS, SourceError):
-        return Certainty.NO
+        return Certainty.POSSIBLE if path.is_dir() else Certainty.NO  # opened as one, it says what is wrong with it
     samples: dict[str, set[str]] = {}
     for name in names:
         if not _hidden(name):
@@ -416,7 +418,15 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
             samples.setdefault(key, set()).add(extension)
     pairs = sum(1 for found in samples.values() if _has_pair(found))
     folders = {key.rpartition("/")[0] for key in samples}
-    return Certainty.CERTAIN if len(folders) == 1 and 2 * pairs >= len(samples) > 0 else Certainty.NO
+    numbered = len(shards) > 1 and all(_NUMBERED.search(shard.name) for _, shard in shards)
+    if numbered and samples and len(folders) == 1 and not pairs:
+        return Certainty.PARTIAL if all(map(_has_image, samples.values())) else Certainty.NO
+    sure = len(folders) == 1 or all(extensions & _LABELS for extensions in samples.values())
+    return Certainty.CERTAIN if sure and 2 * pairs >= len(samples) > 0 else Certainty.NO
+
+
+def _has_image(extensions: set[str]) -> bool:
+    return any(_kind(name) == "image" for name in extensions)
 
 
 def _has_pair(extensions: set[str]) -> bool:

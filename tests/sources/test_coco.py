@@ -297,3 +297,17 @@ def test_boxes_are_float32_of_the_sum(tmp_path: Path) -> None:
     convert(root, tmp_path / "x.h5")
     boxes = PackedDataset(tmp_path / "x.h5", columns=("boxes",))[0]
     assert np.array_equal(np.reshape(np.asarray(boxes), (1, 4)), np.float32([[0.1, 0.2, 0.1 + 0.3, 0.2 + 7]]))
+
+
+def test_images_of_lvis_are_named_by_their_urls(tmp_path: Path) -> None:
+    images: list[Any] = [{"id": n, "coco_url": f"http://images.cocodataset.org/val2017/{n}.jpg"} for n in range(2)]
+    said = {"images": images, "annotations": [coco_object(1, 0)], "categories": CATS}
+    fill(tmp_path, {"lvis_v1_val.json": json.dumps(said), **{f"val2017/{n}.jpg": jpeg(n) for n in range(2)}})
+    with closing(open_source(tmp_path)) as source:
+        assert [entry.key for entry in source.entries("val")] == ["val2017/0.jpg", "val2017/1.jpg"]
+
+
+def test_without_its_images_the_first_is_named(tmp_path: Path) -> None:
+    plain(tmp_path, [{"id": 0, "file_name": "0.JPG"}], [])
+    with pytest.raises(SourceError, match=r"no image is there that .* names, 0\.JPG the first of them"):
+        open_source(tmp_path)

@@ -399,3 +399,16 @@ def test_a_chunk_is_decompressed_once(tmp_path: Path, monkeypatch: pytest.Monkey
     with closing(open_source(path)) as source:
         assert len(images(source)) == 60
     assert asked == [(0, 20), (20, 40), (40, 60)]
+
+
+def test_what_lies_beside_files_of_arrays(tmp_path: Path) -> None:
+    """A file to read, and a folder that is empty, or hidden."""
+    for name in ("x", "y"):
+        with h5py.File(tmp_path / f"pcam_train_{name}.h5", "w") as file:
+            file[name] = np.zeros((3, 8, 8, 3) if name == "x" else (3, 1, 1, 1), np.uint8)
+    for folder in ("empty", ".git", "__MACOSX"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "empty/.DS_Store").touch()
+    (tmp_path / "README.md").touch()
+    with closing(open_source(tmp_path)) as source:
+        assert (source.kind, dict(source.survey().splits)) == ("hdf5", {"train": 3})

@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import PackstoreError, SampleError, SourceError
+from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, open_source
 from packstore.sources.huggingface import tables
 from packstore.sources.rows import RowSource
@@ -280,7 +280,7 @@ def test_bytes_that_are_null_are_read_from_the_path_beside(tmp_path: Path) -> No
     assert len(reasons) == 4
     assert "No such file" in reasons[0]
     assert all("none from its folder on" in reason for reason in reasons[1:3])
-    assert "image: no value" in reasons[3]
+    assert "has no image" in reasons[3]
 
 
 def test_an_image_too_large_for_its_pixels(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,3 +527,16 @@ def test_image_folders_beside_tables_are_not_taken(tmp_path: Path) -> None:
     pq.write_table(pa.table({"url": ["http://x"], "key": ["1"]}), tmp_path / "00000.parquet")
     with pytest.raises(SourceError, match="holds more than images"):
         open_source(tmp_path)
+
+
+def test_several_configurations_are_a_question(tmp_path: Path) -> None:
+    each = "- config_name: {0}\n  data_files:\n  - split: train\n    path: {0}/train-*\n"
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{each.format('a')}{each.format('b')}---\n")
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        pq.write_table(table(range(3)), tmp_path / name / "train-00000-of-00001.parquet")
+    with pytest.raises(
+        AmbiguousSourceError, match=r"has 2 configurations \(a, b\), none of them the default"
+    ) as caught:
+        open_source(tmp_path)
+    assert [answer.source for answer in caught.value.answers] == [tmp_path / "a", tmp_path / "b"]

@@ -242,3 +242,10 @@ def test_memory_does_not_grow_with_the_array(compress: bool, tmp_path: Path) -> 
         assert tracemalloc.get_traced_memory()[1] < 80 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_labels_that_are_a_pickle_are_not_lost(tmp_path: Path) -> None:
+    labels = np.array(["a", None, "b"], dtype=object)
+    np.savez(tmp_path / "a.npz", images=pixels(3, 8, 8, 3), labels=labels, notes=labels)
+    with pytest.raises(SourceError, match="labels holds Python objects"):
+        open_source(tmp_path / "a.npz")

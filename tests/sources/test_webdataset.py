@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import PackstoreError, SampleError, SourceError
+from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
 from tests.makers.images import tiny
@@ -152,7 +152,7 @@ def test_class_folders_with_captions_are_not_taken_for_shards(tmp_path: Path) ->
     ("change", "said"),
     [
         ({"0001.cls": b"cat"}, r"\.cls holds 'cat'; expected a number"),
-        ({"0001.png": None}, "image: no value"),
+        ({"0001.png": None}, "has no image"),
         ({"0001.json": b"{"}, "json|Expecting"),
         ({"0001.txt": b"\xff"}, "utf-8"),
         ({"0001.v.npy": b"no array"}, "."),
@@ -271,3 +271,42 @@ def test_an_array_that_claims_to_be_larger_than_the_memory(tmp_path: Path) -> No
     (tmp_path / "a.tar").write_bytes(shard({**claims, **{f"{n}.png": tiny(n) for n in range(2)}}))
     with pytest.raises(SampleError, match="npy claims to be larger than the memory"):
         convert(tmp_path / "a.tar", tmp_path / "a.lmdb", source_kind="webdataset")
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_shards_of_images_alone_are_a_question_where_they_are_numbered(numbered: bool, tmp_path: Path) -> None:
+    for n in range(2):
+        name = f"shard-{n:06}.tar" if numbered else f"n0144076{n}.tar"
+        (tmp_path / name).write_bytes(shard({f"{n}{k}.png": tiny(10 * n + k) for k in range(3)}))
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(tmp_path)
+    assert (Answer(("--source", "webdataset")) in caught.value.answers) is numbered
+    with closing(open_source(tmp_path, kind="webdataset")) as source:
+        assert source.survey().records == 6
+
+
+def test_a_first_shard_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    data = shard(files(range(4)))
+    (tmp_path / "a-000000.tar").write_bytes(data[:2000])
+    with pytest.raises(SourceError, match=r"a-000000\.tar is no tar that can be read, or it is damaged"):
+        open_source(tmp_path).survey()
+
+
+def test_a_sample_without_an_image_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(shard({"0.png": tiny(0), "0.cls": b"1", "1.cls": b"1"}))
+    with closing(open_source(tmp_path / "a.tar")) as source:
+        _, lacking = source.entries()
+        with pytest.raises(SampleError, match="1: has no image"):
+            source.read(lacking)
+
+
+def test_labels_of_keys_with_folders_are_not_those_of_folders(tmp_path: Path) -> None:
+    """As packstore writes image folders, here without its ``packstore.json``."""
+    data = {}
+    for n in range(3):
+        data |= {f"n0{n}/{n}.png": tiny(n), f"n0{n}/{n}.cls": b"%d" % (5 - n)}
+    (tmp_path / "val-000000.tar").write_bytes(shard(data))
+    for path in (tmp_path, tmp_path / "val-000000.tar"):
+        with closing(open_source(path)) as source:
+            assert source.kind == "webdataset"
+            assert [source.read(entry).values["label"] for entry in source.entries()] == [5, 4, 3]  # type: ignore[union-attr]

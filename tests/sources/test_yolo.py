@@ -171,7 +171,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
         ("-1 .5 .5 .5 .5", "the class is -1"),
         ("1.5 .5 .5 .5 .5", "the class is 1.5"),
         ("1e200 .5 .5 .5 .5", "the class is 1e"),
-        ("cat .5 .5 .5 .5", "could not convert"),
+        ("cat .5 .5 .5 .5", "found 'cat', which is no number"),
         ("0 .5 .5 .5 \udcff", "line 2"),
     ],
 )
@@ -254,3 +254,24 @@ def test_boxes_are_float32(tmp_path: Path) -> None:
     convert(tmp_path / "set", tmp_path / "x.h5")
     (box,) = np.asarray(PackedDataset(tmp_path / "x.h5", "train", columns=("boxes", "key"))[1][0])
     assert np.array_equal(box, np.float32([(0.333333 - 0.1) * 16, -0.05 * 8, (0.333333 + 0.1) * 16, 0.25 * 8]))
+
+
+def test_a_mark_of_byte_order_before_labels(tmp_path: Path) -> None:
+    root = yolo(tmp_path)
+    (root / "labels/train/00001.txt").write_bytes(b"\xef\xbb\xbf1 0.5 0.5 0.25 0.5\r\n")
+    with closing(open_source(root)) as source:
+        assert [source.read(entry).values["labels"] for entry in source.entries("train")][1] == [1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("folder", "classes"), [("", "classes.txt"), ("train/", "train/_darknet.labels")])
+def test_labels_beside_images_with_a_file_of_classes(folder: str, classes: str, tmp_path: Path) -> None:
+    """As LabelImg leaves them, and as Roboflow exports them for Darknet."""
+    files: dict[str, str | bytes] = {classes: "cat\ndog\n", "README.txt": "by hand"}
+    for n in range(4):
+        files |= {f"{folder}{n}.jpg": jpeg(n), f"{folder}{n}.txt": f"{n % 2} 0.5 0.5 0.25 0.5\n" if n else ""}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        survey = source.survey()
+        assert (source.kind, dict(survey.splits)) == ("yolo", {folder.rstrip("/"): 4})
+        assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
+        labels = [source.read(entry).values["labels"] for entry in source.entries()]  # type: ignore[union-attr]
+        assert labels == [[], [1], [0], [1]]

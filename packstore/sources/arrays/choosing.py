@@ -175,6 +175,9 @@ def _part(shown: str, split: str, arrays: list[_Named], options: SourceOptions) 
     columns = {"image": chosen}
     label = _label(shown, arrays, image, count, options)
     used = {id(image)}
+    lost = next((each for each in arrays if label is None and each.info.why and each.words & LABEL_WORDS), None)
+    if lost is not None:
+        raise SourceError(f"{shown}: {lost.info.why}")
     if label is not None:
         columns["label"] = Chosen(label.file, label.info)
         used.add(id(label))
@@ -293,6 +296,8 @@ def _axes(shown: str, image: _Named, length: int | None, options: SourceOptions)
             proposed = ["NCWH" if len(info.shape) == 4 else "NWH"] if info.reversed else fitting or usual
             asked = " or ".join(f"--layout {each}" for each in proposed)
             why = "MATLAB wrote its axes in reverse" if info.reversed else "the order of its axes is not clear"
+            if info.alone and len(info.shape) == 3:
+                why += " (one image in an array is not read: stack all of them)"
             named = "" if options.image_key is None else f"--image-key {printable(options.image_key)} "
             answers = [Answer(("--layout", each)) for each in proposed]
             raise AmbiguousSourceError(f"{shown}: {info.shown}: {why}; say it by {named}{asked}", answers)

@@ -105,9 +105,10 @@ class ArraySource(RowSource):
                 if is_passed_over(file.name) or (folder == path and name in SPLIT_ORDER):
                     continue
                 if file.is_dir() or name.endswith((*IMAGE_SUFFIXES, *_OTHER_DATA)):
-                    if not cls.takes_file(file):
+                    if cls.takes_file(file):
+                        found = True
+                    elif not file.is_dir() or any(not is_passed_over(each.name) for each in file.iterdir()):
                         return Certainty.NO
-                    found = True
                 found = found or cls.takes_file(file)
         return Certainty.CERTAIN if found else Certainty.NO
 

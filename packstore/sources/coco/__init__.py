@@ -59,7 +59,9 @@ class CocoSource(FileRowSource):
                     continue
                 self._splits[split] = (folder, documents)
             if not self._splits:
-                raise SourceError(f"{self.tree.name()}: no image is there that {printable(first.path)} names")
+                named = next(documents.names(), "")
+                some = f", {printable(named)} the first of them" if named else ""
+                raise SourceError(f"{self.tree.name()}: no image is there that {printable(first.path)} names{some}")
             self._refuse_shared_images()
             self._categories = self._all_categories()
         except BaseException:

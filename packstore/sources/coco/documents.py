@@ -97,7 +97,7 @@ class Documents:
         if not isinstance(document, dict):
             raise SourceError(f"{where} is no file of COCO: found {type(document).__name__}, expected an object")
         for image in _entries(where, document, "images"):
-            image_id, name = image.get("id"), image.get("file_name")
+            image_id, name = image.get("id"), image.get("file_name", _of_url(image.get("coco_url")))
             if not isinstance(name, str) or not isinstance(image_id, (int, str)):
                 raise SourceError(f"{where}: an image without an id or a file name: {_shown(image)}")
             try:
@@ -197,6 +197,11 @@ def _entries(where: str, document: dict[str, Any], name: str) -> list[dict[str, 
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise SourceError(f"{where} is no file of COCO: its {name!r} is no list of objects")
     return entries
+
+
+def _of_url(url: Any) -> str | None:
+    """The folder and name of an image of LVIS, which names only where it comes from (``lvis.LVIS.download``)."""
+    return "/".join(url.split("/")[-2:]) if isinstance(url, str) else None
 
 
 def _hashable(value: Any) -> bool:

@@ -19,14 +19,16 @@ from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import finite, join, read_whole, yolo_labels
+from packstore.sources.beside import finite, join, read_whole, yolo_beside, yolo_labels
 from packstore.sources.coco.files import READ, find_files
 from packstore.sources.rows import FileRow, FileRowSource, InTree
+from packstore.sources.tree import Tree
 from packstore.sources.yolo.layout import Layout, descriptions, folders_of_images, listed, read_layout
 
 _LEAST, _MOST = -0.01, 1.01
 """Coordinates as far outside the image are let pass, as by Ultralytics; others are bad samples."""
 _BOX = 5
+_BOM = b"\xef\xbb\xbf"
 _MAX_CLASS = 1 << 31
 _MAX_LABELS = 64 << 20
 
@@ -162,7 +164,7 @@ def _objects(text: bytes, width: int, height: int, points: tuple[int, int] | Non
     """The values of a file of labels. Raises :class:`ValueError` with the line that is wrong."""
     boxes, labels, keypoints = [], [], []
     polygons: list[list[float] | None] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.removeprefix(_BOM).splitlines(), 1):
         words = line.split()
         if not words:
             continue
@@ -200,6 +202,12 @@ def _within(places: list[float]) -> list[float]:
     return places
 
 
+def _has_labels(tree: Tree, images: str) -> bool:
+    """Whether there are labels for a folder of images."""
+    folder = labels_beside(join(images, "x.jpg")).rpartition("/")[0]
+    return yolo_beside(tree, images) if folder == images else yolo_labels(tree, folder)
+
+
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """A file like ``data.yaml``, or labels of YOLO in the folder beside ``images``. Annotations of COCO beside them are
     a question: either may be of some splits only."""
@@ -207,7 +215,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if tree is None:
         return Certainty.NO
     places = (place for places in folders_of_images(tree).values() for place in places)
-    if not descriptions(tree) and not any(yolo_labels(tree, labels_beside(f"{place}/x.jpg")[:-6]) for place in places):
+    if not descriptions(tree) and not any(_has_labels(tree, place) for place in places):
         return Certainty.NO
     return Certainty.PARTIAL if any(file.kind in READ for file in find_files(tree)) else Certainty.CERTAIN
 

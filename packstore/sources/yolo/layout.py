@@ -12,7 +12,16 @@ from typing import Any
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.yamltext import load_yaml
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.beside import class_names, is_file, is_folder, join, lines_of, plain_path, read_whole
+from packstore.sources.beside import (
+    class_names,
+    is_file,
+    is_folder,
+    join,
+    lines_of,
+    plain_path,
+    read_whole,
+    yolo_beside,
+)
 from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
 
@@ -20,6 +29,7 @@ _SPLITS = ("train", "val", "test")
 _START, _NAMES = 1 << 16, 256
 _DESCRIBES = (re.compile(rb"^(names|nc)\s*:", re.M), re.compile(rb"^(train|val|test)\s*:", re.M))
 _CLASS_FILES = ("classes.txt", "labels/classes.txt", "obj.names", "data/obj.names")
+_DARKNET = "_darknet.labels"
 _MAX_YAML = 1 << 20
 _MAX_CLASSES = 1 << 20
 
@@ -52,7 +62,7 @@ def descriptions(tree: Tree) -> list[str]:
 
 def folders_of_images(tree: Tree) -> dict[str, list[str]]:
     """The folders of images by split that have one of labels beside them: ``images/train``, ``train/images`` or
-    ``images``."""
+    ``images``; or that hold the labels themselves, and a file of their classes."""
     names = [name for name, is_directory in islice(tree.names(""), _NAMES) if is_directory]
     found = {name.lower(): [f"{name}/images"] for name in names if name.lower() in SPLIT_ORDER
              and is_folder(tree, f"{name}/images") and is_folder(tree, f"{name}/labels")}  # fmt: skip
@@ -60,6 +70,11 @@ def folders_of_images(tree: Tree) -> dict[str, list[str]]:
         inside = [name for name, is_directory in islice(tree.names("images"), _NAMES) if is_directory]
         known = {re.sub(r"[_-]?(19|20)\d\d$", "", name.lower()): [f"images/{name}"] for name in inside}
         found = known if known and all(split in SPLIT_ORDER for split in known) else {"": ["images"]}
+    if not found and is_file(tree, _CLASS_FILES[0]) and yolo_beside(tree, ""):
+        found = {"": [""]}  # as LabelImg leaves them
+    if not found:  # as Roboflow exports them for Darknet
+        found = {name.lower(): [name] for name in names if name.lower() in SPLIT_ORDER
+                 and is_file(tree, f"{name}/{_DARKNET}") and yolo_beside(tree, name)}  # fmt: skip
     return {split: found[split] for split in in_packing_order(found)}
 
 
@@ -76,7 +91,8 @@ def read_layout(tree: Tree) -> Layout:
             layout.classes, layout.points = _classes(tree, yaml[0], _document(tree, yaml[0]))
             layout.files = yaml
         else:
-            layout.files = [name for name in _CLASS_FILES if is_file(tree, name)][:1]
+            beside = [join(place, _DARKNET) for places in layout.splits.values() for place in places]
+            layout.files = [name for name in (*_CLASS_FILES, *beside) if is_file(tree, name)][:1]
             layout.classes = _named_in(tree, layout.files[0]) if layout.files else None
         return layout
     document = _document(tree, files[0])

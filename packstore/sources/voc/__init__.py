@@ -6,6 +6,7 @@ Boxes in its files count pixels from 1, and both corners belong to the object. H
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,24 +15,31 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.fields import Boxes, Field, Image, Json, Labels
-from packstore.core.plainxml import load_xml
+from packstore.core.fields import Field, Image
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
-from packstore.sources.beside import by_stem, finite, is_folder, join, lines_of, mask_field, plain_path, read_whole
+from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, Source, SourceOptions
+from packstore.sources.beside import (
+    by_stem,
+    is_file,
+    is_folder,
+    join,
+    lines_of,
+    mask_field,
+    plain_path,
+)
+from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
+from packstore.sources.voc.beside import VocBesideSource, recognise_beside
+from packstore.sources.voc.objects import CLASSES, annotation_fields, class_list, objects_of
 
-CLASSES = (
-    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
-    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
-)
-"""The classes of Pascal VOC, numbered as in its development kit, from 0."""
+__all__ = ["CLASSES", "KIND", "VocSource"]
+
 _MASKS = {"mask": "SegmentationClass", "object_mask": "SegmentationObject"}
 _UNION = "trainval"
 _LOOKED_AT = 64
-_CORNERS = ("xmin", "ymin", "xmax", "ymax")
-_MAX_CLASSES = 1 << 16
+_FLAG = re.compile(r"\s+[+-]?[01]$")
+"""What follows an image's name in lists of a class."""
 
 
 class VocSource(FileRowSource):
@@ -48,9 +56,7 @@ class VocSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._base = _find_base(self.tree)
-        if self._base is None:
-            raise SourceError(f"{printable(str(path))} has no folder JPEGImages, which Pascal VOC has")
+        self._base = _find_base(self.tree) or ""
         self._sets = _find_sets(self.tree, self._base)
         self._annotated = is_folder(self.tree, self._at("Annotations"))
         self._masks = {name: folder for name, folder in _MASKS.items() if is_folder(self.tree, self._at(folder))}
@@ -71,12 +77,8 @@ class VocSource(FileRowSource):
             files = (self._at(folder, name) for name, _ in islice(names, _LOOKED_AT))
             found[name] = mask_field(self.tree, files)
         if self._annotated:
-            found |= {
-                "boxes": Boxes(optional=True),
-                "labels": Labels(self._classes(), of="boxes", optional=True),
-                "difficult": Labels(of="boxes", optional=True),
-                "json": Json(optional=True),
-            }
+            rows = chain.from_iterable(map(self.file_rows, self.splits()))
+            found |= annotation_fields(class_list(self.tree, (row.values["json"].file for row in rows)))
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -94,7 +96,7 @@ class VocSource(FileRowSource):
         """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         document = found.get("json")
-        return found if document is None else found | _objects(document)
+        return found if document is None else found | objects_of(document)
 
     def described_by(self) -> Iterable[str]:
         """See :meth:`FileRowSource.described_by`."""
@@ -105,7 +107,7 @@ class VocSource(FileRowSource):
         return self._images[1]
 
     def _at(self, *parts: str) -> str:
-        return join(self._base or "", "/".join(parts))
+        return join(self._base, "/".join(parts))
 
     @property
     def _set_folder(self) -> str:
@@ -117,9 +119,13 @@ class VocSource(FileRowSource):
             return
         for number, line in lines_of(self.tree, self._sets[split]):
             try:
-                yield plain_path(line.split()[0])
+                yield plain_path(line if self._is_image(line) else _FLAG.sub("", line))
             except ValueError as error:
                 raise SourceError(f"{self.tree.name(self._sets[split])}, line {number}: {error}") from None
+
+    def _is_image(self, stem: str) -> bool:
+        """Whether a line that has blanks is the name of an image, without a flag behind it."""
+        return " " in stem and any(is_file(self.tree, self._at("JPEGImages", stem + end)) for end in IMAGE_SUFFIXES)
 
     @cached_property
     def _images(self) -> tuple[dict[str, str], dict[str, int]]:
@@ -139,56 +145,6 @@ class VocSource(FileRowSource):
                     seen.add(stem)
             ignored["images in none of the sets"] += sum(name.rpartition(".")[0] not in seen for name in listed)
         return suffixes, dict(+ignored)
-
-    def _classes(self) -> tuple[str, ...]:
-        """Those of Pascal VOC where all objects are of these; else the names in the annotations, sorted."""
-        found: set[str] = set()
-        for row in chain.from_iterable(map(self.file_rows, self.splits())):
-            try:
-                document = load_xml(read_whole(self.tree, row.values["json"].file))[1]
-                found.update(name for name in map(_name, _list(document["object"])))
-            except (SourceError, ValueError, KeyError, TypeError):
-                continue  # it is missing, or a bad sample when its turn comes
-            if len(found) > _MAX_CLASSES:
-                raise SourceError(f"{self.tree.name(self._at('Annotations'))} names more than {_MAX_CLASSES} classes")
-        return CLASSES if found <= set(CLASSES) else tuple(sorted(found))
-
-
-def _objects(data: bytes) -> dict[str, Any]:
-    """Boxes, labels and the whole of an annotation. Raises :class:`ValueError`."""
-    root, document = load_xml(data)
-    if root != "annotation" or not isinstance(document, dict):
-        raise ValueError(f"its annotation has the root {printable(root)!r} without content; expected 'annotation'")
-    document["object"] = objects = _list(document.get("object", []))
-    return {
-        "boxes": [_box(each) for each in objects],
-        "labels": [_name(each) for each in objects],
-        "difficult": [int(_scalar(each, "difficult", "0")) for each in objects],
-        "json": {"annotation": document},
-    }
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _scalar(value: Any, name: str, default: str | None = None) -> str:
-    found = value.get(name, default) if isinstance(value, dict) else None
-    if not isinstance(found, str):
-        raise ValueError(f"an object of its annotation has {'several values' if found else 'no value'} of {name!r}")
-    return found or default or found
-
-
-def _name(value: Any) -> str:
-    name = _scalar(value, "name")
-    if not name:
-        raise ValueError("an object of its annotation has an empty name")
-    return name
-
-
-def _box(value: dict[str, Any]) -> list[float]:
-    left, top, right, bottom = (finite(_scalar(value.get("bndbox"), corner)) for corner in _CORNERS)
-    return [left - 1, top - 1, right, bottom]
 
 
 def _find_base(tree: Tree) -> str | None:
@@ -220,15 +176,22 @@ def _find_sets(tree: Tree, base: str) -> dict[str, str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """``JPEGImages`` beside ``Annotations`` with XML files, or beside masks."""
+    """``JPEGImages`` beside ``Annotations`` with XML files, or beside masks; or XML files beside images."""
     tree = open_tree(path)
-    base = None if tree is None else _find_base(tree)
-    if tree is None or base is None:
+    if tree is None:
         return Certainty.NO
+    base = _find_base(tree)
+    if base is None:
+        return recognise_beside(tree)
     beside = islice(tree.names(join(base, "Annotations")), _LOOKED_AT)
     annotated = any(name.endswith(".xml") for name, _ in beside)
     masks = any(is_folder(tree, join(base, folder)) for folder in _MASKS.values())
     return Certainty.CERTAIN if annotated or masks else Certainty.NO
 
 
-KIND = Kind("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, VocSource)
+def _open(path: Path, options: SourceOptions) -> Source:
+    tree = open_tree(path)
+    return VocBesideSource(path, options) if tree is None or _find_base(tree) is None else VocSource(path, options)
+
+
+KIND = Kind("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, _open)

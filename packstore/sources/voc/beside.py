@@ -1,0 +1,118 @@
+"""Pascal VOC's XML files without its folders: beside the images, as LabelImg and Roboflow leave them, or in
+``annotations`` beside ``images``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Field
+from packstore.sources.annotations import find_further
+from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
+from packstore.sources.beside import is_file, is_folder, join
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.tree import Tree
+from packstore.sources.voc.objects import annotation_fields, class_list, objects_of
+
+_IMAGES, _XML = ("images", "Images", "img", "imgs"), ("annotations", "Annotations", "xmls", "labels", "Labels")
+_LOOKED_AT, _START = 64, 512
+
+
+class VocBesideSource(FileRowSource):
+    """Images and their annotations, in the folder itself or in folders ``train``, ``valid`` …, which are splits."""
+
+    kind = "voc"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._pairs = find_pairs(self.tree)
+        if not self._pairs:
+            raise SourceError(
+                f"{printable(str(path))} has no folder JPEGImages, which Pascal VOC has, and no XML files of "
+                "annotations beside its images, or in annotations beside images"
+            )
+        self.evidence = "XML files in " + ", ".join(printable(xml) or "the folder" for _, xml in self._pairs.values())
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return tuple(self._pairs)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`. Reads all annotations for the classes in them."""
+        rows = (row for split in self._pairs for row in self.file_rows(split))
+        return annotation_fields(class_list(self.tree, (row.values["json"].file for row in rows)))
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        images, xml = self._pairs[split]
+        for name in self.tree.list(images).images:
+            yield FileRow(join(images, name), {"json": InTree(join(xml, f"{_stem(name)}.xml"), optional=True)})
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        found = dict(super().values(ref))
+        return found if found.get("json") is None else found | objects_of(found["json"])
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        return ()
+
+    def ignored(self) -> Mapping[str, int]:
+        """See :meth:`RowSource.ignored`."""
+        return self._ignored
+
+    @cached_property
+    def _ignored(self) -> Mapping[str, int]:
+        found: Counter[str] = Counter()
+        for images, xml in self._pairs.values():
+            stems = set(map(_stem, self.tree.list(images, found).images))
+            names = {name for name, is_directory in self.tree.names(xml) if name.endswith(".xml") and not is_directory}
+            found["annotations without an image"] += sum(_stem(name) not in stems for name in names)
+            if images == xml:
+                found["not images (.xml)"] -= len(names)
+        return dict(+found)
+
+
+def find_pairs(tree: Tree) -> dict[str, tuple[str, str]]:
+    """The folders of images and of XML files by split, in packing order; ``""`` without splits."""
+    folders = [name for name, is_directory in islice(tree.names(""), _LOOKED_AT) if is_directory]
+    splits = {name.lower(): pair for name in folders if name.lower() in SPLIT_ORDER and (pair := _pair(tree, name))}
+    if splits:
+        return {split: splits[split] for split in in_packing_order(splits)}
+    pair = _pair(tree, "")
+    return {} if pair is None else {"": pair}
+
+
+def recognise_beside(tree: Tree) -> Certainty:
+    """Whether half of the first images have such a file; partial where other files say something of them."""
+    pairs = find_pairs(tree)
+    if not pairs:
+        return Certainty.NO
+    further = [phrase for phrase in find_further(tree) if ".xml" not in phrase]
+    return Certainty.PARTIAL if further else Certainty.CERTAIN
+
+
+def _pair(tree: Tree, base: str) -> tuple[str, str] | None:
+    below = [(images, xml) for images in _IMAGES for xml in _XML if is_folder(tree, join(base, images))]
+    for images, xml in [(base, base), *((join(base, images), join(base, xml)) for images, xml in below)]:
+        some = [name for name, _ in islice(tree.names(images), 4 * _LOOKED_AT) if _is_image(name)][:_LOOKED_AT]
+        files = [join(xml, f"{_stem(name)}.xml") for name in some]
+        hits = [file for file in files if is_file(tree, file)]
+        if hits and 2 * len(hits) >= len(some) and b"<annotation" in tree.start(hits[0], _START):
+            return images, xml
+    return None
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES) and name[0] != "."
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]

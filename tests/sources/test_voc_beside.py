@@ -1,0 +1,118 @@
+"""XML files of Pascal VOC without its folders, as LabelImg, Roboflow and sets on Kaggle have them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packstore import AmbiguousSourceError, PackedDataset, convert, verify
+from packstore.core.errors import SampleError
+from packstore.sources import Entry, open_source
+from packstore.sources.voc import CLASSES
+from packstore.testing import SourceSuite
+from tests.makers.annotated import fill, jpeg, voc, voc_xml
+
+
+def beside(root: Path, images: str, xml: str, samples: int = 6, label: str = "apple") -> Path:
+    """Images with an object each; of one of three, there is no annotation."""
+    files: dict[str, str | bytes] = {}
+    for n in range(samples):
+        files[f"{images}/{n:04}.jpg"] = jpeg(n)
+        if n % 3 != 2:
+            files[f"{xml}/{n:04}.xml"] = voc_xml(f"{n:04}", (label, (1, 2, 3, 4), 0))
+    return fill(root, files)
+
+
+class TestVocBeside(SourceSuite):
+    kind = "voc"
+    undecodable_keys = False
+    bytes_per_sample = 400
+    many = 500
+
+    def make(self, folder: Path, samples: int) -> Path:
+        return beside(folder, "train", "train", samples)
+
+    def change(self, path: Path) -> None:
+        (path / "train/0001.xml").write_text(voc_xml("0001"))
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        (path / entry.key).with_suffix(".xml").write_text("<annotation>")
+        return True
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        with (path / entry.key).open("r+b") as file:
+            file.truncate((64 << 20) + 100)
+        return True
+
+
+@pytest.mark.parametrize(
+    ("images", "xml", "splits"),
+    [
+        (".", ".", {"": 6}),
+        ("images", "annotations", {"": 6}),
+        ("train", "train", {"train": 6}),
+        ("train/images", "train/annotations", {"train": 6}),
+    ],
+)
+def test_where_annotations_may_lie(images: str, xml: str, splits: dict[str, int], tmp_path: Path) -> None:
+    with closing(open_source(beside(tmp_path, images, xml))) as source:
+        assert source.kind == "voc"
+        survey = source.survey()
+        assert (dict(survey.splits), dict(survey.ignored)) == (splits, {})
+        assert next(column.classes for column in survey.columns if column.name == "labels") == ("apple",)
+        values = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
+        assert values[0]["boxes"] == [[0, 1, 3, 4]]
+        assert [each["labels"] for each in values] == [[0], [0], None] * 2
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    root = beside(beside(tmp_path / "set", "train", "train", label="cat"), "valid", "valid", 2, "dog")
+    fill(root, {"train/0009.xml": voc_xml("9"), "train/notes.txt": "x", "README.roboflow.txt": "by hand"})
+    convert(root, tmp_path / "x.h5")
+    data = PackedDataset(
+        tmp_path / "x.h5", "valid", columns=("key", "boxes", "labels", "json", "image"), output="bytes"
+    )
+    key, boxes, labels, document, image = data[0]
+    assert (key, bytes(image)) == ("valid/0000.jpg", jpeg(0))
+    assert np.array_equal(boxes, [[0, 1, 3, 4]])
+    assert labels.tolist() == [CLASSES.index("dog")]
+    assert document["annotation"]["object"][0]["truncated"] == "1"
+    assert dict(open_source(root).survey().ignored) == {"annotations without an image": 1, "not images (.txt)": 1}
+    assert verify(tmp_path / "x.h5", against=root).ok
+
+
+def test_other_annotations_beside_them_are_a_question(tmp_path: Path) -> None:
+    fill(beside(tmp_path, ".", "."), {"labels.csv": "file,label\n0000.jpg,a\n0001.jpg,b\n"})
+    with pytest.raises(AmbiguousSourceError, match="could be Pascal VOC: say which, with --source voc"):
+        open_source(tmp_path)
+
+
+def test_other_xml_files_are_not_taken(tmp_path: Path) -> None:
+    fill(tmp_path, {**{f"{n}.jpg": jpeg(n) for n in range(3)}, **{f"{n}.xml": "<metadata/>" for n in range(3)}})
+    with pytest.raises(AmbiguousSourceError, match=r"a \.xml file for each image"):
+        open_source(tmp_path)
+
+
+def test_names_with_blanks_in_lists_of_the_development_kit(tmp_path: Path) -> None:
+    base = voc(tmp_path) / "VOCdevkit/VOC2012"
+    fill(
+        base,
+        {"JPEGImages/my image 1.jpg": jpeg(7), "Annotations/my image 1.xml": voc_xml("7", ("cat", (1, 1, 2, 2), 0))},
+    )
+    (base / "ImageSets/Main/train.txt").write_text("my image 1\r\n2007_000001  1\n2007_000000 -1\n")
+    with closing(open_source(tmp_path)) as source:
+        samples = [(entry.key.rpartition("/")[2], source.read(entry)) for entry in source.entries("train")]
+        assert [name for name, _ in samples] == ["my image 1.jpg", "2007_000001.jpg", "2007_000000.jpg"]
+
+
+def test_a_coordinate_that_is_no_number_is_named(tmp_path: Path) -> None:
+    base = voc(tmp_path) / "VOCdevkit/VOC2012"
+    file = base / "Annotations/2007_000001.xml"
+    file.write_text(file.read_text().replace("<xmin>1<", "<xmin>left<"))
+    with closing(open_source(tmp_path)) as source:
+        entry = next(entry for entry in source.entries() if "2007_000001" in entry.key)
+        with pytest.raises(SampleError, match="found 'left', which is no number"):
+            source.read(entry)
