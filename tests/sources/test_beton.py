@@ -183,7 +183,9 @@ def test_arrays_that_are_wrong(tmp_path: Path) -> None:
 
 
 def test_files_of_different_fields(tmp_path: Path) -> None:
-    write_beton(tmp_path / "train.beton", FIELDS, [sample(0)])
-    write_beton(tmp_path / "val.beton", {"image": "image", "class": "int"}, [{"image": (tiny(1), 1, 1), "class": 1}])
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_beton(folder / "train.beton", FIELDS, [sample(0)])
+    write_beton(folder / "val.beton", {"image": "image", "class": "int"}, [{"image": (tiny(1), 1, 1), "class": 1}])
     with pytest.raises(SourceError, match="its files have different fields"):
-        convert(tmp_path, tmp_path / "x.h5")
+        convert(folder, tmp_path / "x.h5")

@@ -185,6 +185,17 @@ def test_wrong_descriptions_of_shards(change: dict[str, Any], said: str, tmp_pat
         convert(path, tmp_path / "x.h5")
 
 
+def test_a_folder_of_a_version_without_features(tmp_path: Path) -> None:
+    """It asks; and named, its TFRecord files are read as what they say of themselves."""
+    path = dataset(tmp_path / "d", {"train": [[example(n) for n in range(3)]]}, {})
+    (path / "features.json").unlink()
+    with pytest.raises(AmbiguousSourceError, match=r"no features\.json, .* before 4\.0 .* --source tfrecord"):
+        open_source(path)
+    report = convert(path, tmp_path / "x.h5", source_kind="tfrecord")
+    assert report.manifest.records == 3
+    assert report.ignored == {"not images (.json)": 1}
+
+
 @pytest.mark.parametrize(
     ("features", "said"),
     [

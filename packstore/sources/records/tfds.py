@@ -27,8 +27,9 @@ from packstore.core.sheet import read_sheet
 from packstore.images.sniff import HeaderError, max_file_bytes, sniff
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.listing import folders_in
-from packstore.sources.records.examples import ExampleSource
+from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
 from packstore.sources.records.exported import ExportedTfds
+from packstore.sources.records.files import first_shards
 from packstore.sources.records.protobuf import Feature, Message
 from packstore.sources.records.tfds_features import FEATURES, Leaf, describe, is_mask, is_pixels
 
@@ -344,7 +345,13 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if not found:
         return Certainty.NO
     if not any((each / FEATURES).is_file() for each in found):
-        return Certainty.NO
+        if any(is_tfrecord(file) for each in found for file in first_shards(each, SUFFIXES)):
+            raise AmbiguousSourceError(
+                f"{printable(str(path))} has {INFO} of TensorFlow Datasets, but no {FEATURES}, which says what its "
+                "features are: a version before 4.0 wrote it. Write it again with version 4.7 or later, or pack its "
+                "TFRecord files as they are with --source tfrecord"
+            )
+        return Certainty.NO  # others have such a file, too
     _folder(path)  # several are a question
     return Certainty.CERTAIN
 
