@@ -228,7 +228,17 @@ def test_what_is_damaged_is_marked_and_ends_nothing(browser: Any, stores: Stores
     path = tmp_path / "x.h5"
     packstore.convert(stores("files.lmdb"), path)
     damage(path, [3], [], 3)
-    with served(path) as address, opened(browser, address) as page:
+    found = [{"what": "another byte", "record": 8}, {"what": "a shard is missing"}]
+    (tmp_path / "report.json").write_text(json.dumps({"problems": found}))
+    with (
+        served(path, verified=tmp_path / "report.json") as address,
+        opened(browser, address, "#view=overview") as page,
+    ):
+        page.wait_for_selector("text=a shard is missing")
+        page.click("button:has-text('damaged: 1')")
+        page.wait_for_selector("#status:has-text('1 of 42 records')")
+        page.wait_for_selector("#place-0 .badge")
+        page.select_option("#mark", "")
         page.wait_for_selector("#place-3.damaged .broken")
         page.wait_for_selector("#place-4 img")
         page.click("#place-3")
@@ -239,7 +249,7 @@ def test_what_is_damaged_is_marked_and_ends_nothing(browser: Any, stores: Stores
         page.wait_for_selector(".canvas img.main")
         page.click("text=← Grid")
         page.select_option("#mark", "damaged")
-        page.wait_for_selector("#status:has-text('1 of 42 records')")
+        page.wait_for_selector("#status:has-text('2 of 42 records')")
 
 
 def test_html_in_a_store_is_text_on_the_page(browser: Any, tmp_path: Path) -> None:

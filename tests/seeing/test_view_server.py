@@ -407,6 +407,46 @@ def test_html_in_a_store_is_text(tmp_path: Path) -> None:
         assert "error" in ask(client, "/api/record/2")["image"]
 
 
+def test_an_image_is_shown_as_the_loader_gives_it_and_not_as_a_browser_would(tmp_path: Path) -> None:
+    """Of transparent pixels, colour profiles, CMYK and EXIF orientation, browsers think otherwise."""
+    root = tmp_path / "in"
+    root.mkdir()
+    colours = np.random.default_rng(0).integers(0, 255, (16, 24, 4), np.uint8)
+    Image.fromarray(colours).save(root / "alpha.png")
+    photo = Image.fromarray(colours[..., :3])
+    photo.save(root / "profile.jpg", icc_profile=b"p" * 200)
+    exif = Image.Exif()
+    exif[274] = 6
+    photo.save(root / "turned.jpg", exif=exif)
+    photo.convert("CMYK").save(root / "cmyk.jpg")
+    photo.save(root / "plain.jpg")
+    frames = [photo.quantize(), photo.rotate(180).quantize()]
+    frames[0].save(root / "moving.gif", save_all=True, append_images=frames[1:])
+    for turned in (False, True):
+        path = tmp_path / f"{turned}.lmdb"
+        packstore.convert(root, path, exif_transpose=turned)
+        dataset = packstore.PackedDataset(path)
+        with client_of(path) as client:
+            for record, key in enumerate(dataset.keys):
+                answer = client.get(f"/image/{record}/image")
+                assert answer.headers["content-type"] == ("image/jpeg" if key == "plain.jpg" else "image/png"), key
+                np.testing.assert_array_equal(pixels(answer.content), np.asarray(dataset.show(record)), key)
+                size = Image.open(io.BytesIO(client.get(f"/thumbnail/96/{record}").content)).size
+                assert size == dataset.show(record).size
+                suffix = client.get(f"/file/{record}").headers["content-disposition"].rpartition(".")[2]
+                assert suffix == f'{key.rpartition(".")[2]}"'
+
+
+def test_a_thumbnail_has_the_side_that_was_asked_for(tmp_path: Path) -> None:
+    for name, height, width in (("a", 300, 1000), ("b", 1000, 300), ("c", 640, 640)):
+        write_image(tmp_path / "in" / f"{name}.jpg", height, width, 1)
+    packstore.convert(tmp_path / "in", tmp_path / "x.lmdb")
+    with client_of(tmp_path / "x.lmdb") as client:
+        for record, expected in enumerate([(192, 58), (58, 192), (192, 192)]):
+            found = Image.open(io.BytesIO(client.get(f"/thumbnail/192/{record}").content)).size
+            assert np.abs(np.subtract(found, expected)).max() <= 1, (found, expected)
+
+
 def test_an_image_of_another_kind_than_it_says_is_sent_as_what_it_is(client: Client) -> None:
     for record in range(6):
         answer = client.get(f"/image/{record}/image")

@@ -79,6 +79,13 @@ class Site:
             raise NotThereError(f"there is no record {number}: the store has {len(self.reader):,}")
         return number
 
+    async def in_turn(self, request: Request, work: Callable[[], _T]) -> _T | None:
+        """As :meth:`in_thread`; None where nobody waits for it any more when its turn comes."""
+        async with self._turn:
+            if await request.is_disconnected():
+                return None
+            return await asyncio.get_running_loop().run_in_executor(self._decoding, work)
+
     async def in_thread(self, work: Callable[[], _T]) -> _T:
         """Runs what reads or decodes one image, as many at a time as there are cores."""
         async with self._turn:
@@ -297,7 +304,9 @@ async def _thumbnail(site: Site, request: Request) -> Response:
     if side not in SIDES:
         raise UsageError(f"side should be one of {', '.join(map(str, SIDES))}, got {side}")
     try:
-        return _sent(await site.in_thread(lambda: site.images.thumbnail(record, side)))
+        # Who has scrolled on no longer waits for what has gone by.
+        made = await site.in_turn(request, lambda: site.images.thumbnail(record, side))
+        return Response(status_code=204) if made is None else _sent(made)
     except (CorruptRecordError, DecodeError) as error:
         site.note_damage(record, error)
         raise
@@ -362,9 +371,9 @@ async def _loaded_mask(site: Site, request: Request) -> Response:
 async def _file(site: Site, request: Request) -> Response:
     """The image at rest, to be saved; its name is the record's number, since keys come from strangers."""
     record = site.record(request)
-    file = await site.in_thread(lambda: site.images.file(record))
-    name = f'attachment; filename="record-{record}.bin"'
-    return Response(file.data, media_type=file.type, headers={"content-disposition": name})
+    data, suffix = await site.in_thread(lambda: site.images.file(record))
+    name = f'attachment; filename="record-{record}.{suffix}"'
+    return Response(data, media_type="application/octet-stream", headers={"content-disposition": name})
 
 
 def _command(reader: Reader, query: Query) -> str | None:

@@ -31,7 +31,7 @@ _ENTRY_BYTES = 200
 _QUALITY = 82
 _SMALL = 64
 """Images up to this side are sent as PNG: JPEG would blur them, and is no smaller."""
-_AS_IT_IS = {"jpeg": "image/jpeg", "png": "image/png", "gif": "image/gif", "webp": "image/webp"}
+_SUFFIXES = {"jpeg": "jpg", "tiff": "tif", "heif": "heic"}
 
 
 class File(NamedTuple):
@@ -84,22 +84,31 @@ class Images:
         return known
 
     def whole(self, record: int, column: Column) -> File:
-        """An image of a record, as large as it is: its file where every browser shows that as the loader gives it,
-        else the decoded pixels as PNG. Raises as :meth:`thumbnail`, but for the checksum."""
+        """An image of a record, as large as it is: a JPEG file as it lies there, where a browser shows that as the
+        loader gives it, else the decoded pixels as PNG. (A browser would blend transparent pixels, move animations and
+        apply colour profiles.) Raises as :meth:`thumbnail`, but for the checksum."""
         if column.layout is None:
             data = _stored(self._reader, column, record)
             try:
                 info = header_in(memoryview(data).cast("B"))
             except HeaderError as error:
                 raise DecodeError(f"record {record} {error.reason}") from None
-            plain = info.components in (1, 3) or info.kind != "jpeg"
-            if plain and info.kind in _AS_IT_IS and read_orientation(data, info) == 1:
-                return File(bytes(data), _AS_IT_IS[info.kind])
+            if info.kind == "jpeg" and info.components in (1, 3) and read_orientation(data, info) == 1:
+                file = bytes(data)
+                if b"ICC_PROFILE\0" not in file:
+                    return File(file, "image/jpeg")
         return as_png(self.pixels(record, column))
 
-    def file(self, record: int) -> File:
-        """The image of a record at rest, to be saved."""
-        return File(bytes(self._reader.read(record)), "application/octet-stream")
+    def file(self, record: int) -> tuple[bytes, str]:
+        """The image of a record at rest, to be saved, and a suffix for it."""
+        data = bytes(self._reader.read(record))
+        if self._reader.manifest.image.layout is not None:
+            return data, "bin"
+        try:
+            kind = header_in(memoryview(data)).kind
+        except HeaderError:
+            return data, "bin"
+        return data, _SUFFIXES.get(kind, kind)
 
     def pixels(self, record: int, column: Column, data: Buffer | None = None, side: int | None = None) -> NDArray[Any]:
         """The pixels of a record's image: uint8 ``(h, w, 3)``, RGB; normalisation undone; turned where loaders turn it.

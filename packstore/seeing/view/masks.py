@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from packstore.seeing.view.images import File, as_png
 from packstore.stores.base import Reader
 
 _MOST_LISTED = 256
+_MOST_PIXELS = 1 << 24
+"""Pixels of the picture of a mask; of a larger one every second, third … is taken."""
 
 
 def read_mask(reader: Reader, column: Column, record: int) -> NDArray[Any]:
@@ -31,6 +34,8 @@ def read_mask(reader: Reader, column: Column, record: int) -> NDArray[Any]:
 
 def color_mask(values: NDArray[Any]) -> File:
     """A mask ``(H, W)`` as an RGBA picture; 0, the background of most datasets, is transparent."""
+    step = 1 + math.isqrt(max(0, values.size - 1) // _MOST_PIXELS)
+    values = values[::step, ::step]
     numbers, places = np.unique(values, return_inverse=True)
     palette = np.array([(0, 0, 0, 0) if n == 0 else (*color_of(int(n)), 255) for n in numbers.tolist()], np.uint8)
     return as_png(palette[places.reshape(values.shape)])
