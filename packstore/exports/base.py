@@ -195,6 +195,11 @@ class Export(ABC):
             file.write(sheet.to_json().encode("ascii") + b"\n")
         return sheet
 
+    def undo_finish(self) -> None:
+        """Gives shards back the names that :meth:`begin` gave them, where an interrupted :meth:`finish` has given them
+        others. Called before all else."""
+        return
+
     def abort(self) -> None:
         """Closes files that are open from shard to shard, after an error. Deletes nothing; idempotent."""
         return

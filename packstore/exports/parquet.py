@@ -73,6 +73,10 @@ class ParquetExport(Export):
             card.write(self._card(sheet).encode("utf-8", "replace"))
         return super().finish(sheet, lines)
 
+    def undo_finish(self) -> None:
+        for file in (self.path / DATA).glob("*-of-*.parquet"):
+            file.rename(file.with_name(re.sub(r"-of-\d+\.parquet$", ".parquet", file.name)))
+
     @cached_property
     def _splits(self) -> dict[str, str]:
         """The names of the splits as ``datasets`` takes them, letters and digits, by their own."""

@@ -143,7 +143,7 @@ def run_export(
     made = plan.new_export(staging.path)
     try:
         with writing(plan.destination):
-            done = staging.parts()
+            done = staging.parts(made)
             resumed = sum(part.records for part in done)
             if done and plan.kind.one_file:
                 made.go_on(done[-1].size)
@@ -168,14 +168,11 @@ def run_export(
         staging.publish(sync_file_system if plan.kind.shard_bytes is None else sync_tree)
     except BaseException as error:
         made.abort()
-        if staging.parts():
-            staging.keep()
+        if staging.leave(made):
             error.add_note(
                 f"what is exported so far is kept in {printable(str(staging.work.path))}: the same command goes on "
                 "from there, and packstore clean removes it"
             )
-        else:
-            staging.discard()
         raise
     return _report(plan, manifest, len(sheet.shards), started, resumed)
 

@@ -73,12 +73,22 @@ class ExportStaging(Staging):
             (found / EXPORT).write_text(_as_told(self._identity, found / STORE), "ascii")
         return found
 
-    def parts(self) -> list[Part]:
-        """The shards that are done, in order: as many as are there with all that belongs to them."""
+    def parts(self, export: Export) -> list[Part]:
+        """The shards of ``export`` that are done, in order: as many as are there with all that belongs to them."""
+        export.undo_finish()
         done: list[Part] = []
         while (part := self._read_part(len(done))) is not None:
             done.append(part)
         return done
+
+    def leave(self, export: Export) -> bool:
+        """After an error: keeps the shards that are done, so that another run can go on from there. Removes everything
+        where there are none. Returns whether it was kept."""
+        if self._published or not self.parts(export):
+            self.discard()
+            return False
+        self.keep()
+        return True
 
     def lines(self, number: int) -> Path:
         """Where the lines of a shard are."""

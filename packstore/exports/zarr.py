@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.files import sync_file_system
-from packstore.core.sheet import Shard, Sheet
+from packstore.core.sheet import ROWS, SHEET, Shard, Sheet
 from packstore.exports.arrays import CLASSES, IMAGES, SHAPES, ArraysExport, array_name, class_names
 from packstore.exports.base import Record, ShardWriter
 from packstore.exports.names import safe_name, shortened
 
 _CHUNK_BYTES = 4 << 20
+_UNFINISHED = ".partial"
+"""What the library calls a file until it is whole."""
 _FILES_A_CHUNK, _VALUES_A_CHUNK = 32, 1 << 16
 
 
@@ -53,9 +55,11 @@ class ZarrExport(ArraysExport):
             root.require_group(_group(split.name))
         splits = [(s.name, len(s)) for s in self.manifest.splits] or [("", self.manifest.records)]
         shards = tuple(Shard(_group(name) or IMAGES, name, count) for name, count in splits)
-        own = {path.name for path in (lines,) if path is not None}
-        files = (path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if path.is_file())
-        return super().finish(replace(sheet, shards=shards, files=tuple(sorted({*files} - own))), lines)
+        files = {path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if path.is_file()}
+        left = {name for name in files if name.endswith(_UNFINISHED)}  # by a run that was killed
+        for name in left:
+            (self.path / name).unlink()
+        return super().finish(replace(sheet, shards=shards, files=tuple(sorted(files - left - {SHEET, ROWS}))), lines)
 
     def array(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
         """An array, made anew unless an interrupted run has made it."""

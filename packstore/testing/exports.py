@@ -24,6 +24,7 @@ from packstore.exports import run
 from packstore.exports.base import Export
 from packstore.exports.plan import ExportOptions, plan_export
 from packstore.exports.run import ExportReport, export
+from packstore.exports.staging import ExportStaging
 from packstore.packing.conversion import convert
 from packstore.stores import open_store
 from packstore.stores.builder.work_directory import WorkDirectory, find_leftovers, remove_leftover, work_path
@@ -300,6 +301,20 @@ class ExportSuite:
         assert not work_path(out).exists()
         assert contents(out) == contents(whole)
 
+    def test_a_run_that_was_killed_before_publishing_is_gone_on_with(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
+        self.export(store, whole)
+        monkeypatch.setattr(ExportStaging, "publish", killed)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt) as caught:
+                self.export(store, out)
+            assert "the same command goes on" in "".join(caught.value.__notes__)
+        monkeypatch.undo()
+        assert self.export(store, out).resumed > 0
+        assert contents(out) == contents(whole)
+
     def test_a_run_that_was_killed_after_publishing_is_complete(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -417,9 +432,9 @@ class Stop:
             raise KeyboardInterrupt
 
 
-def killed(work: WorkDirectory) -> None:
-    """Ends a run when it is about to remove its work directory."""
-    work.release()
+def killed(at: WorkDirectory | ExportStaging, *_: object) -> None:
+    """Ends a run when it is about to publish, or to remove its work directory."""
+    (at.work if isinstance(at, ExportStaging) else at).release()
     raise KeyboardInterrupt
 
 

@@ -12,8 +12,11 @@ import pytest
 from packstore import convert, export
 from packstore.core.errors import SourceError
 from packstore.core.sheet import SHEET
+from packstore.exports.staging import ExportStaging
 from packstore.stores import open_store
+from packstore.stores.builder.work_directory import work_path
 from packstore.testing import ExportSuite
+from packstore.testing.exports import contents, killed
 from tests.makers.images import tiny
 from tests.makers.typed import COLUMNS, make_typed
 
@@ -108,6 +111,20 @@ def test_pixels_as_png_files(kind: str, tmp_path: Path) -> None:
     digest = convert(folder(tmp_path / "in"), tmp_path / "in.h5", encoding="uint8", size=4).manifest.dataset_digest
     export(tmp_path / "in.h5", tmp_path / "out", to=kind, encode="png")
     assert convert(tmp_path / "out", tmp_path / "again.h5").manifest.dataset_digest == digest
+
+
+def test_what_zarrs_library_leaves_behind_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("zarr")
+    convert(folder(tmp_path / "in"), tmp_path / "in.h5")
+    monkeypatch.setattr(ExportStaging, "publish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        export(tmp_path / "in.h5", tmp_path / "out.zarr")
+    monkeypatch.undo()
+    staged = work_path(tmp_path / "out.zarr") / "run-00001" / "store"
+    (staged / "train" / "images" / ".zarray.0123.partial").write_bytes(b"{")
+    assert export(tmp_path / "in.h5", tmp_path / "out.zarr").resumed == 9
+    export(tmp_path / "in.h5", tmp_path / "whole.zarr")
+    assert contents(tmp_path / "out.zarr") == contents(tmp_path / "whole.zarr")
 
 
 @pytest.mark.parametrize("size", [None, 4])
