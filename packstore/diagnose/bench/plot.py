@@ -16,7 +16,7 @@ def plot(report: BenchReport, path: Path) -> None:
         ("1 thread", [stage.one for stage in report.stages]),
         (f"{report.rates.threads} threads", [stage.all for stage in report.stages]),
     ]
-    bars(axes[0], [stage.name for stage in report.stages], series[: 1 + (report.rates.threads > 1)])
+    bars(axes[0], [stage.name for stage in report.stages], series)
     axes[0].set_xscale("log")
     titled(axes[0], "each stage by itself, and the whole loader", x="images/s")
     if report.rates.target is not None:
