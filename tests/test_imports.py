@@ -58,7 +58,7 @@ TOOLS = (
     *(
         "execnet",
         "mypy",
-        "packstore[heif,jpeg4py,opencv,parquet,tfrecord,view,zarr,zstd]",
+        "packstore[heif,jpeg4py,opencv,parquet,plot,tfrecord,view,zarr,zstd]",
         "packstore",
         "playwright",
         "pytest-xdist",

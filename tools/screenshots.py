@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Takes the pictures of the guide's page `seeing`: .github/view-grid.png, view-record.png and view-overview.png.
+"""Takes the pictures of the guide's page `seeing`: .github/sheet.png, view-grid.png and so on, all in .github.
 
     .venv/bin/python tools/screenshots.py [--out .github] [--chromium /usr/bin/chromium]
 
@@ -23,6 +23,7 @@ from PIL import Image, ImageDraw, ImageFilter
 from playwright.sync_api import sync_playwright
 
 import packstore
+from packstore.seeing.sheet import SheetOptions, write_sheet
 
 CLASSES = ("circle", "square", "star", "triangle")
 RECORDS = 240
@@ -88,6 +89,17 @@ def make_store(path: Path) -> None:
             writer.add(key=f"{split}/scene-{number:04}.jpg", split=split, **scene(number))
 
 
+def draw_sheet(store: Path, out: Path) -> None:
+    write_sheet(store, out / "sheet.png", SheetOptions(columns=["mask", "boxes"], side=112))
+    with Image.open(out / "sheet.png") as picture:
+        save(picture.convert("RGB"), out / "sheet.png")
+
+
+def save(picture: Image.Image, file: Path) -> None:
+    picture.quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
+    print(f"{file}: {file.stat().st_size:,} bytes")
+
+
 def shoot(store: Path, out: Path, chromium: str) -> None:
     command = [sys.executable, "-m", "packstore", "view", str(store), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as playwright:
@@ -101,9 +113,7 @@ def shoot(store: Path, out: Path, chromium: str) -> None:
                 page.wait_for_selector(ready)
                 page.wait_for_load_state("networkidle")
                 picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-                file = out / f"{name}.png"
-                picture.quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
-                print(f"{file}: {file.stat().st_size:,} bytes")
+                save(picture, out / f"{name}.png")
                 page.close()
         finally:
             browser.close()
@@ -117,6 +127,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         make_store(Path(place) / "shapes.lmdb")
+        draw_sheet(Path(place) / "shapes.lmdb", options.out)
         shoot(Path(place) / "shapes.lmdb", options.out, options.chromium)
 
 

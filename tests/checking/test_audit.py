@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import packstore
 from packstore.checking.audit.same import Hashes, groups_of, nearest_before
 from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
 from packstore.core.errors import UsageError
+from packstore.core.findings import DROPPED, KINDS
 from packstore.core.progress import no_progress
 from packstore.images.perceptual import CROPS, THRESHOLD, distances, grey, hashes, shrunk
 from packstore.stores import create_store
@@ -313,6 +315,14 @@ def test_json_goes_into_a_file_or_to_the_output(tmp_path: Path) -> None:
 def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
         packstore.audit(tmp_path, **options)
+
+
+def test_every_kind_of_finding_is_in_the_guide() -> None:
+    page = (Path(packstore.__file__).parent / "guide" / "seeing.md").read_text("utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(KINDS)
+    named = re.search(r"`select --drop` takes out (`leak.*?), unless", page, re.DOTALL)
+    assert named is not None
+    assert re.findall(r"`(\w+)`", named[1]) == list(DROPPED)
 
 
 def test_groups_are_those_of_equal_values() -> None:
