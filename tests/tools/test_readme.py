@@ -241,6 +241,8 @@ OTHERS = {
     "--cifar",
     "--only",
     "--peers",
+    "--recall",
+    "--records",
     "--checkpoint",
     "--epochs",
     "--minutes",
