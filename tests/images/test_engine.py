@@ -39,6 +39,7 @@ from tests.makers.engine_checks import (
     check_pixels,
     check_refusals,
     check_resizing,
+    check_rewriting,
     cut,
     good,
     large,
@@ -76,10 +77,12 @@ def engines() -> list[Engine]:
         check_index,
         pytest.param(check_guard_pages, marks=pytest.mark.slow),
         check_refusals,
+        pytest.param(check_rewriting, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("vectors", [True, False], ids=["vectors", "plain"])
-def test_what_every_engine_has_to_do(check: Callable[[Engine], None], vectors: bool) -> None:
+def test_what_every_engine_has_to_do(check: Callable[[Engine], None], vectors: bool, need: Need) -> None:
+    need("jpegtran", check is not check_rewriting or shutil.which("jpegtran") is not None)
     check(engines()[not vectors])
 
 

@@ -18,8 +18,10 @@ from PIL import Image
 from packstore.images.engine.native import Engine, Form, Requests, _Form
 from packstore.images.resize import resize
 from packstore.images.seekable import add_index, read_index
+from packstore.images.seekable.by_engine import rewrite_by_engine
 from packstore.images.seekable.index import lengths
 from packstore.images.seekable.markers import segments
+from packstore.images.seekable.transform import transform
 from packstore.training.augment import resample
 from packstore.training.augment.crop import source_index
 from tests.makers.datasets import pixels
@@ -432,13 +434,18 @@ def refused_files() -> dict[str, bytes]:
     }
 
 
-def tiny(*, dc: tuple[int, ...], ac: tuple[int, ...], coded: bytes, size: tuple[int, int] = (8, 8)) -> bytes:
-    """A gray file with these symbols, whose codes have a bit, and these bytes of a scan."""
+def tiny(
+    *, dc: tuple[int, ...], ac: tuple[int, ...], coded: bytes, size: tuple[int, int] = (8, 8), symbols: int = 1
+) -> bytes:
+    """A gray file with these symbols, whose codes have ``symbols`` bits, and these bytes of a scan."""
 
     def segment(marker: int, content: bytes) -> bytes:
         return bytes((0xFF, marker)) + (len(content) + 2).to_bytes(2, "big") + content
 
-    tables = [bytes((kind, len(values), *bytes(15), *values)) for kind, values in ((0, dc), (0x10, ac))]
+    tables = [
+        bytes((kind, *bytes(length - 1), len(values), *bytes(16 - length), *values))
+        for kind, values, length in ((0, dc, 1), (0x10, ac, symbols))
+    ]
     frame = b"\x08" + size[0].to_bytes(2, "big") + size[1].to_bytes(2, "big") + b"\x01\x01\x11\0"
     parts = (segment(0xDB, b"\0" + b"\1" * 64), segment(0xC0, frame), *(segment(0xC4, table) for table in tables))
     scan = segment(0xDA, b"\x01\x01\0\0\x3f\0")
@@ -510,9 +517,92 @@ def without(data: bytes, marker: int) -> bytes:
     return data
 
 
+def check_rewriting(engine: Engine) -> None:
+    """What it makes of baseline and progressive files is what ``jpegtran`` makes of them, and it confirms no other
+    files."""
+    for name, data in rewritable().items():
+        for interval in (0, 1, 3):
+            made = rewrite_by_engine(data, interval, engine)
+            assert made is not None, name
+            assert made.data == transform(data, interval), (name, interval)
+    for name, data in unrewritable().items():
+        assert rewrite_by_engine(data, 3, engine) is None, name
+    for name in ("420", "444", "gray"):
+        check_confirmation(engine, good()[name][0])
+
+
+def check_confirmation(engine: Engine, data: bytes) -> None:
+    """Each coded byte changed, and a byte of quantisation; and another file."""
+    made = rewrite_by_engine(data, 1, engine)
+    assert made is not None
+    right = add_index(made.data, made.ends)
+    found = {segment.marker: segment for segment in segments(right)}
+    other = np.array(Image.open(io.BytesIO(right)).convert("RGB")) // 2 + 60
+    images = [add_index(save(other, "gray" if data == good()["gray"][0] else "444", restart_marker_blocks=1))]
+    quantisation, frame = found[0xDB].start + 5, found[0xC0].start + 5
+    for at, value in ((quantisation, right[quantisation] + 1), (frame + 1, right[frame + 1] - 1)):
+        images.append(repaired(right[:at] + bytes([value]) + right[at + 1 :]))
+    scan = found[0xDA].stop
+    coded = [right[:at] + bytes([right[at] ^ 4]) + right[at + 1 :] for at in range(scan, len(right) - 2, 97)]
+    # Bits that fill a byte are no coefficients.
+    images += [image for image in coded if not np.array_equal(reference(image), reference(right))]
+    assert len(images) > 10
+    for image in (*images, made.data, right[:-1], b""):
+        rewrite_by_engine(data, 1, engine)
+        assert not engine.confirms(image)
+        assert not engine.confirms(right)  # no more
+    rewrite_by_engine(data, 1, engine)
+    assert engine.confirms(right)
+
+
+@functools.cache
+def rewritable() -> dict[str, bytes]:
+    files = {name: data for name, (data, _) in good().items()}
+    for sampling in ("gray", "444", "422", "420"):
+        files[f"{sampling} progressive"] = save(noisy(61, 83, 3), sampling, progressive=True, quality=90)
+    files["no restarts, progressive"] = save(noisy(200, 300, 3) // 40 * 40, "420", progressive=True, quality=40)
+    # Runs of zeros that nothing follows; and the last coefficient.
+    files["a run, and no more"] = tiny(dc=(0,), ac=(0, 0xF0), coded=packed("0 01 00"), symbols=2)
+    files["runs to the end"] = tiny(dc=(0,), ac=(1, 0xF0), coded=packed("0" + 15 * "001" + 3 * "01"), symbols=2)
+    files["all coefficients"] = tiny(dc=(0,), ac=(1, 0xF0), coded=packed("0" + 63 * "001"), symbols=2)
+    files["long codes"] = large()["long codes"][0]
+    return files
+
+
+def packed(bits: str) -> bytes:
+    bits = bits.replace(" ", "")
+    bits += "1" * (-len(bits) % 8)
+    return int(bits, 2).to_bytes(len(bits) // 8, "big")
+
+
+@functools.cache
+def unrewritable() -> dict[str, bytes]:
+    """Files of which coefficients are missing, or are there twice, or are too large."""
+    files = {name: data for name, data in refused_files().items() if name not in ("large coefficients", "progressive")}
+    data = save(noisy(61, 83), "420", progressive=True)
+    starts = [at for at in range(len(data)) if data[at : at + 2] == b"\xff\xda"]
+    ends = [next(at for at in range(start + 2, len(data)) if is_marker(data, at)) for start in starts]
+    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        last = data[start + 2 : start + 4]
+        header = start + 2 + int.from_bytes(last, "big")
+        files[f"without scan {number}"] = data[:start] + data[end:]
+        files[f"scan {number} twice"] = data[:end] + data[start:end] + data[end:]
+        files[f"scan {number} cut off"] = data[: (header + end) // 2] + data[end:]
+        files[f"scan {number} too long"] = data[:end] + b"\x55\x55" + data[end:]
+        files[f"scan {number} of a band too far"] = data[: header - 2] + b"\x40" + data[header - 1 :]
+        files[f"scan {number} of another component"] = data[: start + 5] + b"\x09" + data[start + 6 :]
+    files["no end, progressive"] = data[:-2]
+    return files
+
+
+def is_marker(data: bytes, at: int) -> bool:
+    return data[at] == 0xFF and data[at + 1] not in (0, *range(0xD0, 0xD8))
+
+
 def check_all(engine: Engine) -> None:
     check_refusals(engine)
     check_index(engine)
+    check_rewriting(engine)
     check_pixels(engine)
     check_resizing(engine)
     check_forms(engine)

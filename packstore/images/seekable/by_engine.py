@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.images.engine import get_engine
+from packstore.images.engine import Engine, get_engine
 from packstore.images.seekable.markers import (
     APP0,
     COM,
@@ -44,10 +44,10 @@ class Rewritten(NamedTuple):
     ends: NDArray[np.int64]
 
 
-def rewrite_by_engine(data: bytes, interval: int) -> Rewritten | None:
+def rewrite_by_engine(data: bytes, interval: int, engine: Engine | None = None) -> Rewritten | None:
     """The file with a restart marker after every ``interval`` MCUs, or none for 0, and with optimal Huffman tables;
     None where there is no engine, or it does not take the file."""
-    engine = get_engine()
+    engine = engine or get_engine()
     made = None if engine is None else engine.rewrite(data, interval)
     if made is None:
         return None

@@ -1,0 +1,184 @@
+"""Faults put into the engine's source, one at a time, each of which its tests have to find."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.conftest import ROOT
+
+SOURCE = ROOT / "packstore" / "images" / "engine"
+FUZZER = ROOT / "tests" / "makers" / "engine_fuzz.c"
+_FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fno-tree-slp-vectorize")
+_SANITIZERS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_TIMEOUT_SECONDS = 300
+_CHECKS = """
+import sys
+from packstore.images.engine.native import Engine, load_library
+from tests.makers.engine_checks import check_all
+for vectors in (True, False):
+    check_all(Engine(load_library(sys.argv[1]), vectors))
+"""
+
+
+class Mutation(NamedTuple):
+    """``old``, which is in ``file`` once, becomes ``new``."""
+
+    file: str
+    old: str
+    new: str
+
+
+def is_found(mutation: Mutation | None, folder: Path, seeds: list[Path]) -> bool:
+    """Whether the checks of every engine, or else the sanitizers with mutated files, find the fault.
+
+    Args:
+        mutation: The fault; None for none, which nothing may find.
+        folder: Where the changed source is compiled.
+        seeds: Files that the fuzzer changes.
+    """
+    files = sorted(SOURCE.glob("*.[ch]"))
+    for path in files:
+        text = path.read_text()
+        if mutation is not None and path.name == mutation.file:
+            assert text.count(mutation.old) == 1, f"{path.name} has {mutation.old!r} {text.count(mutation.old)} times"
+            text = text.replace(mutation.old, mutation.new)
+        (folder / path.name).write_text(text)
+    sources = [folder / path.name for path in files if path.suffix == ".c"]
+    library, fuzzer = folder / "engine.so", folder / "fuzzer"
+    _compile(*("-O1", "-shared", "-fPIC", "-fvisibility=hidden"), *sources, "-o", library)
+    if _fails(sys.executable, "-c", _CHECKS, library):
+        return True
+    harness = folder / "fuzz.c"
+    harness.write_text(FUZZER.read_text().replace("../../packstore/images/engine/", ""))
+    _compile(*_SANITIZERS, harness, *sources, "-o", fuzzer)
+    return _fails(fuzzer, 30_000, 1, *seeds)
+
+
+def _compile(*arguments: object) -> None:
+    subprocess.run(["gcc", *_FLAGS, *map(str, arguments)], check=True, capture_output=True)
+
+
+def _fails(*command: object) -> bool:
+    try:
+        done = subprocess.run(
+            [*map(str, command)], cwd=ROOT, capture_output=True, timeout=_TIMEOUT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    return done.returncode != 0
+
+
+MUTATIONS = [
+    # Headers: B.2
+    Mutation(
+        "headers.c",
+        "headers->quantisation[at[0]][zigzag[k]] = at[1 + k]",
+        "headers->quantisation[at[0]][k] = at[1 + k]",
+    ),
+    Mutation("headers.c", "if (at[0] >= TABLES)", "if (at[0] > TABLES)"),
+    Mutation("headers.c", "if (kind > 1 || number >= TABLES)", "if (kind > 1)"),
+    Mutation("headers.c", "total > 256 || total > end - at - 17", "total > 256"),
+    Mutation("headers.c", "reading->has_frame || end - at < 6 || at[0] != 8", "reading->has_frame || end - at < 6"),
+    Mutation("headers.c", "reading->has_frame || end - at < 6 || at[0] != 8", "end - at < 6 || at[0] != 8"),
+    Mutation("headers.c", "if (headers->component[other].id == component->id)", "if (0)"),
+    Mutation("headers.c", "end[-3] != 0 ||", ""),
+    Mutation("headers.c", "end[-2] != 63 ||", ""),
+    Mutation("headers.c", "|| end[-1] != 0)", ")"),
+    Mutation("headers.c", "if (at[1 + 2 * i] != component->id || component", "if (component"),
+    Mutation("headers.c", "!headers->ac[component->ac].counts ||", ""),
+    Mutation("headers.c", "reading->adobe_transform == 1", "reading->adobe_transform == 2"),
+    Mutation("headers.c", "if (headers->component[i].id != i + 1)", "if (0)"),
+    Mutation("headers.c", "if (end - at < 14 || at[5] != 1)", "if (end - at < 14)"),
+    Mutation("headers.c", "if (luma->h > 2 || luma->v > 2)", "if (luma->h > 4 || luma->v > 2)"),
+    Mutation("headers.c", "if (headers->component[i].h != 1 || headers->component[i].v != 1)", "if (0)"),
+    Mutation("headers.c", "length > nbytes - at - 2)", "0)"),
+    # Entropy decoding: C.2 and F.2.2
+    Mutation("reader.h", "bits < 1u << size >> 1 ?", "bits <= 1u << size >> 1 ?"),
+    Mutation("reader.h", "reader->count |= 56", "reader->count |= 48"),
+    Mutation("entropy.c", "code >= (1 << length) - 1", "code >= (1 << length)"),
+    Mutation("entropy.c", "symbol > DC_BITS", "symbol > 15"),
+    Mutation("entropy.c", "size > AC_BITS", "size > 15"),
+    Mutation("entropy.c", "lane->cut_short ? at <= lane->end : at == lane->end", "at <= lane->end"),
+    Mutation("entropy.c", "if (!marker || marker[1] != expected)", "if (!marker)"),
+    Mutation("entropy.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE", "k >= NO_CODE"),
+    Mutation("entropy.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE", "k > 64 && k <= END_OF_BLOCK"),
+    Mutation("entropy.c", "step < 57 / LOOKUP_BITS", "step < 7"),
+    Mutation("entropy.c", "        lane->mcu += lane->count;\n", ""),
+    Mutation("entropy.c", "    memset(lane->predicted, 0, sizeof lane->predicted);\n", ""),
+    Mutation("entropy.c", "        memset(decoder->coefficients, 0, sizeof decoder->coefficients);", "        ;"),
+    Mutation("entropy.c", "        *out++ = 0xFF;\n", ""),
+    Mutation(
+        "entropy.c",
+        "length <= 16; length++)\n            if ((int32_t)",
+        "length < 16; length++)\n            if ((int32_t)",
+    ),
+    Mutation("entropy.c", "if (hot[i].at > lane->end + 8)\n                            return -1;", ";"),
+    Mutation("entropy.c", "(uint64_t)(-left & 7)", "(uint64_t)(left & 7)"),
+    # The seek index
+    Mutation("seek.c", "crc == (uint32_t)number(body, 4)", "true"),
+    Mutation("seek.c", "|| (i & 7) == 7)", ")"),
+    Mutation("seek.c", "if (wanted || before ||", "if (wanted ||"),
+    Mutation("seek.c", "length > nbytes - at)", "0)"),
+    Mutation("seek.c", "size != HEAD + count + ((count * *bits + 7) >> 3)", "0"),
+    Mutation("seek.c", "return lengths[i] | (int64_t)high[i] << 8;", "return lengths[i] | (int64_t)high[i] << 7;"),
+    Mutation("seek.c", "if (size < 0 ||", "if ("),
+    Mutation("seek.c", "file[marker] != 0xFF || file[marker + 1] != expected", "file[marker] != 0xFF"),
+    # Tokens: F.1.2
+    Mutation("tokens.c", "if (UNLIKELY(tokens->to - certain != (k < 64)))", "if (0)"),
+    Mutation("tokens.c", "if (UNLIKELY(beyond >> b & 1))", "if (0)"),
+    Mutation(
+        "tokens.c",
+        "rewriting->until_restart = rewriting->interval - 1",
+        "rewriting->until_restart = rewriting->interval",
+    ),
+    Mutation("tokens.c", "    memset(rewriting->predicted, 0, sizeof rewriting->predicted);\n", ""),
+    Mutation("tokens.c", "if (UNLIKELY(k > 63))", "if (0)"),
+    Mutation("tokens.c", "|| close_segment(&lane) != DONE", ""),
+    Mutation("tokens.c", "UNLIKELY(reader.at > lane->end + 8)", "0"),
+    Mutation(
+        "tokens.c",
+        "bool edge = column == headers->across - 1 || row == headers->rows - 1",
+        "bool edge = column == headers->across - 1",
+    ),
+    Mutation("tokens.c", "return (uint32_t)(value < 0 ? value - 1 : value)", "return (uint32_t)value"),
+    Mutation("tokens.c", "for (; run > 15; run -= 16)", "for (; run > 16; run -= 16)"),
+    # The new scan, and its check
+    Mutation("rewrite.c", "    bits |= ~(uint64_t)0 >> count;\n", ""),
+    Mutation("rewrite.c", "        *to++ = 0;\n", ""),
+    Mutation("rewrite.c", "(RST0 | (i & 7))", "(RST0 | (i & 3))"),
+    Mutation("rewrite.c", "if (dc != expected[0] || memcmp", "if (memcmp"),
+    Mutation(
+        "rewrite.c",
+        "if (dc != expected[0] || memcmp(found + 1, expected + 1, 63 * sizeof *found))",
+        "if (dc != expected[0])",
+    ),
+    Mutation(
+        "rewrite.c", "prepare_scan(decoder, file, nbytes) || decoder->scan)", "prepare_scan(decoder, file, nbytes))"
+    ),
+    Mutation(
+        "rewrite.c",
+        "            memcmp(headers->quantisation[new->quantisation], old->quantisation[before->quantisation], 64))",
+        "            0)",
+    ),
+    Mutation(
+        "optimal.c", "frequencies[order[i]] <= frequencies[order[a]]", "frequencies[order[i]] < frequencies[order[a]]"
+    ),
+    Mutation("optimal.c", "i < 256 ? counts[i] : 1", "i < 256 ? counts[i] : 0"),
+    Mutation("optimal.c", "lengths[j + 1] += 2", "lengths[j + 1] += 1"),
+    # Progressive images: G.1.2
+    Mutation(
+        "progressive.c", "(extend(value, (int)(symbol & 15)) * (1 << scan->low))", "extend(value, (int)(symbol & 15))"
+    ),
+    Mutation("progressive.c", "block[k] > 0 ? 1 << scan->low", "block[k] >= -1 ? 1 << scan->low"),
+    Mutation("progressive.c", "    progress->end_of_bands -= progress->end_of_bands > 0;\n", ""),
+    Mutation("progressive.c", "if (!zeros--)", "if (!--zeros)"),
+    Mutation("progressive.c", "progress->lowest[i][k] != (scan->high ? scan->high : -1)", "0"),
+    Mutation("progressive.c", "return is_complete(headers, &progress) ? DONE : REFUSED;", "return DONE;"),
+    Mutation("progressive.c", "scan->last > 63 ||", ""),
+    Mutation("progressive.c", "return exact && !progress->end_of_bands ? DONE : REFUSED;", "return DONE;"),
+    Mutation("progressive.c", "((int64_t)1 << bits) + take_bits(reader, bits)", "((int64_t)1 << bits)"),
+    Mutation("progressive.c", "if (i == headers->components)\n            return REFUSED;", ";"),
+]
