@@ -5,7 +5,9 @@
  * headers.c   markers and their segments up to the scan
  * seek.c      the seek index of packstore (packstore/images/seekable/index.py)
  * entropy.c   Huffman decoding, two restart segments at a time
- * pixels.c    inverse DCT, upsampling, colours: those of libjpeg-turbo, bit for bit
+ * pixels.c    a box of an image, from coded data to rows of RGB
+ * idct.c      the inverse DCT: that of libjpeg-turbo, bit for bit
+ * colours.c   upsampling and colours: likewise
  * resize.c    antialiased bilinear resizing: that of torch for uint8, bit for bit
  * planes.c    the same of floating point: that of torch, but for the last bits
  * place.c     pixels that are not resized: cut out, padded, mirrored
@@ -15,6 +17,7 @@
  * progressive.c  the coefficients of a progressive image
  * optimal.c   optimal Huffman tables: those of libjpeg
  * rewrite.c   a scan with other restart markers and optimal tables: that of jpegtran, byte for byte; and its check
+ * kernels.c   the loops that there are twice
  * batch.c     what Python calls
  *
  * Files come from anybody, so no number in them is believed. Everything that is not flawless, or not known here, is
@@ -61,7 +64,10 @@ enum {
     AC_BITS = 10, /* of a coefficient, and of a difference of first ones, of 8-bit samples: F.1.2 */
     DC_BITS = 11,
     RST0 = 0xD0,
-    EOI = 0xD9
+    EOI = 0xD9,
+    /* Dequantised. Beyond it the 16-bit arithmetic of libjpeg-turbo's vector instructions gives something else than its C.
+       No image of 8 bits has such. */
+    MOST_COEFFICIENT = 4095
 };
 
 /* A Huffman table as B.2.4.2 has it, in the file: how many codes there are of each length, and their values. */
@@ -289,6 +295,22 @@ int two_lanes_avx2(struct decoder *, struct lane *);
 /* pixels.c */
 int prepare_scan(struct decoder *, const uint8_t *file, int64_t nbytes);
 int decode_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struct box *, uint8_t *to);
+
+/* idct.c */
+int samples_plain(struct decoder *decoder, const struct lane *lane, int *predicted);
+int samples_avx2(struct decoder *decoder, const struct lane *lane, int *predicted);
+
+/* colours.c */
+void blend_plain(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight);
+void widen_plain(uint8_t *to, const int16_t *from, int64_t count, int even, int odd, int shift);
+void heighten_plain(uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias);
+void mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels);
+void colours_plain(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count);
+void blend_avx2(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight);
+void widen_avx2(uint8_t *to, const int16_t *from, int64_t count, int even, int odd, int shift);
+void heighten_avx2(uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias);
+void colours_avx2(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count);
+void mirror_avx2(uint8_t *to, const uint8_t *from, int64_t pixels);
 
 /* resize.c */
 int make_taps(struct taps *, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored, int multiple);

@@ -1,0 +1,227 @@
+/* The inverse DCT: ITU-T T.81, A.3.3, bit for bit as jidctint.c of libjpeg-turbo, which is that of Loeffler, Ligtenberg and
+ * Moschytz with 13 bits behind the binary point. */
+#include "samples.h"
+
+#include <string.h>
+
+enum {
+    /* After one pass. As with MOST_COEFFICIENT, 16-bit arithmetic of libjpeg-turbo's vector instructions gives something
+       else than its C beyond it. */
+    MOST_BETWEEN = 16383,
+    MOST_PREDICTED = 1 << 15
+};
+/* One pass over 8 values `step` apart, rounded by `shift` bits. */
+INLINE void pass(int *values, int step, int shift)
+{
+    int round = 1 << (shift - 1);
+    int v0 = values[0], v1 = values[step], v2 = values[2 * step], v3 = values[3 * step];
+    int v4 = values[4 * step], v5 = values[5 * step], v6 = values[6 * step], v7 = values[7 * step];
+    int z1 = (v2 + v6) * 4433;
+    int t2 = z1 - v6 * 15137, t3 = z1 + v2 * 6270, t0 = (v0 + v4) * 8192 + round, t1 = (v0 - v4) * 8192 + round;
+    int even0 = t0 + t3, even3 = t0 - t3, even1 = t1 + t2, even2 = t1 - t2;
+    int z5 = (v7 + v3 + v5 + v1) * 9633;
+    int z3 = z5 - (v7 + v3) * 16069, z4 = z5 - (v5 + v1) * 3196;
+    int y1 = -(v7 + v1) * 7373, y2 = -(v5 + v3) * 20995;
+    int odd0 = v7 * 2446 + y1 + z3, odd1 = v5 * 16819 + y2 + z4;
+    int odd2 = v3 * 25172 + y2 + z3, odd3 = v1 * 12299 + y1 + z4;
+    values[0] = (even0 + odd3) >> shift;
+    values[7 * step] = (even0 - odd3) >> shift;
+    values[step] = (even1 + odd2) >> shift;
+    values[6 * step] = (even1 - odd2) >> shift;
+    values[2 * step] = (even2 + odd1) >> shift;
+    values[5 * step] = (even2 - odd1) >> shift;
+    values[3 * step] = (even3 + odd0) >> shift;
+    values[4 * step] = (even3 - odd0) >> shift;
+}
+
+/* A block's samples; not 0 for a coefficient that is too large. `dc` is the first of `coefficients`. */
+INLINE int block_plain(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
+                       uint8_t *to, int64_t stride)
+{
+    int values[64], wrong = 0;
+    for (int k = 0; k < 64; k++) {
+        int coefficient = k ? coefficients[k] : dc;
+        wrong |= coefficient > limit[k] || -coefficient > limit[k];
+        values[k] = coefficient * quantisation[k];
+    }
+    if (wrong)
+        return REFUSED;
+    for (int x = 0; x < 8; x++)
+        pass(values + x, 8, 11);
+    for (int k = 0; k < 64; k++)
+        wrong |= values[k] > MOST_BETWEEN || values[k] < -MOST_BETWEEN - 1;
+    if (wrong)
+        return REFUSED;
+    for (int y = 0; y < 8; y++) {
+        pass(values + 8 * y, 1, 18);
+        for (int x = 0; x < 8; x++)
+            to[y * stride + x] = clamp(values[8 * y + x] + 128);
+    }
+    return DONE;
+}
+
+/* Of a block that has nothing but its first coefficient. */
+INLINE int flat_block(int dc, int quantisation, int limit, uint8_t *to, int64_t stride)
+{
+    if (dc > limit || -dc > limit)
+        return REFUSED;
+    uint8_t value = clamp(((dc * quantisation * 4 + 16) >> 5) + 128);
+    for (int y = 0; y < 8; y++)
+        memset(to + y * stride, value, 8);
+    return DONE;
+}
+
+typedef int block_function(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
+                           uint8_t *to, int64_t stride);
+
+/* A stretch's samples into the planes, as far as they are needed. */
+INLINE int stretch_samples(struct decoder *decoder, const struct lane *lane, int *predicted, block_function *block)
+{
+    const struct headers *headers = &decoder->headers;
+    const int16_t *coefficients = lane->coefficients;
+    int64_t row = lane->mcu / headers->across - decoder->row0, column = lane->mcu % headers->across;
+    bool in_row = row >= 0 && row < decoder->row1 - decoder->row0;
+    uint8_t *corner[MCU_BLOCKS] = {0}; /* of the block in the first MCU that is needed */
+    int64_t step[MCU_BLOCKS] = {0};
+    for (int b = 0; in_row && b < headers->blocks; b++) {
+        int i = headers->component_of[b];
+        const struct component *component = &headers->component[i];
+        corner[b] = (uint8_t *)decoder->plane[i].at + 8 * (row * component->v + headers->block_y[b]) * decoder->stride[i] +
+                    8 * headers->block_x[b];
+        step[b] = 8 * component->h;
+    }
+    for (int64_t m = 0; m < lane->count; m++, column++) {
+        bool wanted = in_row && column >= decoder->column0 && column < decoder->column1;
+        for (int b = 0; b < headers->blocks; b++, coefficients += 64) {
+            int i = headers->component_of[b], dc = predicted[i] += coefficients[0];
+            if (UNLIKELY(dc >= MOST_PREDICTED || dc < -MOST_PREDICTED))
+                return REFUSED;
+            if (wanted && UNLIKELY(block(coefficients, dc, decoder->quantisation[i], decoder->limit[i],
+                                         corner[b] + (column - decoder->column0) * step[b], decoder->stride[i]) != DONE))
+                return REFUSED;
+        }
+    }
+    return DONE;
+}
+
+static inline int any_block_plain(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
+                                  uint8_t *to, int64_t stride)
+{
+    int any = 0;
+    for (int k = 1; k < 64; k++)
+        any |= coefficients[k];
+    return any ? block_plain(coefficients, dc, quantisation, limit, to, stride)
+               : flat_block(dc, quantisation[0], limit[0], to, stride);
+}
+
+int samples_plain(struct decoder *decoder, const struct lane *lane, int *predicted)
+{
+    return stretch_samples(decoder, lane, predicted, any_block_plain);
+}
+
+#ifdef HAS_AVX2
+/* The same inverse DCT by multiplying pairs: rows 0 and 4, 2 and 6, 1 and 7, 3 and 5 lie in the halves of a register,
+ * interleaved; what comes out are columns 0 and 4, 1 and 5, 2 and 6, 3 and 7. */
+AVX2 INLINE __m256i interleaved(__m256i rows)
+{
+    const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10, 11, 4,
+                                           5, 12, 13, 6, 7, 14, 15);
+    return _mm256_shuffle_epi8(_mm256_permute4x64_epi64(rows, 0xD8), order);
+}
+
+AVX2 INLINE void pass_avx2(__m256i *rows, const int shift)
+{
+    const __m256i round = _mm256_set1_epi32(1 << (shift - 1));
+    __m256i v04 = interleaved(rows[0]), v26 = interleaved(rows[1]), v17 = interleaved(rows[2]), v35 = interleaved(rows[3]);
+    __m256i t0 = _mm256_add_epi32(_mm256_madd_epi16(v04, pairs(8192, 8192)), round);
+    __m256i t1 = _mm256_add_epi32(_mm256_madd_epi16(v04, pairs(8192, -8192)), round);
+    __m256i t2 = _mm256_madd_epi16(v26, pairs(4433, 4433 - 15137)), t3 = _mm256_madd_epi16(v26, pairs(4433 + 6270, 4433));
+    __m256i even0 = _mm256_add_epi32(t0, t3), even3 = _mm256_sub_epi32(t0, t3);
+    __m256i even1 = _mm256_add_epi32(t1, t2), even2 = _mm256_sub_epi32(t1, t2);
+    __m256i odd0 = _mm256_add_epi32(_mm256_madd_epi16(v17, pairs(9633 - 7373, 2446 - 7373 - 16069 + 9633)),
+                                    _mm256_madd_epi16(v35, pairs(9633 - 16069, 9633)));
+    __m256i odd1 = _mm256_add_epi32(_mm256_madd_epi16(v17, pairs(9633 - 3196, 9633)),
+                                    _mm256_madd_epi16(v35, pairs(9633 - 20995, 16819 - 20995 - 3196 + 9633)));
+    __m256i odd2 = _mm256_add_epi32(_mm256_madd_epi16(v17, pairs(9633, 9633 - 16069)),
+                                    _mm256_madd_epi16(v35, pairs(25172 - 20995 - 16069 + 9633, 9633 - 20995)));
+    __m256i odd3 = _mm256_add_epi32(_mm256_madd_epi16(v17, pairs(12299 - 7373 - 3196 + 9633, 9633 - 7373)),
+                                    _mm256_madd_epi16(v35, pairs(9633, 9633 - 3196)));
+    __m256i c0 = _mm256_srai_epi32(_mm256_add_epi32(even0, odd3), shift);
+    __m256i c7 = _mm256_srai_epi32(_mm256_sub_epi32(even0, odd3), shift);
+    __m256i c1 = _mm256_srai_epi32(_mm256_add_epi32(even1, odd2), shift);
+    __m256i c6 = _mm256_srai_epi32(_mm256_sub_epi32(even1, odd2), shift);
+    __m256i c2 = _mm256_srai_epi32(_mm256_add_epi32(even2, odd1), shift);
+    __m256i c5 = _mm256_srai_epi32(_mm256_sub_epi32(even2, odd1), shift);
+    __m256i c3 = _mm256_srai_epi32(_mm256_add_epi32(even3, odd0), shift);
+    __m256i c4 = _mm256_srai_epi32(_mm256_sub_epi32(even3, odd0), shift);
+    __m256i p01 = _mm256_packs_epi32(c0, c1), p23 = _mm256_packs_epi32(c2, c3);
+    __m256i p45 = _mm256_packs_epi32(c4, c5), p67 = _mm256_packs_epi32(c6, c7);
+    __m256i a = _mm256_unpacklo_epi16(p01, p23), b = _mm256_unpackhi_epi16(p01, p23);
+    __m256i c = _mm256_unpacklo_epi16(p45, p67), d = _mm256_unpackhi_epi16(p45, p67);
+    p01 = _mm256_unpacklo_epi16(a, b);
+    p23 = _mm256_unpackhi_epi16(a, b);
+    p45 = _mm256_unpacklo_epi16(c, d);
+    p67 = _mm256_unpackhi_epi16(c, d);
+    rows[0] = _mm256_unpacklo_epi64(p01, p45);
+    rows[1] = _mm256_unpackhi_epi64(p01, p45);
+    rows[2] = _mm256_unpacklo_epi64(p23, p67);
+    rows[3] = _mm256_unpackhi_epi64(p23, p67);
+}
+
+/* Rows `a` and `b` of a block of 16-bit numbers. */
+AVX2 INLINE __m256i two_rows(const int16_t *block, int a, int b)
+{
+    return _mm256_set_m128i(_mm_loadu_si128((const __m128i *)(block + 8 * b)), _mm_loadu_si128((const __m128i *)(block + 8 * a)));
+}
+
+AVX2 INLINE int block_avx2(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
+                           uint8_t *to, int64_t stride)
+{
+    static const int order[4][2] = {{0, 4}, {2, 6}, {1, 7}, {3, 5}};
+    __m256i rows[4], wrong = _mm256_setzero_si256(), any = _mm256_setzero_si256();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        rows[i] = two_rows(coefficients, order[i][0], order[i][1]);
+    __m256i first = _mm256_setr_epi16(-1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    any = _mm256_or_si256(_mm256_or_si256(_mm256_andnot_si256(first, rows[0]), rows[1]), _mm256_or_si256(rows[2], rows[3]));
+    if (_mm256_testz_si256(any, any))
+        return flat_block(dc, quantisation[0], limit[0], to, stride);
+    rows[0] = _mm256_insert_epi16(rows[0], (int16_t)dc, 0);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m256i most = two_rows(limit, order[i][0], order[i][1]);
+        wrong = _mm256_or_si256(wrong, _mm256_cmpgt_epi16(_mm256_abs_epi16(rows[i]), most));
+        rows[i] = _mm256_mullo_epi16(rows[i], two_rows(quantisation, order[i][0], order[i][1]));
+    }
+    pass_avx2(rows, 11);
+    __m256i half = _mm256_set1_epi16(MOST_BETWEEN + 1), beyond = _mm256_setzero_si256();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        beyond = _mm256_or_si256(beyond, _mm256_add_epi16(rows[i], half));
+    wrong = _mm256_or_si256(wrong, _mm256_srai_epi16(beyond, 15));
+    if (UNLIKELY(!_mm256_testz_si256(wrong, wrong)))
+        return REFUSED;
+    /* Columns 1 and 5, 2 and 6, 3 and 7 become 2 and 6, 1 and 7, 3 and 5. */
+    __m256i c15 = rows[1];
+    rows[1] = rows[2];
+    rows[2] = _mm256_blend_epi32(c15, rows[3], 0xF0);
+    rows[3] = _mm256_blend_epi32(rows[3], c15, 0xF0);
+    pass_avx2(rows, 18);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        __m256i four = _mm256_xor_si256(_mm256_packs_epi16(rows[2 * i], rows[2 * i + 1]), _mm256_set1_epi8(-128));
+        __m128i low = _mm256_castsi256_si128(four), high = _mm256_extracti128_si256(four, 1);
+        uint8_t *at = to + 2 * i * stride;
+        _mm_storel_epi64((__m128i *)at, low);
+        _mm_storel_epi64((__m128i *)(at + stride), _mm_unpackhi_epi64(low, low));
+        _mm_storel_epi64((__m128i *)(at + 4 * stride), high);
+        _mm_storel_epi64((__m128i *)(at + 5 * stride), _mm_unpackhi_epi64(high, high));
+    }
+    return DONE;
+}
+
+AVX2 int samples_avx2(struct decoder *decoder, const struct lane *lane, int *predicted)
+{
+    return stretch_samples(decoder, lane, predicted, block_avx2);
+}
+#endif

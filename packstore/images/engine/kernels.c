@@ -1,0 +1,41 @@
+/* The loops that there are twice, as engine.h says: for AVX2, and for any processor. */
+#include "engine.h"
+
+const struct kernels plain_kernels = {.one_lane = one_lane_plain,
+                                      .two_lanes = two_lanes_plain,
+                                      .segment_tokens = segment_tokens_plain,
+                                      .write_bits = write_bits_plain,
+                                      .samples = samples_plain,
+                                      .colours = colours_plain,
+                                      .blend = blend_plain,
+                                      .widen = widen_plain,
+                                      .heighten = heighten_plain,
+                                      .rows = rows_plain,
+                                      .columns = columns_plain,
+                                      .mirror = mirror_plain,
+                                      .normalize = normalize_plain,
+                                      .split = split_plain,
+                                      .to_floats = to_floats_plain,
+                                      .from_floats = from_floats_plain,
+                                      .sum_rows = sum_rows_plain,
+                                      .sum_pixels = sum_pixels_plain};
+#ifdef HAS_AVX2
+const struct kernels avx2_kernels = {.one_lane = one_lane_avx2,
+                                     .two_lanes = two_lanes_avx2,
+                                     .segment_tokens = segment_tokens_avx2,
+                                     .write_bits = write_bits_avx2,
+                                     .samples = samples_avx2,
+                                     .colours = colours_avx2,
+                                     .blend = blend_avx2,
+                                     .widen = widen_avx2,
+                                     .heighten = heighten_avx2,
+                                     .rows = rows_avx2,
+                                     .columns = columns_avx2,
+                                     .mirror = mirror_avx2,
+                                     .normalize = normalize_avx2,
+                                     .split = split_avx2,
+                                     .to_floats = to_floats_avx2,
+                                     .from_floats = from_floats_avx2,
+                                     .sum_rows = sum_rows_avx2,
+                                     .sum_pixels = sum_pixels_avx2};
+#endif
