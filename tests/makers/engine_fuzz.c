@@ -3,9 +3,9 @@
  *
  *     engine_fuzz COUNT SEED FILE ...
  *
- * Every buffer is a block of its own on the heap, of exactly the size that the engine is told, so that a byte too far is
- * seen. The decoders with and without vector instructions have to answer alike, down to the last byte. Prints how many
- * inputs were tried, and how many accepted; ends with 1 where answers differ.
+ * Every buffer is a block of its own on the heap, of exactly the size that the engine is told, so that a byte too far
+ * is seen. The decoders with and without vector instructions have to answer alike, down to the last byte. Prints how
+ * many inputs were tried, and how many accepted; ends with 1 where answers differ.
  */
 #include "../../packstore/images/engine/engine.h"
 
@@ -166,7 +166,8 @@ int main(int count, char **arguments)
                 request.height = 1 + (int64_t)any(40), request.width = 1 + (int64_t)any(40);
                 request.nbytes = 3 * request.height * request.width * size_of(form.from);
                 request.source = raw = malloc((size_t)request.nbytes);
-                for (int64_t i = 0; i < request.nbytes; i++) /* of floating point, numbers: of others any bits may come */
+                for (int64_t i = 0; i < request.nbytes;
+                     i++) /* of floating point, numbers: of others any bits may come */
                     raw[i] = (uint8_t)any(form.from == UINT8 ? 256 : 0x70);
                 sizes[0] = request.height, sizes[1] = request.width;
                 if (!any(9))
@@ -177,8 +178,10 @@ int main(int count, char **arguments)
             if (any(2)) {
                 request.box.top = (int64_t)any((uint64_t)(sizes[0] > 0 ? sizes[0] : 1));
                 request.box.left = (int64_t)any((uint64_t)(sizes[1] > 0 ? sizes[1] : 1));
-                request.box.height = 1 + (int64_t)any((uint64_t)(sizes[0] > request.box.top ? sizes[0] - request.box.top : 1));
-                request.box.width = 1 + (int64_t)any((uint64_t)(sizes[1] > request.box.left ? sizes[1] - request.box.left : 1));
+                request.box.height =
+                    1 + (int64_t)any((uint64_t)(sizes[0] > request.box.top ? sizes[0] - request.box.top : 1));
+                request.box.width =
+                    1 + (int64_t)any((uint64_t)(sizes[1] > request.box.left ? sizes[1] - request.box.left : 1));
             }
             bool same = any(2);
             request.size_height = same ? request.box.height : side(50);

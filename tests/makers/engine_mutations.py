@@ -181,4 +181,28 @@ MUTATIONS = [
     Mutation("progressive.c", "return exact && !progress->end_of_bands ? DONE : REFUSED;", "return DONE;"),
     Mutation("progressive.c", "((int64_t)1 << bits) + take_bits(reader, bits)", "((int64_t)1 << bits)"),
     Mutation("progressive.c", "if (i == headers->components)\n            return REFUSED;", ";"),
+    # Samples and pixels: A.3.3, jdsample.c, jdcolor.c
+    Mutation("idct.c", "if (UNLIKELY(!_mm256_testz_si256(wrong, wrong)))", "if (0)"),
+    Mutation("idct.c", "int t2 = z1 - v6 * 15137", "int t2 = z1 - v6 * 15136"),
+    Mutation("idct.c", "pairs(4433 + 6270, 4433)", "pairs(4434 + 6270, 4433)"),
+    Mutation("idct.c", "((dc * quantisation * 4 + 16) >> 5)", "((dc * quantisation * 4 + 15) >> 5)"),
+    Mutation("colours.c", "_mm256_set1_epi16(26345)", "_mm256_set1_epi16(26346)"),
+    Mutation("colours.c", "(91881 * red + 32768)", "(91882 * red + 32768)"),
+    Mutation("colours.c", "for (; i + 6 <= pixels; i += 5)", "for (; i + 5 <= pixels; i += 5)"),
+    Mutation("colours.c", "for (; i + 16 <= count; i += 16)", "for (; i < count; i += 16)"),
+    Mutation("colours.c", "    to[-1] = to[0];\n", ""),
+    Mutation("pixels.c", "if (columns <= 2)", "if (columns <= 1)"),
+    Mutation(
+        "pixels.c",
+        "kernels->widen(wide, sums, stop - first, 8, 7, 4)",
+        "kernels->widen(wide, sums, stop - first, 8, 8, 4)",
+    ),
+    Mutation("pixels.c", "y & 1 ? 2 : 1", "y & 1 ? 1 : 2"),
+    Mutation("pixels.c", "far = far < 0 ? 0 : far >= rows ? rows - 1 : far;", "far = far < 0 ? 0 : far;"),
+    Mutation("pixels.c", "int64_t above = headers->mcu_height > 8,", "int64_t above = 0,"),
+    Mutation("pixels.c", "beside = headers->mcu_width > 8;", "beside = 0;"),
+    # Resizing
+    Mutation("resize.c", "sum += weights[j] * from[j * stride + x];", "sum += weights[j] * from[x];"),
+    Mutation("resize.c", "taps->precision = precision_of(largest);", "taps->precision = 14;"),
+    Mutation("resize.c", "int64_t to = mirrored ? count - 1 - i : i;", "int64_t to = i;"),
 ]

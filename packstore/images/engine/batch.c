@@ -29,14 +29,34 @@ int make_room(struct room *room, size_t size)
 /* Calls `each` with every room of the decoder. */
 static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, size_t *), size_t *argument)
 {
-    struct room *rooms[] = {&decoder->located,        &decoder->joined,         &decoder->unstuffed[0], &decoder->unstuffed[1],
-                            &decoder->plane[0],       &decoder->plane[1],       &decoder->plane[2],     &decoder->sums[0],
-                            &decoder->sums[1],        &decoder->wide[0],        &decoder->wide[1],      &decoder->pixels,
-                            &decoder->resized,        &decoder->line,           &decoder->made,          &decoder->float_across.room,
-                            &decoder->float_down.room, &decoder->across.places,  &decoder->across.exact,
-                            &decoder->across.rounded, &decoder->down.places,    &decoder->down.exact,   &decoder->down.rounded,
-                            &decoder->rewriting.tokens, &decoder->rewriting.scan, &decoder->rewriting.coefficients,
-                            &decoder->rewriting.packed, &decoder->rewriting.ends};
+    struct room *rooms[] = {&decoder->located,
+                            &decoder->joined,
+                            &decoder->unstuffed[0],
+                            &decoder->unstuffed[1],
+                            &decoder->plane[0],
+                            &decoder->plane[1],
+                            &decoder->plane[2],
+                            &decoder->sums[0],
+                            &decoder->sums[1],
+                            &decoder->wide[0],
+                            &decoder->wide[1],
+                            &decoder->pixels,
+                            &decoder->resized,
+                            &decoder->line,
+                            &decoder->made,
+                            &decoder->float_across.room,
+                            &decoder->float_down.room,
+                            &decoder->across.places,
+                            &decoder->across.exact,
+                            &decoder->across.rounded,
+                            &decoder->down.places,
+                            &decoder->down.exact,
+                            &decoder->down.rounded,
+                            &decoder->rewriting.tokens,
+                            &decoder->rewriting.scan,
+                            &decoder->rewriting.coefficients,
+                            &decoder->rewriting.packed,
+                            &decoder->rewriting.ends};
     for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++)
         each(rooms[i], argument);
 }
@@ -131,7 +151,8 @@ static int check_file(struct decoder *decoder, const struct request *request, in
                : REFUSED;
 }
 
-/* The pixels of a box of the request's image: sets *pixels, and *stride and *nbytes of what may be read from there on. */
+/* The pixels of a box of the request's image: sets *pixels, and *stride and *nbytes of what may be read from there on.
+ */
 static int source_pixels(struct decoder *decoder, const struct request *request, const struct box *box,
                          const uint8_t **pixels, int64_t *stride, int64_t *nbytes)
 {
@@ -203,12 +224,14 @@ static struct box visible_part(const struct request *request, int64_t *at)
                           smaller(window->width, request->size_width - window->left)};
     visible.height -= visible.top;
     visible.width -= visible.left;
-    *at = visible.top * window->width + (request->mirrored ? window->width - visible.left - visible.width : visible.left);
+    *at =
+        visible.top * window->width + (request->mirrored ? window->width - visible.left - visible.width : visible.left);
     return visible;
 }
 
 /* The window in bytes, three channels in turn. */
-static int make_pixels(struct decoder *decoder, const struct request *request, const struct form *form, bool resized, uint8_t *to)
+static int make_pixels(struct decoder *decoder, const struct request *request, const struct form *form, bool resized,
+                       uint8_t *to)
 {
     int64_t at;
     struct box visible = visible_part(request, &at);
@@ -223,7 +246,8 @@ static int make_pixels(struct decoder *decoder, const struct request *request, c
         memset(to, 0, (size_t)(3 * request->window.height * request->window.width));
     if (visible.height <= 0 || visible.width <= 0)
         return DONE;
-    return resized ? place_resized(decoder, request, &visible, to + 3 * at) : place_decoded(decoder, request, &visible, to + 3 * at);
+    return resized ? place_resized(decoder, request, &visible, to + 3 * at)
+                   : place_decoded(decoder, request, &visible, to + 3 * at);
 }
 
 /* The window of planes that are resized, in planes of float32. */
@@ -239,7 +263,8 @@ static int make_planes(struct decoder *decoder, const struct request *request, i
         return DONE;
     if (make_float_taps(across, request->box.width, request->size_width, window->left + visible.left, visible.width,
                         request->mirrored) ||
-        make_float_taps(down, request->box.height, request->size_height, window->top + visible.top, visible.height, false))
+        make_float_taps(down, request->box.height, request->size_height, window->top + visible.top, visible.height,
+                        false))
         return REFUSED;
     return resize_planes(decoder, kind, request->source, request->height, request->width, &request->box, to + at, plane,
                          window->width, visible.height, visible.width);
@@ -253,8 +278,8 @@ static int make(struct decoder *decoder, const struct request *request, const st
     bool resized = request->size_height != request->box.height || request->size_width != request->box.width;
     int kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
     bool as_it_is = kind == form->to && form->planes == (kind != UINT8);
-    if (request->height && !resized && !request->mirrored && !window->top && !window->left && window->height == request->height &&
-        window->width == request->width) {
+    if (request->height && !resized && !request->mirrored && !window->top && !window->left &&
+        window->height == request->height && window->width == request->width) {
         if (kind == UINT8)
             convert_pixels(decoder, form, request->source, request->to, pixels);
         else
@@ -287,7 +312,8 @@ static int answer(struct decoder *decoder, const struct request *request, const 
         window->left > MOST_SIDE || request->nbytes < 0)
         return REFUSED;
     if (request->height || form->from != UINT8) {
-        if (!is_side(request->height) || !is_side(request->width) || !is_within(&request->box, request->height, request->width) ||
+        if (!is_side(request->height) || !is_side(request->width) ||
+            !is_within(&request->box, request->height, request->width) ||
             request->nbytes != 3 * request->height * request->width * size_of(form->from))
             return REFUSED;
     } else if (check_file(decoder, request, max_pixels) != DONE) {
@@ -312,9 +338,10 @@ static void keep_little(struct decoder *decoder)
         for_all_rooms(decoder, give_back, NULL);
 }
 
-/* Answers requests; `refused` says of each whether somebody else has to. Images of more than `max_pixels` are refused. */
-EXPORT void packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count, const struct form *form,
-                                 int64_t max_pixels, uint8_t *refused)
+/* Answers requests; `refused` says of each whether somebody else has to. Images of more than `max_pixels` are refused.
+ */
+EXPORT void packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count,
+                                 const struct form *form, int64_t max_pixels, uint8_t *refused)
 {
     bool known = is_known(form);
     for (int64_t n = 0; n < count; n++) {
@@ -334,7 +361,8 @@ EXPORT int packstore_engine_size(const uint8_t *file, int64_t nbytes, int64_t ma
 }
 
 /* All pixels of such a file, (height, width, 3); whether it is refused. */
-EXPORT int packstore_engine_whole(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t max_pixels, uint8_t *to)
+EXPORT int packstore_engine_whole(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t max_pixels,
+                                  uint8_t *to)
 {
     struct request request = {.source = file, .nbytes = nbytes};
     struct headers *headers = &decoder->headers;

@@ -1,10 +1,12 @@
-/* Upsampling and colours, bit for bit as jdsample.c (fancy upsampling) and jdcolor.c of libjpeg-turbo; rows mirrored. */
+/* Upsampling and colours, bit for bit as jdsample.c (fancy upsampling) and jdcolor.c of libjpeg-turbo; rows mirrored.
+ */
 #include "samples.h"
 
 #include <string.h>
 
 /* Three parts of one row, times `weight`, and one of the next, with a column more on each side. */
-INLINE void blend(int16_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count, int weight)
+INLINE void blend(int16_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count,
+                  int weight)
 {
     for (int64_t i = 0; i < count; i++)
         to[i] = (int16_t)(weight * near[i] + (weight == 1 ? 0 : far[i]));
@@ -22,7 +24,8 @@ INLINE void widen(uint8_t *restrict to, const int16_t *restrict from, int64_t co
 }
 
 /* Between two rows. */
-INLINE void heighten(uint8_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count, int bias)
+INLINE void heighten(uint8_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count,
+                     int bias)
 {
     for (int64_t i = 0; i < count; i++)
         to[i] = (uint8_t)((3 * near[i] + far[i] + bias) >> 2);

@@ -1,4 +1,5 @@
-/* Types and layouts. Bytes become floating point times a factor, plus another, each rounded in float32 as torch does. */
+/* Types and layouts. Bytes become floating point times a factor, plus another, each rounded in float32 as torch does.
+ */
 #include "engine.h"
 
 #include <string.h>
@@ -143,7 +144,8 @@ AVX2_F16C INLINE void store_eight(void *to, int64_t i, const int kind, __m256 va
     } else if (kind == FLOAT16) {
         _mm_storeu_si128((__m128i *)((uint16_t *)to + i), _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
     } else {
-        __m256i bits = _mm256_castps_si256(values), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        __m256i bits = _mm256_castps_si256(values),
+                odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
         __m256i no_number = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
         bits = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
         bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7FC0), no_number);
@@ -157,7 +159,8 @@ AVX2_F16C INLINE __m256 load_eight(const int kind, const void *from, int64_t i)
     if (kind == FLOAT32)
         return _mm256_loadu_ps((const float *)from + i);
     __m128i halves = _mm_loadu_si128((const __m128i *)((const uint16_t *)from + i));
-    return kind == FLOAT16 ? _mm256_cvtph_ps(halves) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    return kind == FLOAT16 ? _mm256_cvtph_ps(halves)
+                           : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
 AVX2_F16C INLINE void to_floats_of(float *to, const int kind, const void *from, int64_t count)
@@ -197,7 +200,8 @@ AVX2_F16C void from_floats_avx2(void *to, int kind, const float *from, int64_t c
 }
 
 /* 24 values at a time: eight pixels, with the factors of three registers. */
-AVX2_F16C INLINE void normalize_vectors(void *to, const int kind, const uint8_t *from, int64_t count, const float *factors)
+AVX2_F16C INLINE void normalize_vectors(void *to, const int kind, const uint8_t *from, int64_t count,
+                                        const float *factors)
 {
     float scales[24], shifts[24];
     for (int i = 0; i < 24; i++) {
@@ -230,20 +234,20 @@ AVX2_F16C void normalize_avx2(void *to, int kind, const uint8_t *from, int64_t c
 AVX2_F16C INLINE void split_vectors(void *to, const int kind, const uint8_t *from, int64_t pixels, const float *factors)
 {
     /* Where in each of three registers the bytes of a channel lie; they go into its places of the sixteen. */
-    static const int8_t places[3][3][16] = {
-        {{0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
-         {-1, -1, -1, -1, -1, -1, 2, 5, 8, 11, 14, -1, -1, -1, -1, -1},
-         {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 1, 4, 7, 10, 13}},
-        {{1, 4, 7, 10, 13, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
-         {-1, -1, -1, -1, -1, 0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1},
-         {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 2, 5, 8, 11, 14}},
-        {{2, 5, 8, 11, 14, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
-         {-1, -1, -1, -1, -1, 1, 4, 7, 10, 13, -1, -1, -1, -1, -1, -1},
-         {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 3, 6, 9, 12, 15}}};
+    static const int8_t places[3][3][16] = {{{0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
+                                             {-1, -1, -1, -1, -1, -1, 2, 5, 8, 11, 14, -1, -1, -1, -1, -1},
+                                             {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 1, 4, 7, 10, 13}},
+                                            {{1, 4, 7, 10, 13, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
+                                             {-1, -1, -1, -1, -1, 0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1},
+                                             {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 2, 5, 8, 11, 14}},
+                                            {{2, 5, 8, 11, 14, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
+                                             {-1, -1, -1, -1, -1, 1, 4, 7, 10, 13, -1, -1, -1, -1, -1, -1},
+                                             {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 3, 6, 9, 12, 15}}};
     int64_t at = 0;
     for (; at + 16 <= pixels; at += 16) {
         const __m128i *source = (const __m128i *)(from + 3 * at);
-        __m128i first = _mm_loadu_si128(source), second = _mm_loadu_si128(source + 1), third = _mm_loadu_si128(source + 2);
+        __m128i first = _mm_loadu_si128(source), second = _mm_loadu_si128(source + 1),
+                third = _mm_loadu_si128(source + 2);
         for (int c = 0; c < 3; c++) {
             const __m128i *place = (const __m128i *)places[c];
             __m128i bytes = _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(first, _mm_loadu_si128(place)),
@@ -277,7 +281,8 @@ AVX2_F16C void split_avx2(void *to, int kind, const uint8_t *from, int64_t pixel
 #endif
 
 /* Bytes of three channels in turn to what is wanted. */
-void convert_pixels(const struct decoder *decoder, const struct form *form, const uint8_t *from, void *to, int64_t pixels)
+void convert_pixels(const struct decoder *decoder, const struct form *form, const uint8_t *from, void *to,
+                    int64_t pixels)
 {
     if (form->planes)
         decoder->kernels->split(to, (int)form->to, from, pixels, form->factors);
@@ -288,7 +293,8 @@ void convert_pixels(const struct decoder *decoder, const struct form *form, cons
 }
 
 /* Three planes of floating point, of another type or not, to what is wanted. */
-void convert_planes(const struct decoder *decoder, const struct form *form, int kind, const void *from, void *to, int64_t pixels)
+void convert_planes(const struct decoder *decoder, const struct form *form, int kind, const void *from, void *to,
+                    int64_t pixels)
 {
     const struct kernels *kernels = decoder->kernels;
     const uint8_t *source = from;

@@ -47,26 +47,26 @@
 
 enum { FLOAT32, FLOAT16, BFLOAT16, UINT8 };
 enum { CONSTANT, EDGE, REFLECT, SYMMETRIC }; /* what padding shows */
-enum { AC_TABLE, DC_TABLE, BAND_TABLE }; /* the last for bands of coefficients of progressive scans */
+enum { AC_TABLE, DC_TABLE, BAND_TABLE };     /* the last for bands of coefficients of progressive scans */
 enum { DONE = 0, REFUSED = 1, NO_MORE = 2 };
 enum {
-    COMPONENTS = 3,     /* at most */
-    MCU_BLOCKS = 6,     /* at most, with the samplings that are known here */
-    TABLES = 4,         /* of a kind, B.2.4 */
-    MOST_SIDE = 65500,  /* pixels, as libjpeg has it */
-    LANES = 2,          /* more are not faster */
-    STRETCH = 256,      /* blocks, at most, that are decoded before they become pixels */
-    LOOKUP_BITS = 11,   /* of a code and its value, decoded by one lookup */
-    AHEAD = 512,        /* bytes behind coded data that may be looked at: a block has 64 * 27 bits at most */
-    PADDING = 64,       /* bytes behind rows of samples that vector instructions may touch */
+    COMPONENTS = 3,    /* at most */
+    MCU_BLOCKS = 6,    /* at most, with the samplings that are known here */
+    TABLES = 4,        /* of a kind, B.2.4 */
+    MOST_SIDE = 65500, /* pixels, as libjpeg has it */
+    LANES = 2,         /* more are not faster */
+    STRETCH = 256,     /* blocks, at most, that are decoded before they become pixels */
+    LOOKUP_BITS = 11,  /* of a code and its value, decoded by one lookup */
+    AHEAD = 512,       /* bytes behind coded data that may be looked at: a block has 64 * 27 bits at most */
+    PADDING = 64,      /* bytes behind rows of samples that vector instructions may touch */
     MOST_SEGMENTS = 1 << 20,
     MOST_BLOCKS = 1 << 25, /* of a file that is rewritten: 4 GiB of coefficients */
-    AC_BITS = 10, /* of a coefficient, and of a difference of first ones, of 8-bit samples: F.1.2 */
+    AC_BITS = 10,          /* of a coefficient, and of a difference of first ones, of 8-bit samples: F.1.2 */
     DC_BITS = 11,
     RST0 = 0xD0,
     EOI = 0xD9,
-    /* Dequantised. Beyond it the 16-bit arithmetic of libjpeg-turbo's vector instructions gives something else than its C.
-       No image of 8 bits has such. */
+    /* Dequantised. Beyond it the 16-bit arithmetic of libjpeg-turbo's vector instructions gives something else than its
+       C. No image of 8 bits has such. */
     MOST_COEFFICIENT = 4095
 };
 
@@ -98,7 +98,8 @@ struct headers {
     int64_t index_at; /* the first segment of the seek index; 0 where there is none */
 };
 
-/* An entry of `look`: bits 0-5: bits of the code and its value; 7: look further; 8-15: how far k moves; 16-31: value. */
+/* An entry of `look`: bits 0-5: bits of the code and its value; 7: look further; 8-15: how far k moves; 16-31: value.
+ */
 struct huffman {
     uint32_t look[1 << LOOKUP_BITS];
     int32_t largest[17], offset[17]; /* as MAXCODE, and VALPTR - MINCODE, in F.2.2.3 */
@@ -155,12 +156,13 @@ struct float_taps {
 
 /* What the sources of a call are, and what is made of them. */
 struct form {
-    int64_t from;     /* UINT8: JPEG files, or pixels (height, width, 3); other types: planes (3, height, width) */
-    int64_t to;       /* the type of what is made; floating point if `from` is */
-    int64_t planes;   /* whether that is (3, height, width) and not (height, width, 3) */
-    int64_t padding;  /* what is shown outside of pixels that are not resized; outside of others are zeros */
-    float factors[6]; /* of each channel, what bytes are multiplied with before it is floating point, and what is added */
-    float fill;       /* for CONSTANT */
+    int64_t from;    /* UINT8: JPEG files, or pixels (height, width, 3); other types: planes (3, height, width) */
+    int64_t to;      /* the type of what is made; floating point if `from` is */
+    int64_t planes;  /* whether that is (3, height, width) and not (height, width, 3) */
+    int64_t padding; /* what is shown outside of pixels that are not resized; outside of others are zeros */
+    float
+        factors[6]; /* of each channel, what bytes are multiplied with before it is floating point, and what is added */
+    float fill;     /* for CONSTANT */
 };
 
 /* What becomes of an image: a box of it is resized, a window of that is cut out, and mirrored. */
@@ -197,9 +199,10 @@ struct kernels {
     void (*split)(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors);
     void (*to_floats)(float *to, int kind, const void *from, int64_t count);
     void (*from_floats)(void *to, int kind, const float *from, int64_t count);
-    void (*sum_rows)(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps, int64_t count);
-    void (*sum_pixels)(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *, int64_t pixel_count,
-                       int64_t count);
+    void (*sum_rows)(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
+                     int64_t count);
+    void (*sum_pixels)(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *,
+                       int64_t pixel_count, int64_t count);
 };
 
 /* What takes the coefficients of a stretch. */
@@ -326,14 +329,16 @@ void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weights, c
 
 /* planes.c */
 int make_float_taps(struct float_taps *, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored);
-int resize_planes(struct decoder *, int kind, const uint8_t *planes, int64_t height, int64_t width, const struct box *, float *to,
-                  int64_t to_plane, int64_t to_stride, int64_t rows, int64_t columns);
-void sum_rows_plain(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps, int64_t count);
-void sum_rows_avx2(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps, int64_t count);
+int resize_planes(struct decoder *, int kind, const uint8_t *planes, int64_t height, int64_t width, const struct box *,
+                  float *to, int64_t to_plane, int64_t to_stride, int64_t rows, int64_t columns);
+void sum_rows_plain(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
+                    int64_t count);
+void sum_rows_avx2(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
+                   int64_t count);
 void sum_pixels_plain(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *,
                       int64_t pixel_count, int64_t count);
-void sum_pixels_avx2(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *, int64_t pixel_count,
-                     int64_t count);
+void sum_pixels_avx2(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *,
+                     int64_t pixel_count, int64_t count);
 
 /* place.c */
 void place(const struct decoder *, const struct request *, const struct form *, uint8_t *to);

@@ -4,17 +4,17 @@
 enum { ESCAPE = 128, END_OF_BLOCK = 128, NO_CODE = 192, K = 8 };
 
 /*
- * Where the symbol puts its value after which the next coefficient is `k`: in natural order, after Figure A.6, or in that
- * of the scan. Beyond 64 are ends of blocks, of which the value is 0 and the last coefficient is 0, and errors.
+ * Where the symbol puts its value after which the next coefficient is `k`: in natural order, after Figure A.6, or in
+ * that of the scan. Beyond 64 are ends of blocks, of which the value is 0 and the last coefficient is 0, and errors.
  */
 const uint8_t natural_place[256] = {
     63, 0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40,
     48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15,
     23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, [65 ... 255] = 63};
-const uint8_t scan_place[256] = {63, 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,
-                                 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42,
-                                 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63,
-                                 [65 ... 255] = 63};
+const uint8_t scan_place[256] = {
+    63, 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,
+    21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42,
+    43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, [65 ... 255] = 63};
 
 /* How far k moves by a symbol: F.2.2.1 and F.2.2.2. */
 static uint32_t advance_of(int kind, int symbol)
@@ -22,7 +22,8 @@ static uint32_t advance_of(int kind, int symbol)
     return kind == DC_TABLE ? 1 : symbol ? (uint32_t)(symbol >> 4) + 1 : END_OF_BLOCK;
 }
 
-/* Whether 8-bit samples can make the symbols: F.1.2.1, F.1.2.2 and G.1.2.2. Of others libjpeg's implementations differ. */
+/* Whether 8-bit samples can make the symbols: F.1.2.1, F.1.2.2 and G.1.2.2. Of others libjpeg's implementations differ.
+ */
 static int check_symbols(const struct huffman *table)
 {
     for (int i = 0; i < table->total; i++) {
@@ -49,7 +50,8 @@ static int fill_table(struct huffman *table)
             int size = table->values[p] & 15, span = 1 << (LOOKUP_BITS - length);
             uint32_t advance = advance_of(table->kind, table->values[p]) << K;
             if (!size || length + size > LOOKUP_BITS) {
-                uint32_t entry = size ? ESCAPE | (uint32_t)length | advance | (uint32_t)size << 16 : (uint32_t)length | advance;
+                uint32_t entry =
+                    size ? ESCAPE | (uint32_t)length | advance | (uint32_t)size << 16 : (uint32_t)length | advance;
                 for (int n = 0; n < span; n++)
                     *at++ = entry;
                 continue;
@@ -70,8 +72,8 @@ static int fill_table(struct huffman *table)
 
 int make_table(struct huffman *table, const struct huffman_spec *spec, int kind)
 {
-    if (table->known && table->kind == kind && table->total == spec->total && !memcmp(table->counts, spec->counts, 16) &&
-        !memcmp(table->values, spec->values, (size_t)spec->total))
+    if (table->known && table->kind == kind && table->total == spec->total &&
+        !memcmp(table->counts, spec->counts, 16) && !memcmp(table->values, spec->values, (size_t)spec->total))
         return DONE;
     table->known = false;
     table->kind = kind;
@@ -236,8 +238,8 @@ static NOT_INLINE int next_stretch(struct decoder *decoder, struct lane *lane)
     return DONE;
 }
 
-/* What the loop keeps in registers of a lane. `bits` has what follows at its high end: `held` bits, less those of `taken`
- * that were read since; `at` is what follows them. */
+/* What the loop keeps in registers of a lane. `bits` has what follows at its high end: `held` bits, less those of
+ * `taken` that were read since; `at` is what follows them. */
 struct hot {
     uint64_t bits, taken;
     int held;
@@ -302,8 +304,8 @@ INLINE int decode_dc(struct hot *hot)
  * Decodes with `lanes`, `count` of them, a symbol of each in turn, so that their chains of lookups overlap (F.2.2.2),
  * until there is no more to do for one. That one is its answer; or -1 where something is not flawless.
  *
- * Each symbol that is not looked up takes 27 bits at most, after a refill; 5 that are take 55, of the 57 at least that a
- * refill brings. Within a block 64 symbols are read before it shows that the data have ended: AHEAD bytes.
+ * Each symbol that is not looked up takes 27 bits at most, after a refill; 5 that are take 55, of the 57 at least that
+ * a refill brings. Within a block 64 symbols are read before it shows that the data have ended: AHEAD bytes.
  */
 INLINE int run(struct decoder *decoder, struct lane *lanes, const int count)
 {

@@ -83,8 +83,8 @@ static int read_frame(struct headers *headers, struct reading *reading, const ui
 /* B.2.3: one scan, of everything. */
 static int read_scan(struct headers *headers, const struct reading *reading, const uint8_t *at, const uint8_t *end)
 {
-    if (!reading->has_frame || end - at != 4 + 2 * headers->components || at[0] != headers->components || end[-3] != 0 ||
-        end[-2] != 63 || end[-1] != 0)
+    if (!reading->has_frame || end - at != 4 + 2 * headers->components || at[0] != headers->components ||
+        end[-3] != 0 || end[-2] != 63 || end[-1] != 0)
         return REFUSED;
     for (int i = 0; i < headers->components; i++) {
         struct component *component = &headers->component[i];

@@ -1,12 +1,12 @@
-/* The inverse DCT: ITU-T T.81, A.3.3, bit for bit as jidctint.c of libjpeg-turbo, which is that of Loeffler, Ligtenberg and
- * Moschytz with 13 bits behind the binary point. */
+/* The inverse DCT: ITU-T T.81, A.3.3, bit for bit as jidctint.c of libjpeg-turbo, which is that of Loeffler, Ligtenberg
+ * and Moschytz with 13 bits behind the binary point. */
 #include "samples.h"
 
 #include <string.h>
 
 enum {
-    /* After one pass. As with MOST_COEFFICIENT, 16-bit arithmetic of libjpeg-turbo's vector instructions gives something
-       else than its C beyond it. */
+    /* After one pass. As with MOST_COEFFICIENT, 16-bit arithmetic of libjpeg-turbo's vector instructions gives
+       something else than its C beyond it. */
     MOST_BETWEEN = 16383,
     MOST_PREDICTED = 1 << 15
 };
@@ -86,8 +86,8 @@ INLINE int stretch_samples(struct decoder *decoder, const struct lane *lane, int
     for (int b = 0; in_row && b < headers->blocks; b++) {
         int i = headers->component_of[b];
         const struct component *component = &headers->component[i];
-        corner[b] = (uint8_t *)decoder->plane[i].at + 8 * (row * component->v + headers->block_y[b]) * decoder->stride[i] +
-                    8 * headers->block_x[b];
+        corner[b] = (uint8_t *)decoder->plane[i].at +
+                    8 * (row * component->v + headers->block_y[b]) * decoder->stride[i] + 8 * headers->block_x[b];
         step[b] = 8 * component->h;
     }
     for (int64_t m = 0; m < lane->count; m++, column++) {
@@ -96,16 +96,17 @@ INLINE int stretch_samples(struct decoder *decoder, const struct lane *lane, int
             int i = headers->component_of[b], dc = predicted[i] += coefficients[0];
             if (UNLIKELY(dc >= MOST_PREDICTED || dc < -MOST_PREDICTED))
                 return REFUSED;
-            if (wanted && UNLIKELY(block(coefficients, dc, decoder->quantisation[i], decoder->limit[i],
-                                         corner[b] + (column - decoder->column0) * step[b], decoder->stride[i]) != DONE))
+            if (wanted &&
+                UNLIKELY(block(coefficients, dc, decoder->quantisation[i], decoder->limit[i],
+                               corner[b] + (column - decoder->column0) * step[b], decoder->stride[i]) != DONE))
                 return REFUSED;
         }
     }
     return DONE;
 }
 
-static inline int any_block_plain(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
-                                  uint8_t *to, int64_t stride)
+static inline int any_block_plain(const int16_t *coefficients, int dc, const int16_t *quantisation,
+                                  const int16_t *limit, uint8_t *to, int64_t stride)
 {
     int any = 0;
     for (int k = 1; k < 64; k++)
@@ -124,18 +125,20 @@ int samples_plain(struct decoder *decoder, const struct lane *lane, int *predict
  * interleaved; what comes out are columns 0 and 4, 1 and 5, 2 and 6, 3 and 7. */
 AVX2 INLINE __m256i interleaved(__m256i rows)
 {
-    const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10, 11, 4,
-                                           5, 12, 13, 6, 7, 14, 15);
+    const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10,
+                                           11, 4, 5, 12, 13, 6, 7, 14, 15);
     return _mm256_shuffle_epi8(_mm256_permute4x64_epi64(rows, 0xD8), order);
 }
 
 AVX2 INLINE void pass_avx2(__m256i *rows, const int shift)
 {
     const __m256i round = _mm256_set1_epi32(1 << (shift - 1));
-    __m256i v04 = interleaved(rows[0]), v26 = interleaved(rows[1]), v17 = interleaved(rows[2]), v35 = interleaved(rows[3]);
+    __m256i v04 = interleaved(rows[0]), v26 = interleaved(rows[1]), v17 = interleaved(rows[2]),
+            v35 = interleaved(rows[3]);
     __m256i t0 = _mm256_add_epi32(_mm256_madd_epi16(v04, pairs(8192, 8192)), round);
     __m256i t1 = _mm256_add_epi32(_mm256_madd_epi16(v04, pairs(8192, -8192)), round);
-    __m256i t2 = _mm256_madd_epi16(v26, pairs(4433, 4433 - 15137)), t3 = _mm256_madd_epi16(v26, pairs(4433 + 6270, 4433));
+    __m256i t2 = _mm256_madd_epi16(v26, pairs(4433, 4433 - 15137)),
+            t3 = _mm256_madd_epi16(v26, pairs(4433 + 6270, 4433));
     __m256i even0 = _mm256_add_epi32(t0, t3), even3 = _mm256_sub_epi32(t0, t3);
     __m256i even1 = _mm256_add_epi32(t1, t2), even2 = _mm256_sub_epi32(t1, t2);
     __m256i odd0 = _mm256_add_epi32(_mm256_madd_epi16(v17, pairs(9633 - 7373, 2446 - 7373 - 16069 + 9633)),
@@ -171,7 +174,8 @@ AVX2 INLINE void pass_avx2(__m256i *rows, const int shift)
 /* Rows `a` and `b` of a block of 16-bit numbers. */
 AVX2 INLINE __m256i two_rows(const int16_t *block, int a, int b)
 {
-    return _mm256_set_m128i(_mm_loadu_si128((const __m128i *)(block + 8 * b)), _mm_loadu_si128((const __m128i *)(block + 8 * a)));
+    return _mm256_set_m128i(_mm_loadu_si128((const __m128i *)(block + 8 * b)),
+                            _mm_loadu_si128((const __m128i *)(block + 8 * a)));
 }
 
 AVX2 INLINE int block_avx2(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
@@ -183,7 +187,8 @@ AVX2 INLINE int block_avx2(const int16_t *coefficients, int dc, const int16_t *q
     for (int i = 0; i < 4; i++)
         rows[i] = two_rows(coefficients, order[i][0], order[i][1]);
     __m256i first = _mm256_setr_epi16(-1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
-    any = _mm256_or_si256(_mm256_or_si256(_mm256_andnot_si256(first, rows[0]), rows[1]), _mm256_or_si256(rows[2], rows[3]));
+    any = _mm256_or_si256(_mm256_or_si256(_mm256_andnot_si256(first, rows[0]), rows[1]),
+                          _mm256_or_si256(rows[2], rows[3]));
     if (_mm256_testz_si256(any, any))
         return flat_block(dc, quantisation[0], limit[0], to, stride);
     rows[0] = _mm256_insert_epi16(rows[0], (int16_t)dc, 0);

@@ -61,8 +61,8 @@ static int make_segments(struct decoder *decoder, const uint8_t *file, int64_t n
     return DONE;
 }
 
-/* A row of chroma samples of an image whose chroma has fewer rows, or columns, or both. `y` is a row of the image; `left`
- * and `count` say which columns, in pixels from the first MCU that is there. Returns where they are. */
+/* A row of chroma samples of an image whose chroma has fewer rows, or columns, or both. `y` is a row of the image;
+ * `left` and `count` say which columns, in pixels from the first MCU that is there. Returns where they are. */
 static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, int64_t left, int64_t count)
 {
     const struct headers *headers = &decoder->headers;
@@ -142,7 +142,8 @@ int decode_box(struct decoder *decoder, const uint8_t *file, int64_t nbytes, con
     decoder->use_stretch = decoder->kernels->samples;
     decoder->lane_count = LANES;
     decoder->place = natural_place;
-    if (make_tables(decoder) || make_planes(decoder) || make_segments(decoder, file, nbytes) || decode_segments(decoder))
+    if (make_tables(decoder) || make_planes(decoder) || make_segments(decoder, file, nbytes) ||
+        decode_segments(decoder))
         return REFUSED;
     return write_pixels(decoder, box, to);
 }

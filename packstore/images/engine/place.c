@@ -29,8 +29,8 @@ INLINE void reverse(uint8_t *to, const uint8_t *from, int64_t count, const int s
 }
 
 /* A line of `columns` elements from `left` on, of one of `width` elements; of `fill` alone where that is NULL. */
-INLINE void place_line(const struct decoder *decoder, uint8_t *to, const uint8_t *from, int64_t width, int64_t left, int64_t columns,
-                       bool mirrored, int64_t padding, const uint8_t *fill, const int size)
+INLINE void place_line(const struct decoder *decoder, uint8_t *to, const uint8_t *from, int64_t width, int64_t left,
+                       int64_t columns, bool mirrored, int64_t padding, const uint8_t *fill, const int size)
 {
     int64_t first = left < 0 ? -left : 0, stop = width - left < columns ? width - left : columns;
     if (!from || first >= stop)
@@ -61,7 +61,8 @@ INLINE void place_of(const struct decoder *decoder, const struct request *reques
         for (int64_t y = 0; y < window->height; y++, to += window->width * size) {
             int64_t row = padded_place(window->top + y, box->height, form->padding);
             const uint8_t *from = row < 0 ? NULL : plane + ((box->top + row) * request->width + box->left) * size;
-            place_line(decoder, to, from, box->width, window->left, window->width, request->mirrored, form->padding, fill, size);
+            place_line(decoder, to, from, box->width, window->left, window->width, request->mirrored, form->padding,
+                       fill, size);
         }
     }
 }

@@ -1,6 +1,6 @@
 /*
- * Antialiased bilinear resizing of three planes of floating point, in float32 as torch's (ATen, UpSampleKernel.cpp): with
- * the same weights, but columns first, so the last bits may differ.
+ * Antialiased bilinear resizing of three planes of floating point, in float32 as torch's (ATen, UpSampleKernel.cpp):
+ * with the same weights, but columns first, so the last bits may differ.
  */
 #include "engine.h"
 
@@ -12,8 +12,9 @@ static int64_t smaller(int64_t a, int64_t b)
 }
 
 /*
- * Taps as make_taps() in resize.c has them. The weights are those of _compute_indices_min_size_weights_aa(), which mixes
- * float32 and float64; each pixel has as many, with zeros where fewer are needed, and all are of places that there are.
+ * Taps as make_taps() in resize.c has them. The weights are those of _compute_indices_min_size_weights_aa(), which
+ * mixes float32 and float64; each pixel has as many, with zeros where fewer are needed, and all are of places that
+ * there are.
  */
 int make_float_taps(struct float_taps *taps, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored)
 {
@@ -51,8 +52,8 @@ int make_float_taps(struct float_taps *taps, int64_t source, int64_t target, int
     return DONE;
 }
 
-static void sum_rows_from(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps, int64_t first,
-                          int64_t count)
+static void sum_rows_from(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
+                          int64_t first, int64_t count)
 {
     for (int64_t x = first; x < count; x++) {
         float sum = 0;
@@ -64,7 +65,8 @@ static void sum_rows_from(float *to, int kind, const uint8_t *from, int64_t stri
 }
 
 /* One row of `count` elements out of several, `stride` bytes apart. */
-void sum_rows_plain(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps, int64_t count)
+void sum_rows_plain(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
+                    int64_t count)
 {
     sum_rows_from(to, kind, from, stride, weights, taps, 0, count);
 }
@@ -87,8 +89,8 @@ void sum_pixels_plain(float *const to[3], float *pixels, const float *const from
 #ifdef HAS_AVX2
 #include <immintrin.h>
 
-AVX2_F16C INLINE void sum_rows_of(float *to, const int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
-                                  int64_t count)
+AVX2_F16C INLINE void sum_rows_of(float *to, const int kind, const uint8_t *from, int64_t stride, const float *weights,
+                                  int taps, int64_t count)
 {
     int64_t x = 0, size = size_of(kind);
     for (; x + 16 <= count; x += 16) {
@@ -102,8 +104,10 @@ AVX2_F16C INLINE void sum_rows_of(float *to, const int kind, const uint8_t *from
                 a = _mm256_loadu_ps((const float *)at), b = _mm256_loadu_ps((const float *)at + 8);
             } else {
                 __m128i first = _mm_loadu_si128((const __m128i *)at), second = _mm_loadu_si128((const __m128i *)at + 1);
-                a = kind == FLOAT16 ? _mm256_cvtph_ps(first) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(first), 16));
-                b = kind == FLOAT16 ? _mm256_cvtph_ps(second) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(second), 16));
+                a = kind == FLOAT16 ? _mm256_cvtph_ps(first)
+                                    : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(first), 16));
+                b = kind == FLOAT16 ? _mm256_cvtph_ps(second)
+                                    : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(second), 16));
             }
             low = _mm256_add_ps(low, _mm256_mul_ps(weight, a));
             high = _mm256_add_ps(high, _mm256_mul_ps(weight, b));
@@ -114,7 +118,8 @@ AVX2_F16C INLINE void sum_rows_of(float *to, const int kind, const uint8_t *from
     sum_rows_from(to, kind, from, stride, weights, taps, x, count);
 }
 
-AVX2_F16C void sum_rows_avx2(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps, int64_t count)
+AVX2_F16C void sum_rows_avx2(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
+                             int64_t count)
 {
     if (kind == FLOAT32)
         sum_rows_of(to, FLOAT32, from, stride, weights, taps, count);
@@ -133,7 +138,8 @@ AVX2 INLINE __m128 sum_pixel(const float *pixels, const struct float_taps *taps,
     return sum;
 }
 
-AVX2 INLINE void sum_pixels_of(float *const to[3], const float *pixels, const struct float_taps *taps, const int taps_count, int64_t count)
+AVX2 INLINE void sum_pixels_of(float *const to[3], const float *pixels, const struct float_taps *taps,
+                               const int taps_count, int64_t count)
 {
     int64_t x = 0;
     for (; x + 4 <= count; x += 4) {
@@ -158,7 +164,8 @@ AVX2 void sum_pixels_avx2(float *const to[3], float *pixels, const float *const 
 {
     int64_t x = 0;
     for (; x + 4 <= pixel_count; x += 4) {
-        __m128 a = _mm_loadu_ps(from[0] + x), b = _mm_loadu_ps(from[1] + x), c = _mm_loadu_ps(from[2] + x), d = _mm_setzero_ps();
+        __m128 a = _mm_loadu_ps(from[0] + x), b = _mm_loadu_ps(from[1] + x), c = _mm_loadu_ps(from[2] + x),
+               d = _mm_setzero_ps();
         _MM_TRANSPOSE4_PS(a, b, c, d);
         _mm_storeu_ps(pixels + 4 * x, a);
         _mm_storeu_ps(pixels + 4 * x + 4, b);
@@ -176,11 +183,11 @@ AVX2 void sum_pixels_avx2(float *const to[3], float *pixels, const float *const 
 #endif
 
 /*
- * Resizes a box of the planes, of `height` and `width`, by the decoder's taps: to `rows` of `columns` elements, `to_stride`
- * elements apart, in planes that are `to_plane` elements apart.
+ * Resizes a box of the planes, of `height` and `width`, by the decoder's taps: to `rows` of `columns` elements,
+ * `to_stride` elements apart, in planes that are `to_plane` elements apart.
  */
-int resize_planes(struct decoder *decoder, int kind, const uint8_t *planes, int64_t height, int64_t width, const struct box *box,
-                  float *to, int64_t to_plane, int64_t to_stride, int64_t rows, int64_t columns)
+int resize_planes(struct decoder *decoder, int kind, const uint8_t *planes, int64_t height, int64_t width,
+                  const struct box *box, float *to, int64_t to_plane, int64_t to_stride, int64_t rows, int64_t columns)
 {
     const struct float_taps *across = &decoder->float_across, *down = &decoder->float_down;
     int64_t size = size_of(kind), count = across->stop - across->first;

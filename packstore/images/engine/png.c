@@ -5,10 +5,10 @@
 
 enum {
     LONGEST_CODE = 15,
-    LITERALS = 288,    /* literals, the end of a block, lengths of matches */
+    LITERALS = 288, /* literals, the end of a block, lengths of matches */
     DISTANCES = 30,
-    LENGTHS = 19,      /* of the code in which the lengths of the other two are */
-    BITS = 10          /* of a code that one lookup decodes */
+    LENGTHS = 19, /* of the code in which the lengths of the other two are */
+    BITS = 10     /* of a code that one lookup decodes */
 };
 
 /* A Huffman code, 3.2.2. A lookup has the symbol, and above it the length of its code; 0 where that is longer. */
@@ -30,9 +30,11 @@ struct out {
 
 static const uint16_t LENGTH_BASE[29] = {3,  4,  5,  6,  7,  8,  9,  10, 11,  13,  15,  17,  19,  23, 27,
                                          31, 35, 43, 51, 59, 67, 83, 99, 115, 131, 163, 195, 227, 258};
-static const uint8_t LENGTH_EXTRA[29] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
-static const uint16_t DISTANCE_BASE[DISTANCES] = {1,   2,   3,   4,   5,   7,    9,    13,   17,   25,   33,   49,   65,    97,    129,
-                                                  193, 257, 385, 513, 769, 1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
+static const uint8_t LENGTH_EXTRA[29] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
+                                         2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
+static const uint16_t DISTANCE_BASE[DISTANCES] = {1,    2,    3,    4,    5,    7,    9,    13,    17,    25,
+                                                  33,   49,   65,   97,   129,  193,  257,  385,   513,   769,
+                                                  1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
 static const uint8_t DISTANCE_EXTRA[DISTANCES] = {0, 0, 0, 0, 1, 1, 2, 2,  3,  3,  4,  4,  5,  5,  6,
                                                   6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13};
 
@@ -69,8 +71,8 @@ INLINE unsigned take(struct stream *in, int count)
     return value;
 }
 
-/* The code whose symbols have these lengths. REFUSED where that is none, or one that leaves bits without meaning, unless
- * it has no symbol, or one of a bit where that `may_be_alone`. */
+/* The code whose symbols have these lengths. REFUSED where that is none, or one that leaves bits without meaning,
+ * unless it has no symbol, or one of a bit where that `may_be_alone`. */
 static int make_code(struct prefix_code *code, const uint8_t *lengths, int symbols, bool may_be_alone)
 {
     unsigned next[LONGEST_CODE + 2] = {0}, place[LONGEST_CODE + 2] = {0};
@@ -134,7 +136,8 @@ static int read_codes(struct stream *in, struct prefix_code *literals, struct pr
     static const uint8_t ORDER[LENGTHS] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
     uint8_t lengths[LITERALS + 32] = {0};
     refill(in);
-    int literal_count = (int)take(in, 5) + 257, distance_count = (int)take(in, 5) + 1, length_count = (int)take(in, 4) + 4;
+    int literal_count = (int)take(in, 5) + 257, distance_count = (int)take(in, 5) + 1,
+        length_count = (int)take(in, 4) + 4;
     if (literal_count > 286 || distance_count > DISTANCES)
         return REFUSED;
     for (int i = 0; i < length_count; i++) {
@@ -177,7 +180,8 @@ static int fixed_codes(struct prefix_code *literals, struct prefix_code *distanc
     if (make_code(literals, lengths, LITERALS, false) != DONE)
         return REFUSED;
     memset(lengths, 5, 32);
-    return make_code(distances, lengths, 32, false); /* the last two mean nothing, which is found out where they are used */
+    return make_code(distances, lengths, 32,
+                     false); /* the last two mean nothing, which is found out where they are used */
 }
 
 /* `length` bytes from `distance` before; both are within what there is. */
@@ -193,7 +197,8 @@ INLINE void copy_match(uint8_t *to, int64_t distance, int64_t length)
     }
 }
 
-static int inflate_coded(struct stream *in, struct out *out, const struct prefix_code *literals, const struct prefix_code *distances)
+static int inflate_coded(struct stream *in, struct out *out, const struct prefix_code *literals,
+                         const struct prefix_code *distances)
 {
     while (out->at < out->end) {
         refill(in); /* 15 bits and 5, 15 and 13: never more than 48 */
@@ -277,16 +282,18 @@ INLINE uint8_t paeth(int left, int above, int corner)
     from_left = from_left < 0 ? -from_left : from_left;
     from_above = from_above < 0 ? -from_above : from_above;
     from_corner = from_corner < 0 ? -from_corner : from_corner;
-    return (uint8_t)(from_left <= from_above && from_left <= from_corner ? left : from_above <= from_corner ? above : corner);
+    return (uint8_t)(from_left <= from_above && from_left <= from_corner ? left
+                     : from_above <= from_corner                         ? above
+                                                                         : corner);
 }
 
-/* Undoes the filter of a row of `nbytes`, PNG (3rd edition) 9.2; `above` is the one before, `step` the bytes of a pixel. */
+/* Undoes the filter of a row of `nbytes`, PNG (3rd edition) 9.2; `above` is the one before, `step` the bytes of a
+ * pixel. */
 static int undo_filter(int filter, uint8_t *row, const uint8_t *above, int64_t nbytes, int64_t step)
 {
     int64_t i;
     switch (filter) {
-    case 0:
-        return DONE;
+    case 0: return DONE;
     case 1:
         for (i = step; i < nbytes; i++)
             row[i] = (uint8_t)(row[i] + row[i - step]);
@@ -307,8 +314,7 @@ static int undo_filter(int filter, uint8_t *row, const uint8_t *above, int64_t n
         for (; i < nbytes; i++)
             row[i] = (uint8_t)(row[i] + paeth(row[i - step], above[i], above[i - step]));
         return DONE;
-    default:
-        return REFUSED;
+    default: return REFUSED;
     }
 }
 

@@ -1,6 +1,7 @@
 /*
- * The coefficients of a progressive JPEG: ITU-T T.81, G.1.2 and G.2, as jdphuff.c of libjpeg has it. Refused is what that
- * warns of, an image that lacks bits of a coefficient, and markers between scans that are not needed to decode them.
+ * The coefficients of a progressive JPEG: ITU-T T.81, G.1.2 and G.2, as jdphuff.c of libjpeg has it. Refused is what
+ * that warns of, an image that lacks bits of a coefficient, and markers between scans that are not needed to decode
+ * them.
  */
 #include "reader.h"
 
@@ -43,7 +44,8 @@ INLINE int64_t run_of_ends(struct reader *reader, uint32_t symbol)
     return ((int64_t)1 << bits) + take_bits(reader, bits);
 }
 
-static int read_first(struct decoder *decoder, struct progress *progress, const struct scan *scan, int i, int16_t *block)
+static int read_first(struct decoder *decoder, struct progress *progress, const struct scan *scan, int i,
+                      int16_t *block)
 {
     struct reader *reader = &progress->reader;
     int table = decoder->headers.component[i].dc;
@@ -144,7 +146,8 @@ static int begin_segment(struct decoder *decoder, struct progress *progress, boo
 {
     uint8_t *start = decoder->unstuffed[0].at, *end = start;
     const uint8_t *marker = unstuff(&end, progress->at, decoder->file_end);
-    if (!marker || (is_last ? marker[1] >= RST0 && marker[1] < RST0 + 8 : marker[1] != (RST0 | (progress->restarts++ & 7))))
+    if (!marker ||
+        (is_last ? marker[1] >= RST0 && marker[1] < RST0 + 8 : marker[1] != (RST0 | (progress->restarts++ & 7))))
         return REFUSED;
     memset(end, 0, PADDING);
     progress->at = is_last ? marker : marker + 2;
@@ -186,7 +189,8 @@ static int read_blocks(struct decoder *decoder, struct progress *progress, const
                                   begin_segment(decoder, progress, n + interval >= total) != DONE))
             return REFUSED;
         for (int s = 0; s < scan->components; s++) {
-            int i = scan->component[s], h = single ? 1 : headers->component[i].h, v = single ? 1 : headers->component[i].v;
+            int i = scan->component[s], h = single ? 1 : headers->component[i].h,
+                v = single ? 1 : headers->component[i].v;
             for (int y = 0; y < v; y++)
                 for (int x = 0; x < h; x++)
                     if (read_any(decoder, progress, scan, i, block_at(decoder, i, row * v + y, column * h + x)) != DONE)
@@ -221,7 +225,8 @@ static int read_scan_header(struct headers *headers, struct progress *progress, 
     if (nbytes < 6 || nbytes != 4 + 2 * at[0] || at[0] < 1 || at[0] > headers->components)
         return REFUSED;
     const uint8_t *band = at + nbytes - 3;
-    *scan = (struct scan){.components = at[0], .first = band[0], .last = band[1], .high = band[2] >> 4, .low = band[2] & 15};
+    *scan = (struct scan){
+        .components = at[0], .first = band[0], .last = band[1], .high = band[2] >> 4, .low = band[2] & 15};
     if (scan->first ? scan->last < scan->first || scan->last > 63 || scan->components > 1 : scan->last)
         return REFUSED;
     if (scan->low > MOST_SHIFT || (scan->high && scan->low != scan->high - 1))

@@ -1,4 +1,5 @@
-/* Antialiased bilinear resizing of uint8 RGB, bit for bit as torch's (ATen, UpSampleKernel.cpp): rows first, then columns. */
+/* Antialiased bilinear resizing of uint8 RGB, bit for bit as torch's (ATen, UpSampleKernel.cpp): rows first, then
+ * columns. */
 #include "engine.h"
 
 #include <string.h>
@@ -36,10 +37,11 @@ static int precision_of(double largest)
 }
 
 /*
- * Taps for pixels `from` to `from + count` of the `target` that `source` pixels become; the last first where `mirrored`.
- * Their places count from `first`, and behind them are zeros up to a `multiple`.
+ * Taps for pixels `from` to `from + count` of the `target` that `source` pixels become; the last first where
+ * `mirrored`. Their places count from `first`, and behind them are zeros up to a `multiple`.
  */
-int make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored, int multiple)
+int make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored,
+              int multiple)
 {
     double scale = (double)source / (double)target, support = scale >= 1 ? scale : 1, largest = 0;
     int64_t most = ((int64_t)support + (support > (double)(int64_t)support)) * 2 + 1;
@@ -93,7 +95,8 @@ static void row_plain(const struct taps *taps, const uint8_t *from, uint8_t *to,
 }
 
 /* Two rows become `count` pixels wide. Reads `taps` pixels and 4 bytes from each place; writes up to 13 bytes more. */
-void rows_plain(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count)
+void rows_plain(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
+                int64_t count)
 {
     row_plain(taps, a, to_a, count);
     row_plain(taps, b, to_b, count);
@@ -117,8 +120,10 @@ void columns_plain(const uint8_t *from, int64_t stride, const int16_t *weights, 
 /* A pixel of two rows at once. */
 AVX2 INLINE __m256i pixel(const struct taps *taps, const int count, const uint8_t *a, const uint8_t *b, int64_t x)
 {
-    const __m256i first = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
-    const __m256i second = _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
+    const __m256i first =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+    const __m256i second =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
     const uint8_t *p = a + 3 * (int64_t)taps->at[x], *q = b + 3 * (int64_t)taps->at[x];
     const int16_t *weights = taps->weights + x * count;
     __m256i sum = _mm256_set1_epi32(1 << (taps->precision - 1));
@@ -134,12 +139,14 @@ AVX2 INLINE __m256i pixel(const struct taps *taps, const int count, const uint8_
     return _mm256_sra_epi32(sum, _mm_cvtsi32_si128(taps->precision));
 }
 
-AVX2 INLINE void rows_of(const struct taps *taps, const int taps_count, const uint8_t *a, const uint8_t *b, uint8_t *to_a,
-                         uint8_t *to_b, int64_t count)
+AVX2 INLINE void rows_of(const struct taps *taps, const int taps_count, const uint8_t *a, const uint8_t *b,
+                         uint8_t *to_a, uint8_t *to_b, int64_t count)
 {
-    const __m256i dense = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
+    const __m256i dense =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
     for (int64_t x = 0; x < count; x += 4) { /* pixels behind the last are copies of it */
-        int64_t last = count - 1, x1 = x + 1 < last ? x + 1 : last, x2 = x + 2 < last ? x + 2 : last, x3 = x + 3 < last ? x + 3 : last;
+        int64_t last = count - 1, x1 = x + 1 < last ? x + 1 : last, x2 = x + 2 < last ? x + 2 : last,
+                x3 = x + 3 < last ? x + 3 : last;
         __m256i low = _mm256_packs_epi32(pixel(taps, taps_count, a, b, x), pixel(taps, taps_count, a, b, x1));
         __m256i high = _mm256_packs_epi32(pixel(taps, taps_count, a, b, x2), pixel(taps, taps_count, a, b, x3));
         low = _mm256_shuffle_epi8(_mm256_packus_epi16(low, high), dense);
@@ -148,7 +155,8 @@ AVX2 INLINE void rows_of(const struct taps *taps, const int taps_count, const ui
     }
 }
 
-AVX2 void rows_avx2(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count)
+AVX2 void rows_avx2(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
+                    int64_t count)
 {
     if (taps->taps == 4)
         rows_of(taps, 4, a, b, to_a, to_b, count);
@@ -156,8 +164,8 @@ AVX2 void rows_avx2(const struct taps *taps, const uint8_t *a, const uint8_t *b,
         rows_of(taps, taps->taps, a, b, to_a, to_b, count);
 }
 
-AVX2 void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps, uint8_t *to,
-                       int64_t bytes)
+AVX2 void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps,
+                       uint8_t *to, int64_t bytes)
 {
     const __m256i zero = _mm256_setzero_si256(), round = _mm256_set1_epi32(1 << (taps->precision - 1));
     const __m128i shift = _mm_cvtsi32_si128(taps->precision);
@@ -188,7 +196,8 @@ AVX2 void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weigh
 }
 #endif
 
-/* A row of the source of which everything may be read that the loops read: itself, or a copy. `left`: bytes from there. */
+/* A row of the source of which everything may be read that the loops read: itself, or a copy. `left`: bytes from there.
+ */
 static const uint8_t *readable(struct decoder *decoder, int which, const uint8_t *row, int64_t left, int64_t reach)
 {
     if (left >= reach)
@@ -200,15 +209,16 @@ static const uint8_t *readable(struct decoder *decoder, int which, const uint8_t
 }
 
 /*
- * Resizes by the decoder's taps. `source`: pixels of `height` rows, `stride` bytes apart, `nbytes` to the end of what may
- * be read; `to`: `rows` of `columns` pixels, `to_stride` bytes apart.
+ * Resizes by the decoder's taps. `source`: pixels of `height` rows, `stride` bytes apart, `nbytes` to the end of what
+ * may be read; `to`: `rows` of `columns` pixels, `to_stride` bytes apart.
  */
 int resize(struct decoder *decoder, const uint8_t *source, int64_t nbytes, int64_t height, int64_t stride, uint8_t *to,
            int64_t to_stride, int64_t rows, int64_t columns)
 {
     const struct taps *across = &decoder->across, *down = &decoder->down;
     int64_t row_bytes = 3 * columns + PADDING, reach = 3 * (across->stop - across->first + across->taps) + 16;
-    if (make_room(&decoder->resized, (size_t)((height + down->taps) * row_bytes)) || make_room(&decoder->line, (size_t)(2 * reach)))
+    if (make_room(&decoder->resized, (size_t)((height + down->taps) * row_bytes)) ||
+        make_room(&decoder->line, (size_t)(2 * reach)))
         return REFUSED;
     uint8_t *resized = decoder->resized.at;
     for (int64_t y = 0; y < height; y += 2) { /* the last of an odd number twice */

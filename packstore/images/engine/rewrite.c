@@ -1,9 +1,9 @@
 /*
- * A scan coded anew, with a restart marker after every so many MCUs and with optimal Huffman tables: ITU-T T.81, F.1.2 and
- * K.2, as jchuff.c of libjpeg has it, so that the bytes are those of `jpegtran -optimize -restart`.
+ * A scan coded anew, with a restart marker after every so many MCUs and with optimal Huffman tables: ITU-T T.81, F.1.2
+ * and K.2, as jchuff.c of libjpeg has it, so that the bytes are those of `jpegtran -optimize -restart`.
  *
- * The old scan becomes coefficients and tokens; when all symbols are counted, tables are made and tokens written. Then the
- * new file is decoded as any other, and has to have the coefficients of the old one.
+ * The old scan becomes coefficients and tokens; when all symbols are counted, tables are made and tokens written. Then
+ * the new file is decoded as any other, and has to have the coefficients of the old one.
  */
 #include "engine.h"
 
@@ -114,7 +114,8 @@ static int make_coefficients(struct decoder *decoder, int64_t nbytes, int64_t in
 
 /*
  * The scan of a JPEG file coded anew, restart markers and end included, in `decoder->rewriting.scan`, and its tables
- * there: of the first component DC and AC, and of the others. An interval of 0 is the whole scan. Returns the number of its bytes; 0 where it is refused.
+ * there: of the first component DC and AC, and of the others. An interval of 0 is the whole scan. Returns the number of
+ * its bytes; 0 where it is refused.
  */
 int64_t rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t interval)
 {

@@ -101,10 +101,11 @@ static int read_index(struct decoder *decoder, const uint8_t *file, int64_t nbyt
     *lengths = body + HEAD;
     bool known_bits = !*bits || *bits == 1 || *bits == 2 || *bits == 4 || *bits == 8 || *bits == 16;
     if (!known_bits || count > MOST_SEGMENTS || size != HEAD + count + ((count * *bits + 7) >> 3) ||
-        number(body + 8, 4) != headers->scan_at || tables_at > headers->scan_at || number(body + 20, 2) != headers->width ||
-        number(body + 22, 2) != headers->height || number(body + 24, 2) != headers->interval ||
-        number(body + 26, 2) != across || number(body + 28, 2) != headers->rows || end < headers->scan_at + 2 ||
-        end > nbytes || file[end - 2] != 0xFF || file[end - 1] != EOI)
+        number(body + 8, 4) != headers->scan_at || tables_at > headers->scan_at ||
+        number(body + 20, 2) != headers->width || number(body + 22, 2) != headers->height ||
+        number(body + 24, 2) != headers->interval || number(body + 26, 2) != across ||
+        number(body + 28, 2) != headers->rows || end < headers->scan_at + 2 || end > nbytes || file[end - 2] != 0xFF ||
+        file[end - 1] != EOI)
         return REFUSED;
     uint32_t crc = add_crc(decoder->crc, 0, body + 4, size - 4);
     crc = add_crc(decoder->crc, crc, file + tables_at, headers->scan_at - tables_at);
@@ -112,8 +113,8 @@ static int read_index(struct decoder *decoder, const uint8_t *file, int64_t nbyt
 }
 
 /*
- * Notes the segments that hold the MCUs that are needed. Markers are looked at as plan_crops() in splice.py says: around
- * the segments that are needed, and every eighth, so that an index cannot pass over eight of them unseen.
+ * Notes the segments that hold the MCUs that are needed. Markers are looked at as plan_crops() in splice.py says:
+ * around the segments that are needed, and every eighth, so that an index cannot pass over eight of them unseen.
  */
 int locate_segments(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
 {
@@ -138,7 +139,8 @@ int locate_segments(struct decoder *decoder, const uint8_t *file, int64_t nbytes
             if (length < 3 || length > nbytes - at)
                 return REFUSED;
             /* The one before a run of those that are needed: in its row, or the last of the row above. */
-            bool before = (in_row && column == first - 1) || (!first && column == across - 1 && row >= decoder->row0 - 1 && row < decoder->row1 - 1);
+            bool before = (in_row && column == first - 1) ||
+                          (!first && column == across - 1 && row >= decoder->row0 - 1 && row < decoder->row1 - 1);
             if (wanted || before || (i & 7) == 7) {
                 int expected = i == count - 1 ? EOI : RST0 | (int)(i & 7);
                 if (file[marker] != 0xFF || file[marker + 1] != expected)

@@ -1,6 +1,6 @@
 /*
- * The symbols of a scan as they are to be coded anew: a token each, which is the symbol's table, the symbol, and the bits
- * behind it (ITU-T T.81, F.1.2). They come with the coefficients, by which the new scan is checked.
+ * The symbols of a scan as they are to be coded anew: a token each, which is the symbol's table, the symbol, and the
+ * bits behind it (ITU-T T.81, F.1.2). They come with the coefficients, by which the new scan is checked.
  *
  * Runs and values of AC coefficients stay as they are in a baseline scan, so its symbols become tokens while they are
  * decoded (F.2.2). Of a progressive image tokens are made when all coefficients are there.
@@ -44,7 +44,8 @@ static void drop(struct tokens *tokens, uint32_t *from)
         tokens->counts[*--tokens->to >> 16]--;
 }
 
-/* Entries of the lookups: bits 0-7: bits of the code and of the value behind it; 8-15: of the code; 16-23: its symbol. */
+/* Entries of the lookups: bits 0-7: bits of the code and of the value behind it; 8-15: of the code; 16-23: its symbol.
+ */
 void fill_symbols(uint32_t *to, const struct huffman *table)
 {
     uint32_t *end = to + (1 << LOOKUP_BITS);
@@ -212,7 +213,8 @@ INLINE int read_segment(struct decoder *decoder, struct lane *lane)
                 const struct component *component = &headers->component[i];
                 uint32_t value, which = i ? 2 << 8 : 0, *from = tokens.to;
                 fill_reader(&reader);
-                uint32_t entry = read_symbol(&reader, rewriting->look[0][component->dc], &decoder->dc[component->dc], &value);
+                uint32_t entry =
+                    read_symbol(&reader, rewriting->look[0][component->dc], &decoder->dc[component->dc], &value);
                 if (UNLIKELY(!entry))
                     return REFUSED;
                 int dc = predicted[i] += extend(value, (int)(entry >> 16 & 15));
