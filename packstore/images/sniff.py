@@ -24,6 +24,10 @@ Data = bytes | bytearray | memoryview
 MAX_PIXELS = 178_956_970
 """Largest image, in pixels; a larger one is refused as a decompression bomb. Pillow's default limit."""
 
+LFS_POINTER = b"version https://git-lfs"
+"""How a file begins that stands for another one, which a clone did not fetch."""
+IS_LFS_POINTER = "is a pointer of Git LFS without the file itself: run git lfs pull in its folder"
+
 
 class HeaderError(ValueError):
     """Bytes are no image, or not a whole one.
@@ -129,6 +133,8 @@ def _look(data: bytes, whole: bool) -> ImageInfo:
     kind = unread_kind(data[:16])
     if kind is not None:
         raise HeaderError(unread_reason(kind))
+    if bytes(data[: len(LFS_POINTER)]) == LFS_POINTER:
+        raise HeaderError(IS_LFS_POINTER)
     raise HeaderError(f"is not an image (begins with {data[:8]!r})")
 
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.images.sniff import HeaderError, sniff
+from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, HeaderError, sniff
 from packstore.sources.base import Kind
 
 SEE = "see packstore guide sources"
 _HEADER = 1 << 20  # enough for the header of any image but one with a megabyte of metadata before it
-_ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ")
-"""How gzip, zip, bzip2 and xz files begin."""
+_ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"Rar!\x1a\x07", b"7z\xbc\xaf\x27\x1c")
+"""How gzip, zip, bzip2, xz, RAR and 7z files begin."""
 
 
 def unrecognised(path: Path) -> SourceError:
@@ -25,6 +25,8 @@ def unrecognised(path: Path) -> SourceError:
     begins = _begins(start)
     if _is_image(start):
         return _one_image(name)
+    if start.startswith(LFS_POINTER):
+        return SourceError(f"{name} {IS_LFS_POINTER}")
     if start.startswith(_ARCHIVES):
         return SourceError(f"{name} is an archive{begins} of no known kind: unpack it, and give the folder")
     return SourceError(f"{name} is a file{begins}: no store, and no source that packstore reads ({SEE})")

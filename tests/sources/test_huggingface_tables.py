@@ -540,3 +540,20 @@ def test_several_configurations_are_a_question(tmp_path: Path) -> None:
     ) as caught:
         open_source(tmp_path)
     assert [answer.source for answer in caught.value.answers] == [tmp_path / "a", tmp_path / "b"]
+
+
+def test_a_clone_without_its_large_files_says_so(tmp_path: Path) -> None:
+    (tmp_path / "train-00000-of-00001.parquet").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(SourceError, match="is a pointer of Git LFS"):
+        open_source(tmp_path).survey()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_images_beside_tables_that_do_not_name_them_are_counted(named: bool, tmp_path: Path) -> None:
+    images = [{"bytes": None if named else tiny(n), "path": f"{n}.png"} for n in range(2)]
+    made = table(range(2))
+    pq.write_table(made.set_column(0, "image", pa.array(images, IMAGE)), tmp_path / "train.parquet")
+    for n in range(2):
+        (tmp_path / f"{n}.png").write_bytes(tiny(n))
+    with closing(open_source(tmp_path)) as source:
+        assert dict(source.survey().ignored) == ({} if named else {"images beside the tables": 2})

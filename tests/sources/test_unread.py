@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from packstore import SampleError, convert, verify
+from packstore import SampleError, SourceError, convert, verify
 from packstore.images.unread import UNREAD_SUFFIXES
 from packstore.sources import open_source
 from tests.makers.images import avif, encode, heic, picture
@@ -17,6 +17,7 @@ CASES = {
     "a.jxl": (b"\xff\x0a\xfa\x1f", "is a JPEG XL image, which packstore does not read"),
     "a.CR2": (b"II*\0\x10\0\0\0CR\x02\0", "is a camera raw image, which packstore does not read"),
     "a.nef": (JPEG, "is a camera raw image"),
+    "lfs.jpg": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "is a pointer of Git LFS"),
     "a.tga": (b"\0\0\x02\0", "is a Targa image"),
     "a.dds": (b"DDS |", "is a DirectDraw surface image"),
     "a.png": (b"8BPS\0\x01", "is a Photoshop image, which packstore does not read"),
@@ -71,3 +72,17 @@ def test_heif_and_avif_are_images(tmp_path: Path) -> None:
     assert verify(tmp_path / "x.h5", against=root, decode=True).ok
     assert convert(root, tmp_path / "y.lmdb").manifest.records == 3
     assert verify(tmp_path / "y.lmdb", against=root, decode=True).ok
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"Rar!\x1a\x07\x01\x00", "is an archive that begins with .* of no known kind: unpack it"),
+        (b"7z\xbc\xaf\x27\x1c\x00\x04", "is an archive that begins with .* of no known kind: unpack it"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS without the file itself"),
+    ],
+)
+def test_files_that_are_no_source(data: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(SourceError, match=said):
+        open_source(tmp_path / "x")

@@ -106,15 +106,18 @@ class ParquetSource(TableSource):
         return self._card.features
 
     def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`; images beside the tables are those that they name."""
+        """See :meth:`RowSource.ignored`. Where tables lack bytes of images, images beside are those that they name."""
         passed: Counter[str] = Counter()
         if self.path.is_dir():
+            beside = self.names_images
             read = {path for _, path in self._found}
             for name in folder_files(self.path):
                 suffix = PurePosixPath(name).suffix.lower()
                 if suffix == ".parquet":
                     passed["Parquet files of no split"] += self.path / name not in read
-                elif name != CARD and suffix not in IMAGE_SUFFIXES:
+                elif suffix in IMAGE_SUFFIXES:
+                    passed["images beside the tables"] += not beside
+                elif name != CARD:
                     passed[f"beside the tables ({suffix or 'no extension'})"] += 1
         return +passed
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Bytes, Field, Image, Mask, Text
 from packstore.core.parallel import ordered_pieces
-from packstore.images.sniff import max_file_bytes
+from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
 from packstore.sources.base import Entry, SourceOptions
 from packstore.sources.dataset import key_of
 from packstore.sources.huggingface.exported import exported_columns
@@ -36,6 +36,7 @@ from packstore.sources.huggingface.features import (
     load_pyarrow,
 )
 from packstore.sources.labels import split_name
+from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row, RowSource, in_packing_order
 from packstore.sources.values import nbytes_of
 from packstore.sources.workers import Failed
@@ -335,6 +336,12 @@ class TableSource(RowSource):
         """The columns, by the first rows that there are; without what only all tables say."""
         return self._columns_by(Facts())
 
+    @property
+    def names_images(self) -> bool:
+        """Whether the bytes of some images are null, so that they lie where their paths say."""
+        assert self._files
+        return any(each.column in self._facts.optional for each in self._columns if each.path is not None)
+
     @cached_property
     def _columns(self) -> list[TableColumn]:
         assert self._files
@@ -442,6 +449,8 @@ def faults() -> tuple[type[Exception], ...]:
 
 
 def _named(path: Path, error: Exception) -> str:
+    if first_bytes(path, len(LFS_POINTER)) == LFS_POINTER:
+        return f"{printable(str(path))} {IS_LFS_POINTER}"
     text = _line(error)
     return text if text.startswith(printable(str(path))) else f"{printable(str(path))} cannot be read: {text}"
 
