@@ -185,7 +185,9 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         formats = [kind for kind in partial if kind.name not in _PLAIN]
         if formats:
             raise undecided(path, formats)
-        if within := find_within(path, _specific):
+        within = find_within(path, _specific)
+        several_masks = [kind.name for _, kind in within].count("segmentation") > 1  # of classes
+        if within and not several_masks:
             raise lies_within(path, within)
         raise annotated(path, partial[0].name)
     possible = found.get(Certainty.POSSIBLE, [])

@@ -18,7 +18,7 @@ from typing import Any
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Json, Text
 from packstore.images.sniff import HeaderError, sniff
-from packstore.sources.annotations import find_further
+from packstore.sources.annotations import asked, find_further
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import is_file, is_folder, join, lines_of, mask_field
@@ -42,6 +42,10 @@ _SCENES = "sceneCategories.txt"
 """ADE20K's file of the scene of each image."""
 _LOOKED_AT, _PROBED, _FEW = 256, 32, 4
 _HEADER = 1 << 16
+
+
+class _OtherSizeError(ValueError):
+    """A mask is not of its image's size: what it says follows the name of the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,10 @@ class SegmentationSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._pairs = _find_pairs(self.tree)
+        try:
+            self._pairs = _find_pairs(self.tree)
+        except _OtherSizeError as error:
+            raise SourceError(f"{printable(str(path))} {error}") from None
         if not self._pairs:
             raise SourceError(
                 f"{printable(str(path))} has no folders of images and masks of the same names (images, masks)"
@@ -227,12 +234,13 @@ def _named_pair(tree: Tree, base: str) -> _Pair | None:
 
 
 def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
-    """The pair of two folders, if half of the first images have a mask, of their size. In one folder, masks are
-    told by the end of their names."""
+    """The pair of two folders, if half of the first images have a mask. In one folder, masks are told by the end of
+    their names. Raises :class:`_OtherSizeError` where these are not of the images' size."""
     if images == masks and _folders(tree, images):
         return None  # folders may be classes
     some = list(islice(_some_images(tree, images), _PROBED))
     few = some[:: max(1, len(some) // _FEW)]
+    odd = ""
     tails = _MASK_TAILS[images == masks :]
     for tail in _IMAGE_TAILS:
         for end in (mask_tail + suffix for mask_tail in tails for suffix in _MASK_SUFFIXES):
@@ -241,8 +249,13 @@ def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
                 continue
             named = [image for image in some if not pair.is_mask(image)]
             hits = [image for image in named if is_file(tree, pair.base(image) + end)]
-            if hits and 2 * len(hits) >= len(named) and all(_same_size(tree, i, pair.base(i) + end) for i in hits[:4]):
-                return pair
+            if hits and 2 * len(hits) >= len(named):
+                differing = next((i for i in hits[:_FEW] if not _same_size(tree, i, pair.base(i) + end)), None)
+                if differing is None:
+                    return pair
+                odd = odd or f"has {printable(pair.base(differing) + end)} of another size than {printable(differing)}"
+    if odd:
+        raise _OtherSizeError(odd)
     return None
 
 
@@ -273,7 +286,10 @@ def _folders(tree: Tree, base: str) -> list[str]:
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Images and masks by name; it is partial where other files name images, too, or other folders hold some."""
     tree = open_tree(path)
-    pairs = {} if tree is None else _find_pairs(tree)
+    try:
+        pairs = {} if tree is None else _find_pairs(tree)
+    except _OtherSizeError as error:
+        raise asked(path, str(error)) from None
     if tree is None or not pairs:
         return Certainty.NO
     further = [phrase for phrase in find_further(tree) if not phrase.startswith(_SCENES)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packstore import AmbiguousSourceError, PackedDataset, convert, verify
+from packstore import AmbiguousSourceError, PackedDataset, SourceError, convert, verify
 from packstore.core.errors import PackstoreError, SampleError
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
@@ -154,15 +154,23 @@ def test_a_mask_that_is_none_is_a_bad_sample(tmp_path: Path) -> None:
             for n in range(3)
             for tail in (".png", "_mask.png")
         },
-        {f"{name}/{n}.png": jpeg(n, 8 * (len(name) - 3)) for name in ("images", "label") for n in range(3)},
         {f"{name}/{n}.png": b"" for name in ("images", "masks", "labels") for n in range(3)},
         {f"images/{n}.png": b"" for n in range(9)} | {f"masks/{n}.png": b"" for n in range(4)},
     ],
-    ids=["classes", "other sizes", "two folders of masks", "few masks"],
+    ids=["classes", "two folders of masks", "few masks"],
 )
 def test_what_could_be_something_else_is_a_question(files: dict[str, str | bytes], tmp_path: Path) -> None:
     with pytest.raises(AmbiguousSourceError, match="holds more than images"):
         open_source(fill(tmp_path, files))
+
+
+def test_masks_of_another_size_are_named(tmp_path: Path) -> None:
+    folders(tmp_path)
+    (tmp_path / "masks/train/00001.png").write_bytes(mask(1, 8, 8))
+    with pytest.raises(AmbiguousSourceError, match=r"00001\.png of another size than .*\. Pack the images"):
+        open_source(tmp_path)
+    with pytest.raises(SourceError, match="of another size"):
+        open_source(tmp_path, kind="segmentation")
 
 
 def test_lists_beside_masks_are_a_question(tmp_path: Path) -> None:
