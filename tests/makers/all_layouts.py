@@ -19,7 +19,9 @@ import lmdb
 import numpy as np
 import pytest
 
+from packstore.core.tfrecord import write_example
 from tests.makers.annotated import coco, fill, jpeg, mask, voc, yolo
+from tests.makers.arrayrecord import write_arrayrecord
 from tests.makers.datasets import make_cifar10
 from tests.makers.images import tiny
 from tests.makers.layouts import MAKERS, imagenet32, make_layout, tar
@@ -255,6 +257,11 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "RecordIO": ("recordio", lambda root: corpus("recordio")(root) / "plain.rec"),
     "MDS": ("mds", mds),
     "LitData": ("litdata", corpus("litdata")),
+    "ArrayRecord": (
+        "arrayrecord",
+        lambda root: write_arrayrecord(root / "x", [write_example({"image": [tiny(n)]}) for n in range(3)]),
+    ),
+    "FFCV": ("beton", lambda root: corpus("beton")(root) / "plain.beton"),
     "npz, MedMNIST": ("npz", npz),
     "WebDataset": ("webdataset", shards("")),
     "WebDataset, compressed": ("webdataset", shards(".gz")),

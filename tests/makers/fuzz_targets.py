@@ -54,6 +54,7 @@ from packstore.sources.huggingface.imagefolder import HfImageFolderSource
 from packstore.sources.labels import LabelsFile
 from packstore.sources.lmdbs.caffe import read_datum
 from packstore.sources.named.mat import find_arrays, load_mat
+from packstore.sources.records.arrayrecord import ArrayRecordSource
 from packstore.sources.records.beton import BetonSource
 from packstore.sources.records.litdata import LitdataSource
 from packstore.sources.records.mds import MdsSource
@@ -69,10 +70,11 @@ from packstore.stores.hdf5.file import lookup3
 from packstore.stores.mapped import check_offsets
 from packstore.stores.pth.pickle_reader import unpickle
 from packstore.training.coco_masks import coco_masks
+from tests.makers.arrayrecord import expanded
 from tests.makers.fuzzing import Target
 
 CORPUS = Path(__file__).parents[1] / "corpus"
-WRITTEN = frozenset({"n5", "arrow", "coco_masks", "ffcv", "parquet"})
+WRITTEN = frozenset({"n5", "arrow", "coco_masks", "ffcv", "parquet", "riegeli"})
 """Folders beside those of seeds: what libraries wrote."""
 _MAX_RECORDS = 2000
 _HF_FILES = ("metadata.csv", "metadata.jsonl", "README.md")
@@ -292,6 +294,17 @@ def _litdata(data: bytes) -> None:
                     source.read(entry)
     finally:
         shutil.copy(CORPUS / "litdata" / name, folder / name)
+
+
+def _arrayrecord(data: bytes) -> None:
+    """A file without the zeros at the ends of its blocks."""
+    path = _scratch() / "x.array_record"
+    path.write_bytes(expanded(data))
+    with closing(ArrayRecordSource(path, SourceOptions(max_pixels=1 << 16, named=True))) as source:
+        source.survey()
+        for entry in source.entries():
+            with suppress(SampleError):
+                source.read(entry)
 
 
 def _beton(data: bytes) -> None:
@@ -677,7 +690,8 @@ TARGETS = (
         _beside,
         (PackstoreError,),
         (
-            *("coco/documents.py", "coco/files.py", "yolo/__init__.py", "yolo/layout.py", "sources/voc.py"),
+            *("coco/documents.py", "coco/files.py", "yolo/__init__.py", "yolo/layout.py"),
+            *("voc/__init__.py", "voc/beside.py", "voc/objects.py"),
             *("sources/captions.py", "core/plainxml.py", "core/yamltext.py", "training/coco_masks.py"),
         ),
         words=(b"\n", b" ", b"0.5", b"1e9", b"-1", b"[", b"{", b'"', b"../", b"nan", b"<object>", b"</object>", b"NaN"),
@@ -706,6 +720,7 @@ TARGETS = (
         ),
     ),
     Target("hf_features", _hf_features, (PackstoreError, ValueError), ("huggingface/features.py",), _repair_json),
+    Target("arrayrecord", _arrayrecord, (PackstoreError,), ("records/arrayrecord_files.py",)),
     Target("beton", _beton, (PackstoreError,), ("records/beton.py",)),
     Target("litdata", _litdata, (PackstoreError,), ("records/litdata.py", "records/mds.py"), _repair_json),
     Target("mds", _mds, (PackstoreError,), ("records/mds.py", "records/mds_layout.py"), _repair_json),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -100,6 +100,73 @@ class _Index:
     damaged: tuple[int, str] | None = None
 
 
+class RecordFiles(Protocol):
+    """Files of records.
+
+    Attributes:
+        fault: What is wrong with a record that :meth:`checked` does not give, of the name of its file and its place.
+    """
+
+    fault: str
+
+    def walk(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
+        """Place, size and data of each record of a file; no data where they are known to be damaged. Raises
+        :class:`DamageError` where nothing after it can be found, and :class:`SourceError`."""
+
+    def checked(self, number: int, place: int, length: int) -> bytes | None:
+        """The data of a record; None where they are damaged."""
+
+    def close(self) -> None:
+        """Closes what nobody reads; reading opens it again."""
+
+
+class DamageError(ValueError):
+    """What ends a file of records before its end.
+
+    Attributes:
+        at: Where, in bytes.
+    """
+
+    def __init__(self, at: int, reason: str) -> None:
+        super().__init__(reason)
+        self.at = at
+
+
+class TfrecordFiles:
+    """The records of TFRecord files, by the bytes where their data begin."""
+
+    fault = "{}, byte {}: the record does not match its checksum"
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._files = OpenFiles(paths, compression)
+
+    def walk(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
+        """See :meth:`RecordFiles.walk`."""
+        file = self._files[number]
+        at, end = 0, os.fstat(file.descriptor).st_size
+        while at < end:
+            start = file.read(_HEADER + _WINDOW, at)
+            try:
+                length = record_length(start, end - at)
+                if length > MAX_RECORD:
+                    raise ValueError(f"a record has {length} bytes, more than an example can have")
+            except ValueError as error:
+                raise DamageError(at, str(error)) from None
+            place = at + _HEADER
+            yield place, length, Message(length, _reader(file, place, length), start[_HEADER:][:length])
+            at = place + length + 4
+
+    def checked(self, number: int, place: int, length: int) -> bytes | None:
+        """See :meth:`RecordFiles.checked`."""
+        data = self._files[number].read(length + 4, place)
+        good = len(data) == length + 4 and masked_crc32c(data[:-4]) == int.from_bytes(data[-4:], "little")
+        return data[:-4] if good else None
+
+    def close(self) -> None:
+        """See :meth:`RecordFiles.close`."""
+        self._files.close()
+
+
 class ExampleSource(RowSource):
     """Shards of examples.
 
@@ -109,15 +176,17 @@ class ExampleSource(RowSource):
     Attributes:
         shards: Split and path of each, in order.
         label_names: By the feature of a label, the features that name its class.
+        record_files: How the records of its shards are read.
     """
 
     label_names: Mapping[str, tuple[str, ...]] = {}
+    record_files: Callable[[Sequence[Path]], RecordFiles] = TfrecordFiles
 
     def __init__(self, path: Path, options: SourceOptions, shards: Sequence[tuple[str, Path]] | None = None) -> None:
         """``shards`` are those that the sheet names, where None is given."""
         super().__init__(path, options)
         self.shards = list(self.sheet_shards if shards is None else shards)
-        self._files = OpenFiles([file for _, file in self.shards], compression)
+        self._files = self.record_files([file for _, file in self.shards])
 
     @abstractmethod
     def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
@@ -149,10 +218,9 @@ class ExampleSource(RowSource):
         number, place, length, *reason = ref
         if reason:
             raise ValueError(f"{reason[0]}; what is left of this file cannot be read")
-        data = self._checked(number, place, length)
-        name = self.shards[number][1].name
+        data = self._files.checked(number, place, length)
         if data is None:
-            raise ValueError(f"{name}, byte {place}: the record does not match its checksum")
+            raise ValueError(self._files.fault.format(self.shards[number][1].name, place))
         message = Message.of(data)
         return self.decoded(read_example(message), message)
 
@@ -205,7 +273,7 @@ class ExampleSource(RowSource):
             if digest not in twice:
                 continue
             index = self.index[number]
-            if self._checked(number, index.places[i], index.lengths[i]) is None:
+            if self._files.checked(number, index.places[i], index.lengths[i]) is None:
                 index.keys[i] = None
             elif digest in good:
                 return True
@@ -217,39 +285,24 @@ class ExampleSource(RowSource):
     def _key_feature(self) -> str:
         return next((name for name in KEYS if name in self.found.features), "")
 
-    def _checked(self, number: int, place: int, length: int) -> bytes | None:
-        """The data of a record; None where they do not match their checksum."""
-        data = self._files[number].read(length + 4, place)
-        good = len(data) == length + 4 and masked_crc32c(data[:-4]) == int.from_bytes(data[-4:], "little")
-        return data[:-4] if good else None
-
     def _indexed(self, number: int) -> _Index:
-        index, file = _Index(), self._files[number]
-        at, end = 0, os.fstat(file.descriptor).st_size
-        while at < end:
-            start = file.read(_HEADER + _WINDOW, at)
-            try:
-                length = record_length(start, end - at)
-                if length > MAX_RECORD:
-                    raise ValueError(f"a record has {length} bytes, more than an example can have")
-            except ValueError as error:
-                index.damaged = at, str(error)
-                break
-            place = at + _HEADER
-            message = Message(length, _reader(file, place, length), start[_HEADER:][:length])
-            size, key = self.look(number, place, message)
-            index.places.append(place)
-            index.lengths.append(length)
-            index.sizes.append(size)
-            index.keys.append(key)
-            at = place + length + 4
+        index = _Index()
+        try:
+            for place, length, message in self._files.walk(number):
+                size, key = (length, None) if message is None else self.look(number, place, message)
+                index.places.append(place)
+                index.lengths.append(length)
+                index.sizes.append(size)
+                index.keys.append(key)
+        except DamageError as damage:
+            index.damaged = damage.at, str(damage)
         return index
 
     def look(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
         """Size of the image and key of a record, read as far as that is needed. A key is None where there is none."""
         try:
             features = read_example(message)
-            self.found.add(features, message, lambda: self._checked(number, place, message.size) is not None)
+            self.found.add(features, message, lambda: self._files.checked(number, place, message.size) is not None)
             return image_size(features), _key(features, message)
         except ValueError:
             return message.size, None  # it says so when its turn comes

@@ -27,6 +27,7 @@ from packstore.core.sheet import read_sheet
 from packstore.images.sniff import HeaderError, max_file_bytes, sniff
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.listing import folders_in
+from packstore.sources.records.arrayrecord_files import ArrayRecordFiles
 from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
 from packstore.sources.records.exported import ExportedTfds
 from packstore.sources.records.files import first_shards
@@ -43,7 +44,7 @@ _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
 class TfdsSource(ExampleSource):
-    """A version of a dataset of TensorFlow Datasets, in TFRecord files."""
+    """A version of a dataset of TensorFlow Datasets, in TFRecord or ArrayRecord files."""
 
     kind = "tfds"
 
@@ -56,10 +57,12 @@ class TfdsSource(ExampleSource):
                 "tfds.builder_from_directory(…).info.write_to_directory(…) of version 4.7 or later"
             )
         form = str(info.get("fileFormat", "tfrecord"))
-        if form != "tfrecord":
+        if form not in ("tfrecord", "array_record"):
             raise SourceError(
-                f"{printable(str(folder))} holds {printable(form)} files; packstore reads those of tfrecord"
+                f"{printable(str(folder))} holds {printable(form)} files; packstore reads tfrecord and array_record"
             )
+        if form == "array_record":
+            self.record_files = ArrayRecordFiles
         shards = list(_shards(folder, info))
         if not shards:
             raise SourceError(f"{printable(str(folder / INFO))} names no shards")
@@ -280,7 +283,8 @@ def _shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, Path, 
                 of = f"{i:05}-of-{len(lengths):05}"
                 file = str(split.get("filepathTemplate") or _TEMPLATE)
                 for key, value in {
-                    "DATASET": info["name"], "SPLIT": name, "FILEFORMAT": "tfrecord", "SHARD_X_OF_Y": of,
+                    "DATASET": info["name"], "SPLIT": name, "SHARD_X_OF_Y": of,
+                    "FILEFORMAT": info.get("fileFormat", "tfrecord"),
                     "SHARD_INDEX": f"{i:05}", "NUM_SHARDS": f"{len(lengths):05}",
                 }.items():  # fmt: skip
                     file = file.replace(f"{{{key}}}", str(value))

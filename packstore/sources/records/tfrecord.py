@@ -57,20 +57,29 @@ class _Part:
 
 
 class TfrecordSource(ExampleSource):
-    """TFRecord files in a folder, or one file."""
+    """TFRecord files in a folder, or one file.
+
+    Attributes:
+        what: What its files are, for people.
+        suffixes: Of these.
+        is_shard: Whether a file is one whose name says nothing.
+    """
 
     kind = "tfrecord"
+    what = "TFRecord"
+    suffixes: tuple[str, ...] = SUFFIXES
+    is_shard: Callable[[Path], bool] = staticmethod(is_tfrecord)
     label_names = _LABELS
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
-        found = find_shards(path, SUFFIXES, is_tfrecord)
+        found = find_shards(path, self.suffixes, self.is_shard)
         if not found.files:
-            raise SourceError(f"{printable(str(path))} holds no TFRecord files")
+            raise SourceError(f"{printable(str(path))} holds no {self.what} files")
         if not options.named:
             refuse_missing(path, self.kind, found.missing)
         super().__init__(path, options, found.files)
         self._passed = found.ignored
-        self.evidence = f"{len(found.files)} TFRecord file{'s' * (len(found.files) != 1)} of tf.train.Example"
+        self.evidence = f"{len(found.files)} {self.what} file{'s' * (len(found.files) != 1)} of tf.train.Example"
 
     def fields(self) -> Mapping[str, Field]:
         """See :meth:`RowSource.fields`."""
@@ -87,11 +96,12 @@ class TfrecordSource(ExampleSource):
 
     def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
         """See :meth:`ExampleSource.decoded`."""
+        parts = self._parts
         unknown = features.keys() - self.found.features.keys()
         if unknown:
             raise ValueError(f"it has a feature {printable(min(unknown))}, which no other record has")
         found = {}
-        for name, part in self._parts.items():
+        for name, part in parts.items():
             feature = features.get(part.feature)
             if feature is not None and feature.kind:
                 try:

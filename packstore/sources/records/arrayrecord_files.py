@@ -1,0 +1,279 @@
+"""Files of ArrayRecord: Riegeli's chunks, and an index of them at the end (``array_record/cpp/layout.proto``,
+``riegeli/doc/riegeli_records_file_format.md``).
+
+A file is made of blocks of 64 KiB, each with a header of 24 bytes that may interrupt anything. A chunk is a header and
+data: sizes of records, and the records, each compressed as a whole. The last block has a chunk that says where the
+chunk is that lists all others. Hashes (HighwayHash) are not checked.
+"""
+
+from __future__ import annotations
+
+import bisect
+import importlib
+import os
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import SourceError, printable
+from packstore.sources.archives.index import OpenFile
+from packstore.sources.records.files import OpenFiles
+from packstore.sources.records.protobuf import Message
+
+SUFFIXES = (".array_record", ".arrayrecord")
+_SIGNATURE = bytes.fromhex("83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9")
+_BLOCK, _BLOCK_HEADER = 1 << 16, 24
+_CHUNK = struct.Struct("<QQQB7sQ")
+_MAGIC = 0x71930E704FDAE05E
+_VERSION = 1
+_MAX_CHUNK = 1 << 29
+_MAX_RECORDS = 1 << 24
+"""Of a chunk."""
+_LEAST_KEPT, _MOST_KEPT, _KEPT_BYTES = 2, 64, 64 << 20
+_NONE, _ZSTD = 0, ord("z")
+_COMPRESSIONS = {ord("b"): "Brotli", ord("s"): "Snappy"}
+_OTHER_CHUNKS = {ord("t"): "transposed chunks", ord("m"): "metadata", ord("p"): "padding", ord("s"): "a signature"}
+
+
+class _Chunk(NamedTuple):
+    """The head of a chunk.
+
+    Attributes:
+        kind: Its type.
+        place: Where its data begin.
+        size: Bytes of them, without headers of blocks.
+        records: Number of its records.
+        decoded: Bytes of these.
+    """
+
+    kind: int
+    place: int
+    size: int
+    records: int
+    decoded: int
+
+
+@dataclass(frozen=True)
+class _Footer:
+    """The chunks of a file.
+
+    Attributes:
+        places: Where each begins.
+        firsts: The number of its first record, and the number of all.
+    """
+
+    places: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+
+
+class ArrayRecordFiles:
+    """The records of files, by their numbers; from any thread. The chunks that were read last are kept."""
+
+    fault = "{}, record {}: its chunk cannot be read"
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._files = OpenFiles(paths, lambda _: None)
+        self._footers: dict[int, _Footer] = {}
+        self._kept: OrderedDict[tuple[int, int], tuple[list[bytes], int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def walk(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
+        """The number of each record of a file, its size, and its data; None where they cannot be read.
+        Raises :class:`SourceError` where no record can be."""
+        footer, read, why = self._footer(number), 0, ""
+        for chunk in range(len(footer.places)):
+            first, stop = int(footer.firsts[chunk]), int(footer.firsts[chunk + 1])
+            try:
+                records: list[bytes] | None = self._records(number, chunk)
+                read += 1
+            except ValueError as error:
+                records, why = None, str(error)  # each says so when its turn comes
+            for i in range(stop - first):
+                record = None if records is None else records[i]
+                yield first + i, len(record or b""), None if record is None else Message.of(record)
+        if why and not read:
+            raise SourceError(f"{printable(str(self._paths[number]))} cannot be read as ArrayRecord: {why}")
+
+    def checked(self, number: int, place: int, length: int) -> bytes | None:
+        """A record; None where it cannot be read."""
+        footer = self._footer(number)
+        chunk = bisect.bisect_right(footer.firsts, place) - 1
+        try:
+            return self._records(number, chunk)[place - int(footer.firsts[chunk])]
+        except (ValueError, IndexError):
+            return None
+
+    def close(self) -> None:
+        """Closes the files and forgets what was read."""
+        self._files.close()
+        with self._lock:
+            self._kept.clear()
+
+    def _records(self, number: int, chunk: int) -> list[bytes]:
+        with self._lock:
+            kept = self._kept.get((number, chunk))
+        if kept is not None:
+            return kept[0]
+        footer = self._footer(number)
+        expected = int(footer.firsts[chunk + 1] - footer.firsts[chunk])
+        found = _read_records(self._files[number], int(footer.places[chunk]), _MAX_CHUNK)
+        if len(found) != expected:
+            raise ValueError(f"a chunk has {len(found)} records, and the index says {expected}")
+        with self._lock:
+            self._kept[number, chunk] = found, sum(map(len, found))
+            while len(self._kept) > _LEAST_KEPT and (
+                len(self._kept) > _MOST_KEPT or sum(size for _, size in self._kept.values()) > _KEPT_BYTES
+            ):
+                self._kept.popitem(last=False)
+        return found
+
+    def _footer(self, number: int) -> _Footer:
+        """Raises :class:`SourceError`."""
+        if number not in self._footers:
+            path = self._paths[number]
+            try:
+                self._footers[number] = _read_footer(self._files[number])
+            except ValueError as error:
+                raise SourceError(f"{printable(str(path))} cannot be read as ArrayRecord: {error}") from None
+        return self._footers[number]
+
+
+def is_riegeli(path: Path) -> bool:
+    """Whether a file begins as Riegeli's do, of which ArrayRecord's are some."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SIGNATURE)) == _SIGNATURE
+    except OSError:
+        return False
+
+
+def _read_footer(file: OpenFile) -> _Footer:
+    size = os.fstat(file.descriptor).st_size
+    if size < 2 * _BLOCK or size % _BLOCK:
+        raise ValueError(
+            f"it has {size} bytes, expected whole blocks of 64 KiB: it is cut off, or another Riegeli file"
+        )
+    try:
+        script = _numbers(_read_records(file, size - _BLOCK, _BLOCK)[0])
+    except (ValueError, IndexError):
+        raise ValueError("its last block has no index: it is cut off, or another Riegeli file") from None
+    if script.get(2) != _MAGIC or not 0 < script.get(1, 0) < size:
+        raise ValueError("its last block has no index of ArrayRecord")
+    metadata, *entries = _read_records(file, script[1], _MAX_CHUNK) or [b""]
+    message = Message.of(metadata)
+    spans = [(low, high) for field, wire, low, high in message.fields(0, message.size) if (field, wire) == (1, 2)]
+    said = _numbers(metadata[spans[0][0] : spans[0][1]]) if spans else {}
+    if said.get(1) != _VERSION:
+        raise ValueError(f"its index has version {said.get(1)}, expected {_VERSION}")
+    places, counts = np.zeros(len(entries)), np.zeros(len(entries))
+    for i, entry in enumerate(entries):
+        row = _numbers(entry)
+        places[i], counts[i] = row.get(1, -1), row.get(3, 0)
+    if len(entries) != said.get(2, 0) or counts.sum() != said.get(3, 0) or counts.sum() > size:
+        raise ValueError("its index does not have as many chunks or records as it says")
+    if len(entries) and (places.min() < len(_SIGNATURE) or places.max() >= script[1] or counts.min() < 1):
+        raise ValueError("its index names a chunk where none can be")
+    return _Footer(places.astype(np.int64), np.cumsum([0, *counts], dtype=np.int64))
+
+
+def _numbers(data: bytes) -> dict[int, int]:
+    """The whole numbers of a message by their fields. Raises :class:`ValueError`."""
+    message = Message.of(data)
+    return {
+        field: message.varint(low, high)[0] for field, wire, low, high in message.fields(0, message.size) if wire == 0
+    }
+
+
+def _read_records(file: OpenFile, place: int, limit: int) -> list[bytes]:
+    """The records of the chunk at ``place``. Raises :class:`ValueError`."""
+    chunk = _head(file, place)
+    if chunk.kind != ord("r"):
+        raise ValueError(f"{_OTHER_CHUNKS.get(chunk.kind, f'a chunk of type {chunk.kind}')}, where records should be")
+    if max(chunk.size, chunk.decoded) > limit:
+        raise ValueError(f"a chunk of {max(chunk.size, chunk.decoded)} bytes, more than {limit}")
+    data, _ = _logical(file, chunk.place, chunk.size)
+    if len(data) < max(1, chunk.size):
+        raise ValueError("a chunk is cut off")
+    message = Message.of(data)
+    size, at = message.varint(1, len(data))
+    if at + size > len(data):
+        raise ValueError("a chunk ends within the sizes of its records")
+    if chunk.records > _MAX_RECORDS:
+        raise ValueError(f"a chunk of {chunk.records} records, more than {_MAX_RECORDS}")
+    sizes = Message.of(_decompressed(data[0], data[at : at + size], 10 * chunk.records))
+    values = _decompressed(data[0], data[at + size :], chunk.decoded)
+    records, start, at = [], 0, 0
+    for _ in range(chunk.records):
+        size, at = sizes.varint(at, sizes.size)
+        if size > len(values) - start:
+            raise ValueError("a chunk has records that are longer than itself")
+        records.append(values[start : start + size])
+        start += size
+    if start != len(values) or at != sizes.size:
+        raise ValueError("a chunk has more than its records")
+    return records
+
+
+def _head(file: OpenFile, place: int) -> _Chunk:
+    data, after = _logical(file, place, _CHUNK.size)
+    if len(data) < _CHUNK.size:
+        raise ValueError("a chunk is cut off")
+    _, size, _, kind, records, decoded = _CHUNK.unpack(data)
+    end = os.fstat(file.descriptor).st_size
+    count = int.from_bytes(records, "little")
+    if size > end - after or count > end:
+        raise ValueError(f"a chunk of {size} bytes and {count} records, where none can be")
+    return _Chunk(kind, after, size, count, decoded)
+
+
+def _logical(file: OpenFile, place: int, size: int) -> tuple[bytes, int]:
+    """``size`` bytes from ``place`` on without headers of blocks, and where what follows them begins."""
+    start, left, spans = place, size, []
+    while left:
+        if place % _BLOCK < _BLOCK_HEADER:
+            place += _BLOCK_HEADER - place % _BLOCK
+        part = min(left, _BLOCK - place % _BLOCK)
+        spans.append((place, part))
+        place, left = place + part, left - part
+    raw = file.read(place - start, start)
+    return b"".join([raw[at - start : at - start + part] for at, part in spans]), place
+
+
+def _decompressed(kind: int, data: bytes, limit: int) -> bytes:
+    """What is compressed as ``kind`` says, of at most ``limit`` bytes. Raises :class:`ValueError`."""
+    if kind == _NONE:
+        if len(data) > limit:
+            raise ValueError(f"{len(data)} bytes, more than {limit}")
+        return data
+    if kind != _ZSTD:
+        name = _COMPRESSIONS.get(kind)
+        raise ValueError(
+            f"it is compressed by {name}, which packstore does not read: write it again with zstd"
+            if name
+            else f"a compression of type {kind}"
+        )
+    size, at = Message.of(data).varint(0, len(data))
+    if size > limit:
+        raise ValueError(f"{size} bytes, more than {limit}")
+    if not size:
+        return b""
+    try:
+        zstandard: Any = importlib.import_module("zstandard")
+    except ImportError:
+        raise SourceError("ArrayRecord compressed by Zstandard: pip install 'packstore[zstd]'") from None
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(data[at:]) as stream:
+            found: bytes = stream.read(size + 1)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"it cannot be decompressed: {error}") from None
+    if len(found) != size:
+        raise ValueError(f"it has {len(found)} bytes decompressed, expected {size}")
+    return found

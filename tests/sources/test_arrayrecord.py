@@ -1,0 +1,136 @@
+"""ArrayRecord files: what their own library wrote, and what can be wrong with them.
+
+``tests/corpus/arrayrecord`` was written by array_record 0.8.6 with ``group_size`` 1 to 4 and the compression that each
+is called after: seven examples with an image, a label and a file's name. Zeros at the ends of blocks are left out, see
+:func:`tests.makers.arrayrecord.expanded`. ``tests/corpus/riegeli/large.xz`` has five with 70,000 bytes beside, so that
+headers of blocks lie within records.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packstore import PackedDataset, convert, verify
+from packstore.core.errors import SampleError, SourceError
+from packstore.core.tfrecord import write_example
+from packstore.sources import open_source
+from packstore.testing import SourceSuite
+from tests.makers.arrayrecord import BLOCK, chunk, expanded, write_arrayrecord
+from tests.makers.images import tiny
+
+CORPUS = Path(__file__).parents[1] / "corpus"
+
+
+def example(n: int, **more: Any) -> bytes:
+    return write_example({"image": [tiny(n)], "label": np.array([n % 3]), "filename": [b"%04d.png" % n], **more})
+
+
+def written(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.array_record"
+    path.write_bytes(expanded((CORPUS / "arrayrecord" / f"{name}.blocks").read_bytes()))
+    return path
+
+
+class TestArrayRecord(SourceSuite):
+    kind = "arrayrecord"
+    bytes_per_sample = 400
+    undecodable_keys = False
+
+    def make(self, folder: Path, samples: int) -> Path:
+        for name, numbers in {"train": range(samples - 2), "val": range(samples - 2, samples)}.items():
+            write_arrayrecord(folder / f"a-{name}.array_record", [example(n) for n in numbers], 1)
+        return folder
+
+    def change(self, path: Path) -> None:
+        file = path / "a-val.array_record"
+        file.write_bytes(file.read_bytes())
+
+
+@pytest.mark.parametrize("name", ["zstd", "uncompressed", "padded"])
+def test_what_the_library_wrote(name: str, tmp_path: Path) -> None:
+    path = written(name, tmp_path)
+    manifest = convert(path, tmp_path / "x.lmdb").manifest
+    assert (manifest.origin.kind, manifest.records) == ("arrayrecord", 7)
+    ds = PackedDataset(tmp_path / "x.lmdb", output="bytes")
+    assert [(bytes(image), label) for image, label in ds] == [(tiny(n), n % 3) for n in range(7)]
+    with closing(open_source(path)) as source:
+        assert [entry.key for entry in source.entries()] == [f"{n:04}.png" for n in range(7)]
+    assert verify(tmp_path / "x.lmdb", against=path).problems == ()
+
+
+def test_records_over_several_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(lzma.decompress((CORPUS / "riegeli" / "large.xz").read_bytes()))
+    convert(path, tmp_path / "x.h5")
+    ds = PackedDataset(tmp_path / "x.h5", columns=("image", "blob"), output="bytes")
+    assert [(bytes(image), bytes(blob)) for image, blob in ds] == [(tiny(n), bytes(70000 + n)) for n in range(5)]
+    random = np.random.default_rng(1)
+    blobs = [random.bytes(size) for size in (0, 65_400, 65_512, 65_536, 200_000)]
+    records = [example(n, blob=[blob]) for n, blob in enumerate(blobs)]
+    for group in (1, 2, 5):
+        convert(write_arrayrecord(tmp_path / "own", records, group), tmp_path / "x.h5", overwrite=True)
+        ds = PackedDataset(tmp_path / "x.h5", columns=("image", "blob"), output="bytes")
+        assert [bytes(blob) for _, blob in ds] == blobs
+
+
+def test_a_dataset_of_tensorflow_datasets(tmp_path: Path) -> None:
+    folder = tmp_path / "1.0.0"
+    folder.mkdir()
+    written("zstd", tmp_path).rename(folder / "d-train.array_record-00000-of-00001")
+    info = {"name": "d", "version": "1.0.0", "fileFormat": "array_record"}
+    (folder / "dataset_info.json").write_text(json.dumps(info | {"splits": [{"name": "train", "shardLengths": ["7"]}]}))
+    image = {"image": {"dtype": "uint8", "encodingFormat": "png", "shape": {"dimensions": ["-1", "-1", "3"]}}}
+    features = {"image": image, "label": {"classLabel": {"numClasses": "3"}}, "filename": {"text": {}}}
+    (folder / "features.json").write_text(json.dumps({"featuresDict": {"features": features}}))
+    (folder / "label.labels.txt").write_text("ant\nbee\ncat\n")
+    manifest = convert(folder, tmp_path / "x.h5").manifest
+    assert (manifest.origin.kind, manifest.classes) == ("tfds", ("ant", "bee", "cat"))
+    ds = PackedDataset(tmp_path / "x.h5", split="train", output="bytes")
+    assert [(bytes(image), label) for image, label in ds] == [(tiny(n), n % 3) for n in range(7)]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("brotli", "compressed by Brotli, which packstore does not read: write it again with zstd"),
+        ("snappy", "compressed by Snappy"),
+        ("transposed", "transposed chunks, where records should be"),
+        ("empty", "hold no records"),
+        ("other", "none of its records is an example"),
+    ],
+)
+def test_what_is_not_read(name: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises((SampleError, SourceError), match=said) as caught:
+        convert(written(name, tmp_path), tmp_path / "x.h5")
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_cut_off(tmp_path: Path) -> None:
+    whole = write_arrayrecord(tmp_path / "x.array_record", [example(n) for n in range(5)]).read_bytes()
+    for size in (64, 1000, BLOCK, 2 * BLOCK - 1):
+        (tmp_path / "x.array_record").write_bytes(whole[:size])
+        with pytest.raises(SourceError, match="cannot be read as ArrayRecord: it") as caught:
+            convert(tmp_path / "x.array_record", tmp_path / "x.h5")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_chunk_that_is_damaged(tmp_path: Path) -> None:
+    """Its records are bad samples; the others are packed, and their columns are what they were."""
+    whole = write_arrayrecord(tmp_path / "x.array_record", [example(n) for n in range(9)]).read_bytes()
+    at = whole.index(chunk([example(n) for n in range(3, 6)]))
+    for place, value in ((8, b"\xff" * 4), (24, b"t"), (25, b"\2"), (32, b"\xff" * 6), (40, b"?"), (41, b"\x7f")):
+        data = bytearray(whole)
+        data[at + place : at + place + len(value)] = value
+        (tmp_path / "x.array_record").write_bytes(data)
+        with pytest.raises(SampleError, match=r"x\.array_record, record 3: its chunk cannot be read"):
+            convert(tmp_path / "x.array_record", tmp_path / "y.h5")
+        report = convert(tmp_path / "x.array_record", tmp_path / "x.h5", on_error="skip", overwrite=True)
+        assert (report.manifest.records, len(report.skipped)) == (6, 3)
+        assert [column.nullable for column in report.manifest.columns if column.name == "label"] == [False]
