@@ -250,6 +250,10 @@ def test_what_is_damaged_is_marked_and_ends_nothing(browser: Any, stores: Stores
         page.click("text=← Grid")
         page.select_option("#mark", "damaged")
         page.wait_for_selector("#status:has-text('2 of 42 records')")
+        page.click("#to-overview")
+        page.click("text=Compare all records")
+        page.wait_for_selector("text=1 problem")
+        page.wait_for_selector("button:has-text('damaged: 2')")
 
 
 def test_html_in_a_store_is_text_on_the_page(browser: Any, tmp_path: Path) -> None:

@@ -483,6 +483,19 @@ def test_what_audit_found_is_marked(tmp_path: Path) -> None:
         assert ask(client, "/api/record/2")["findings"]
 
 
+def test_all_records_are_verified_on_demand(stores: Stores, tmp_path: Path) -> None:
+    packstore.convert(stores("files.lmdb"), tmp_path / "x.h5")
+    damage(tmp_path / "x.h5", [3, 8], ["label"], 5)
+    with client_of(tmp_path / "x.h5") as client:
+        assert ask(client, "/api/store")["marks"] == {}
+        assert ask(client, "/api/verify")["problems"] == 3
+        assert ask(client, "/api/store")["marks"] == {"damaged": 3}
+        rows = ask(client, "/api/rows", stop=9, mark="damaged")["rows"]
+        assert [row["record"] for row in rows] == [3, 5, 8]
+    with client_of(stores("files.lmdb")) as client:
+        assert ask(client, "/api/verify")["problems"] == 0
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -21,7 +21,7 @@ from packstore.core.findings import KINDS
 from packstore.core.parallel import default_workers
 from packstore.core.registry import FORMATS
 from packstore.seeing.view.facts import Headers, class_column, read_headers, sample_of
-from packstore.seeing.view.findings import DAMAGE, Findings
+from packstore.seeing.view.findings import DAMAGE, MOST_MARKED, Findings, verify
 from packstore.seeing.view.guard import Guard
 from packstore.seeing.view.images import SIDES, File, Images, key_of
 from packstore.seeing.view.jobs import Job, Jobs
@@ -47,7 +47,6 @@ _MOST_ROWS = 500
 _LONGEST_KEY = 300
 _SOON_SECONDS = 0.25
 """How long an answer waits for work in the background before it says how far that is."""
-_MOST_MARKED = 10_000
 _T = TypeVar("_T")
 
 
@@ -140,7 +139,7 @@ class Site:
 
     def note_damage(self, record: int, error: PackstoreError) -> None:
         """Marks a record that was found to be damaged when it was shown."""
-        if len(self.findings.records.get(DAMAGE, ())) < _MOST_MARKED:
+        if len(self.findings.records.get(DAMAGE, ())) < MOST_MARKED:
             self.findings.add(DAMAGE, record, str(error))
 
 
@@ -151,6 +150,7 @@ def make_app(site: Site, token: str) -> Guard:
         Route("/api/rows", _answering(site, _rows)),
         Route("/api/place/{record}", _answering(site, _place)),
         Route("/api/classes", _answering(site, _classes)),
+        Route("/api/verify", _answering(site, _verify)),
         Route("/api/sizes", _answering(site, _sizes)),
         Route("/api/record/{record}", _answering(site, _record)),
         Route("/api/mask/{record}/{column}", _answering(site, _mask_values)),
@@ -285,6 +285,15 @@ async def _classes(site: Site, _: Request) -> Response:
     )
     found = await site.in_time(job)
     return _pending(job) if found is None else _json(found)
+
+
+async def _verify(site: Site, _: Request) -> Response:
+    """Compares all records with their checksums; what is damaged is marked from then on."""
+    job = site.jobs.start(
+        "verify", "comparing checksums", len(site.reader), lambda report: verify(site.reader, site.findings, report)
+    )
+    count = await site.in_time(job)
+    return _pending(job) if count is None else _json({"problems": count})
 
 
 async def _sizes(site: Site, request: Request) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.checking.store_check import StoreCheck
 from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Manifest
+from packstore.core.parallel import default_workers
+from packstore.core.progress import Progress
+from packstore.stores.base import Reader
 
 DAMAGE = "damaged"
 """The mark of records that are damaged; one of :data:`packstore.core.findings.KINDS`."""
+
+MOST_MARKED = 10_000
+"""Records that are marked as damaged while the page is open."""
 
 _MOST_BYTES = 1 << 30
 _KEPT_TEXTS = 5
@@ -42,6 +49,11 @@ class Findings:
             self.records = {**self.records, mark: np.union1d(known, [record])}
         self.say(record, text)
 
+    def note(self, text: str) -> None:
+        """Keeps what is wrong with no record in particular."""
+        if len(self.notes) < MOST_MARKED and text not in self.notes:
+            self.notes.append(text)
+
     def say(self, record: int, text: str) -> None:
         """Keeps what was found in a record."""
         said = self.texts.setdefault(record, [])
@@ -51,6 +63,27 @@ class Findings:
     def of(self, record: int) -> list[str]:
         """The marks of a record."""
         return [mark for mark, records in self.records.items() if _has(records, record)]
+
+
+def verify(reader: Reader, findings: Findings, report: Callable[[int], None]) -> int:
+    """Compares everything with its checksums, as ``packstore verify`` does, and marks what is damaged.
+
+    Returns how many problems there are; the first 10,000 are marked. ``report`` is told how many records are done."""
+
+    def told(progress: Progress) -> None:
+        report(progress.done if progress.stage == "verify" else 0)
+
+    count = 0
+    for problem in StoreCheck(reader, workers=default_workers(), progress=told).run():
+        count += 1
+        if count > MOST_MARKED:
+            continue
+        shard = f"{problem.shard}: " if problem.shard else ""
+        if problem.record is None:
+            findings.note(shard + problem.what)
+        else:
+            findings.add(DAMAGE, problem.record, shard + problem.what)
+    return count
 
 
 def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest) -> Findings:
@@ -74,7 +107,7 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
     for mark, text, numbers in said:
         records = [n for n in numbers if n < manifest.records]
         if not records:
-            findings.notes.append(text)
+            findings.note(text)
             continue
         marked.setdefault(mark, set()).update(records)
         for record in records:

@@ -1,5 +1,5 @@
 // The overview: classes, sizes and kinds. What is chosen here filters the grid.
-import { $, ask, bytes, className, go, make, number, state, store } from "/page.js";
+import { $, ask, bytes, className, go, make, number, refreshStore, state, store } from "/page.js";
 
 const TITLES = { width: "Width, pixels", height: "Height, pixels", pixels: "Size, pixels", aspect: "Width / height", bytes: "Size, bytes" };
 const MOST_CLASSES = 300;
@@ -18,8 +18,9 @@ export function showOverview() {
   const status = make("p", { role: "status", class: "quiet" });
   const sizes = make("div", { class: "charts" });
   const classes = make("div", { class: "charts" });
-  const found = findings();
-  box.replaceChildren(make("h2", {}, split ? `Split ${split}` : "All records"), status, ...(found ? [found] : []), sizes, classes);
+  const found = make("div", { class: "panel" });
+  fillFindings(found);
+  box.replaceChildren(make("h2", {}, split ? `Split ${split}` : "All records"), status, found, sizes, classes);
   const all = state().get("all") === "1" ? "1" : "";
   const asked = new URLSearchParams({ ...(split ? { split } : {}), ...(all ? { all } : {}) });
   load(`/api/sizes?${asked}`, sizes, signal, (answer) => fillSizes(sizes, status, answer));
@@ -41,12 +42,26 @@ async function load(address, place, signal, fill) {
   }
 }
 
-function findings() {
+function fillFindings(place, verified = null) {
   const marks = Object.entries(store.marks);
-  if (!marks.length && !store.notes.length) return null;
-  return make("div", { class: "panel" }, make("h2", {}, "Findings"),
+  const button = make("button", { type: "button" }, "Compare all records with their checksums");
+  const progress = make("span", { role: "status" });
+  if (verified !== null) progress.textContent = verified ? `${number(verified)} ${verified === 1 ? "problem" : "problems"}` : "Every record matches its checksums.";
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    try {
+      const answer = await ask("/api/verify", { progress: (p) => {
+        progress.textContent = `${p.what}: ${number(p.done)} of ${number(p.total)}`;
+      } });
+      await refreshStore();
+      fillFindings(place, answer.problems);
+    } catch (error) {
+      progress.textContent = error.message;
+    }
+  });
+  place.replaceChildren(make("h2", {}, "Findings"), make("p", { class: "between" }, button, progress),
     make("p", {}, marks.map(([mark, n]) => [make("button", { type: "button", title: store.kinds[mark], onclick: () => go({ mark, view: null, at: null }) }, `${mark}: ${number(n)}`), " "])),
-    store.notes.map((note) => make("p", {}, note)));
+    ...store.notes.map((note) => make("p", {}, note)));
 }
 
 function fillSizes(place, status, answer) {

@@ -225,10 +225,15 @@ function introduce() {
   options($("sort"), store.sorts.map((name) => [name, called[name] ?? name]));
 }
 
-chooseTheme();
-try {
+// Asks anew what is known of the store: damage is found meanwhile.
+export async function refreshStore() {
   store = await ask("/api/store");
   introduce();
+}
+
+chooseTheme();
+try {
+  await refreshStore();
   grid = new Grid();
   listen();
   render();
