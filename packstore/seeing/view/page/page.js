@@ -214,6 +214,7 @@ function introduce() {
   $("about").textContent = `${number(store.records)} records${classes}, ${bytes(store.image.nbytes)} of images, ` +
     `${store.encoding} in ${store.format}${shards}${skipped}`;
   options($("split"), [["", "all"], ...store.splits.map((s) => [s.name, `${s.name} (${number(s.stop - s.start)})`])]);
+  $("split-label").hidden = !store.splits.length;
   const names = store.classes?.names;
   if (names) {
     options($("class"), [["", "all"], ...names.map((name, i) => [String(i), name]), ["-1", "(no label)"]]);

@@ -22,8 +22,12 @@ function color(n) {
     const k = (at + hue) % 6;
     return Math.round(255 * value * (1 - saturation * Math.max(0, Math.min(k, 4 - k, 1))));
   };
-  return `rgb(${part(5)} ${part(3)} ${part(1)})`;
+  return [part(5), part(3), part(1)];
 }
+
+const rgb = (parts) => `rgb(${parts.join(" ")})`;
+// Black or white, whichever is easier to read on a colour.
+const onTop = ([red, green, blue]) => (red * 0.3 + green * 0.59 + blue * 0.11 > 110 ? "#000" : "#fff");
 
 export async function showRecord(record, grid) {
   const box = $("record-view");
@@ -177,7 +181,8 @@ function drawLayer(column, source, width, height, grow, about, asked) {
       if (![x1, y1, x2, y2].every(Number.isFinite)) return;
       const label = labels?.value?.[i];
       const text = label === undefined ? "" : names?.[label] ?? String(label);
-      const fill = color(label ?? i);
+      const shade = color(label ?? i);
+      const fill = rgb(shade);
       svg.append(make("rect", { x: Math.min(x1, x2), y: Math.min(y1, y2), width: Math.abs(x2 - x1), height: Math.abs(y2 - y1),
         fill: "none", class: "box", stroke: fill, "stroke-width": 2 * unit }));
       if (!text) return;
@@ -186,7 +191,7 @@ function drawLayer(column, source, width, height, grow, about, asked) {
       const x = Math.max(0, Math.min(x1, x2, width - wide));
       const y = Math.max(0, Math.min(y1, y2) - size * 1.3);
       svg.append(make("rect", { class: "label", x, y, width: wide, height: size * 1.3, fill }),
-        make("text", { x: x + 3 * unit, y: y + size, "font-size": size, fill: "#000" }, text));
+        make("text", { x: x + 3 * unit, y: y + size, "font-size": size, fill: onTop(shade) }, text));
     });
     return svg;
   }
@@ -194,7 +199,7 @@ function drawLayer(column, source, width, height, grow, about, asked) {
     const points = Array.isArray(row[0]) ? row : [row];
     for (const [x, y, visible] of points.map((p) => p.map(Number))) {
       if (!Number.isFinite(x) || !Number.isFinite(y) || visible <= 0) continue;
-      svg.append(make("circle", { cx: x, cy: y, r: 4 * unit, fill: visible === 1 ? "none" : color(i), stroke: "#fff", "stroke-width": 1.5 * unit }));
+      svg.append(make("circle", { cx: x, cy: y, r: 4 * unit, fill: visible === 1 ? "none" : rgb(color(i)), stroke: "#fff", "stroke-width": 1.5 * unit }));
     }
   });
   return svg;
@@ -258,7 +263,7 @@ function columnText(column) {
     return (all.join(", ") || "none") + cut;
   }
   if (column.type === "bytes") return `${bytes(column.nbytes)}: ${column.value}`;
-  if (typeof column.value === "string") return column.value.includes("\n") || column.value.length > 120 ? make("pre", { tabindex: "0" }, column.value + cut) : column.value + cut;
+  if (typeof column.value === "string") return column.value.includes("\n") || column.value.length > 120 ? make("pre", { tabindex: "0", class: column.type === "text" ? "prose" : "" }, column.value + cut) : column.value + cut;
   const text = JSON.stringify(column.value, (_, v) => (typeof v === "number" && !Number.isInteger(v) ? Number(v.toPrecision(6)) : v));
   const rows = Array.isArray(column.value) && Array.isArray(column.value[0]) ? text.replaceAll("],[", "],\n[") : text;
   return rows.length > 80 ? make("pre", { tabindex: "0" }, rows + cut) : rows + cut;
