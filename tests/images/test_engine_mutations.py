@@ -10,10 +10,9 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.makers.engine_checks import good, noisy, save
-from tests.makers.engine_mutations import MUTATIONS, Mutation, is_found
+from tests.makers.engine_mutations import MUTATIONS, SOURCE, Builds, Mutation
 
 Need = Callable[[str, bool], None]
-pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +29,23 @@ def seeds(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     return [*sorted(folder.iterdir()), *sorted((ROOT / "tests" / "corpus" / "engine").iterdir())]
 
 
-def test_nothing_is_found_in_the_source_as_it_is(tmp_path: Path, seeds: list[Path]) -> None:
-    assert not is_found(None, tmp_path, seeds)
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory, seeds: list[Path]) -> Builds:
+    return Builds(tmp_path_factory.mktemp("builds"))
 
 
+def test_the_faults_are_of_what_there_is() -> None:
+    for mutation in MUTATIONS:
+        assert (SOURCE / mutation.file).read_text().count(mutation.old) == 1, mutation
+        assert mutation.old != mutation.new
+
+
+@pytest.mark.soak
+def test_nothing_is_found_in_the_source_as_it_is(builds: Builds, tmp_path: Path, seeds: list[Path]) -> None:
+    assert not builds.is_found(None, tmp_path, seeds)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[f"{m.file}: {m.new.strip() or m.old.strip()}" for m in MUTATIONS])
-def test_a_fault_is_found(mutation: Mutation, tmp_path: Path, seeds: list[Path]) -> None:
-    assert is_found(mutation, tmp_path, seeds)
+def test_a_fault_is_found(builds: Builds, mutation: Mutation, tmp_path: Path, seeds: list[Path]) -> None:
+    assert builds.is_found(mutation, tmp_path, seeds)

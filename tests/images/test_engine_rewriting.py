@@ -216,17 +216,11 @@ def test_other_coefficients_are_not_confirmed(choice: st.DataObject) -> None:
     for changed in (bytes(wrong), made.data, right[:-1]):
         rewrite_by_engine(data, 1)
         if engine.confirms(changed):
+            # Metadata, or bits that fill a byte.
             np.testing.assert_array_equal(engine.decode(changed, MAX_PIXELS), good()[name][1])
-            assert coded(changed) == coded(right)
     assert not engine.confirms(right)  # only after it was rewritten
     rewrite_by_engine(data, 1)
     assert engine.confirms(right)
-
-
-def coded(data: bytes) -> bytes:
-    """Tables and scan."""
-    found = segments(data)
-    return b"".join(data[s.start : s.stop] for s in found if s.marker in (0xDB, 0xC4)) + data[found[-1].stop :]
 
 
 def test_what_is_not_confirmed_is_left_to_jpegtran(monkeypatch: pytest.MonkeyPatch) -> None:
