@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ("tools/packstore", "tools/test", "tools/lib.sh", ".ci/run")
+SCRIPTS = ("tools/packstore", "tools/test", "tools/wheel", "tools/lib.sh", ".ci/run")
 
 NATIVE = "packstore/images/engine/engine.h"
 SOURCES = ("pyproject.toml", "tools/constraints.txt", NATIVE)

