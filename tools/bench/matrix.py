@@ -158,7 +158,7 @@ class Bare:
     def __init__(self, loader: PackedLoader, threads: int) -> None:
         """``loader`` streams."""
         assembler, count = loader.pipeline.assembler, len(loader.dataset)
-        order = np.random.default_rng(0).permutation(count)[: 4 * BATCH]
+        order = np.random.default_rng(0).permutation(count)
         self._buffers = [torch.empty((BATCH, *assembler.shape), dtype=assembler.dtype) for _ in range(4)]
         self._max_pixels = loader.dataset.max_pixels
         self._array = assembler._whole

@@ -94,7 +94,7 @@ class PackedLoader:
         target_transform: Called with each batch of labels.
         pre_transform: Resident only: called once with images ``(M, 3, H, W)`` when they are loaded.
         resident: Hold everything in device memory: True, False, or ``"auto"`` where it fits and, on the CPU, is faster
-            than streaming: images up to 12 KiB that are not resized, or a random crop first.
+            than streaming: images up to 12 KiB.
         workers: Threads that read and decode; None for one a core. (DataLoader's ``num_workers``, without processes.)
         prefetch: Batches under way at a time.
         rank: Which of ``world_size`` equal parts of each global batch this process takes; None for what

@@ -23,6 +23,7 @@ from packstore.training.loader.device_steps import DeviceSteps
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.kernel import Kernel
 from packstore.training.loader.options import LoaderOptions
+from packstore.training.loader.residence import SMALL_IMAGE_BYTES
 from packstore.training.loader.stats import Stats
 from packstore.training.values import as_tensor
 
@@ -98,9 +99,11 @@ class Pipeline:
             return ()
         return planned if image.kind == "ragged" or any(op.resizes for op in planned) else ()
 
-    def _kernel(self, image: Column, operations: tuple[GeometricOperation, ...]) -> Kernel:
-        """For resident images."""
+    def _kernel(self, image: Column, operations: tuple[GeometricOperation, ...]) -> Kernel | None:
+        """For resident images; None where they are small and only gathered, at which torch is as fast."""
         finish, floats = self.device_steps.finish, image.layout == "CHW"
+        if not operations and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
+            return None
         if finish is None:
             finish = Finish(getattr(torch, image.dtype), floats)
         height, width = image.shape[1:] if floats else image.shape[:2]

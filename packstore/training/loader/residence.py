@@ -20,9 +20,10 @@ from packstore.training.augment.base import GeometricOperation
 SHARE = {"cpu": 0.25, "cuda": 0.5}
 """Share of the free memory that ``resident="auto"`` takes at most."""
 
-# On the CPU: resident / streaming, images a second, from .pth, batches of 256, 2 cores (tools/bench/loader.py --only
-# modes). Above 12 KiB an image streaming is faster, and at any size where its threads resize pixels; but a crop that
-# comes first is faster resident at all sizes.
+# With the engine both modes do the same work on the CPU; resident saves reading and some Python an image, which counts
+# for small ones, and streaming works ahead (tools/bench/matrix.py). Without it, resident / streaming, images a second,
+# from .pth, batches of 256, 2 cores (tools/bench/loader.py --only modes): above 12 KiB an image streaming is faster, and
+# at any size where its threads resize pixels; but a crop that comes first is faster resident at all sizes.
 #
 #   pixels, encoding   none  flip  normalise  crop, flip  crop, flip, normalise  resized crop, flip
 #    32 uint8          1.15  2.30       4.32        4.01                   2.58                0.93
@@ -35,7 +36,7 @@ SHARE = {"cpu": 0.25, "cuda": 0.5}
 #   224 uint8          0.10  0.54          -        5.37                      -                   -
 #   224 float16        0.17  0.76          -        4.46                      -                   -
 #   256 uint8          0.20  0.87          -        2.68                      -                   -
-_RESIDENT_IMAGE_BYTES = 64 * 64 * 3
+SMALL_IMAGE_BYTES = 64 * 64 * 3
 
 
 def free_memory(device: torch.device) -> int:
@@ -143,9 +144,9 @@ def _why_stream(manifest: Manifest, augment: Sequence[Any], layout: PaddedLayout
     resizes = get_engine() is None and any(isinstance(op, GeometricOperation) and op.resizes for op in augment)
     if resizes and manifest.image.layout == "HWC":  # floats are resized in whole batches in either mode
         return "on the CPU, images are resized faster by streaming"
-    if layout is None and manifest.image.record_nbytes > _RESIDENT_IMAGE_BYTES:
+    if layout is None and manifest.image.record_nbytes > SMALL_IMAGE_BYTES:
         return (
-            f"on the CPU, images of {manifest.image.record_nbytes:,} bytes (over {_RESIDENT_IMAGE_BYTES:,}) are faster "
+            f"on the CPU, images of {manifest.image.record_nbytes:,} bytes (over {SMALL_IMAGE_BYTES:,}) are faster "
             "by streaming"
         )
     return None
