@@ -22,8 +22,8 @@ SHARE = {"cpu": 0.25, "cuda": 0.5}
 
 # With the engine both modes do the same work on the CPU; resident saves reading and some Python an image, which counts
 # for small ones, and streaming works ahead (tools/bench/matrix.py). Without it, resident / streaming, images a second,
-# from .pth, batches of 256, 2 cores (tools/bench/loader.py --only modes): above 12 KiB an image streaming is faster, and
-# at any size where its threads resize pixels; but a crop that comes first is faster resident at all sizes.
+# from .pth, batches of 256, 2 cores (tools/bench/loader.py --only modes): above 12 KiB an image streaming is faster,
+# and at any size where its threads resize pixels; but a crop that comes first is faster resident at all sizes.
 #
 #   pixels, encoding   none  flip  normalise  crop, flip  crop, flip, normalise  resized crop, flip
 #    32 uint8          1.15  2.30       4.32        4.01                   2.58                0.93
