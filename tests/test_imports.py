@@ -64,7 +64,7 @@ TOOLS = (
         "pytest-xdist",
         "ruff",
     ),
-    *("scipy", "types-tqdm"),
+    *("pycocotools", "scipy", "types-tqdm", "webdataset"),
 )
 """Distributions of the test extra that nothing in the package imports."""
 
