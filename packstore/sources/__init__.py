@@ -18,7 +18,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import annotated
-from packstore.sources.archives import kept_indexes, known_folders
+from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.nested import find_within, folders_like_splits, only_folder
 from packstore.sources.refusals import lies_within, like_splits, only_unpacked, undecided, unrecognised
@@ -196,8 +196,8 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
     if options.labels is None and (within := find_within(path, _certain)):
         raise lies_within(path, within)
     if possible:
-        if path.is_file():
-            raise only_unpacked(path)
+        if path.is_file() and (tree := open_tree(path)) is not None:
+            raise only_unpacked(path, tree)
         return possible[0]
     if options.labels is None and any(options.array_names.values()):
         raise SourceError(

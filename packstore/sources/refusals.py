@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, HeaderError, sniff
 from packstore.sources.base import Kind
+from packstore.sources.listing import no_images
+from packstore.sources.tree import Tree
 
 SEE = "see packstore guide sources"
 _HEADER = 1 << 20  # enough for the header of any image but one with a megabyte of metadata before it
@@ -64,12 +67,13 @@ def like_splits(path: Path, folders: Sequence[Path], kind: str) -> AmbiguousSour
     )
 
 
-def only_unpacked(path: Path) -> SourceError:
+def only_unpacked(path: Path, tree: Tree) -> SourceError:
     """The error for an archive without images."""
-    return SourceError(
-        f"{printable(str(path))} is an archive without images: other data in archives are read only once they are "
-        "unpacked. Unpack it, and give the folder"
-    )
+    passed: Counter[str] = Counter()
+    for _ in tree.walk("", tree.above, passed, skip_cycles=True):
+        continue
+    advice = "archives of other data are read only once they are unpacked: unpack it, and give the folder"
+    return SourceError(no_images(printable(str(path)), passed, advice))
 
 
 def title(kind: Kind) -> str:

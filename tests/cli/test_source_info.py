@@ -115,7 +115,8 @@ def test_a_question_is_asked_before_anything_else(folder: Path, tmp_path: Path) 
     done = run("info", tmp_path / "b", "--json")
     assert (done.returncode, done.stdout) == (2, "")
     assert "metadata.csv" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    _, command = done.stderr.splitlines()
+    assert command == f"  packstore info {tmp_path / 'b'} --json --source imagefolder"
 
 
 class _Rows(Source):

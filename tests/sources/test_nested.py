@@ -101,7 +101,7 @@ def test_archives_of_what_is_no_image(suffix: str, tmp_path: Path) -> None:
     fill(tmp_path / "set", {"data/train-00000-of-00001.parquet": b"PAR1" + bytes(64), "README.md": "# it"})
     kind = {".zip": "zip", ".tar": "tar", ".tar.gz": "gztar"}[suffix]
     path = Path(shutil.make_archive(str(tmp_path / "packed"), kind, tmp_path, "set"))
-    with pytest.raises(SourceError, match=r"is an archive without images: .* Unpack it, and give the folder"):
+    with pytest.raises(SourceError, match=r"holds no images .*: archives of other data are .*: unpack it"):
         open_source(path)
 
 
