@@ -170,6 +170,7 @@ def test_the_same_pixels_in_other_bytes(tmp_path: Path) -> None:
     assert (report.findings[0].what, report.findings[0].records) == ("same pixels 2 times", (0, 1))
 
 
+@pytest.mark.slow
 def test_nearly_the_same_pictures(tmp_path: Path) -> None:
     image = scene(3)
     smaller = image.resize((80, 60), Image.Resampling.BICUBIC)
@@ -242,6 +243,7 @@ def test_masks_of_another_size_and_boxes_that_are_none(tmp_path: Path, name: str
     assert packstore.audit(tmp_path / "x.h5").counts["box_inverted"] == 3
 
 
+@pytest.mark.slow
 def test_columns_of_every_type_are_audited(tmp_path: Path) -> None:
     names = ["label", "mask", "raw", "deep", "boxes", "labels", "points", "caption", "right", "depth"]
     made = make_typed(tmp_path / "x.h5", names, 12)
@@ -257,6 +259,7 @@ def test_damage_is_found_and_ends_nothing(tmp_path: Path) -> None:
     assert report.drop["damaged"].tolist() == [2]
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_lost_ends_nothing(tmp_path: Path) -> None:
     same = encoded(scene(9, 40, 40))
     files = {f"a/{n}.png": encoded(scene(n, 40, 40)) for n in range(6)} | {"a/7.png": same, "b/8.png": same}
@@ -296,6 +299,7 @@ def test_the_command_exits_with_1_for_what_it_is_told_to(tmp_path: Path) -> None
     assert run("audit", tmp_path / "none.lmdb").returncode == 2
 
 
+@pytest.mark.slow
 def test_json_goes_into_a_file_or_to_the_output(tmp_path: Path) -> None:
     image = encoded(scene(1, 20, 20))
     store = pack(tmp_path, {"train/a/1.png": image, "val/a/1.png": image})
@@ -361,6 +365,7 @@ def test_hashes_that_are_near_are_found_as_if_all_were_compared() -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_a_hash_is_the_signs_of_a_cosine_transform() -> None:
     scipy_fft = pytest.importorskip("scipy.fft")
     small = shrunk(np.asarray(scene(5)))
@@ -395,6 +400,7 @@ def keys_of(path: Path) -> list[str]:
         return [reader.key(record) for record in range(len(reader))]
 
 
+@pytest.mark.slow
 def test_select_takes_out_what_an_audit_found(tmp_path: Path) -> None:
     a, b, c = (encoded(scene(n, 20, 20)) for n in range(3))
     files = {
@@ -420,6 +426,7 @@ def test_select_takes_out_what_an_audit_found(tmp_path: Path) -> None:
     assert len(keys_of(tmp_path / "x2.lmdb")) == 4
 
 
+@pytest.mark.slow
 def test_a_report_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     store = pack(tmp_path, {f"a/{n}.png": encoded(scene(n, 9, 9)) for n in range(3)})
     report = tmp_path / "audit.json"

@@ -26,6 +26,7 @@ MASK = Column("mask", "ragged", "uint8", layout="HW", type="mask")
 GREY = np.full((60, 80, 3), 128, np.uint8)
 
 
+@pytest.mark.slow
 def test_a_thumbnail_is_the_image_made_small(tmp_path: Path) -> None:
     write_image(tmp_path / "in" / "a" / "large.jpg", 600, 900, 1)
     write_image(tmp_path / "in" / "a" / "small.png", 20, 30, 2)

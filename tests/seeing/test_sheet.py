@@ -99,6 +99,7 @@ def test_a_damaged_record_is_shown_as_such(store: Path, tmp_path: Path, augment:
     assert (red > 170).any()
 
 
+@pytest.mark.slow
 def test_masks_and_boxes_are_drawn_if_asked_for(tmp_path: Path) -> None:
     names = ["mask", "boxes", "labels", "points", "label", "depth"]
     made = make_typed(tmp_path / "x.h5", names, 6)
@@ -117,6 +118,7 @@ def test_masks_and_boxes_are_drawn_if_asked_for(tmp_path: Path) -> None:
             Cells(reader, SheetOptions(columns=["label"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"encoding": "uint8"}, {"encoding": "float16", "normalize": "imagenet"}])
 def test_arrays_have_a_sheet_too(tmp_path: Path, options: dict[str, Any]) -> None:
     packstore.convert(make_folder(tmp_path / "in", per_class=2), tmp_path / "x.pth", size=32, **options)
@@ -139,6 +141,7 @@ def _png(seed: int) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_the_command(store: Path, tmp_path: Path) -> None:
     done = run("sheet", store, tmp_path / "x.png", "--split", "val", "--per-class", "2")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
