@@ -24,7 +24,7 @@ from packstore.core.progress import Progress, progress_callback
 from packstore.diagnose.bench import BenchOptions, bench
 from packstore.packing.append_plan import AppendOptions
 from packstore.packing.merge import MergeOptions
-from packstore.packing.plan import ConvertOptions
+from packstore.packing.options import ConvertOptions
 from packstore.packing.select import SelectOptions
 from packstore.training.loader.options import LoaderOptions
 from tests.makers.datasets import make_folder

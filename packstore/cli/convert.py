@@ -32,8 +32,8 @@ from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
-    from packstore.packing.conversion import ConvertReport
     from packstore.packing.plan import Plan
+    from packstore.packing.report import ConvertReport
 
 EXIT_SKIPPED = 3
 _LISTED = 10
@@ -115,7 +115,8 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
       packstore convert imagenet.lmdb imagenet.h5               another format
     """
     from packstore.packing.conversion import run_plan
-    from packstore.packing.plan import ConvertOptions, make_plan
+    from packstore.packing.options import ConvertOptions
+    from packstore.packing.plan import make_plan
 
     # A conversion makes many small objects and hardly a cycle: collecting them took 7% of packing 50,000 small files.
     gc.freeze()

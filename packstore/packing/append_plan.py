@@ -20,7 +20,8 @@ from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.added_source import AddedSource
 from packstore.packing.conversion import _columns
 from packstore.packing.keys import StoreKeys, repeated_keys
-from packstore.packing.plan import ConvertOptions, Plan, encode_options, plan_of
+from packstore.packing.options import ConvertOptions
+from packstore.packing.plan import Plan, encode_options, plan_of
 from packstore.sources import open_source
 from packstore.sources.base import Source, Survey
 from packstore.sources.store import StoreSource

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,91 +16,38 @@ import numpy as np
 import packstore
 from packstore.core.checksums import ROW_CHECKSUM
 from packstore.core.column import CHECKSUM, KEY
-from packstore.core.errors import SampleError, SourceError, UsageError, printable
+from packstore.core.errors import SourceError, UsageError, printable
 from packstore.core.fields import Field, as_fields
 from packstore.core.files import check_paths
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped
-from packstore.core.parallel import default_workers, ordered_map, ordered_pieces
+from packstore.core.parallel import default_workers, ordered_pieces
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
-from packstore.images.encode import DatasetStatistics, Encoder
-from packstore.images.encode.options import turned_by_readers
+from packstore.images.encode import Encoder
 from packstore.images.normalization import MeanAndStd
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.batches import DECODE_BYTES, DECODE_RECORDS, PASS_BYTES, PASS_RECORDS, Packed, batches, pack
+from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import (
-    ConvertOptions,
     Plan,
     check_destination,
     check_space,
-    make_encoder,
     make_plan,
     plan_of,
     recorded_options,
     resolve_format,
 )
+from packstore.packing.report import ConvertReport, all_palette, report_of
 from packstore.packing.resume import PositionTracker, ResumedRecords, identity_of
 from packstore.packing.shard_rule import ShardCuts
+from packstore.packing.statistics import normalized
 from packstore.packing.values import AtRest, as_columns
 from packstore.sources.base import Entry, SourceOptions, Survey
 from packstore.sources.dataset import DatasetSource, MapStyle
-from packstore.stores import create_store, open_store
-from packstore.stores.base import disk_bytes
+from packstore.stores import create_store
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.interrupted import end_published_run
 
 _SMALL_FILE = 16 << 10
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ConvertReport:
-    """What a conversion did.
-
-    Attributes:
-        destination: The store.
-        manifest: Its manifest.
-        source_bytes: Bytes of the images that were read.
-        disk_bytes: Bytes that the store takes on disk.
-        seconds: From the survey to the published store.
-        skipped: Samples left out by policy.
-        ignored: Files of the source passed over because they are not images, by reason.
-        resumed: Records that an interrupted run had packed already.
-        kept: For ``seekable``: files that this run kept as they are because they cannot be made so, by reason. The
-            manifest's option ``not_seekable`` counts all such records of the store.
-        lossy: For ``seekable``: images that were no JPEG and that this run made one of, so that pixels changed.
-        palette: Classes whose images are all PNG files with a palette, which may be masks; ``""`` stands for a whole
-            dataset without classes.
-        oriented: Images with an EXIF orientation by which they are to be turned, also those of an interrupted run. What
-            was made of it, :attr:`orientation` says.
-    """
-
-    destination: Path
-    manifest: Manifest
-    source_bytes: int
-    disk_bytes: int
-    seconds: float
-    skipped: tuple[Skipped, ...]
-    ignored: Mapping[str, int]
-    resumed: int = 0
-    kept: Mapping[str, int] = field(default_factory=dict)
-    lossy: int = 0
-    palette: tuple[str, ...] = ()
-    oriented: int = 0
-
-    @property
-    def orientation(self) -> Literal["not applied", "applied", "applied when loading"]:
-        """What becomes of the images' EXIF orientation."""
-        if not self.manifest.options.get("exif_transpose"):
-            return "not applied"
-        return "applied when loading" if turned_by_readers(self.manifest) else "applied"
-
-    def __repr__(self) -> str:
-        more = f", {len(self.skipped):,} skipped" if self.skipped else ""
-        if self.oriented and self.orientation == "not applied":
-            more += f", {self.oriented:,} with an EXIF orientation that is not applied"
-        return (
-            f"<ConvertReport of {str(self.destination)!r}: {self.manifest.records:,} records, "
-            f"{self.disk_bytes / 1e6:,.1f} MB, {self.seconds:.1f} s{more}>"
-        )
 
 
 def convert(
@@ -264,7 +211,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     started = time.monotonic() if started is None else started
     check_space(plan)
     workers = plan.options.workers or default_workers()
-    plan = _normalized(plan, workers, progress)
+    plan = normalized(plan, workers, progress)
     encoder = plan.encoder()
     if encoder.passes_through:
         # Reading a small file is system calls and Python: threads would only wait for each other's GIL. Measured for
@@ -285,7 +232,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     if identity is not None:
         published = end_published_run(plan.destination, identity, overwrite=plan.options.overwrite)
         if published is not None:
-            return _report(plan, published, 0, started, (), published.records)
+            return report_of(plan, published, 0, started, (), published.records)
     builder = create_store(
         plan.destination,
         format=plan.format,
@@ -338,8 +285,8 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 "an iterable cannot be read from the middle: nothing is kept, and the same call starts afresh"
             )
         raise
-    report = _report(plan, manifest, source_bytes, started, tuple(reached.skipped), resumed.records)
-    return replace(report, kept=dict(kept), lossy=lossy, palette=_all_palette(plan, manifest, reached.palette))
+    report = report_of(plan, manifest, source_bytes, started, tuple(reached.skipped), resumed.records)
+    return replace(report, kept=dict(kept), lossy=lossy, palette=all_palette(plan, manifest, reached.palette))
 
 
 def pack_shard(plan: Plan, number: int, path: Path, progress: ProgressCallback = no_progress) -> Manifest | None:
@@ -354,7 +301,7 @@ def pack_shard(plan: Plan, number: int, path: Path, progress: ProgressCallback =
         UsageError: The plan has no shards, or fewer.
     """
     workers = plan.options.workers or default_workers()
-    plan = _normalized(plan, workers, progress)
+    plan = normalized(plan, workers, progress)
     encoder, skipped = plan.encoder(), 0
     entries = plan.shards.entries(plan.source.entries(plan.options.split), number) if plan.shards else iter(())
     columns = _columns(encoder, plan)
@@ -369,49 +316,12 @@ def pack_shard(plan: Plan, number: int, path: Path, progress: ProgressCallback =
         return builder.commit() if builder.records else None
 
 
-def _normalized(plan: Plan, workers: int, progress: ProgressCallback) -> Plan:
-    """The plan with the normalisation that it asks to compute."""
-    if not plan.auto_normalize:
-        return plan
-    normalization = _statistics(plan, workers, progress).normalization()
-    return replace(plan, encode=replace(plan.encode, normalization=normalization), auto_normalize=False)
-
-
 def _describe(builder: StoreBuilder, plan: Plan, encoder: Encoder) -> None:
     builder.describe(
         origin=_origin(plan),
         normalization=plan.encode.normalization,
         options=recorded_options(plan),
         versions={"packstore": packstore.__version__} | encoder.versions(),
-    )
-
-
-def _all_palette(plan: Plan, manifest: Manifest, palette: Counter[int]) -> tuple[str, ...]:
-    """The classes all of whose images are among those counted in ``palette``, by label."""
-    if not palette:
-        return ()
-    if manifest.classes is None:
-        return ("",) if palette.total() == manifest.records else ()
-    if "label" in plan.survey.sampled:
-        return ()
-    with open_store(plan.destination) as reader:
-        counts = np.bincount(reader.fixed("label"), minlength=len(manifest.classes))
-    return tuple(name for label, name in enumerate(manifest.classes) if 0 < counts[label] == palette[label])
-
-
-def _report(
-    plan: Plan, manifest: Manifest, source_bytes: int, started: float, skipped: tuple[Skipped, ...], resumed: int
-) -> ConvertReport:
-    return ConvertReport(
-        destination=plan.destination,
-        manifest=manifest,
-        source_bytes=source_bytes,
-        disk_bytes=disk_bytes(plan.destination),
-        seconds=time.monotonic() - started,
-        skipped=skipped,
-        ignored=plan.survey.ignored,
-        resumed=resumed,
-        oriented=int(manifest.options.get("exif_oriented") or 0),
     )
 
 
@@ -471,38 +381,6 @@ def _append(builder: StoreBuilder, packed: Packed, survey: Survey, cuts: ShardCu
         first = last
     if len(entries) in firsts:
         builder.cut()
-
-
-def _statistics(plan: Plan, workers: int, progress: ProgressCallback) -> DatasetStatistics:
-    """Mean and standard deviation over the training split (or all, where there is none), as the images will be
-    stored: resized, cropped."""
-    names = list(plan.survey.splits)
-    split = next((name for name in names if name.lower().startswith("train")), None)
-    total = plan.survey.splits[split] if split else plan.survey.records
-    pixels = make_encoder(replace(plan.encode, encoding="uint8", normalization=None), plan.survey, plan.shape)
-    source, skip = plan.source, plan.options.on_error == "skip"
-
-    def measure(batch: list[Entry]) -> tuple[int, int, DatasetStatistics]:
-        statistics = DatasetStatistics()
-        for entry in batch:
-            try:
-                record, shape, *_ = pixels(entry.key, source.image(entry))
-            except SampleError:
-                if not skip:
-                    raise
-                continue  # it is counted and named when the conversion itself meets it
-            statistics.update(np.frombuffer(record, np.uint8).reshape(shape or pixels.columns()[0].shape))
-        return len(batch), sum(map(source.nbytes, batch)), statistics
-
-    statistics = DatasetStatistics()
-    done = done_bytes = 0
-    entries = source.fetch(source.entries(split or plan.options.split))
-    pieces = batches(entries, DECODE_RECORDS, DECODE_BYTES, source.nbytes)
-    for count, nbytes, part in ordered_map(measure, pieces, workers):
-        statistics.merge(part)
-        done, done_bytes = done + count, done_bytes + nbytes
-        progress(Progress("statistics", done, total, done_bytes))
-    return statistics
 
 
 def _columns(encoder: Encoder, plan: Plan) -> tuple[Column, ...]:

@@ -8,19 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
-from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.errors import DestinationError, SampleError, UsageError, printable
 from packstore.core.files import check_paths
-from packstore.core.manifest import Manifest, Normalization
+from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
-from packstore.core.sizes import parse_bytes
+from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.images.encode import EncodeOptions, Encoder, Encoding, encodings_that_accept, parse_size
 from packstore.images.encode.options import turned_by_readers
-from packstore.images.normalization import MeanAndStd, as_normalization
+from packstore.images.normalization import as_normalization
 from packstore.images.sniff import MAX_PIXELS
+from packstore.packing.options import ConvertOptions
 from packstore.packing.shard_rule import ShardRule
 from packstore.sources import open_source
 from packstore.sources.base import Entry, Source, Survey
@@ -31,61 +29,6 @@ from packstore.stores.format import Format
 DEFAULT_QUALITY = 90
 _SAMPLED = 24
 """Images that are encoded for an estimate, spread over the source."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertOptions:
-    """The keyword arguments of :func:`packstore.convert`, which describes them; validated."""
-
-    source_kind: str | None = None
-    labels: str | os.PathLike[str] | None = None
-    image_key: str | None = None
-    label_key: str | None = None
-    layout: str | None = None
-    split: str | None = None
-    format: str | None = None
-    encoding: str | None = None
-    size: int | tuple[int, int] | None = None
-    fit: Literal["crop", "pad", "squash"] | None = None
-    resize: int | None = None
-    max_side: int | None = None
-    quality: int | None = None
-    normalize: str | Normalization | MeanAndStd | None = None
-    exif_transpose: bool = False
-    check: Literal["header", "decode", "none"] = "header"
-    on_error: Literal["raise", "skip"] = "raise"
-    overwrite: bool = False
-    restart: bool = False
-    shard_size: int | str | None = None
-    workers: int | None = None
-    decoder: str = "auto"
-    max_pixels: int = MAX_PIXELS
-
-    def __post_init__(self) -> None:
-        text_or_none(source_kind=self.source_kind, split=self.split, format=self.format, encoding=self.encoding)
-        if self.on_error not in ("raise", "skip"):
-            raise UsageError(f"on_error should be 'raise' or 'skip', got {self.on_error!r}")
-        if self.format is not None and self.format not in FORMATS:
-            raise UsageError(f"unknown format {self.format!r}; use one of: {', '.join(FORMATS)}")
-        if self.encoding is not None and self.encoding not in ENCODINGS:
-            raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(ENCODINGS)}")
-        if isinstance(self.shard_size, str):
-            object.__setattr__(self, "shard_size", parse_bytes(self.shard_size))
-        for name in ("workers", "shard_size", "max_pixels"):
-            if name == "max_pixels" or getattr(self, name) is not None:
-                whole(name, getattr(self, name))
-        true_or_false(overwrite=self.overwrite, restart=self.restart)
-        if self.fit is not None and self.size is None:
-            raise UsageError("fit says how an image comes to a size: give a size too")
-        if self.normalize is not None and self.normalize != "auto":
-            as_normalization(self.normalize)
-        if self.source_kind is not None:
-            SOURCES.check(self.source_kind)
-
-    @property
-    def shard_bytes(self) -> int | None:
-        """:attr:`shard_size` in bytes."""
-        return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
 
 
 @dataclass(frozen=True, slots=True)

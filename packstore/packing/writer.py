@@ -18,8 +18,10 @@ from packstore.core.manifest import Normalization
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.images.normalization import MeanAndStd
 from packstore.images.sniff import MAX_PIXELS
-from packstore.packing.conversion import ConvertReport, run_plan
-from packstore.packing.plan import ConvertOptions, check_destination, plan_of, resolve_format
+from packstore.packing.conversion import run_plan
+from packstore.packing.options import ConvertOptions
+from packstore.packing.plan import check_destination, plan_of, resolve_format
+from packstore.packing.report import ConvertReport
 from packstore.sources.base import Entry, SourceOptions
 from packstore.sources.dataset import PROBED, StreamSource, key_of
 from packstore.sources.schema import Schema, make_schema
@@ -45,7 +47,7 @@ class Writer:
     with their number. For one thread at a time.
 
     Attributes:
-        report: What was done, see :class:`packstore.packing.conversion.ConvertReport`; None before the end.
+        report: What was done, see :class:`packstore.packing.report.ConvertReport`; None before the end.
         added: Samples so far.
 
     Args:

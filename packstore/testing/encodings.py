@@ -25,7 +25,8 @@ from packstore.images.decoders import get_decoder
 from packstore.images.encode import Encoded, EncodeOptions, Encoder, Encoding, SourceImages
 from packstore.images.encode.floats import moments, to_float32
 from packstore.packing.conversion import convert
-from packstore.packing.plan import ConvertOptions, make_plan
+from packstore.packing.options import ConvertOptions
+from packstore.packing.plan import make_plan
 from packstore.packing.resume import identity_of
 from packstore.stores import open_store
 

@@ -23,7 +23,7 @@ from packstore.cli import cli
 from packstore.cli.common import LocalPath, pasted
 from packstore.core.errors import UsageError
 from packstore.core.files import url_in
-from packstore.packing.plan import ConvertOptions
+from packstore.packing.options import ConvertOptions
 from packstore.stores import is_store
 from packstore.stores.base import disk_bytes
 from tests.makers.command import run

@@ -15,7 +15,8 @@ import pytest
 import packstore
 from packstore.core.errors import UsageError
 from packstore.packing.conversion import pack_shard
-from packstore.packing.plan import ConvertOptions, make_plan
+from packstore.packing.options import ConvertOptions
+from packstore.packing.plan import make_plan
 from packstore.packing.shard_rule import ShardRule
 from packstore.sources.base import Entry
 from packstore.stores import open_store
@@ -32,7 +33,8 @@ PROGRAM = """
 import sys, json
 from pathlib import Path
 from packstore.packing import conversion
-from packstore.packing.plan import ConvertOptions, make_plan
+from packstore.packing.options import ConvertOptions
+from packstore.packing.plan import make_plan
 source, store, options, folder, *numbers = sys.argv[1:]
 for number in map(int, numbers):
     plan = make_plan(Path(source), Path(store), ConvertOptions(**json.loads(options)))

@@ -1,0 +1,99 @@
+"""``ConvertReport``: what a conversion did."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from packstore.core.manifest import Manifest, Skipped
+from packstore.images.encode.options import turned_by_readers
+from packstore.packing.plan import Plan
+from packstore.stores import open_store
+from packstore.stores.base import disk_bytes
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ConvertReport:
+    """What a conversion did.
+
+    Attributes:
+        destination: The store.
+        manifest: Its manifest.
+        source_bytes: Bytes of the images that were read.
+        disk_bytes: Bytes that the store takes on disk.
+        seconds: From the survey to the published store.
+        skipped: Samples left out by policy.
+        ignored: Files of the source passed over because they are not images, by reason.
+        resumed: Records that an interrupted run had packed already.
+        kept: For ``seekable``: files that this run kept as they are because they cannot be made so, by reason. The
+            manifest's option ``not_seekable`` counts all such records of the store.
+        lossy: For ``seekable``: images that were no JPEG and that this run made one of, so that pixels changed.
+        palette: Classes whose images are all PNG files with a palette, which may be masks; ``""`` stands for a whole
+            dataset without classes.
+        oriented: Images with an EXIF orientation by which they are to be turned, also those of an interrupted run. What
+            was made of it, :attr:`orientation` says.
+    """
+
+    destination: Path
+    manifest: Manifest
+    source_bytes: int
+    disk_bytes: int
+    seconds: float
+    skipped: tuple[Skipped, ...]
+    ignored: Mapping[str, int]
+    resumed: int = 0
+    kept: Mapping[str, int] = field(default_factory=dict)
+    lossy: int = 0
+    palette: tuple[str, ...] = ()
+    oriented: int = 0
+
+    @property
+    def orientation(self) -> Literal["not applied", "applied", "applied when loading"]:
+        """What becomes of the images' EXIF orientation."""
+        if not self.manifest.options.get("exif_transpose"):
+            return "not applied"
+        return "applied when loading" if turned_by_readers(self.manifest) else "applied"
+
+    def __repr__(self) -> str:
+        more = f", {len(self.skipped):,} skipped" if self.skipped else ""
+        if self.oriented and self.orientation == "not applied":
+            more += f", {self.oriented:,} with an EXIF orientation that is not applied"
+        return (
+            f"<ConvertReport of {str(self.destination)!r}: {self.manifest.records:,} records, "
+            f"{self.disk_bytes / 1e6:,.1f} MB, {self.seconds:.1f} s{more}>"
+        )
+
+
+def report_of(
+    plan: Plan, manifest: Manifest, source_bytes: int, started: float, skipped: tuple[Skipped, ...], resumed: int
+) -> ConvertReport:
+    return ConvertReport(
+        destination=plan.destination,
+        manifest=manifest,
+        source_bytes=source_bytes,
+        disk_bytes=disk_bytes(plan.destination),
+        seconds=time.monotonic() - started,
+        skipped=skipped,
+        ignored=plan.survey.ignored,
+        resumed=resumed,
+        oriented=int(manifest.options.get("exif_oriented") or 0),
+    )
+
+
+def all_palette(plan: Plan, manifest: Manifest, palette: Counter[int]) -> tuple[str, ...]:
+    """The classes all of whose images are among those counted in ``palette``, by label."""
+    if not palette:
+        return ()
+    if manifest.classes is None:
+        return ("",) if palette.total() == manifest.records else ()
+    if "label" in plan.survey.sampled:
+        return ()
+    with open_store(plan.destination) as reader:
+        counts = np.bincount(reader.fixed("label"), minlength=len(manifest.classes))
+    return tuple(name for label, name in enumerate(manifest.classes) if 0 < counts[label] == palette[label])

@@ -1,0 +1,55 @@
+"""Mean and standard deviation of the images of a plan that is to be normalised by its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from packstore.core.errors import SampleError
+from packstore.core.parallel import ordered_map
+from packstore.core.progress import Progress, ProgressCallback
+from packstore.images.encode import DatasetStatistics
+from packstore.packing.batches import DECODE_BYTES, DECODE_RECORDS, batches
+from packstore.packing.plan import Plan, make_encoder
+from packstore.sources.base import Entry
+
+
+def normalized(plan: Plan, workers: int, progress: ProgressCallback) -> Plan:
+    """The plan with the normalisation that it asks to compute."""
+    if not plan.auto_normalize:
+        return plan
+    normalization = _statistics(plan, workers, progress).normalization()
+    return replace(plan, encode=replace(plan.encode, normalization=normalization), auto_normalize=False)
+
+
+def _statistics(plan: Plan, workers: int, progress: ProgressCallback) -> DatasetStatistics:
+    """Mean and standard deviation over the training split (or all, where there is none), as the images will be
+    stored: resized, cropped."""
+    names = list(plan.survey.splits)
+    split = next((name for name in names if name.lower().startswith("train")), None)
+    total = plan.survey.splits[split] if split else plan.survey.records
+    pixels = make_encoder(replace(plan.encode, encoding="uint8", normalization=None), plan.survey, plan.shape)
+    source, skip = plan.source, plan.options.on_error == "skip"
+
+    def measure(batch: list[Entry]) -> tuple[int, int, DatasetStatistics]:
+        statistics = DatasetStatistics()
+        for entry in batch:
+            try:
+                record, shape, *_ = pixels(entry.key, source.image(entry))
+            except SampleError:
+                if not skip:
+                    raise
+                continue  # it is counted and named when the conversion itself meets it
+            statistics.update(np.frombuffer(record, np.uint8).reshape(shape or pixels.columns()[0].shape))
+        return len(batch), sum(map(source.nbytes, batch)), statistics
+
+    statistics = DatasetStatistics()
+    done = done_bytes = 0
+    entries = source.fetch(source.entries(split or plan.options.split))
+    pieces = batches(entries, DECODE_RECORDS, DECODE_BYTES, source.nbytes)
+    for count, nbytes, part in ordered_map(measure, pieces, workers):
+        statistics.merge(part)
+        done, done_bytes = done + count, done_bytes + nbytes
+        progress(Progress("statistics", done, total, done_bytes))
+    return statistics
