@@ -435,3 +435,24 @@ def test_a_large_value_that_was_proven_is_checked_by_itself(
         with pytest.raises(CorruptRecordError, match=r"record 3 .* row checksum"):
             reader.value(name, 3)
         assert {*reader.faults(np.array([2, 3]), [name])} == {3}
+
+
+def test_values_that_share_a_slot_of_hashes_are_all_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they are equal: what proved one says nothing of the other."""
+    monkeypatch.setattr(sparingly_checked, "MOST_KEPT_BYTES", 10)
+    monkeypatch.setattr(sparingly_checked, "MOST_KEPT_HASHES", 3)
+    path = tmp_path / "a.h5"
+    records = make_records("typed", 6, sizes=range(9, 15))
+    write(path, records)
+    with open_store(path, "auto") as reader:
+        proven: list[int] = []
+        check = SparinglyCheckedReader._check_row
+        monkeypatch.setattr(
+            SparinglyCheckedReader, "_check_row", lambda self, i, known: (proven.append(i), check(self, i, known))[1]
+        )
+        labels = records.values["label"]
+        assert labels[0] == labels[3]
+        for turn in ([0], [0], [3], [3], [0], [1, 2, 4, 5]):
+            assert reader.faults(np.array(turn), ["label"]) == {}
+        assert proven == [0, 3, 0, 1, 2, 4, 5]
+        assert [int(reader.value("label", number)) for number in range(6)] == list(labels)
