@@ -7,6 +7,7 @@ import functools
 import io
 import itertools
 import mmap
+import shutil
 import zlib
 from collections.abc import Iterator
 
@@ -25,6 +26,7 @@ from packstore.images.seekable.transform import transform
 from packstore.training.augment import resample
 from packstore.training.augment.crop import source_index
 from tests.makers.datasets import pixels
+from tests.makers.jpegs import cjpeg
 
 Box = tuple[int, int, int, int]
 MAX_PIXELS = 1 << 28
@@ -394,6 +396,7 @@ def refused_files() -> dict[str, bytes]:
         "a component twice": changed(frame + 13, data[frame + 10]),
         "a wide sampling": changed(frame + 11, 0x41),
         "chroma of two kinds": changed(frame + 14, 0x21),
+        **({name: cjpeg(noisy(40, 50), name) for name in ("large MCUs", "411")} if shutil.which("cjpeg") else {}),
         "no sampling": changed(frame + 11, 0x02),
         "a table of quantisation that is not there": changed(frame + 12, 3),
         "a scan of another component": changed(scan.start + 5, 77),
@@ -406,6 +409,7 @@ def refused_files() -> dict[str, bytes]:
         ),
         "codes of ones only": tiny(dc=(0, 1), ac=(0, 1), coded=b"\x3f"),
         "a value of 12 bits": tiny(dc=(12,), ac=(0,), coded=b"\x40\x01"),
+        "a single value of 11 bits": tiny(dc=(0,), ac=(0, 11), coded=packed("0 01 10000000000 00"), symbols=2),
         "a value of 11 bits": tiny(dc=(0,), ac=(11,), coded=b"\x10\x01" * 63),
         "an end of block that is none": tiny(dc=(0,), ac=(0x10,), coded=bytes(4) + b"\x7f"),
         "a run beyond the block": tiny(dc=(0,), ac=(0xF0,), coded=b"\x07"),

@@ -103,7 +103,6 @@ MUTATIONS = [
     ),
     Mutation("headers.c", "if (at[0] >= TABLES)", "if (at[0] > TABLES)"),
     Mutation("headers.c", "if (kind > 1 || number >= TABLES)", "if (kind > 1)"),
-    Mutation("headers.c", "total > 256 || total > end - at - 17", "total > 256"),
     Mutation("headers.c", "reading->has_frame || end - at < 6 || at[0] != 8", "reading->has_frame || end - at < 6"),
     Mutation("headers.c", "reading->has_frame || end - at < 6 || at[0] != 8", "end - at < 6 || at[0] != 8"),
     Mutation("headers.c", "if (headers->component[other].id == component->id)", "if (0)"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +76,7 @@ class Requests:
         self._form: _Form | None = None
         self._fields = np.zeros((len(sources), _FIELDS), np.int64)
         if len(sources):
-            self._fields[:, _SOURCE] = [(_address(source), _nbytes(source)) for source in sources]
+            self._fields[:, _SOURCE] = _places(sources)
         if pixels is not None:
             self._fields[:, _SIZE] = pixels
 
@@ -306,13 +308,40 @@ def load_library(path: str) -> ctypes.CDLL:
     return library
 
 
+class _Buffer(ctypes.Structure):
+    """``Py_buffer`` of Python's C interface."""
+
+    _fields_ = (
+        *(
+            ("buf", ctypes.c_void_p),
+            ("obj", ctypes.c_void_p),
+            ("len", ctypes.c_ssize_t),
+            ("itemsize", ctypes.c_ssize_t),
+        ),
+        *(("readonly", ctypes.c_int), ("ndim", ctypes.c_int), ("format", ctypes.c_void_p), ("shape", ctypes.c_void_p)),
+        *(("strides", ctypes.c_void_p), ("suboffsets", ctypes.c_void_p), ("internal", ctypes.c_void_p)),
+    )
+
+
+_get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
+_get_buffer.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+_release_buffer.argtypes, _release_buffer.restype = (ctypes.c_void_p,), None
+
+
+def _places(sources: Sequence[Any]) -> NDArray[np.int64]:
+    """Address and number of bytes of each of some contiguous buffers, ``(N, 2)``. One numpy array each would take three
+    times as long, under the GIL."""
+    buffers = (_Buffer * len(sources))()
+    step = ctypes.sizeof(_Buffer)
+    at = range(ctypes.addressof(buffers), ctypes.addressof(buffers) + step * len(sources), step)
+    try:
+        deque(map(_get_buffer, sources, at, repeat(0)), 0)
+        words = np.frombuffer(memoryview(buffers).cast("B"), np.int64).reshape(len(sources), step // 8)
+        return words[:, [0, 2]]
+    finally:
+        deque(map(_release_buffer, at), 0)  # of one that was not got it does nothing; the caller keeps the sources
+
+
 def _address(data: Any) -> int:
-    array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-    if not array.flags.c_contiguous:
-        raise ValueError(f"an image of {array.shape} that is not contiguous")
-    address: int = array.__array_interface__["data"][0]
+    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
     return address
-
-
-def _nbytes(data: Any) -> int:
-    return data.nbytes if isinstance(data, np.ndarray | memoryview) else len(data)
