@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
+import zlib
 
 _BLOCK = tarfile.BLOCKSIZE
 LOOK_BYTES = 3 * _BLOCK
 """What is read at once: a header, or that of further fields, these fields, and a header."""
 _USTAR = b"ustar\x0000"
 _MAGICS = (_USTAR, b"ustar  \0")
+_USUAL_NUMBERS = re.compile(rb"([0-7]{11})[ \0]([0-7]{11})[ \0]([0-7]{6})[ \0]{2}")
+"""Size, time of modification and checksum, as wide as tar programs write them."""
 _PLAIN_FIELDS = (b"path", b"mtime", b"atime", b"ctime")
 
 
@@ -64,18 +68,16 @@ def _numbers(block: bytes) -> tuple[int, int] | None:
     """Size and time of modification of a header whose checksum is right."""
     if len(block) < _BLOCK or block[257:265] not in _MAGICS:
         return None
-    try:
-        size, modified, check = (_octal(block[start:stop]) for start, stop in ((124, 136), (136, 148), (148, 156)))
-    except ValueError:
+    numbers = _USUAL_NUMBERS.match(block, 124)
+    if numbers is None or _sum(block) - sum(block[148:156]) + 8 * 32 != int(numbers[3], 8):
         return None
-    return (size, modified) if sum(block) - sum(block[148:156]) + 8 * 32 == check else None
+    return int(numbers[1], 8), int(numbers[2], 8)
 
 
-def _octal(field: bytes) -> int:
-    digits = field.partition(b"\0")[0].rstrip(b" ")
-    if not digits.isdigit():
-        raise ValueError("it is no number")
-    return int(digits, 8)
+def _sum(block: bytes) -> int:
+    """The sum of its bytes. Adler-32 has it modulo 65,521, plus 1 (RFC 1950), at a tenth of the time: of a block that
+    is half zeros, that is the sum itself."""
+    return (zlib.adler32(block) & 0xFFFF) - 1 if block.count(0) > _BLOCK // 2 else sum(block)
 
 
 def _fields(data: bytes) -> dict[bytes, bytes] | None:
