@@ -134,6 +134,14 @@ def test_what_is_decoded_of_a_crop(used: str, regions: str | None, text: str) ->
     assert facts["crops"].value == regions
 
 
+@pytest.mark.parametrize(("version", "told"), [(None, False), ("2.1.5", True), ("3.0.3", False), ("10.1", False)])
+def test_how_to_get_a_newer_turbojpeg(version: str | None, told: bool) -> None:
+    found = {"decoders": {"pillow": decoder(100)}, "used": "pillow", "regions": None, "not_compiled": None}
+    facts = {fact.name: fact for fact in decoder_facts(found | {"libturbojpeg": version})}
+    assert ("libjpeg-turbo" in facts) is told
+    assert not told or "guide troubleshooting says how" in facts["libjpeg-turbo"].text
+
+
 @pytest.mark.parametrize(("reason", "text"), [(None, "compiled"), ("no compiler", "not here, .*: no compiler")])
 def test_whether_the_engine_is_compiled(reason: str | None, text: str) -> None:
     found = {"decoders": {"pillow": decoder(100)}, "used": "pillow", "regions": None, "not_compiled": reason}

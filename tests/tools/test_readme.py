@@ -247,6 +247,9 @@ OTHERS = {
     "--epochs",
     "--minutes",
     "--strict",
+    "--sdist",
+    "--only-binary",
+    "--python-version",
 }
 """Options of pip, mypy, ``tools/`` and the examples."""
 

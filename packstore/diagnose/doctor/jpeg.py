@@ -26,6 +26,7 @@ def decoder_facts(found: dict[str, Any]) -> list[Fact]:
     else:
         facts += rate_facts(found["decoders"], found["used"])
         facts.append(_crops(found["used"], found["regions"]))
+        facts += _libturbojpeg(found.get("libturbojpeg"))
         facts.append(_engine(found["not_compiled"]))
     facts.append(_jpegtran())
     return facts
@@ -71,6 +72,17 @@ def _crops(used: str, regions: str | None) -> Fact:
     else:
         text = "ordinary JPEG files are decoded whole"
     return Fact("JPEG", "crops", regions, text)
+
+
+def _libturbojpeg(version: str | None) -> list[Fact]:
+    """How to get a newer one, where it is older than 3."""
+    if version is None or int(version.partition(".")[0]) >= 3:
+        return []
+    text = (
+        f"{version}: what the engine does not decode, 3 decodes in parts and rewrites for --encoding seekable "
+        "(packstore guide troubleshooting says how to get it)"
+    )
+    return [Fact("JPEG", "libjpeg-turbo", version, text)]
 
 
 def _engine(not_compiled: str | None) -> Fact:

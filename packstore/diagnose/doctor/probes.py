@@ -116,6 +116,7 @@ def _decoders() -> Answer:
     from packstore.images.decoders import UNAVAILABLE, available_decoders, get_decoder
     from packstore.images.decoders.region import region_library
     from packstore.images.engine import engine_problem
+    from packstore.images.turbojpeg_library import wanted_library
 
     found: dict[str, Answer] = {}
     for name, text in available_decoders().items():
@@ -130,7 +131,14 @@ def _decoders() -> Answer:
     library = region_library() if used.has_regions else None
     version_of = None if library is None else turbo_version(library) or "3"
     regions = None if library is None else f"libjpeg-turbo {version_of} ({printable(library)})"
-    return {"decoders": found, "used": used.name, "regions": regions, "not_compiled": engine_problem()}
+    problem = engine_problem()
+    return {
+        "decoders": found,
+        "used": used.name,
+        "regions": regions,
+        "not_compiled": problem,
+        "libturbojpeg": turbo_version(wanted_library() or None) if found["turbojpeg"]["available"] else None,
+    }
 
 
 def _photo() -> bytes:
