@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -17,6 +18,8 @@ from packstore.exports.base import Export
 from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.work_directory import EXPORT, PARTS, STORE, remove_run, runs_of, work_path
 from packstore.stores.ownership import NotAStoreError
+
+_log = logging.getLogger(__name__)
 
 _MAX_PART = 1 << 20
 
@@ -62,8 +65,11 @@ class ExportStaging(Staging):
             # Else it was published: what lies there then is the export that it has replaced.
             if found is None and not self._restart and _told(run) == _as_told(self._identity, run / STORE):
                 found = run
-            else:
-                remove_run(run)
+                continue
+            other = not (_told(run) or "").startswith(f"{self._identity} ")
+            if other and not self._restart and any((run / PARTS).glob("*.json")):
+                _log.warning("starting afresh: an interrupted run had other options, or exported another store")
+            remove_run(run)
         if found is None:
             found = self.work.new_run()
             if self._one_file:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import io
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from packstore.exports.plan import ExportOptions, plan_export
 from packstore.exports.run import export
 from packstore.packing.conversion import convert
 from packstore.stores import open_store
-from packstore.testing.exports import picture
+from packstore.testing.exports import Stop, picture
 from tests.conftest import SharedData
 
 
@@ -95,6 +95,20 @@ def test_a_full_disk_in_the_words_of_hdf5() -> None:
     said = "Can't close file (file write failed: time = x, errno = 28, error message = 'No space left', buf = 0x55)"
     with pytest.raises(DestinationError, match=r"^cannot write out: No space left$"), writing(Path("out")):
         raise OSError(said)
+
+
+def test_a_run_with_other_options_starts_afresh_and_says_so(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    convert(folder, tmp_path / "in.lmdb")
+    said = []
+    for size, stop in ((1000, 6), (1000, 7), (2000, 7), (2000, 99)):
+        caplog.clear()
+        with suppress(KeyboardInterrupt):
+            export(tmp_path / "in.lmdb", tmp_path / "out", to="webdataset", shard_size=size, progress=Stop(stop))
+        said.append("starting afresh" in caplog.text)
+    assert said == [False, False, True, False]
+    assert (tmp_path / "out").is_dir()
 
 
 def test_an_export_is_replaced_by_one_of_another_kind(folder: Path, tmp_path: Path) -> None:
