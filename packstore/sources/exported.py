@@ -16,11 +16,11 @@ from packstore.core.manifest import MAX_JSON_BYTES
 from packstore.core.registry import SOURCES
 from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, is_inside, parse_sheet, read_sheet
 from packstore.images.sniff import max_file_bytes
-from packstore.sources.archives import open_tree
+from packstore.sources.archives import open_tree, tree_of
 from packstore.sources.archives.tar import TAR_FAULTS, first_names, is_tar
 from packstore.sources.archives.zip import is_zip
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
-from packstore.sources.refusals import first_bytes, not_a_folder
+from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.tree import Tree
 
@@ -35,10 +35,7 @@ class ExportedFiles(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        tree = open_tree(path)
-        if tree is None:
-            raise not_a_folder(path)
-        self.tree: Tree = tree
+        self.tree = tree_of(path)
         self._max_bytes = max_file_bytes(options.max_pixels)
         if self.sheet is None or not self.sheet.rows:
             raise SourceError(f"{printable(str(path))} holds no {SHEET} of an export of files")

@@ -7,10 +7,9 @@ from pathlib import Path
 from packstore.core.errors import SampleError, printable
 from packstore.images.sniff import max_file_bytes
 from packstore.images.unread import UNREAD_SUFFIXES, unread_reason
-from packstore.sources.archives import open_tree
+from packstore.sources.archives import tree_of
 from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.sources.listing import CYCLE, IMAGE_SUFFIXES, IS_CYCLE
-from packstore.sources.refusals import not_a_folder
 
 _IMAGE_SUFFIXES = frozenset(IMAGE_SUFFIXES)
 
@@ -30,10 +29,7 @@ class FolderSource(Source):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        tree = open_tree(path)
-        if tree is None:
-            raise not_a_folder(path)
-        self.tree = tree
+        self.tree = tree_of(path)
         self.max_bytes = max_file_bytes(options.max_pixels)
 
     def name(self, directory: str = "") -> str:

@@ -22,13 +22,12 @@ from packstore.core.fields import Field
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, read_sheet
 from packstore.images.sniff import max_file_bytes
-from packstore.sources.archives import open_tree
+from packstore.sources.archives import tree_of
 from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOptions, Survey, rounded_size, stamp_of
 from packstore.sources.listing import key_size
-from packstore.sources.refusals import not_a_folder
 from packstore.sources.restored import Restored
 from packstore.sources.schema import Schema, make_schema
-from packstore.sources.tree import Found, Tree
+from packstore.sources.tree import Found
 
 _PROBED = 16
 """Rows of each split that are read to tell files from pixels."""
@@ -279,10 +278,7 @@ class FileRowSource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        tree = open_tree(path)
-        if tree is None:
-            raise not_a_folder(path)
-        self.tree: Tree = tree
+        self.tree = tree_of(path)
         self._max_bytes = max_file_bytes(options.max_pixels)
 
     @abstractmethod

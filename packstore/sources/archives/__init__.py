@@ -18,11 +18,20 @@ from packstore.sources.archives.index import Index
 from packstore.sources.archives.tar import is_tar, read_tar
 from packstore.sources.archives.tree import ArchiveTree
 from packstore.sources.archives.zip import is_zip, read_zip
+from packstore.sources.refusals import not_a_folder
 from packstore.sources.tree import FolderTree, KnownFolder, Tree
 
 _START = 512
 _Key = tuple[str, int, int, int]
 """Path, size, times of modification and of change of an archive."""
+
+
+def tree_of(path: Path) -> Tree:
+    """:func:`open_tree` where only a folder or an archive will do. Raises :class:`SourceError`."""
+    tree = open_tree(path)
+    if tree is None:
+        raise not_a_folder(path)
+    return tree
 
 
 def open_tree(path: Path) -> Tree | None:
