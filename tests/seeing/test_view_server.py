@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +17,12 @@ from PIL import Image
 
 import packstore
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-from packstore.core.errors import UsageError
+from packstore.core.errors import StoreError, UsageError
 from packstore.stores import open_store
 from tests.conftest import ROOT, Need, Stores
 from tests.makers.command import run
 from tests.makers.datasets import write_image
-from tests.makers.stores import damage
+from tests.makers.stores import damage, files_of
 from tests.makers.typed import make_typed
 from tests.makers.viewing import AVAILABLE, HOST, HTML, TOKEN, Client, ask, client_of, make_hostile, make_large
 
@@ -565,3 +566,36 @@ def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
     done = run("view", tmp_path / "nothing.lmdb", "--no-browser")
     assert done.returncode == 2
     assert "does not exist" in done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("suffix", [".lmdb", ".h5", ".pth"])
+@pytest.mark.parametrize("case", range(20))
+def test_whatever_is_damaged_every_question_is_answered(
+    suffix: str, case: int, tmp_path: Path, rng: random.Random
+) -> None:
+    """Bytes anywhere in the files of a store are changed; one that opens all the same is shown."""
+    names = ["label", "mask", "raw", "boxes", "labels", "points", "caption", "info", "blob", "vector", "weight"]
+    path = tmp_path / f"x{suffix}"
+    make_typed(path, names)
+    for file in files_of(path):
+        data = bytearray(file.read_bytes())
+        for _ in range(rng.choice((1, 20, 300))):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        file.write_bytes(data)
+    try:
+        with open_store(path) as reader:
+            count = len(reader)
+    except StoreError:
+        return
+    questions = ["/api/store", "/api/classes", "/api/sizes", "/api/verify", "/api/rows?stop=9&sort=key&q=0"]
+    questions += [f"/api/rows?stop=99&{more}" for more in ("", "class=1", "sort=bytes&desc=1", "width=1:50")]
+    for record in range(count):
+        questions += [f"/api/record/{record}", f"/thumbnail/96/{record}", f"/image/{record}/image", f"/file/{record}"]
+        questions += [f"/{what}/{record}/{name}" for what in ("mask", "api/mask") for name in ("mask", "raw")]
+        questions += [f"/api/loaded/{record}?augment=RandomResizedCrop(9)", f"/api/place/{record}?sort=key"]
+    with client_of(path) as client:
+        for question in questions:
+            while (answer := client.get(question)).status == 202:
+                pass
+            assert answer.status in (200, 422), (question, answer.content[:300])

@@ -15,6 +15,7 @@ from packstore.core.column import INTERNAL
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.seeing.augment_text import parse_augment
+from packstore.seeing.view.facts import header_of
 from packstore.seeing.view.images import File, as_png
 from packstore.seeing.view.masks import color_mask
 from packstore.seeing.view.record import values_of
@@ -137,8 +138,6 @@ class AsLoaded:
 
     def _check_size(self, operations: list[Operation], record: int) -> None:
         """Raises :class:`UsageError` where the shorter side of a long image would be made very long."""
-        from packstore.seeing.view.facts import header_of
-
         (height, width), _, _ = header_of(self._reader, record)
         for operation in operations:
             if isinstance(operation, Resize) and isinstance(operation.size, int):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 from typing import Any
 
@@ -54,7 +55,7 @@ def values_of(column: Column, value: Any) -> dict[str, Any]:
     if column.type == "bytes":
         return {"value": value[:64].hex(" "), "nbytes": len(value)}
     if column.type in ("text", "json"):
-        text = value if column.type == "text" else _as_json(value)
+        text = value if column.type == "text" else json.dumps(value, ensure_ascii=False, indent=1)
         return {"value": text[:LONGEST_TEXT], **({"cut": len(text)} if len(text) > LONGEST_TEXT else {})}
     array = np.asarray(value)
     if column.dtype == "bfloat16":
@@ -168,9 +169,3 @@ def _attempt(work: Any) -> Any:
         return work()
     except (PackstoreError, IndexError) as error:
         return {"error": str(error)}
-
-
-def _as_json(value: Any) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=False, indent=1)
