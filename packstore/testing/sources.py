@@ -22,8 +22,10 @@ from packstore.checking.verification import verify
 from packstore.core.errors import CorruptRecordError, NotInSourceError, PackstoreError, SampleError, UsageError
 from packstore.core.progress import Progress
 from packstore.core.registry import SOURCES
+from packstore.packing import conversion
 from packstore.packing.conversion import convert
 from packstore.sources import Entry, Source, open_source
+from packstore.stores.builder import journal
 from packstore.testing.damage import damaged_copy
 
 _FEW = 12
@@ -341,6 +343,28 @@ class SourceSuite:
             assert report.manifest.records == source.survey().records
         checked = verify(tmp_path / "packed.h5", decode=True, against=path, **options)
         assert checked.problems == ()
+
+    def test_an_interrupted_conversion_goes_on_to_the_same_bytes(
+        self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options = {"source_kind": None if self.recognised else self.kind, **self.options(path)}
+        monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
+        monkeypatch.setattr(conversion, "PASS_RECORDS", 2)
+        whole = convert(path, tmp_path / "whole.h5", **options).manifest
+
+        def cut(report: Progress) -> None:
+            if report.stage == "pack" and report.done >= whole.records // 2:
+                raise _CutError
+
+        with suppress(_CutError):
+            convert(path, tmp_path / "cut.h5", progress=cut, **options)
+            pytest.skip("it was packed before it could be interrupted")
+        convert(path, tmp_path / "cut.h5", **options)
+        assert (tmp_path / "cut.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+
+
+class _CutError(BaseException):
+    """What ends a run."""
 
 
 def copied(image: Any) -> Any:
