@@ -287,7 +287,18 @@ def test_importing_packstore_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--help", "--version", "convert --help", "verify --help", "repair --help", "salvage --help", "info --help"],
+    [
+        "--help",
+        "--version",
+        "convert --help",
+        "verify --help",
+        "audit --help",
+        "sheet --help",
+        "select --help",
+        "repair --help",
+        "salvage --help",
+        "info --help",
+    ],
 )
 def test_help_loads_nothing_heavy(arguments: str) -> None:
     code = f"""

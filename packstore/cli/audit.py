@@ -67,6 +67,8 @@ def audit(store: Path, fail_on: tuple[str, ...], json_file: Path | None, quiet: 
     from packstore.checking.audit import audit as run
 
     to_stdout = json_file == Path("-")
+    if json_file is not None and not json_file.absolute().parent.is_dir():  # said now, not after all has been read
+        raise click.UsageError(f"--json: there is no directory {printable(str(json_file.absolute().parent))}")
     with expecting_store(store), progress_bar(quiet or to_stdout) as progress:
         report = run(store, **options, progress=progress)
     if to_stdout:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from PIL import Image
 
 import packstore
+from packstore.checking.audit import same
 from packstore.checking.audit.same import Hashes, groups_of, nearest_before
 from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
 from packstore.core.errors import UsageError
@@ -261,8 +264,8 @@ def test_damage_is_found_and_ends_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_shard_that_is_lost_ends_nothing(tmp_path: Path) -> None:
-    same = encoded(scene(9, 40, 40))
-    files = {f"a/{n}.png": encoded(scene(n, 40, 40)) for n in range(6)} | {"a/7.png": same, "b/8.png": same}
+    twice = encoded(scene(9, 40, 40))
+    files = {f"a/{n}.png": encoded(scene(n, 40, 40)) for n in range(6)} | {"a/7.png": twice, "b/8.png": twice}
     store = pack(tmp_path, files, shard_size=8000)
     shards = sorted(store.glob("shard-*"))
     assert len(shards) > 2
@@ -338,8 +341,13 @@ def test_groups_are_those_of_equal_values() -> None:
     assert list(groups_of(values[:0], valid[:0])) == []
 
 
-def test_hashes_that_are_near_are_found_as_if_all_were_compared() -> None:
+@pytest.mark.parametrize(("queries", "pairs"), [(1 << 16, 1 << 17), (7, 5)])
+def test_hashes_that_are_near_are_found_as_if_all_were_compared(
+    queries: int, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But for those that agree in no band, of which there is none here: each has changes in a few bytes only."""
+    monkeypatch.setattr(same, "_QUERIES", queries)
+    monkeypatch.setattr(same, "_PAIRS", pairs)
     rng = np.random.default_rng(2)
     count = 600
     whole = rng.integers(0, 1 << 63, (count, 4)).astype(np.uint64) * np.uint64(2)
@@ -366,6 +374,17 @@ def test_hashes_that_are_near_are_found_as_if_all_were_compared() -> None:
 
 
 @pytest.mark.slow
+def test_a_temporary_directory_without_room_is_told_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    store = pack(tmp_path, {"a/1.png": encoded(scene(1, 9, 9))})
+    with pytest.raises(UsageError, match="a temporary file of 0 MB in .*: No space left on device; TMPDIR names"):
+        packstore.audit(store, pixels=True)
+    assert packstore.audit(store, pixels=True, near=False).counts == {"tiny": 1}
+
+
 def test_a_hash_is_the_signs_of_a_cosine_transform() -> None:
     scipy_fft = pytest.importorskip("scipy.fft")
     small = shrunk(np.asarray(scene(5)))

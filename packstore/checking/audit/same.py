@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.checking.audit.report import Collector
-from packstore.core.errors import printable
+from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.perceptual import THRESHOLD, WORDS, bits_set, distances
@@ -80,11 +81,20 @@ class Hashes:
     def __init__(self, records: int, windows: int) -> None:
         self.whole = np.zeros((records, WORDS), np.uint64)
         self.valid = np.zeros(records, np.bool_)
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - close() does
         shape = (records, windows, WORDS)
-        self.windows: NDArray[np.uint64] = (
-            np.memmap(self._file, np.uint64, "w+", shape=shape) if records and windows else np.zeros(shape, np.uint64)
-        )
+        self.windows: NDArray[np.uint64] = np.zeros((0, windows, WORDS), np.uint64)
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - close() does
+        if records and windows:
+            try:
+                _reserve(self._file.fileno(), records * windows * WORDS * 8)
+            except OSError as error:
+                self._file.close()
+                room = f"{records * windows * WORDS * 8 / 1e6:,.0f} MB in {tempfile.gettempdir()}"
+                raise UsageError(
+                    f"nearly the same pictures take a temporary file of {room}: {error.strerror}; TMPDIR names another "
+                    "directory, and near=False (--no-near) leaves them out"
+                ) from error
+            self.windows = np.memmap(self._file, np.uint64, "r+", shape=shape)
 
     def close(self) -> None:
         """Removes the file."""
@@ -94,7 +104,18 @@ class Hashes:
     def put(self, start: int, valid: NDArray[np.bool_], hashes: NDArray[np.uint64]) -> None:
         """Keeps hashes ``(n, 1 + windows, 4)`` of records from ``start`` on: of the whole, then of the windows."""
         rows = slice(start, start + len(valid))
-        self.whole[rows], self.windows[rows], self.valid[rows] = hashes[:, 0], hashes[:, 1:], valid
+        self.whole[rows], self.valid[rows] = hashes[:, 0], valid
+        if len(self.windows):
+            self.windows[rows] = hashes[:, 1:]
+
+
+def _reserve(file: int, size: int) -> None:
+    """Makes a file ``size`` bytes long. Where the disk has no room for them, that is said now: writing to the map of a
+    file that has none would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.ftruncate(file, size)
 
 
 class Nearest(NamedTuple):
