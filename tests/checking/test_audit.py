@@ -380,7 +380,7 @@ def test_a_temporary_directory_without_room_is_told_beforehand(tmp_path: Path, m
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     store = pack(tmp_path, {"a/1.png": encoded(scene(1, 9, 9))})
-    with pytest.raises(UsageError, match="a temporary file of 0 MB in .*: No space left on device; TMPDIR names"):
+    with pytest.raises(UsageError, match=r"a temporary file of 0 MB in .*: No space left on device; TMPDIR names"):
         packstore.audit(store, pixels=True)
     assert packstore.audit(store, pixels=True, near=False).counts == {"tiny": 1}
 
