@@ -6,6 +6,8 @@ import io
 import json
 import random
 import shlex
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from PIL import Image
 import packstore
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.core.errors import StoreError, UsageError
+from packstore.seeing.view.serve import serve
 from packstore.stores import open_store
 from tests.conftest import ROOT, Need, Stores
 from tests.makers.command import run
@@ -599,3 +602,18 @@ def test_whatever_is_damaged_every_question_is_answered(
             while (answer := client.get(question)).status == 202:
                 pass
             assert answer.status in (200, 422), (question, answer.content[:300])
+
+
+def test_what_is_missing_is_named(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    with pytest.raises(UsageError, match=r"needs starlette: pip install 'packstore\[view\]'"):
+        serve(stores("files.lmdb"), pytest.fail, browser=False)
+
+
+def test_a_port_that_is_taken_is_named(stores: Stores) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} is taken"):
+            serve(stores("files.lmdb"), pytest.fail, port=port, browser=False)
