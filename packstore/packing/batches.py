@@ -91,7 +91,7 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, 
                 else:
                     key, image = entry.key, found
                 record, shape, reason, changed, turned = encoder(key, image)
-                if isinstance(found, Sample) and at_rest.masks:
+                if at_rest.masks and isinstance(found, Sample):
                     at_rest.check_masks(key, found, encoder.shown_sizes(image, shape), encoder.options.max_pixels)
             except (SampleError, CorruptRecordError) as error:
                 reason = error.reason if isinstance(error, SampleError) else str(error)

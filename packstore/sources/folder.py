@@ -11,8 +11,6 @@ from packstore.sources.archives import tree_of
 from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.sources.listing import CYCLE, IMAGE_SUFFIXES, IS_CYCLE
 
-_IMAGE_SUFFIXES = frozenset(IMAGE_SUFFIXES)
-
 
 class FolderSource(Source):
     """A source whose samples are files below its folder, or in its archive.
@@ -41,9 +39,10 @@ class FolderSource(Source):
         if entry.ref is not None:
             reason = IS_CYCLE if entry.ref == CYCLE else "is not a file but a pipe, a socket or a device"
             raise SampleError(entry.key, reason)
-        suffix = entry.key[entry.key.rfind(".") :].lower()
-        if suffix not in _IMAGE_SUFFIXES:
-            self._check_name(entry.key, suffix)
+        if not entry.key.endswith(IMAGE_SUFFIXES):
+            suffix = entry.key[entry.key.rfind(".") :].lower()
+            if suffix not in IMAGE_SUFFIXES:
+                self._check_name(entry.key, suffix)
         return self.tree.read(entry.key, entry.size_bytes, entry.modified_ns, self.max_bytes)
 
     def _check_name(self, key: str, suffix: str) -> None:
