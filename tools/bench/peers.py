@@ -9,7 +9,7 @@ that name. Written to DIR (default: `peers-results` in the working directory): `
 `peers.png` where matplotlib is installed. With all peers and both datasets on two cores a run takes about 25 minutes,
 with --quick about 10.
 
-All give uint8 batches in random order, page cache warm:
+All give uint8 batches in random order, page cache warm (TurboLoader float32 from 0 to 1: it has no other):
 
 - jpeg: the files as they are, of 224: random resized crop and flip, antialiased unless the table says otherwise; by an
   LMDB of them, of them made seekable, and by the others each in its own way.
@@ -31,6 +31,8 @@ clock starts, each shows that it loads every image: an epoch of whole images is 
 files. Then comes an epoch for warm-up, and the epochs that count, in turn (A B C A B C …). An epoch begins with nothing
 prefetched and ends with nothing under way; it goes through the images several times where they are few, so that
 starting up does not count.
+
+TurboLoader takes a thread a core, whatever --threads says.
 
 A peer that is not installed is skipped, by name. To install them, beside packstore and its constraints:
 

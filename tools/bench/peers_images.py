@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,61 @@ def dali(task: Task, antialias: bool = True) -> Epochs:
 
 def dali_aliased(task: Task) -> Epochs:
     return dali(task, antialias=False)
+
+
+# TurboLoader ---------------------------------------------------------------------------------------------------------
+
+
+def pack_tar(task: Task) -> Path:
+    path = task.own / "images.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for number, file in enumerate(task.files):
+            archive.add(file, f"{number:08}.jpg")
+    return path
+
+
+def turboloader(task: Task, antialias: bool = True) -> Epochs:
+    """It gives float32 from 0 to 1, and takes as many threads as there are cores."""
+    from turboloader import DataLoader
+
+    loader = DataLoader(
+        str(task.data),
+        batch_size=task.batch,
+        shuffle=True,
+        drop_last=not task.whole,
+        image_size=task.size,
+        output_format="numpy",
+        antialias=antialias,
+        train_aug=not task.whole,
+    )
+    epoch = count()
+
+    def pieces() -> Batches:
+        while True:
+            loader.set_epoch(next(epoch))
+            for images, of_batch in loader:
+                yield images, of_batch["indices"]
+
+    def batches() -> Batches:
+        left, kept, numbers = task.images, [], []
+        for images, places in pieces():
+            if not kept and len(places) == task.batch:
+                yield images, places
+                left -= len(places)
+            else:  # of whole images the last batch of an epoch is there, too
+                kept, numbers = [*kept, images], [*numbers, *places]
+                while len(numbers) >= task.batch and left:
+                    joined = np.concatenate(kept)
+                    yield joined[: task.batch], numbers[: task.batch]
+                    kept, numbers, left = [joined[task.batch :]], numbers[task.batch :], left - task.batch
+            if not left:
+                return
+
+    return batches
+
+
+def turboloader_aliased(task: Task) -> Epochs:
+    return turboloader(task, antialias=False)
 
 
 # FFCV ----------------------------------------------------------------------------------------------------------------
@@ -225,6 +282,7 @@ def spdl(task: Task) -> Epochs:
 
 
 DALI: dict[str, Any] = {"modules": ("nvidia.dali", "nvidia.nvimgcodec"), "package": "nvidia-dali-cuda120"}
+TURBOLOADER: dict[str, Any] = {"modules": ("turboloader",), "package": "turboloader"}
 FFCV: dict[str, Any] = {"modules": ("ffcv.loader", "ffcv.writer"), "package": "ffcv"}
 TORCHVISION: dict[str, Any] = {"modules": ("torchvision",), "package": "torchvision"}
 WEBDATASET: dict[str, Any] = {"modules": ("torchvision", "webdataset"), "package": "webdataset"}
@@ -241,6 +299,8 @@ JPEG = (
     SEEKABLE,
     Contender("DALI CPU, fused crop", dali, **DALI),
     Contender("DALI CPU, fused crop, not antialiased", dali_aliased, **DALI),
+    Contender("TurboLoader, float32", turboloader, pack_tar, **TURBOLOADER),
+    Contender("TurboLoader, float32, not antialiased", turboloader_aliased, pack_tar, **TURBOLOADER),
     Contender("torchvision, DataLoader", image_folder, **TORCHVISION),
     Contender("WebDataset", webdataset, pack_webdataset, **WEBDATASET),
     Contender("MosaicML Streaming", mosaic, pack_mosaic, **MOSAIC),

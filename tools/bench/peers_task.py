@@ -156,6 +156,7 @@ def check(contender: Contender, task: Task, expected: NDArray[np.float32]) -> fl
     seen, worst = np.zeros(task.count, np.int64), 0.0
     for images, numbers in contender.loader(replace(task, whole=True))():
         _check_batch(images, task)
+        images = images if images.dtype == np.uint8 else images * 255
         found, wanted = cells(images), expected[numbers]
         straight = np.abs(found - wanted).mean((1, 2, 3))
         mirrored = np.abs(found[:, :, ::-1] - wanted).mean((1, 2, 3))
@@ -200,7 +201,7 @@ def cold(contender: Contender, task: Task) -> float:
 
 
 def _check_batch(images: NDArray[np.uint8], task: Task) -> None:
-    if images.shape != (task.batch, task.size, task.size, 3) or images.dtype != np.uint8:
+    if images.shape != (task.batch, task.size, task.size, 3) or images.dtype not in (np.uint8, np.float32):
         raise AssertionError(f"a batch has shape {images.shape} of {images.dtype}")
 
 
