@@ -105,7 +105,7 @@ def test_classes(tmp_path: Path) -> None:
     store = pack(tmp_path, files)
     report = packstore.audit(store)
     assert [finding.what for finding in report.of("imbalance")] == ["in train, ant has 12 records, bee 1"]
-    assert [finding.what for finding in report.of("class_split")] == ["bee has 1 records, none in val"]
+    assert [finding.what for finding in report.of("class_split")] == ["bee: 1 in all, none in val"]
     assert "imbalance" not in packstore.audit(store, imbalance=13).counts
     packstore.select(store, tmp_path / "ants.lmdb", where="label == ant")
     assert [f.what for f in packstore.audit(tmp_path / "ants.lmdb").of("class_empty")] == ["bee has no record"]

@@ -90,7 +90,7 @@ def report_classes(found: Collector, manifest: Manifest, rows: Rows, most_ratio:
         of = [n for n in labelled if counts[n, number]]
         if of and len(of) < len(labelled):
             missing = ", ".join(printable(manifest.splits[n].name) for n in labelled if n not in of)
-            found.add("class_split", f"{names[number]} has {int(counts[:, number].sum()):,} records, none in {missing}")
+            found.add("class_split", f"{names[number]}: {int(counts[:, number].sum()):,} in all, none in {missing}")
     for n in labelled:
         there = np.flatnonzero(counts[n])
         low, high = there[counts[n, there].argmin()], there[counts[n, there].argmax()]
