@@ -234,6 +234,7 @@ def good() -> dict[str, tuple[bytes, NDArray[np.uint8]]]:
         made[f"{sampling} tiny"] = save(noisy(1, 1, number), sampling)
         made[f"{sampling} narrow"] = save(noisy(20, 3, number), sampling)
         made[f"{sampling} low"] = save(noisy(3, 20, number), sampling)
+    made["a code of 16 bits"] = tiny(dc=(0,), ac=(0,), coded=packed("0" + 16 * "0"), symbols=16)
     made["extremes"] = save(np.random.default_rng(1).choice([0, 255], (40, 40, 3)).astype(np.uint8), "444", quality=100)
     return {name: (data, reference(data)) for name, data in made.items()}
 
@@ -244,6 +245,8 @@ def large() -> dict[str, tuple[bytes, NDArray[np.uint8]]]:
     made = {
         "long codes": save(noisy(300, 400, 9), "420", quality=100, optimize=True),
         "large index": add_index(save(noisy(520, 700, 4) // 9 * 9, "444", quality=99, restart_marker_blocks=1)),
+        "long segments": add_index(save(noisy(40, 1500, 4), "444", quality=97, restart_marker_rows=1)),
+        "longer segments": add_index(save(noisy(16, 9000, 4), "444", quality=99, restart_marker_rows=1)),
         "parts": add_index(save(pixels(1500, 3300, 3), "444", quality=30, restart_marker_blocks=1)),
     }
     return {name: (data, reference(data)) for name, data in made.items()}
@@ -494,15 +497,21 @@ def check_index(engine: Engine) -> None:
         changed[index.lengths_at + number] += 1
         changed[index.lengths_at + number + 1] -= 1
         assert run(engine, repaired(bytes(changed)), (49, 81, 3, 3)) is None, number
+    # Another marker than the index is of.
+    at = index.scan_at + int(lengths([index])[: 3 * index.across + 5].sum())
+    other = bytearray(data)
+    other[at - 1] ^= 3
+    assert run(engine, bytes(other), (49, 81, 3, 3)) is None
     # An index of more segments than it has lengths, and parts that are too short.
     large = bytearray(good()["444 seekable"][0])
     found_index = read_index(bytes(large))
     assert found_index is not None
     head, frame = found_index.lengths_at - 34, found_index.tables_at + found_index.frame_at
-    for at in (frame + 5, head + 20 + 2):
-        large[at : at + 4] = (4000).to_bytes(2, "big") * 2
-    large[head + 20 : head + 24] = (4000).to_bytes(2, "big") * 2
-    large[head + 26 : head + 30] = (500).to_bytes(2, "big") * 2
+    # The high parts of as many would lie right behind the file.
+    across = int((len(large) - found_index.lengths_at) ** 0.5) + 1
+    for at in (frame + 5, head + 20):
+        large[at : at + 4] = (8 * across).to_bytes(2, "big") * 2
+    large[head + 26 : head + 30] = across.to_bytes(2, "big") * 2
     large[head + 33] = 8
     source, kept = guarded(repaired(bytes(large)))
     short = data[:2] + b"\xff\xeb\0\x0epackstore\0\x01\0" + data[2:]
