@@ -416,6 +416,7 @@ def refused_files() -> dict[str, bytes]:
         "a value of 11 bits": tiny(dc=(0,), ac=(11,), coded=b"\x10\x01" * 63),
         "an end of block that is none": tiny(dc=(0,), ac=(0x10,), coded=bytes(4) + b"\x7f"),
         "a run beyond the block": tiny(dc=(0,), ac=(0xF0,), coded=b"\x07"),
+        "no such code of 16 bits": tiny(dc=(0,), ac=(0,), coded=b"\x7f\xff\xff"),
         "no such code": tiny(dc=(0,), ac=(0,), coded=b"\x7f"),
         "far too few bytes, but more behind": tiny(dc=(0,), ac=(10,), coded=b"\0", size=(2000, 2048)) + bytes(80_000),
         "JFIF of another version": changed(jfif + 9, 2),
@@ -579,7 +580,21 @@ def rewritable() -> dict[str, bytes]:
     files["runs to the end"] = tiny(dc=(0,), ac=(1, 0xF0), coded=packed("0" + 15 * "001" + 3 * "01"), symbols=2)
     files["all coefficients"] = tiny(dc=(0,), ac=(1, 0xF0), coded=packed("0" + 63 * "001"), symbols=2)
     files["long codes"] = large()["long codes"][0]
+    files["codes that would be too long"] = rare_symbols()
     return files
+
+
+def rare_symbols() -> bytes:
+    """A file of symbols as frequent as the numbers of Fibonacci, for which Huffman's codes are as long as can be."""
+    symbols = [(run << 4) | size for size in range(1, 9) for run in range(3)][:21]
+    counts = [1, 1]
+    while len(counts) < len(symbols):
+        counts.append(counts[-1] + counts[-2])
+    bits = []
+    for number, (symbol, count) in enumerate(zip(symbols, counts, strict=True), 1):
+        bits += [f"0{number:05b}1{'0' * ((symbol & 15) - 1)}00000"] * count
+    bits += ["000000"] * (-len(bits) % 8)
+    return tiny(dc=(0,), ac=(0, *symbols), coded=packed("".join(bits)), size=(64, len(bits)), symbols=5)
 
 
 def packed(bits: str) -> bytes:

@@ -194,7 +194,7 @@ MUTATIONS = [
     Mutation(
         "progressive.c", "(extend(value, (int)(symbol & 15)) * (1 << scan->low))", "extend(value, (int)(symbol & 15))"
     ),
-    Mutation("progressive.c", "block[k] > 0 ? 1 << scan->low", "block[k] >= -1 ? 1 << scan->low"),
+    Mutation("progressive.c", "block[k] > 0 ? 1 << scan->low", "block[k] > -3 ? 1 << scan->low"),
     Mutation("progressive.c", "    progress->end_of_bands -= progress->end_of_bands > 0;\n", ""),
     Mutation("progressive.c", "if (!zeros--)", "if (!--zeros)"),
     Mutation("progressive.c", "progress->lowest[i][k] != (scan->high ? scan->high : -1)", "0"),
@@ -208,7 +208,7 @@ MUTATIONS = [
     Mutation("idct.c", "int t2 = z1 - v6 * 15137", "int t2 = z1 - v6 * 15136"),
     Mutation("idct.c", "pairs(4433 + 6270, 4433)", "pairs(4434 + 6270, 4433)"),
     Mutation("idct.c", "((dc * quantisation * 4 + 16) >> 5)", "((dc * quantisation * 4 + 15) >> 5)"),
-    Mutation("colours.c", "_mm256_set1_epi16(26345)", "_mm256_set1_epi16(26346)"),
+    Mutation("colours.c", "_mm256_set1_epi16(26345)", "_mm256_set1_epi16(26330)"),
     Mutation("colours.c", "(91881 * red + 32768)", "(91882 * red + 32768)"),
     Mutation("colours.c", "for (; i + 6 <= pixels; i += 5)", "for (; i + 5 <= pixels; i += 5)"),
     Mutation("colours.c", "for (; i + 16 <= count; i += 16)", "for (; i < count; i += 16)"),
