@@ -543,6 +543,12 @@ def check_rewriting(engine: Engine) -> None:
         assert rewrite_by_engine(data, 3, engine) is None, name
     for name in ("420", "444", "gray"):
         check_confirmation(engine, good()[name][0])
+    for name in ("large index", "long segments", "longer segments", "parts"):  # indexes of every kind, which are used
+        index = read_index(data := large()[name][0])
+        assert index is not None
+        made = rewrite_by_engine(data, index.interval, engine)
+        assert made is not None, name
+        assert engine.confirms(add_index(made.data, made.ends)), name
 
 
 def check_confirmation(engine: Engine, data: bytes) -> None:
@@ -585,11 +591,11 @@ def rewritable() -> dict[str, bytes]:
 
 
 def rare_symbols() -> bytes:
-    """A file of symbols as frequent as the numbers of Fibonacci, for which Huffman's codes are as long as can be."""
-    symbols = [(run << 4) | size for size in range(1, 9) for run in range(3)][:21]
-    counts = [1, 1]
+    """A file of symbols of which each is 1.7 times as frequent as the one before, so that Huffman's codes are long."""
+    symbols = [(run << 4) | size for size in range(1, 7) for run in range(3)]
+    counts = [1]
     while len(counts) < len(symbols):
-        counts.append(counts[-1] + counts[-2])
+        counts.append(int(1.7 * counts[-1]) + 1)
     bits = []
     for number, (symbol, count) in enumerate(zip(symbols, counts, strict=True), 1):
         bits += [f"0{number:05b}1{'0' * ((symbol & 15) - 1)}00000"] * count

@@ -137,7 +137,6 @@ MUTATIONS = [
         "length <= 16; length++)\n            if ((int32_t)",
         "length < 16; length++)\n            if ((int32_t)",
     ),
-    Mutation("entropy.c", "|| hot[i].at > lanes[i].end + 8)) {", ")) {"),
     Mutation("entropy.c", "(uint64_t)(-left & 7)", "(uint64_t)(left & 7)"),
     # The seek index
     Mutation("seek.c", "crc == (uint32_t)number(body, 4)", "true"),
