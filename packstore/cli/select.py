@@ -73,7 +73,7 @@ def select(store: Path, destination: Path, dry_run: bool, quiet: bool, **options
       packstore select all.lmdb -o small.lmdb --per-class 50
       packstore select all.lmdb -o split.lmdb --split train=0.9,val=0.1 --stratify
       packstore select all.lmdb -o coarse.lmdb --relabel names.csv
-      packstore select all.lmdb -o clean.lmdb --drop audit.json --drop-kinds leakage,near_leakage
+      packstore select all.lmdb -o a.lmdb --drop audit.json --drop-kinds leakage
     """
     from packstore.packing.merge import run_composition
     from packstore.packing.select import SelectOptions, plan_select

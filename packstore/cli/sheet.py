@@ -49,7 +49,7 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
       packstore sheet imagenet.lmdb sheet.png
       packstore sheet coco.h5 sheet.pdf --split val --columns boxes,keypoints
       packstore sheet imagenet.lmdb - --per-class 3
-      packstore sheet imagenet.lmdb aug.png --augment 'RandomResizedCrop(224), RandomHorizontalFlip()' --epoch 3
+      packstore sheet a.lmdb aug.png --augment 'RandomResizedCrop(224)' --epoch 3
     """
     from packstore.seeing.sheet import SheetOptions, sheet_image, write_sheet
 

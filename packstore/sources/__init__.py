@@ -172,6 +172,8 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         except SourceError as error:
             refused = refused or error
             continue
+        except PermissionError as error:
+            raise SourceError(f"{printable(error.filename or str(path))} cannot be listed: {error.strerror}") from error
         except OSError as error:
             raise SourceError(_unreachable(path, error)) from error
         if certainty is Certainty.CERTAIN:

@@ -21,14 +21,14 @@ from PIL import Image
 import packstore
 from packstore.augment import RandomResizedCrop
 from packstore.stores import open_store
-from tests.conftest import ROOT, Need, Stores
+from tests.conftest import Need, Stores
 from tests.makers.stores import damage
 from tests.makers.typed import make_typed
 from tests.makers.viewing import AVAILABLE, HTML, make_hostile, make_large, served
 
 pytestmark = pytest.mark.slow
 
-AXE = ROOT / "tests" / "corpus" / "axe" / "axe.min.js"
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 REFUSED = re.compile(r"Failed to load resource: the server responded with a status of 4(00|22) ")
 """What the browser says of an image that is damaged, and of a question that is none."""

@@ -456,7 +456,7 @@ def test_tools_test_runs_each_step_and_stops_at_the_first_failure(installed: Clo
     *before, tests = installed.steps()
     assert before == [PIP.replace(" .", " .[test]"), *steps]
     assert re.fullmatch(r"python -m pytest -n \d+ .* -k a b", tests)
-    assert "== ruff format --check .\n== mypy\n" in err
+    assert re.search(r"^== ruff format --check \.\n(== clang-format .*\n)?== mypy\n", err, re.MULTILINE)
     installed.run(script=script, BROKEN="mypy", **env, code=1)
     assert installed.steps() == steps[:3]
     # What the test extra brought covers the plain installation too.

@@ -57,7 +57,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     return made
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_its_tag_is_one_of_manylinux_for_any_python(wheel: Path) -> None:
     assert re.fullmatch(r"packstore-[\d.]+-py3-none-manylinux\w+(\.manylinux\w+)*\.whl", wheel.name)
     said = subprocess.run([PYTHON, "-m", "auditwheel", "show", wheel], capture_output=True, text=True, check=True)
@@ -66,7 +66,7 @@ def test_its_tag_is_one_of_manylinux_for_any_python(wheel: Path) -> None:
     assert tag[1] in wheel.name
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_it_works_where_there_is_no_compiler(wheel: Path, tmp_path: Path) -> None:
     """In a fresh environment; of what packstore needs, that has what the one of the tests has."""
     home = tmp_path / "venv"
@@ -101,7 +101,7 @@ def test_it_works_where_there_is_no_compiler(wheel: Path, tmp_path: Path) -> Non
     run("-c", CHECK)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_without_the_engine_there_is_no_wheel(wheel: Path, tmp_path: Path) -> None:
     """As for a processor that it does not know."""
     env = {**os.environ, "PACKSTORE_WHEEL_PYTHON": PYTHON, "CFLAGS": "-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__ -w"}
