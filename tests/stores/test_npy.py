@@ -58,6 +58,7 @@ def test_damage_is_refused_or_read_as_numpy_does(shape: tuple[int, ...], dtype: 
         b"{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (3,), }",
         b"{'descr': '<i4', 'fortran_order': False, 'shape': (-3,), }",
         b"{'descr': '<i4', 'fortran_order': False, 'shape': (9" + b"9" * 60 + b",), }",
+        b"{'descr': '<i4', 'fortran_order': False, 'shape':\x0b(3,), }",
         b"{'descr': '<i4', 'fortran_order': __import__('os'), 'shape': (3,), }",
     ],
 )

@@ -315,7 +315,7 @@ class Life(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
-LIFE = settings(max_examples=max(8, settings().max_examples * 10 // 40), stateful_step_count=15, print_blob=True)
+LIFE = settings(max_examples=max(15, settings().max_examples * 15 // 40), stateful_step_count=15, print_blob=True)
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ HEADER_BYTES = 1024
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _HEADER = re.compile(
-    rb"\{\s*'descr':\s*'([<>|=]?[a-zA-Z]\d{0,2})',\s*'fortran_order':\s*(True|False),"
-    rb"\s*'shape':\s*\(((?:\d{1,18},\s*)*(?:\d{1,18})?)\),?\s*\}\s*"
+    rb"\{ *'descr': *'([<>|=]?[a-zA-Z]\d{0,2})', *'fortran_order': *(True|False),"
+    rb" *'shape': *\(((?:\d{1,18}, *)*(?:\d{1,18})?)\),? *\} *".replace(b" ", rb"[ \t\n\f\r]")  # Python's white space
 )
 
 
