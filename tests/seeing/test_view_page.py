@@ -126,7 +126,7 @@ def test_a_million_records_are_scrolled_through(browser: Any, large: Path, width
         page.keyboard.press("PageDown")
         current = page.evaluate("Number(document.querySelector('.tile.current').id.slice(6))")
         assert current > columns
-        assert f"at={current}" in page.evaluate("location.hash")
+        wait(page, f"location.hash.includes('at={current}')")
 
 
 def test_records_are_filtered_searched_and_every_state_has_a_link(browser: Any, stores: Stores) -> None:
