@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -234,7 +235,21 @@ def in_child(function: Callable[[], Any]) -> int:
             code = 0
         finally:
             os._exit(code)
+    with suppress(PermissionError, ProcessLookupError):  # it has done so itself, or has ended
+        os.setpgid(child, child)
     return child
+
+
+def wait_for_lock(out: Path) -> None:
+    """Waits until nobody holds the work directory of ``out``: a worker that was killed just after it was forked lets go
+    a moment after the process that forked it."""
+    from packstore.stores.builder.work_directory import is_held, read_owner, work_path
+
+    left = work_path(out)
+    until = time.monotonic() + 60
+    while left.exists() and (owner := read_owner(left)) is not None and is_held(left, owner):
+        assert time.monotonic() < until, f"{left} is still held"
+        time.sleep(0.01)
 
 
 class Killer:

@@ -221,9 +221,10 @@ def test_killed_conversions_go_on(tmp_path: Path, rng: random.Random, suffix: st
             lambda: packstore.convert(data, out, split="train", encoding="original", workers=workers)
         )
         time.sleep(rng.random() * 1.3 * seconds)
-        with suppress(ProcessLookupError):  # it may not have a group of its own yet: then it goes on to its end
+        with suppress(ProcessLookupError):  # it has ended
             os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        killing.wait_for_lock(out)
         if out.exists():
             break
     if not (complete := out.exists()):
