@@ -43,6 +43,7 @@ class Job:
         self._buffer = torch.empty(0, device="cpu")
         self._prepared: Future[Columns] | None = None
         self._slices: list[Future[list[int]]] = []
+        self._failed: list[int] = []
         self._cancelled = False
         self._error: Exception | None = None
         self._modes: tuple[bool, ...] = ()
@@ -69,7 +70,11 @@ class Job:
             return partial(ring.buffer, self._slot, _FIRST_OF_COLUMNS + place)
 
         columns = pipeline.fields.gather(prepared, assembler, new_buffer, self._errors)
-        most = _DECODED_SLICE if pipeline.dataset.manifest.holds_files else _PIXELS_SLICE
+        decoded = pipeline.dataset.manifest.holds_files
+        if not decoded and prepared.out.nbytes <= _SMALL_BYTES:  # sooner done than another thread is woken
+            self._failed = self._fill(prepared, columns, 0, count)
+            return columns
+        most = _DECODED_SLICE if decoded else _PIXELS_SLICE
         most = max(most, _SMALL_BYTES * count // max(1, prepared.out.nbytes))
         parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE))
         bounds = [count * part // parts for part in range(parts + 1)]
@@ -135,7 +140,7 @@ class Job:
         assert self._prepared is not None
         self._slot.shipment, self._modes = None, _modes()
         columns = self._prepared.result()
-        failed = [*columns.failed, *(row for future in self._slices for row in future.result())]
+        failed = [*columns.failed, *self._failed, *(row for future in self._slices for row in future.result())]
         batch, ids, kept = self._buffer, self.ids, None
         if failed:
             kept = np.setdiff1d(np.arange(len(ids)), failed)
