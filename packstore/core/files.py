@@ -34,13 +34,19 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]+:)/{1,3}(.*)", re.IGNORECASE | re.DOTALL)
 """A URL, also after :class:`Path` has made one slash of two. A drive of Windows is one letter."""
 
 
+def split_url(path: str | bytes | os.PathLike[str]) -> tuple[str, str] | None:
+    """Scheme, in small letters, and the rest of a URL behind its slashes; None for a local path."""
+    url = _URL.fullmatch(os.fsdecode(path))
+    return None if url is None or Path(url[1]).exists() else (url[1][:-1].lower(), url[2])
+
+
 def url_in(*paths: str | bytes | os.PathLike[str] | None) -> str | None:
     """What to say about the first of ``paths`` that is a URL; None where all are local."""
     for path in paths:
-        url = None if path is None else _URL.fullmatch(os.fsdecode(path))
-        if url is not None and not Path(url[1]).exists():
-            slashes = "///" if url[1].lower() == "file:" else "//"
-            return f"{printable(url[1] + slashes + url[2])} is a URL; packstore reads local files"
+        url = None if path is None else split_url(path)
+        if url is not None:
+            slashes = "///" if url[0] == "file" else "//"
+            return f"{printable(f'{url[0]}:{slashes}{url[1]}')} is a URL; packstore reads local files"
     return None
 
 

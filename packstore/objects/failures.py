@@ -1,0 +1,86 @@
+"""What a failure of obstore means, in one line and without credentials."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from packstore.core.errors import UsageError, printable
+from packstore.objects.connection import SILENCE_SECONDS
+from packstore.objects.location import Location
+from packstore.objects.values import MissingObjectError, RemoteError
+
+_SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|ACCOUNT")
+_MOST = 300  # characters of a server's own words
+
+
+@contextmanager
+def explaining(location: Location, name: str, doing: str) -> Iterator[None]:
+    """Turns what obstore raises into a :class:`RemoteError`. ``doing`` is the verb: read, written, listed, deleted."""
+    try:
+        yield
+    except (RemoteError, UsageError):
+        raise
+    except Exception as error:
+        if not _is_of_obstore(error):
+            raise
+        raise translated(error, location, name, doing) from None
+
+
+def _is_of_obstore(error: Exception) -> bool:
+    return type(error).__module__.startswith("obstore") or isinstance(error, (OSError, ValueError))
+
+
+def translated(error: Exception, location: Location, name: str, doing: str) -> RemoteError:
+    """``error`` as a :class:`RemoteError`."""
+    text = str(error)
+    shown = location.shown(name)
+    code = re.search(r"<Code>([^<]*)</Code>", text)
+    if isinstance(error, FileNotFoundError) and code is not None and code[1] in ("NoSuchBucket", "ContainerNotFound"):
+        return RemoteError(f"{shown} cannot be {doing}: there is no bucket {location.bucket!r}")
+    if isinstance(error, FileNotFoundError):
+        return MissingObjectError(f"{shown} does not exist")
+    return RemoteError(f"{shown} cannot be {doing}: {_reason(text, location)}")
+
+
+def _reason(text: str, location: Location) -> str:
+    """What went wrong, and what to do."""
+    first = text.partition("\n\nDebug source")[0].strip()
+    code = re.search(r"<Code>([^<]*)</Code>", text)
+    status = re.search(r"status(?: code)?: (\d{3})", text)
+    named = code[1] if code is not None else (status[1] if status is not None else "")
+    tried = re.search(r"after (\d+) retries", first)
+    again = f" (tried {int(tried[1]) + 1} times)" if tried is not None else ""
+    if named in ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"):
+        return f"the credentials have expired ({named}); renew them"
+    if named in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed"):
+        return f"the server does not accept the credentials ({named}); check those in the environment"
+    if named == "RequestTimeTooSkewed":
+        return "this machine's clock is wrong; servers accept signed requests of the last 15 minutes only"
+    if status is not None and status[1] in ("301", "307", "308"):
+        return f"the bucket is elsewhere (status {status[1]}); set AWS_REGION to its region"
+    if status is not None and status[1] in ("401", "403"):
+        return f"access is denied ({named}); the credentials in the environment lack this right"
+    if status is not None:
+        return f"the server answers {scrubbed(named)}{again}"
+    if "kind: Timeout" in text or "TimedOut" in text:
+        return f"no answer within {SILENCE_SECONDS} s{again}; is the server overloaded, or the network slow?"
+    if "ConnectionRefused" in text or "kind: Connect" in text:
+        return f"no connection to the server{again}; check the endpoint and the network"
+    if "kind: Interrupted" in text or "IncompleteBody" in text:
+        return f"the connection breaks off again and again{again}"
+    if location.scheme != "file" and ("metadata" in first or "credential" in first.lower()):
+        return "no credentials are to be had from the cloud's metadata service; set them in the environment"
+    return scrubbed(first)[:_MOST]
+
+
+def scrubbed(text: str) -> str:
+    """``text`` on one line, without secrets: values of the environment's credentials, queries and users of URLs."""
+    for name, value in os.environ.items():
+        if len(value) >= 8 and name.startswith(("AWS_", "AZURE_", "GOOGLE_")) and _SECRET_NAME.search(name):
+            text = text.replace(value, "…")
+    text = re.sub(r"(https?://)[^/@\s]*@", r"\1", text)
+    text = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text)
+    return printable(" ".join(text.split()))

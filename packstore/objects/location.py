@@ -1,0 +1,74 @@
+"""URLs of object stores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+from packstore.core.errors import UsageError, printable
+from packstore.core.files import split_url
+
+SCHEMES = ("s3", "gs", "az", "http", "https", "file", "memory")
+
+
+class Location(NamedTuple):
+    """Where a URL leads.
+
+    Attributes:
+        scheme: One of :data:`SCHEMES`.
+        bucket: The bucket or container; the host, with its port, of ``http``; of ``memory`` any name; "" of ``file``.
+        prefix: The path in it, without slashes at its ends; of ``file`` an absolute path.
+    """
+
+    scheme: str
+    bucket: str
+    prefix: str
+
+    @property
+    def url(self) -> str:
+        """The URL, which :func:`parse_url` takes."""
+        path = quote(self.prefix) if self.scheme in ("http", "https") else self.prefix
+        return f"{self.scheme}://{'/'.join(part for part in (self.bucket, path) if part)}"
+
+    def shown(self, name: str = "") -> str:
+        """The URL of an object, for messages."""
+        return printable(f"{self.url}/{name}" if name else self.url)
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is a URL, of whatever scheme; also after :class:`Path` made one slash of two."""
+    return split_url(path) is not None
+
+
+def parse_url(url: str | os.PathLike[str]) -> Location:
+    """Raises :class:`UsageError` for what is no URL, for other schemes, and for a URL that carries credentials."""
+    split = split_url(url)
+    if split is None:
+        raise UsageError(f"{printable(os.fspath(url))} is not a URL")
+    scheme, rest = split
+    if scheme == "s3a":
+        scheme = "s3"
+    if scheme not in SCHEMES:
+        allowed = ", ".join(f"{known}://" for known in SCHEMES)
+        raise UsageError(f"URLs of {printable(scheme)}:// are not supported; these are: {allowed}")
+    if scheme == "file":
+        return Location("file", "", str(Path("/" + rest.lstrip("/"))))
+    bucket, _, prefix = rest.partition("/")
+    if "@" in bucket:
+        raise UsageError(
+            f"the {scheme}:// URL holds a user name or a password, which would end up in manifests and logs; "
+            "put credentials into the environment"
+        )
+    if scheme in ("http", "https"):
+        parts = urlsplit(f"//{rest}")
+        if parts.query or parts.fragment:
+            raise UsageError(
+                f"the URL of {printable(bucket)} has a query ('?…'), as signed URLs have, which would end up in "
+                "manifests and logs; give one without"
+            )
+        prefix = unquote(prefix)
+    if not bucket and scheme != "memory":
+        raise UsageError(f"{scheme}:// needs a {'host' if scheme in ('http', 'https') else 'bucket'}")
+    return Location(scheme, bucket, prefix.strip("/"))

@@ -1,0 +1,46 @@
+"""What the object stores return and raise."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from packstore.core.errors import MissingStoreError, StoreError
+
+
+class RemoteError(StoreError):
+    """An object store that cannot be reached, refuses, or fails for longer than the retries last."""
+
+
+class MissingObjectError(RemoteError, MissingStoreError):
+    """There is no object of this name. The CLI exits with 2."""
+
+
+class ConflictError(RemoteError):
+    """An object of this name exists already, with another content.
+
+    Attributes:
+        name: The object's name, relative to its store.
+    """
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message, name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ObjectInfo(NamedTuple):
+    """An object without its bytes.
+
+    Attributes:
+        name: Relative to the store's URL.
+        nbytes: Its size.
+        etag: What the server calls this content; None where it has no such thing. Another content has another one.
+        modified: Time of its last change, in seconds since 1970.
+    """
+
+    name: str
+    nbytes: int
+    etag: str | None
+    modified: float
