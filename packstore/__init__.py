@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import (
     AmbiguousSourceError,
+    CacheError,
+    CacheFullError,
     CorruptRecordError,
     DecodeError,
     DestinationError,
@@ -103,6 +105,8 @@ __all__ = [
     "AuditReport",
     "Boxes",
     "Bytes",
+    "CacheError",
+    "CacheFullError",
     "ConvertReport",
     "CorruptRecordError",
     "DecodeError",

@@ -35,6 +35,7 @@ class Room:
 
 ROOMS = (
     Room("core", "", "numpy xxhash tqdm google_crc32c yaml"),
+    Room("cache", "core"),
     Room("images", "core", "numpy torch PIL pillow_heif turbojpeg simplejpeg jpeg4py cv2"),
     Room("objects", "core", "obstore"),
     Room("stores", "core objects", "numpy xxhash h5py lmdb"),
@@ -48,7 +49,7 @@ ROOMS = (
     Room("testing", "core images stores sources exports packing checking face", "numpy xxhash pytest hypothesis PIL"),
     Room(
         "cli",
-        "core images stores sources exports packing checking training seeing diagnose face",
+        "core cache images stores sources exports packing checking training seeing diagnose face",
         "click tqdm numpy torch",
     ),
     # The modules beside the rooms: the public names, each loaded on first use, and the command.

@@ -88,6 +88,34 @@ class DestinationError(StoreError):
     """A destination that may not be written: it exists, lies inside the source, has no space, no permission."""
 
 
+class CacheError(StoreError):
+    """The local cache of remote stores cannot be used: no permission, no file locks, no space, a damaged object."""
+
+
+class CacheFullError(CacheError):
+    """The budget of the cache has no room for an object beside those in use.
+
+    Attributes:
+        nbytes: Size of the object.
+        budget: What the cache may hold.
+        in_use: Bytes of the cache that are open, or being fetched.
+    """
+
+    def __init__(self, nbytes: int, budget: int, in_use: int, root: Path) -> None:
+        super().__init__(nbytes, budget, in_use, root)
+        self.nbytes = nbytes
+        self.budget = budget
+        self.in_use = in_use
+        self._root = root
+
+    def __str__(self) -> str:
+        there = f", of which {self.in_use:,} are in use" if self.in_use else ""
+        return (
+            f"the cache {printable(str(self._root))} is too small: an object needs {self.nbytes:,} bytes, it may hold "
+            f"{self.budget:,}{there}; give it {self.in_use + self.nbytes:,} with --cache-size or PACKSTORE_CACHE_SIZE"
+        )
+
+
 class ManifestError(StoreError):
     """A manifest that is not valid: broken JSON, a wrong digest, impossible numbers."""
 

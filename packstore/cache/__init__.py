@@ -1,0 +1,12 @@
+"""The cache: proven copies of the objects of remote stores on a local disk, within a budget.
+
+:mod:`packstore.cache.folder` says what lies where.
+"""
+
+from __future__ import annotations
+
+from packstore.cache.cache import Cache, Fetch
+from packstore.cache.default import default_cache
+from packstore.cache.folder import Entry
+
+__all__ = ["Cache", "Entry", "Fetch", "default_cache"]

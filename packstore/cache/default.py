@@ -1,0 +1,40 @@
+"""The cache that is used unless another is named: PACKSTORE_CACHE and PACKSTORE_CACHE_SIZE, else the user's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from packstore.cache.cache import Cache
+from packstore.cache.folder import Folder
+from packstore.core.errors import UsageError
+from packstore.core.sizes import parse_bytes
+
+FOLDER, SIZE = "PACKSTORE_CACHE", "PACKSTORE_CACHE_SIZE"
+"""Environment variables."""
+
+
+def default_cache() -> Cache:
+    """The cache in the folder PACKSTORE_CACHE (else ``packstore`` in the user's cache folder) of PACKSTORE_CACHE_SIZE
+    bytes (else half of what the disk has free, with what the cache has).
+
+    Raises:
+        UsageError: PACKSTORE_CACHE_SIZE is no size.
+    """
+    root = Path(os.environ.get(FOLDER) or _user_folder()).absolute()
+    size = os.environ.get(SIZE)
+    if not size:
+        return Cache(root, Folder(root).free_for_objects() // 2)
+    try:
+        return Cache(root, parse_bytes(size))
+    except UsageError as error:
+        raise UsageError(f"{SIZE}: {error}") from None
+
+
+def _user_folder() -> Path:
+    if sys.platform == "darwin":
+        return Path.home() / "Library/Caches/packstore"
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    # The standard says that a relative one counts for nothing.
+    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "packstore"

@@ -1,0 +1,92 @@
+"""File locks (flock) of a cache: waiting with an end, and no lock that lives on in a forked child."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from packstore.core.errors import CacheError, printable
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+# What flock(2) says where the file system knows no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+_LONGEST_PAUSE = 0.05
+
+_held: set[int] = set()
+"""Locked descriptors that a forked child must not keep: with a copy of one, its lock outlives the parent."""
+
+
+class NoLocksError(CacheError):
+    """The file system of a cache has no locks."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"the cache {printable(str(path))} lies on a file system without file locks (flock), so processes cannot "
+            "share it; name a folder on a local disk with --cache or PACKSTORE_CACHE"
+        )
+
+
+def hold(descriptor: int) -> int:
+    """Takes charge of an open descriptor until :func:`release` or :func:`hand_over`; returns it."""
+    _held.add(descriptor)
+    return descriptor
+
+
+def hand_over(descriptor: int) -> int:
+    """Leaves an open descriptor, with its lock, to the caller; returns it."""
+    _held.discard(descriptor)
+    return descriptor
+
+
+def release(descriptor: int) -> None:
+    """Unlocks and closes a held descriptor. Idempotent."""
+    if descriptor in _held:  # not so in a child that was forked meanwhile
+        _held.discard(descriptor)
+        # Closing alone leaves the lock to a child that was forked a moment ago.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def lock(descriptor: int, root: Path, *, shared: bool = False, seconds: float = 0.0) -> bool:
+    """Locks an open file; returns whether that worked within ``seconds``.
+
+    Raises:
+        NoLocksError: The file system of ``root`` has no locks.
+    """
+    if fcntl is None:
+        raise NoLocksError(root)
+    end = time.monotonic() + seconds
+    pause = 0.0005
+    while True:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                raise NoLocksError(root) from error
+            raise
+        else:
+            return True
+
+
+def _close_in_child() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
