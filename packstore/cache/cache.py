@@ -15,7 +15,7 @@ from pathlib import Path
 
 from packstore.cache.folder import Entry, Folder, stamp
 from packstore.cache.locks import hand_over
-from packstore.core.errors import CacheError, CacheFullError, printable
+from packstore.core.errors import CacheError, CacheFullError, StoreError, printable
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,8 @@ class Cache:
         Args:
             digest: Its SHA-256, 64 hexadecimal digits.
             nbytes: Its size.
-            fetch: Gives its bytes from the beginning; called again when they are not those of the digest.
+            fetch: Gives its bytes from the beginning. Called again when they end too early, in an error or without
+                one, or are not those of the digest.
 
         Returns:
             A descriptor for reading. The object stays as long as it is open, in this process or one forked from it:
@@ -65,6 +66,7 @@ class Cache:
         Raises:
             CacheFullError: There is no room beside what is in use.
             CacheError: The cache cannot be used, or the object has other bytes each time.
+            Exception: What ``fetch`` raises before its first bytes, or each time.
         """
         if not _SHA256.fullmatch(digest):
             raise ValueError(f"{digest!r} is not a SHA-256")
@@ -179,16 +181,24 @@ class Cache:
 
     def _fill(self, descriptor: int, nbytes: int, fetch: Fetch, digest: str | None) -> None:
         """Writes what ``fetch`` gives until it is the object."""
-        for _ in range(_TRIES):
+        for left in reversed(range(_TRIES)):
             os.lseek(descriptor, 0, os.SEEK_SET)
             found, size = hashlib.sha256(), 0
-            for piece in fetch():
+            pieces = iter(fetch())
+            while size <= nbytes:
+                try:
+                    piece = next(pieces, None)
+                except StoreError:
+                    if size and left:  # cut off
+                        break
+                    raise
+                if piece is None:
+                    break
                 view = memoryview(piece).cast("B")
                 size += len(view)
-                if size > nbytes:
-                    break
-                found.update(view)
-                self._write(descriptor, view, nbytes)
+                if size <= nbytes:
+                    found.update(view)
+                    self._write(descriptor, view, nbytes)
             if size == nbytes and digest in (None, found.hexdigest()):
                 return
         if size != nbytes:

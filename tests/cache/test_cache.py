@@ -14,7 +14,7 @@ import pytest
 
 from packstore.cache import Cache, default_cache
 from packstore.cache.folder import stamp
-from packstore.core.errors import CacheError, CacheFullError, UsageError
+from packstore.core.errors import CacheError, CacheFullError, StoreError, UsageError
 
 SIZE = 100_000
 
@@ -160,6 +160,41 @@ def test_a_failing_fetch_leaves_nothing(cache: Cache, origin: Origin) -> None:
         cache.open(origin.digests[0], SIZE, fetch)
     assert os.listdir(cache.root / "part") == []
     origin.read(cache, 0)
+
+
+class Breaking:
+    """A fetch that is cut off by an error after so many bytes, the first few times."""
+
+    def __init__(self, data: bytes, after: int, times: int) -> None:
+        self.data, self.after, self.times = data, after, times
+        self.calls = 0
+
+    def __call__(self) -> Iterator[bytes]:
+        self.calls += 1
+        if self.calls > self.times:
+            yield self.data
+            return
+        if self.after:
+            yield self.data[: self.after]
+        raise StoreError("the line is dead")
+
+
+def test_a_fetch_that_breaks_off_is_made_again(cache: Cache, origin: Origin) -> None:
+    fetch = Breaking(origin.objects[origin.digests[0]], 10, times=2)
+    os.close(cache.open(origin.digests[0], SIZE, fetch))
+    assert fetch.calls == 3
+
+
+@pytest.mark.parametrize(("after", "calls"), [(10, 3), (0, 1)])
+def test_the_error_of_a_fetch_is_raised_at_last_or_where_it_never_began(
+    cache: Cache, origin: Origin, after: int, calls: int
+) -> None:
+    """What fetches has made its request often enough by then."""
+    fetch = Breaking(origin.objects[origin.digests[0]], after, times=9)
+    with pytest.raises(StoreError, match="the line is dead"):
+        cache.open(origin.digests[0], SIZE, fetch)
+    assert fetch.calls == calls
+    assert os.listdir(cache.root / "part") == []
 
 
 def overwritten(path: Path) -> None:
