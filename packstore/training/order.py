@@ -1,126 +1,27 @@
 """The order of records: a pure function of (seed, epoch, rank, world size).
 
-No list is shuffled and no state is kept. :func:`permute` computes any part of an epoch by itself, so batch 40,000 costs
-as much as batch 0, a resume needs no replay, and ranks agree without communication.
+No list is shuffled and no state is kept. :mod:`packstore.training.permutation` computes any part of an epoch by itself,
+so batch 40,000 costs as much as batch 0, a resume needs no replay, and ranks agree without communication.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.training.random_draws import MASK, Array, Draws, key
+from packstore.training.lanes import Lanes, Reads, grouped
+from packstore.training.permutation import BLOCKS, MAX_LENGTH, TAIL, permute, permute_within
+from packstore.training.random_draws import Array, Draws
 
-MAX_LENGTH = 2**31
-"""Most records that an order is made for."""
-
-_SORTED = 1024  # up to here a permutation is made by sorting, in 20 µs; a Feistel network needs room to mix
-_ROUNDS = 6
-_CHUNK = 65536  # elements, to stay in a core's L2 cache: 10 million in 0.07 s; in parts of 16,384 0.1 s
-
-_ORDER, _BLOCKS, _TAIL, _WINDOW = range(-4, 0)  # streams, apart from those of the augmentations (0, 1, …)
-
-
-def permute(positions: Array, length: int, seed: int, epoch: int, stream: int = _ORDER) -> Array:
-    """The values at ``positions`` of a random permutation of [0, ``length``).
-
-    Each position is worked out by itself: a Feistel network over (high, low) digits, the low one binary and the high
-    one of any radix, so that at most one in ``sqrt(length)`` values falls outside and goes round again (cycle walking:
-    Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Up to 1,024 records it is the permutation that
-    sorts their random bits.
-
-    Args:
-        positions: int64 numpy array or torch tensor, each in [0, ``length``), not checked. On a CUDA device the host
-            waits for it, so let it be a whole epoch there rather than a batch.
-        length: 1 … 2**31.
-        seed: Any integer.
-        epoch: Number of the epoch.
-        stream: Number of the permutation, if there are several.
-
-    Returns:
-        int64, of the shape, kind and device of ``positions``.
-
-    Raises:
-        UsageError: ``length`` is out of range.
-    """
-    if not 0 < length <= MAX_LENGTH:
-        raise UsageError(f"an order needs 1 … {MAX_LENGTH:,} records, got {length:,}")
-    if length <= _SORTED:
-        return _by_sorting(positions, length, seed, epoch, stream)
-    network = _Network.of(length, seed, epoch, stream)
-    if not isinstance(positions, np.ndarray):
-        return network.walk(positions)
-    result = np.empty(positions.shape, np.int64)
-    flat, out = positions.reshape(-1), result.reshape(-1)
-    for start in range(0, flat.size, _CHUNK):
-        # 32-bit wrapping arithmetic gives the same bits as masked int64, in half the memory.
-        out[start : start + _CHUNK] = network.walk(flat[start : start + _CHUNK].astype(np.uint32))
-    return result
-
-
-def _by_sorting(positions: Array, length: int, seed: int, epoch: int, stream: int) -> Array:
-    if isinstance(positions, np.ndarray):
-        records: Array = np.arange(length, dtype=np.int64)
-    else:
-        records = positions.new_ones(length).cumsum(0) - 1
-    # Draws are a bijection of record numbers below 2**32: no two are equal, so every sort gives the same.
-    return Draws(seed, epoch, records, stream).bits(0).argsort()[positions]
-
-
-@dataclass(frozen=True)
-class _Network:
-    length: int
-    shift: int
-    radix: int
-    keys: tuple[int, ...]
-
-    @classmethod
-    def of(cls, length: int, seed: int, epoch: int, stream: int) -> _Network:
-        shift = (length - 1).bit_length() // 2
-        keys = tuple(key(seed, epoch, stream, i) & MASK for i in range(_ROUNDS))
-        return cls(length, shift, -(-length // (1 << shift)), keys)
-
-    def walk(self, values: Array) -> Array:
-        """``values`` in the permutation, int64 from int64 or uint32 from uint32."""
-        values = self._once(values)
-        outside = values >= self.length
-        while outside.any():
-            values[outside] = self._once(values[outside])
-            outside = values >= self.length
-        return values
-
-    def _once(self, values: Array) -> Array:
-        high, low = values >> self.shift, values & ((1 << self.shift) - 1)
-        for i in range(0, _ROUNDS, 2):
-            low ^= _round(high, self.keys[i]) & ((1 << self.shift) - 1)
-            step = _round(low, self.keys[i + 1])
-            step *= self.radix  # both below 2**16 (the radix at most 2**16), so this fits
-            step >>= 16
-            high += step
-            # high modulo radix. Unsigned, what is below the radix wraps to something huge; else one comparison.
-            if high.dtype == np.uint32:
-                np.minimum(high, high - np.uint32(self.radix), out=high)
-            else:
-                high -= self.radix * (high >= self.radix)
-        high <<= self.shift
-        high |= low
-        return high
-
-
-def _round(digit: Array, round_key: int) -> Array:
-    """16 bits that depend on a digit below 2**16."""
-    value = digit ^ (np.uint32(round_key) if digit.dtype == np.uint32 else round_key)
-    value *= 0x21F0AAAD
-    value &= MASK
-    value ^= value >> 15
-    value *= 0x735A2D97
-    value &= MASK
-    value >>= 16
-    return value
+BLOCKS_A_WINDOW = 16
+"""Blocks that are shuffled together, if nobody says otherwise."""
+SHARDS_A_WINDOW = 64
+"""Shards that are, over all ranks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,12 +48,17 @@ class Order:
         block: Shuffle for storage that is slow to seek: blocks of this many consecutive records come in random order,
             and records are shuffled within windows of ``window`` consecutive blocks of that order. None shuffles all.
             Needs ``shuffle``.
-        window: Blocks a window: a reader that holds this many, and two more, reads each block once.
+        shards: The first record of each shard, ascending from 0. Shuffles in lanes, for shards that have to be fetched:
+            each rank reads shards of its own, and records are shuffled within windows of whole shards, see
+            :mod:`packstore.training.lanes`. Then the sequence depends on the global batch size, too.
+        window: With ``block``, blocks a window: a reader that holds this many, and two more, reads each block once; 16
+            if None. With ``shards``, how many of them are mixed at a time, over all ranks; 64 if None.
         indices: Record numbers to draw from instead of all, as a one-dimensional array of integers; repetitions are
             allowed. Blocks are then of consecutive entries of it.
 
     Raises:
-        UsageError: A number out of range; ``block`` without ``shuffle``; ``indices`` that are not integers or outside.
+        UsageError: A number out of range; ``block`` without ``shuffle``, or with ``shards``; ``indices`` or ``shards``
+            that are not integers or outside.
     """
 
     length: int
@@ -163,7 +69,8 @@ class Order:
     rank: int = 0
     world_size: int = 1
     block: int | None = None
-    window: int = 16
+    shards: NDArray[np.int64] | None = None
+    window: int | None = None
     indices: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
@@ -179,8 +86,16 @@ class Order:
             raise UsageError(f"block={self.block} says how to shuffle; add shuffle=True, or leave it out")
         if self.block is not None and self.block < 1:
             raise UsageError(f"block should be at least 1 record, got {self.block}")
-        if self.window < 1:
-            raise UsageError(f"window should be at least 1 block, got {self.window}")
+        if self.window is not None and self.window < 1:
+            raise UsageError(f"window should be at least 1 block or shard, got {self.window}")
+        if self.shards is not None:
+            if self.block is not None:
+                raise UsageError("block= and shards= are two ways of shuffling: leave one out")
+            shards = _check_shards(self.shards, self.length)
+            if self.indices is not None and self.shuffle:
+                order, shards = grouped(self.indices, shards)
+                object.__setattr__(self, "indices", _check_indices(self.indices[order], self.length))
+            object.__setattr__(self, "shards", shards)
 
     @property
     def count(self) -> int:
@@ -236,49 +151,77 @@ class Order:
         records: NDArray[np.int64] = self.sequence(epoch, np.arange(*self.bounds(number), dtype=np.int64))
         return records
 
+    @cached_property
+    def lanes(self) -> Lanes | None:
+        """How the sequence is made of lanes, if it is."""
+        if self.shards is None or not self.shuffle or not self.count:
+            return None
+        return Lanes(self.shards, self.count, self.global_batch_size, self.window or SHARDS_A_WINDOW, self.seed)
+
     def sequence(self, epoch: int, positions: Array) -> Array:
         """The records that come at ``positions`` of the sequence of all ranks, each in [0, :attr:`count`).
 
-        int64, a numpy array or a torch tensor as ``positions`` is, on its device. With torch and ``block`` or
-        ``indices``, and on a CUDA device in any case, the host waits: ask for a whole epoch then, rather than a batch.
+        int64, a numpy array or a torch tensor as ``positions`` is, on its device. With torch and ``block``, ``shards``
+        or ``indices``, and on a CUDA device in any case, the host waits: ask for a whole epoch then, not for a batch.
         """
         if isinstance(positions, np.ndarray):
             return self._numpy_sequence(epoch, positions)
-        if self.block is None and self.indices is None:
+        if self.block is None and self.lanes is None and self.indices is None:
             shuffled = self.shuffle and len(positions)  # of no records there is no permutation
             return permute(positions, self.count, self.seed, epoch) if shuffled else positions
         import torch
 
         return torch.from_numpy(self._numpy_sequence(epoch, positions.cpu().numpy())).to(positions.device)
 
+    def reads(self, epoch: int) -> Reads | None:
+        """The shards that this rank reads, and when; None where that is not known: without ``shards``, or with
+        ``indices`` that are not shuffled."""
+        if self.lanes is not None:
+            return self.lanes.reads(epoch, self.rank, self.world_size)
+        if self.shards is None or self.shuffle or self.indices is not None:
+            return None
+        stops = np.append(self.shards[1:], self.length)
+        numbers = np.flatnonzero(stops > self.shards)
+        return Reads(
+            numbers, self.shards[numbers] // self.global_batch_size, (stops[numbers] - 1) // self.global_batch_size
+        )
+
     def _numpy_sequence(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if positions.size and self.block is not None:
             positions = self._in_blocks(epoch, positions, self.block)
+        elif positions.size and self.lanes is not None:
+            positions = self.lanes.records(epoch, positions)
         elif positions.size and self.shuffle:
             positions = permute(positions, self.count, self.seed, epoch)
         return positions if self.indices is None else self.indices[positions]
 
     def _in_blocks(self, epoch: int, positions: NDArray[np.int64], block: int) -> NDArray[np.int64]:
         # Within windows first: which place of the sequence of shuffled blocks comes at each position?
-        span = block * self.window
-        places = np.empty_like(positions)
+        span = block * (self.window or BLOCKS_A_WINDOW)
         windows = positions // span
-        for window in np.unique(windows).tolist():
-            inside = windows == window
-            start = window * span
-            size = min(span, self.count - start)
-            places[inside] = start + permute(
-                positions[inside] - start, size, key(self.seed, _WINDOW), epoch, stream=window
-            )
+        starts = windows * span
+        sizes = np.minimum(span, self.count - starts)
+        places = starts + permute_within(positions - starts, windows, sizes, self.seed, epoch)
         # The blocks in random order, with the short one at the end of the records at a random place between them.
         full, rest = divmod(self.count, block)
         if full == 0:
             return places
-        at = int(Draws(self.seed, epoch, np.zeros(1, np.int64), _TAIL).integers(full + 1, 0)[0]) * block
+        at = int(Draws(self.seed, epoch, np.zeros(1, np.int64), TAIL).integers(full + 1, 0)[0]) * block
         in_rest = (places >= at) & (places < at + rest)
         moved = np.where(places < at, places, np.maximum(places - rest, 0))
-        blocks = permute(moved // block, full, self.seed, epoch, _BLOCKS)
+        blocks = permute(moved // block, full, self.seed, epoch, BLOCKS)
         return np.where(in_rest, places - at + full * block, blocks * block + moved % block)
+
+
+def _check_shards(shards: Any, length: int) -> NDArray[np.int64]:
+    array = np.asarray(shards)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
+        raise UsageError(f"shards should be a one-dimensional array of integers, got {array.dtype} {array.shape}")
+    if array[0] != 0 or (np.diff(array.astype(np.int64)) < 0).any() or array[-1] > length:
+        raise UsageError(f"shards should ascend from 0 to at most {length}, got {array[0]} … {array[-1]}")
+    result = array.astype(np.int64)
+    result.flags.writeable = False
+    return result
 
 
 def _check_indices(indices: Any, length: int) -> NDArray[np.int64]:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.training import order
-from packstore.training.order import MAX_LENGTH, Order, permute
+from packstore.training import permutation
+from packstore.training.order import Order
+from packstore.training.permutation import MAX_LENGTH, permute
 
 LENGTHS = [1, 2, 3, 7, 100, 1023, 1024, 1025, 1026, 2047, 2048, 2049, 5000, 65_535, 65_536, 65_537, 300_007]
 
@@ -67,7 +68,7 @@ def test_in_parts_or_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     shaped = permute(np.arange(10_000).reshape(100, 100), 10_000, 1, 0)
     assert shaped.shape == (100, 100)
     assert np.array_equal(shaped.ravel(), one)
-    monkeypatch.setattr(order, "_CHUNK", 7)
+    monkeypatch.setattr(permutation, "_CHUNK", 7)
     assert np.array_equal(whole(10_000), one)
 
 
@@ -146,6 +147,11 @@ SHUFFLES = st.one_of(
     st.just({}),
     st.just({"shuffle": True}),
     st.builds(lambda b, w: {"shuffle": True, "block": b, "window": w}, st.integers(1, 70), st.integers(1, 5)),
+    st.builds(
+        lambda s, w: {"shuffle": True, "shards": sorted(s), "window": w},
+        st.lists(st.floats(0, 1), max_size=20),
+        st.integers(1, 30),
+    ),
 )
 
 
@@ -153,6 +159,8 @@ SHUFFLES = st.one_of(
 def test_ranks_share_an_epoch(options: dict[str, Any], shuffle: dict[str, Any], epoch: int, subset: bool) -> None:
     options = {**options, **shuffle}
     length = options["length"]
+    if "shards" in options:
+        options["shards"] = np.array([0, *(int(share * length) for share in options["shards"])])
     if subset:
         options["indices"] = np.random.default_rng(length).permutation(length)[: length // 2]
     ranks = epoch_of(epoch, **options)
@@ -182,7 +190,8 @@ def test_ranks_share_an_epoch(options: dict[str, Any], shuffle: dict[str, Any], 
     sequence = order.sequence(epoch, np.arange(order.count))
     joined = [np.concatenate([batches[n] for batches in ranks]) for n in range(order.batches())]
     assert np.array_equal(np.concatenate([np.empty(0, np.int64), *joined]), sequence[: seen.size])
-    assert Order(**{**options, "world_size": 1}).sequence(epoch, np.arange(order.count)).tolist() == sequence.tolist()
+    one = Order(**{**options, "world_size": 1, "batch_size": whole})
+    assert one.sequence(epoch, np.arange(order.count)).tolist() == sequence.tolist()
     found = order.sequence(epoch, torch.arange(order.count))
     assert found.tolist() == sequence.tolist()
     assert found.dtype == torch.int64
@@ -278,7 +287,12 @@ def test_a_batch_that_is_not_there() -> None:
         ({"world_size": 0}, "got rank 0 of 0"),
         ({"block": 5}, "add shuffle=True"),
         ({"block": 0, "shuffle": True}, "block should be at least 1 record, got 0"),
-        ({"block": 1, "shuffle": True, "window": 0}, "window should be at least 1 block, got 0"),
+        ({"block": 1, "shuffle": True, "window": 0}, "window should be at least 1 block or shard, got 0"),
+        ({"shards": [0, 5], "block": 5, "shuffle": True}, "two ways of shuffling"),
+        ({"shards": [0, 11]}, "ascend from 0 to at most 10, got 0 … 11"),
+        ({"shards": [1, 5]}, "ascend from 0"),
+        ({"shards": [0, 5, 4]}, "ascend from 0"),
+        ({"shards": [0.5]}, "integers, got float64"),
         ({"indices": [0, 10]}, r"indices should be in \[0, 10\), got 0 … 10"),
         ({"indices": [-1]}, "negative ones are not counted back"),
         ({"indices": [0.5]}, "one-dimensional array of integers, got float64"),

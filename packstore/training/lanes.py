@@ -1,0 +1,166 @@
+"""Shuffling for shards that have to be fetched: each node reads shards of its own, whole and once.
+
+Every epoch deals the shards anew: they are laid in random order, one after another, to a deck of all records. The deck
+is cut into lanes of equal length, and each global batch takes equally many records from every lane. A rank takes a
+contiguous part of the batch, which is that of some lanes; so ranks read different shards, except where a cut falls into
+one, and the number of ranks changes nothing in a global batch.
+
+The deck is also cut into windows of a few whole shards. Records are shuffled within their window, so that a lane is
+done with the shards of a window before it goes on to the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.training.permutation import DECK, permute, permute_within
+
+_FEW = 12  # lanes that a store of few shards has too: as many nodes then share it, at the price of a shard read twice
+_SHARDS_A_LANE = 4  # a lane's cut falls into a shard, which is fetched for both sides: at most a quarter more
+
+
+class Reads(NamedTuple):
+    """The shards that a rank reads in an epoch, in order of ``first``.
+
+    Attributes:
+        shards: ``int64 (n,)``, their numbers; a shard that two lanes share may come twice.
+        first: ``int64 (n,)``, the first batch that may need each.
+        last: ``int64 (n,)``, the last one.
+    """
+
+    shards: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class _Deck:
+    """The records of an epoch, shard by shard.
+
+    Attributes:
+        shards: Indices of the shards in their order.
+        starts: The place in the deck where each begins.
+        stops: And where it ends.
+        edges: The places where windows begin, and the end of the last one.
+    """
+
+    epoch: int
+    shards: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    edges: NDArray[np.int64]
+
+
+class Lanes:
+    """The sequence of all ranks in lanes.
+
+    Attributes:
+        lanes: Their number: of the divisors of the global batch that have the most divisors themselves, the largest, so
+            that it suits as many numbers of ranks as can be. At most ``window``.
+        depth: Shards a window of a lane: ``window`` over all lanes, at least one.
+    """
+
+    def __init__(self, starts: NDArray[np.int64], count: int, global_batch_size: int, window: int, seed: int) -> None:
+        """
+        Args:
+            starts: The first record of each shard, ascending from 0; a shard may be empty.
+            count: Number of records.
+            global_batch_size: Records of a full batch, over all ranks.
+            window: Shards that are mixed at a time, over all lanes.
+            seed: Any integer.
+        """
+        sizes = np.diff(starts, append=count)
+        self._numbers = np.flatnonzero(sizes)
+        self._starts, self._sizes = starts[self._numbers], sizes[self._numbers]
+        self._count, self._batch, self._seed = count, global_batch_size, seed
+        shards = len(self._numbers)
+        most = min(window, shards, max(_FEW, shards // _SHARDS_A_LANE))
+        self.lanes = _most_divisible(global_batch_size, most)
+        self.depth = max(1, window // self.lanes)
+        self._cuts = np.arange(self.lanes + 1, dtype=np.int64) * count // self.lanes
+        self._share = global_batch_size // self.lanes  # records of a lane in a batch
+        full = count // global_batch_size
+        rests = np.diff(self._cuts) - full * self._share  # records of each lane after the last full batch
+        self._rest_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(rests)])
+        self._latest: _Deck | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_latest": None}
+
+    def records(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The records that come at ``positions`` of the sequence, int64 of the same shape."""
+        deck = self._deck(epoch)
+        places = self._places(positions)
+        windows = np.searchsorted(deck.edges, places, "right") - 1
+        starts = deck.edges[windows]
+        sizes = deck.edges[windows + 1] - starts
+        places = starts + permute_within(places - starts, windows, sizes, self._seed, epoch)
+        at = np.searchsorted(deck.stops, places, "right")
+        records: NDArray[np.int64] = self._starts[deck.shards[at]] + places - deck.starts[at]
+        return records
+
+    def reads(self, epoch: int, rank: int, world_size: int) -> Reads:
+        """The shards that a rank reads. In an epoch's last batch, if that is not full, it may need a neighbour's."""
+        deck = self._deck(epoch)
+        batch = self._batch // world_size
+        lanes = rank * batch // self._share, -(-(rank + 1) * batch // self._share)
+        begin, end = np.searchsorted(deck.edges, self._cuts[[*lanes]])
+        starts, stops = deck.edges[begin:end], deck.edges[begin + 1 : end + 1]
+        lane_starts = self._cuts[np.searchsorted(self._cuts, starts, "right") - 1]
+        at = np.searchsorted(deck.stops, starts, "right")
+        counts = np.searchsorted(deck.stops, stops - 1, "right") + 1 - at
+        which = np.repeat(np.arange(len(at)), counts)
+        inside = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        first = ((starts - lane_starts) // self._share)[which]
+        last = ((stops - 1 - lane_starts) // self._share)[which]
+        order = np.argsort(first, kind="stable")
+        numbers = self._numbers[deck.shards[at[which] + inside]]
+        return Reads(numbers[order], first[order], last[order])
+
+    def _places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The places in the deck that come at ``positions`` of the sequence."""
+        number, offset = np.divmod(positions, self._batch)
+        lane, inside = np.divmod(offset, self._share)
+        full = self._count // self._batch
+        in_rest = number >= full
+        if in_rest.any():
+            lane[in_rest] = np.searchsorted(self._rest_starts, offset[in_rest], "right") - 1
+            inside[in_rest] = offset[in_rest] - self._rest_starts[lane[in_rest]]
+        places: NDArray[np.int64] = self._cuts[lane] + number * self._share + inside
+        return places
+
+    def _deck(self, epoch: int) -> _Deck:
+        """The deck of an epoch; the latest is kept, since 20,000 shards take milliseconds."""
+        deck = self._latest
+        if deck is None or deck.epoch != epoch:
+            shards = permute(np.arange(len(self._sizes)), len(self._sizes), self._seed, epoch, DECK)
+            stops = np.cumsum(self._sizes[shards])
+            starts = stops - self._sizes[shards]
+            edges = np.union1d(starts[:: self.depth], self._cuts)
+            self._latest = deck = _Deck(epoch, shards, starts, stops, edges)
+        return deck
+
+
+def grouped(records: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Brings entries of the same shard together, for :class:`Lanes` of a part of a store.
+
+    Args:
+        records: The record of each entry, ``(n,)``.
+        starts: The first record of each shard, ascending from 0.
+
+    Returns:
+        The entries in their new order, ``(n,)``, and in it the first one of each shard.
+    """
+    shards = np.searchsorted(starts, records, "right") - 1
+    order = np.argsort(shards, kind="stable")
+    return order, np.searchsorted(shards[order], np.arange(len(starts)))
+
+
+def _most_divisible(number: int, most: int) -> int:
+    """The divisor of ``number``, at most ``most``, with the most divisors; of several the largest."""
+    divisors = (d for d in range(1, most + 1) if number % d == 0)
+    return max(divisors, key=lambda d: (sum(d % n == 0 for n in range(1, d + 1)), d))
