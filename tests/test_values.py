@@ -53,7 +53,7 @@ LOADER = [
     ({"workers": 0}, "workers should be a whole number of at least 1, got 0"),
     ({"workers": 1.5}, "workers should be"),
     ({"block": 1.5, "shuffle": True}, "block should be"),
-    ({"shuffle": "yes"}, "shuffle should be True or False, got 'yes'"),
+    ({"shuffle": "yes"}, "shuffle should be True, False, 'full' or 'lanes', got 'yes'"),
     ({"drop_last": "no"}, "drop_last should be True or False"),
     ({"dct_scaling": 0.5}, "dct_scaling should be True or False"),
     ({"channels_last": "yes"}, "channels_last should be True or False"),

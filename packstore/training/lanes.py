@@ -59,6 +59,7 @@ class Lanes:
     """The sequence of all ranks in lanes.
 
     Attributes:
+        starts: The first record of each shard that is not empty.
         lanes: Their number: of the divisors of the global batch that have the most divisors themselves, the largest, so
             that it suits as many numbers of ranks as can be. At most ``window``.
         depth: Shards a window of a lane: ``window`` over all lanes, at least one.
@@ -75,13 +76,13 @@ class Lanes:
         """
         sizes = np.diff(starts, append=count)
         self._numbers = np.flatnonzero(sizes)
-        self._starts, self._sizes = starts[self._numbers], sizes[self._numbers]
+        self.starts, self._sizes = starts[self._numbers], sizes[self._numbers]
         self._count, self._batch, self._seed = count, global_batch_size, seed
         shards = len(self._numbers)
         most = min(window, shards, max(_FEW, shards // _SHARDS_A_LANE))
         self.lanes = _most_divisible(global_batch_size, most)
         self.depth = max(1, window // self.lanes)
-        self._cuts = np.arange(self.lanes + 1, dtype=np.int64) * count // self.lanes
+        self._cuts = -(-np.arange(self.lanes + 1, dtype=np.int64) * count // self.lanes)
         self._share = global_batch_size // self.lanes  # records of a lane in a batch
         full = count // global_batch_size
         rests = np.diff(self._cuts) - full * self._share  # records of each lane after the last full batch
@@ -100,11 +101,12 @@ class Lanes:
         sizes = deck.edges[windows + 1] - starts
         places = starts + permute_within(places - starts, windows, sizes, self._seed, epoch)
         at = np.searchsorted(deck.stops, places, "right")
-        records: NDArray[np.int64] = self._starts[deck.shards[at]] + places - deck.starts[at]
+        records: NDArray[np.int64] = self.starts[deck.shards[at]] + places - deck.starts[at]
         return records
 
     def reads(self, epoch: int, rank: int, world_size: int) -> Reads:
-        """The shards that a rank reads. In an epoch's last batch, if that is not full, it may need a neighbour's."""
+        """The shards that a rank reads. If fewer records than ranks remain after the last full batch, and so come with
+        it, that batch may need a neighbour's shards, too."""
         deck = self._deck(epoch)
         batch = self._batch // world_size
         lanes = rank * batch // self._share, -(-(rank + 1) * batch // self._share)

@@ -33,8 +33,8 @@ class Order:
     of any number of ranks, ranks see disjoint records, and all have equally many batches.
 
     What remains after the last full global batch is the tail, of ``r < G`` records. ``drop_last`` leaves it out: a
-    function of the global batch alone. Otherwise it is one more batch, split as evenly as can be (the first ranks get
-    one record more); if ``r < world_size``, so that some rank would get nothing, ``r`` ranks get one record more in the
+    function of the global batch alone. Otherwise it is one more batch, split as evenly as can be (some ranks get one
+    record more); if ``r < world_size``, so that some rank would get nothing, ``r`` ranks get one record more in the
     last full batch instead. Then no record is left out, or repeated to fill up, and all ranks take as many steps.
 
     Args:
@@ -129,9 +129,9 @@ class Order:
         start = number * self.global_batch_size
         last = number == self.batches() - 1 and not self.drop_last
         size = self.count - start if last else self.global_batch_size
-        share, more = divmod(size, self.world_size)
-        start += self.rank * share + min(self.rank, more)
-        return start, start + share + (self.rank < more)
+        # Rounded as the lengths of lanes are, so that of the tail, too, a rank takes what remains in its own lanes.
+        first, stop = (-(-size * rank // self.world_size) for rank in (self.rank, self.rank + 1))
+        return start + first, start + stop
 
     def position(self, batches: int) -> int:
         """How many records the first ``batches`` batches of an epoch have, over all ranks."""

@@ -253,6 +253,7 @@ def load() -> float:
         seed=1,
         drop_last=True,
         block=64,
+        window=8,
         sampler=None,
         indices=np.arange(100),
         augment=[
@@ -288,6 +289,7 @@ def load() -> float:
         PackedLoader(dataset, augment=RandomCrop(32)),
         PackedLoader(dataset, augment=torch.nn.Sequential(torch.nn.Identity())),
         PackedLoader(dataset, augment=doubled),
+        PackedLoader(dataset, shuffle="lanes"),
     )
     print(*singles)
     print(packstore.coco_masks(segmentations=[[[1, 2, 3, 4, 5, 6]]], height=8, width=8, max_bytes=64).shape)

@@ -29,7 +29,15 @@ from packstore.training.dataset import PackedDataset
 from packstore.training.loader.columns import why_not_resident
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.fields import Padded
-from packstore.training.loader.options import OF_DATALOADER, BatchCallable, Collate, LoaderOptions, check_dataset, ranks
+from packstore.training.loader.options import (
+    OF_DATALOADER,
+    BatchCallable,
+    Collate,
+    LoaderOptions,
+    Shuffle,
+    check_dataset,
+    ranks,
+)
 from packstore.training.loader.pipeline import Pipeline
 from packstore.training.loader.prefetch import prefetch
 from packstore.training.loader.residence import Residence, choose_residence
@@ -76,10 +84,12 @@ class PackedLoader:
         dataset: What to load. Its ``columns`` and ``device`` count; its ``transform``, ``output`` and ``dtype`` have to
             be the defaults, since they work item by item.
         batch_size: Images a batch (and rank).
-        shuffle: A new order every epoch.
+        shuffle: A new order every epoch: True or ``"full"`` for a permutation of all records, or ``"lanes"`` for shards
+            that have to be fetched: each rank reads shards of its own, and shuffles within a window of them.
         seed: The order, and all random numbers of ``augment``, are a function of it.
         drop_last: Leave out a last batch that is not full.
         block: Shuffle for disks that cannot seek: blocks of this many consecutive records.
+        window: Shards that are mixed at a time with ``"lanes"``, over all ranks (64), or blocks with ``block`` (16).
         sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``.
         indices: Use only these items of the dataset.
         augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order; or a single
@@ -129,11 +139,12 @@ class PackedLoader:
         self,
         dataset: PackedDataset,
         batch_size: int = 1,
-        shuffle: bool = False,
+        shuffle: bool | Shuffle = False,
         *,
         seed: int = 0,
         drop_last: bool = False,
         block: int | None = None,
+        window: int | None = None,
         sampler: Iterable[int] | None = None,
         indices: Sequence[int] | NDArray[np.int64] | torch.Tensor | None = None,
         augment: Sequence[Any] | Step = (),
@@ -167,6 +178,7 @@ class PackedLoader:
             seed=seed,
             drop_last=drop_last,
             block=block,
+            window=window,
             sampler=sampler,
             indices=indices,
             augment=as_operations(augment),
@@ -296,8 +308,10 @@ class PackedLoader:
             "global_batch_size": self.batch_size * self.world_size,
             "drop_last": options.drop_last,
             "seed": options.seed,
-            "shuffle": options.shuffle,
+            "shuffle": self._epochs.shuffle,
             "block": options.block,
+            "window": options.window,
+            "shards": self._epochs.shards_digest,
             "augment": [_described(operation) for operation in options.augment],
         }
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.training.dataset import PackedDataset
+from packstore.training.lanes import grouped
 from packstore.training.loader.options import LoaderOptions, as_indices
 from packstore.training.order import Order
 from packstore.training.random_draws import with_occurrences
@@ -29,6 +30,7 @@ class Epochs:
 
     Attributes:
         first_record: Number of the split's first record in the store.
+        shuffle: The way of shuffling, apart from ``block``; None for none.
         order: The order of an epoch without a sampler.
     """
 
@@ -40,15 +42,25 @@ class Epochs:
         self._sampler = options.sampler
         self._subset = None if options.indices is None else as_indices(options.indices, len(dataset))
         self._subset_ids = None if self._subset is None else with_occurrences(self._subset)
+        lanes = options.shuffle == "lanes"
+        self.shuffle = "lanes" if lanes else "full" if options.shuffle else None
+        if options.window is not None and not lanes and options.block is None:
+            raise UsageError("window is of shuffle='lanes' or of block: add one of them, or leave it out")
+        shards = np.clip(dataset.reader.part_starts - self.first_record, 0, self._records)
+        if lanes and self._subset is not None and self._subset_ids is not None:
+            chosen, shards = grouped(self._subset, shards)
+            self._subset_ids = self._subset_ids[chosen]
         self.order = Order(
             length=len(dataset) if self._subset is None else len(self._subset),
             batch_size=batch_size,
             seed=options.seed,
-            shuffle=options.shuffle,
+            shuffle=bool(options.shuffle),
             drop_last=options.drop_last,
             rank=rank,
             world_size=world_size,
             block=options.block,
+            shards=shards if lanes else None,
+            window=options.window,
         )
 
         if self._sampler is None:
@@ -72,6 +84,12 @@ class Epochs:
     def subset_digest(self) -> str | None:
         """SHA-256 of the indices that were chosen, or None for all."""
         return None if self._subset is None else hashlib.sha256(self._subset.tobytes()).hexdigest()
+
+    @property
+    def shards_digest(self) -> str | None:
+        """SHA-256 of where shards begin, if the order goes by them; else None."""
+        lanes = self.order.lanes
+        return None if lanes is None else hashlib.sha256(lanes.starts.tobytes()).hexdigest()
 
     def _counted(self) -> Order:
         if self._sampler is None:
@@ -143,7 +161,7 @@ class Epochs:
             offset += sum(sizes)
 
     def _sampler_order(self, length: int) -> Order:
-        return replace(self.order, length=length, shuffle=False, block=None)
+        return replace(self.order, length=length, shuffle=False, block=None, shards=None)
 
     def _of(self, epoch: int) -> tuple[Order, int, NDArray[np.int64] | None]:
         """The order of an epoch, the number by which that knows the epoch, and the ids of what it orders."""

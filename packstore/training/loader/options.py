@@ -19,6 +19,9 @@ from packstore.training.dataset import PackedDataset
 
 BatchCallable = Callable[[Any], Any]
 
+Shuffle = Literal["full", "lanes"]
+"""Ways of shuffling, see :class:`packstore.PackedLoader`."""
+
 Collate = Literal["padded", "multi_hot", "optional"]
 """Forms of a column in a batch that are asked for, see :class:`packstore.PackedLoader`."""
 
@@ -27,10 +30,11 @@ Collate = Literal["padded", "multi_hot", "optional"]
 class LoaderOptions:
     """The keyword arguments of :class:`packstore.PackedLoader`, which describes them; validated."""
 
-    shuffle: bool = False
+    shuffle: bool | Shuffle = False
     seed: int = 0
     drop_last: bool = False
     block: int | None = None
+    window: int | None = None
     sampler: Iterable[int] | None = None
     indices: Any = None
     augment: tuple[Any, ...] = ()
@@ -57,6 +61,7 @@ class LoaderOptions:
             ("prefetch", 1),
             ("workers", 1),
             ("block", 1),
+            ("window", 1),
             ("world_size", 1),
             ("rank", 0),
             ("seed", None),
@@ -64,7 +69,9 @@ class LoaderOptions:
             value = getattr(self, name)
             if value is not None or name in ("prefetch", "seed"):
                 object.__setattr__(self, name, whole(name, value, least))
-        true_or_false(shuffle=self.shuffle, drop_last=self.drop_last, dct_scaling=self.dct_scaling)
+        true_or_false(drop_last=self.drop_last, dct_scaling=self.dct_scaling)
+        if self.shuffle not in (True, False, *get_args(Shuffle)):
+            raise UsageError(f"shuffle should be True, False, 'full' or 'lanes', got {self.shuffle!r}")
         if self.channels_last is not None:
             true_or_false(channels_last=self.channels_last)
         function_or_none(
@@ -82,6 +89,8 @@ class LoaderOptions:
             raise UsageError(f"dtype should be a floating point type, got {self.dtype}; leave it out for uint8")
         if self.sampler is not None and (self.shuffle or self.indices is not None or self.block is not None):
             raise UsageError("a sampler decides on the order alone: leave out shuffle, indices and block")
+        if self.block is not None and isinstance(self.shuffle, str):
+            raise UsageError(f"block is another way of shuffling than {self.shuffle!r}: leave one out")
         if self.block is not None and not self.shuffle:
             raise UsageError("block is a way of shuffling: add shuffle=True")
         check_target_options(self.mask_fill, self.min_area, self.min_visible)
