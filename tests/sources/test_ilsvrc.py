@@ -6,6 +6,7 @@ import gzip
 import os
 import shutil
 import tarfile
+import zipfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,73 @@ def test_validation_images_without_their_labels_are_a_question(where: str, tmp_p
     else:
         with closing(open_source(path, kind="flat")) as source:  # as it says
             assert source.survey().columns == ()
+
+
+def stray(folder: Path, place: str) -> Path:
+    """The validation images of the layout in ``folder``, at ``place`` there."""
+    with tarfile.open(folder / VAL) as archive:
+        archive.extractall(folder / place, filter="data")
+    return folder / place.partition("/")[0]
+
+
+@pytest.mark.parametrize("place", ["{}", "val/{}", "ILSVRC2012_img_val/{}", "a tar"])
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
+def test_validation_images_in_any_archive(kind: str, place: str, tmp_path: Path) -> None:
+    folder = make_layout("ilsvrc", tmp_path / "all")
+    with closing(open_source(folder)) as source:
+        expected = rows(source, "val")
+    images = sorted(stray(folder, "images").iterdir())
+    files = {place.format(image.name): image.read_bytes() for image in images}
+    if place == "a tar":
+        if kind == "zip":
+            pytest.skip("archives in a zip are not read")
+        files = {VAL: (folder / VAL).read_bytes()}
+    archive = tmp_path / f"it.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w") as out:
+            for name, data in files.items():
+                out.writestr(name, data)
+    else:
+        archive.write_bytes(gzip.compress(tar(files)) if kind == "tar.gz" else tar(files))
+    with pytest.raises(AmbiguousSourceError, match="without their labels") as caught:
+        open_source(archive)
+    (answer,) = caught.value.answers
+    with closing(open_source(archive, kind=answer.options[1])) as source:
+        assert (source.survey().records, source.survey().columns) == (4, ())
+    shutil.copy(folder / DEVKIT, tmp_path)
+    with closing(open_source(archive)) as source:
+        assert (source.kind, rows(source)) == ("ilsvrc", expected)
+
+
+@pytest.mark.parametrize("place", ["images", "ILSVRC2012_img_val", "x/y", "validation"])
+def test_validation_images_are_no_class(place: str, tmp_path: Path) -> None:
+    folder = make_layout("ilsvrc", tmp_path / "all")
+    with closing(open_source(folder)) as source:
+        expected = rows(source, "val")
+    top = tmp_path / "top"
+    top.mkdir()
+    stray(folder, place).rename(top / place.partition("/")[0])
+    with pytest.raises(AmbiguousSourceError, match=f"of ILSVRC in {place}, which says no labels") as caught:
+        open_source(top)
+    assert [answer.source for answer in caught.value.answers] == [top / place, None]
+    shutil.copy(folder / DEVKIT, (top / place).parent)
+    with closing(open_source(top / place)) as source:
+        assert (source.kind, rows(source)) == ("ilsvrc", expected)
+
+
+def test_validation_images_in_folders_of_classes_are_an_image_folder(tmp_path: Path) -> None:
+    for n, name in enumerate(("cat", "dog")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"ILSVRC2012_val_{n + 1:08}.JPEG").write_bytes(tiny(n))
+    with closing(open_source(tmp_path)) as source:
+        assert (source.kind, source.survey().columns[0].classes) == ("imagefolder", ("cat", "dog"))
+
+
+def test_an_archive_of_the_archives_has_to_be_unpacked(tmp_path: Path) -> None:
+    folder = make_layout("ilsvrc", tmp_path / "all")
+    (tmp_path / "all.tar").write_bytes(tar({file.name: file.read_bytes() for file in folder.iterdir()}))
+    with pytest.raises(SourceError, match="holds archives of ILSVRC: unpack it, and give the folder"):
+        open_source(tmp_path / "all.tar")
 
 
 def test_test_images_have_no_labels(tmp_path: Path) -> None:

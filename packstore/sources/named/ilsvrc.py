@@ -20,15 +20,13 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, Sou
 from packstore.core.fields import Field, Image, Label, Text
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_tree
-from packstore.sources.archives.tar import TAR_FAULTS, first_names
-from packstore.sources.base import Certainty, Kind, Source, SourceOptions
-from packstore.sources.beside import is_folder
-from packstore.sources.listing import Listing, count_passed_over
+from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, Source, SourceOptions
+from packstore.sources.beside import is_folder, join
+from packstore.sources.listing import Listing, count_passed_over, is_passed_over
 from packstore.sources.named import read_whole
 from packstore.sources.named.kaggle import KaggleSource
 from packstore.sources.named.mat import fields, number, texts, variable
 from packstore.sources.named.tables import Table
-from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.tree import Tree
 
@@ -41,7 +39,7 @@ _DEVKITS = ("ILSVRC2012_devkit_t12", "ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012
 _META, _TRUTH = "data/meta.mat", "data/ILSVRC2012_validation_ground_truth.txt"
 _VAL = re.compile(r"(?:.*/)?ILSVRC2012_val_(\d{8})\.JPEG")
 _WNID = re.compile(r"n\d{8}")
-_LOOKED_AT = 8
+_LOOKED_AT, _BESIDE, _DEPTH = 8, 64, 3
 
 
 @dataclass(frozen=True)
@@ -262,7 +260,7 @@ def _look(path: Path) -> _Found:
     """What lies at ``path``, by a few names. Raises :class:`OSError`."""
     found = _Found()
     if not path.is_dir():
-        if _is_val_tar(path):
+        if _is_val_archive(path):
             found.parts["val"] = _Part(path, "", in_classes=False)
             found.devkit = _devkit_in(path.parent)
         return found
@@ -291,27 +289,70 @@ def _is_val_folder(path: Path) -> bool:
     return any(_VAL.fullmatch(entry.name) for entry in islice(path.iterdir(), _LOOKED_AT))
 
 
-def _is_val_tar(path: Path) -> bool:
-    if first_bytes(path, 262)[257:] != b"ustar":
-        return False
+def _is_val_archive(path: Path) -> bool:
+    """Whether a file is an archive of validation images, at its top or in a folder ``val`` there."""
+    tree = _tree(path)
+    return tree is not None and any(_holds_val(tree, folder) for folder in ("", "val"))
+
+
+def _tree(path: Path) -> Tree | None:
     try:
-        names = first_names(path, _LOOKED_AT)
-    except (*TAR_FAULTS, SourceError):
-        return False  # the general kinds say what is wrong with it
-    return bool(names) and all(_VAL.fullmatch(name) for name in names)
+        return open_tree(path)
+    except SourceError:
+        return None  # the general kinds say what is wrong with it
+
+
+def _is_part(named: tuple[str, bool]) -> bool:
+    return named[0].startswith(("ILSVRC2012_img_", "ILSVRC2012_devkit_"))
+
+
+def _holds_val(tree: Tree, folder: str) -> bool:
+    return any(_VAL.fullmatch(name) for name, is_directory in islice(tree.names(folder), _LOOKED_AT))
+
+
+def _stray_val(tree: Tree) -> str | None:
+    """The folder of validation images that would be the only class, or a split without classes; None without one."""
+    folder = ""
+    for _ in range(_DEPTH):
+        names = [name for name, is_directory in islice(tree.names(folder), _BESIDE) if is_directory]
+        inside = [name for name in names if not is_passed_over(name)]
+        for name in inside:
+            alone = len(inside) == 1 and not _WNID.fullmatch(name)
+            if (alone or name.lower() in SPLIT_ORDER) and _holds_val(tree, join(folder, name)):
+                return join(folder, name)
+        if len(inside) != 1:
+            return None
+        folder = join(folder, inside[0])
+    return None
 
 
 def _without_devkit(path: Path, found: _Found) -> AmbiguousSourceError:
-    alone = "or pack them without labels with --source flat"
-    answer = Answer(("--source", "flat"))
     if "train" in found.parts:
         part = found.parts["train"]
         alone = f"or give {printable(str(part.path / part.folder))} to pack the training images alone"
         answer = Answer(source=part.path / part.folder)
+    else:
+        part = found.parts["val"]
+        tree = _tree(part.path)
+        kind = "flat" if tree is not None and _holds_val(tree, "") else "imagefolder"
+        alone = f"or pack them without labels with --source {kind}"
+        answer = Answer(("--source", kind), None if part.path == path else part.path)
     return AmbiguousSourceError(
         f"{printable(str(path))} holds the validation images of ILSVRC without their labels: put {_DEVKITS[1]} beside "
         f"them, {alone}",
         [answer],
+    )
+
+
+def _strayed(path: Path, folder: str) -> AmbiguousSourceError:
+    place, options = path / folder, [Answer(("--source", "imagefolder"))]
+    give = f"unpack it, and give {printable(folder)}"
+    if path.is_dir():
+        give, options = f"give {printable(str(place))}", [Answer(source=place), *options]
+    return AmbiguousSourceError(
+        f"{printable(str(path))} holds the validation images of ILSVRC in {printable(folder)}, which says no labels: "
+        f"{give} with {_DEVKITS[1]} beside it, or pack the folder as it is called with --source imagefolder",
+        options,
     )
 
 
@@ -323,6 +364,11 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         found = _look(path)
     except OSError:
         return Certainty.NO  # the general kinds say why it cannot be listed
+    tree = None if "val" in found.parts else _tree(path)
+    if tree is not None and path.is_file() and any(map(_is_part, tree.names(""))):
+        raise SourceError(f"{printable(str(path))} holds archives of ILSVRC: unpack it, and give the folder")
+    if tree is not None and (folder := _stray_val(tree)) is not None:
+        raise _strayed(path, folder)
     if found.is_image_folder:
         return Certainty.NO
     if found.needs_devkit and found.devkit is None:
@@ -331,7 +377,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open(path: Path, options: SourceOptions) -> Source:
-    tree = None if _is_val_tar(path) else open_tree(path)
+    tree = open_tree(path)
     if tree is not None and KaggleSource.find(tree) is not None:
         return KaggleSource(path, options)
     return IlsvrcSource(path, options)
