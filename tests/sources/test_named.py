@@ -103,6 +103,42 @@ class TestGtsrb(_Suite):
     kind = "gtsrb"
 
 
+class TestFood101(_Suite):
+    """JSON of each split's images."""
+
+    kind = "food101"
+
+
+class TestStanfordCars(_Suite):
+    """MAT files with boxes."""
+
+    kind = "stanfordcars"
+
+
+class TestSun397(_Suite):
+    """A list of classes, whose folders are in folders of their initials."""
+
+    kind = "sun397"
+
+
+class TestDtd(_Suite):
+    """Lists of each split's images, and of all textures of an image."""
+
+    kind = "dtd"
+
+
+class TestEuroSat(_Suite):
+    """Folders of classes alone."""
+
+    kind = "eurosat"
+
+
+class TestPlaces365(_Suite):
+    """Lists of images and labels, images without labels."""
+
+    kind = "places365"
+
+
 @pytest.fixture
 def torchvision(monkeypatch: pytest.MonkeyPatch) -> Any:
     """``torchvision.datasets``, which takes files of any MD5."""
