@@ -275,3 +275,54 @@ def test_labels_beside_images_with_a_file_of_classes(folder: str, classes: str, 
         assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
         labels = [source.read(entry).values["labels"] for entry in source.entries()]  # type: ignore[union-attr]
         assert labels == [[], [1], [0], [1]]
+
+
+def darknet(root: Path, top: str, said: str) -> Path:
+    """Darknet's layout below ``top``; its files name paths below ``said``. A fourth image is in no list."""
+    files: dict[str, str | bytes] = {f"{top}obj/{n}.jpg": jpeg(n) for n in range(4)}
+    files |= {f"{top}obj/{n}.txt": f"{n % 2} 0.5 0.5 0.25 0.5\n" for n in range(4)}
+    files[f"{top}obj.names"] = "cat\ndog\n"
+    files[f"{top}train.txt"] = f"{said}obj/0.jpg\n{said}obj/2.jpg\n"
+    files[f"{top}valid.txt"] = f"{said}obj/1.jpg\n"
+    lines = (f"train = {said}train.txt", f"valid={said}valid.txt", f"names = {said}obj.names", "backup = backup/")
+    files[f"{top}obj.data"] = "\n".join(("# it", "classes= 2", *lines))
+    return fill(root, files)
+
+
+@pytest.mark.parametrize(
+    ("top", "said"), [("data/", "data/"), ("", "data/"), ("", ""), ("data/", "/home/me/darknet/data/")]
+)
+def test_darknet(top: str, said: str, tmp_path: Path) -> None:
+    with closing(open_source(darknet(tmp_path, top, said))) as source:
+        survey = source.survey()
+        assert (source.kind, dict(survey.splits)) == ("yolo", {"train": 2, "valid": 1})
+        assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
+        assert dict(survey.ignored) == {"images that no list names": 1}
+        assert [entry.key for entry in source.entries()] == [f"{top}obj/{n}.jpg" for n in (0, 2, 1)]
+        values = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
+        assert [list(value["labels"]) for value in values] == [[0], [0], [1]]
+
+
+def test_an_archive_of_darknet(tmp_path: Path) -> None:
+    darknet(tmp_path / "set", "", "data/")
+    with closing(open_source(Path(shutil.make_archive(str(tmp_path / "x"), "zip", tmp_path, "set")))) as source:
+        assert (source.kind, dict(source.survey().splits)) == ("yolo", {"train": 2, "valid": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("obj.data", "classes = 3\ntrain = train.txt\nnames = obj.names", "classes is 3, but there are 2 names"),
+        ("obj.data", "train = train.txt\nnames = other.names", r"names of the classes \(other\.names\) are missing"),
+        ("obj.data", "train = other.txt\nnames = obj.names", "no images are where it says.*train: other"),
+        ("obj.data", "train = obj\nnames = obj.names", "no images are where it says.*train: obj"),
+        ("train.txt", "../x.jpg", r"'\.\./x\.jpg', which is no path within the source"),
+        ("train.txt", "/etc/../../x.jpg", "is no path within the source"),
+        ("train.txt", "obj/0.jpg\nobj/0.jpg", "obj/0.jpg is in train and again in train"),
+        ("valid.txt", "obj/0.jpg", "obj/0.jpg is in train and again in valid"),
+    ],
+)
+def test_darknet_that_cannot_be(name: str, text: str, said: str, tmp_path: Path) -> None:
+    (darknet(tmp_path, "", "") / name).write_text(text)
+    with pytest.raises(SourceError, match=said), closing(open_source(tmp_path)) as source:
+        source.survey()

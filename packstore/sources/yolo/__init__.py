@@ -19,7 +19,7 @@ from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import finite, join, read_whole, yolo_beside, yolo_labels
+from packstore.sources.beside import finite, is_folder, join, read_whole, yolo_beside, yolo_labels
 from packstore.sources.coco.files import READ, find_files
 from packstore.sources.rows import FileRow, FileRowSource, InTree
 from packstore.sources.tree import Tree
@@ -118,7 +118,10 @@ class YoloSource(FileRowSource):
                         f"{printable(split or 'it')}"
                     )
                 seen[image] = split
-        named = set(map(labels_beside, seen))
+        unlisted = [] if self._has_folders_alone else self._images_beside(seen)
+        if unlisted:
+            ignored["images that no list names"] += len(unlisted)
+        named = set(map(labels_beside, (*seen, *unlisted)))
         folders = {file.rpartition("/")[0] for file in named}
         if folders & {image.rpartition("/")[0] for image in seen}:  # the labels themselves
             ignored.pop("not images (.txt)", None)
@@ -126,6 +129,19 @@ class YoloSource(FileRowSource):
             names = (name for name, _ in self.tree.names(folder) if name.endswith(".txt") and name != "classes.txt")
             ignored["files of labels without an image"] += sum(join(folder, name) not in named for name in names)
         return ignored
+
+    @property
+    def _has_folders_alone(self) -> bool:
+        return not any(place.endswith(".txt") for places in self._layout.splits.values() for place in places)
+
+    def _images_beside(self, seen: Mapping[str, str]) -> list[str]:
+        """The other images in the folders of some."""
+        found = []
+        for folder in sorted({image.rpartition("/")[0] for image in seen}):
+            if not folder or is_folder(self.tree, folder):
+                images = (join(folder, name) for name in self.tree.list(folder).images)
+                found += [image for image in images if image not in seen]
+        return found
 
     @cached_property
     def _has_polygons(self) -> bool:

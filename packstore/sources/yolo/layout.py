@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -30,6 +30,9 @@ _START, _NAMES = 1 << 16, 256
 _DESCRIBES = (re.compile(rb"^(names|nc)\s*:", re.M), re.compile(rb"^(train|val|test)\s*:", re.M))
 _CLASS_FILES = ("classes.txt", "labels/classes.txt", "obj.names", "data/obj.names")
 _DARKNET = "_darknet.labels"
+_DATA_FOLDERS = ("", "data", "cfg", "build/darknet/x64/data")
+_DATA = (re.compile(rb"^[ \t]*train[ \t]*=", re.M), re.compile(rb"^[ \t]*names[ \t]*=", re.M))
+_DATA_SPLITS = ("train", "valid", "test")
 _MAX_YAML = 1 << 20
 _MAX_CLASSES = 1 << 20
 
@@ -54,10 +57,18 @@ class Layout:
 
 
 def descriptions(tree: Tree) -> list[str]:
-    """The files like ``data.yaml`` at the top, by their first bytes."""
-    names = (name for name, is_directory in islice(tree.names(""), _NAMES) if not is_directory)
-    found = [name for name in sorted(names) if name.lower().endswith((".yaml", ".yml"))]
-    return [name for name in found if all(each.search(tree.start(name, _START)) for each in _DESCRIBES)]
+    """The files like ``data.yaml`` at the top, and Darknet's like ``obj.data`` there or in ``data``, by their first
+    bytes."""
+    found = []
+    for folder in _DATA_FOLDERS:
+        names = (name for name, is_directory in islice(tree.names(folder), _NAMES) if not is_directory)
+        for name in sorted(names):
+            path, lower = join(folder, name), name.lower()
+            signs = _DATA if lower.endswith(".data") else ()
+            signs = _DESCRIBES if not folder and lower.endswith((".yaml", ".yml")) else signs
+            if signs and all(each.search(tree.start(path, _START)) for each in signs):
+                found.append(path)
+    return found
 
 
 def folders_of_images(tree: Tree) -> dict[str, list[str]]:
@@ -95,17 +106,26 @@ def read_layout(tree: Tree) -> Layout:
             layout.files = [name for name in (*_CLASS_FILES, *beside) if is_file(tree, name)][:1]
             layout.classes = _named_in(tree, layout.files[0]) if layout.files else None
         return layout
+    if files[0].lower().endswith(".data"):
+        return _darknet(tree, files[0])
     document = _document(tree, files[0])
     layout = Layout({}, *_classes(tree, files[0], document), files)
-    for split in _SPLITS:
-        wanted = document.get(split)
-        if wanted is None or wanted == "":
+    places = {
+        split: [(value, _resolve(tree, document.get("path"), value)) for value in _listed_in(document.get(split))]
+        for split in _SPLITS
+    }
+    return _with_splits(tree, layout, places)
+
+
+def _with_splits(tree: Tree, layout: Layout, wanted: Mapping[str, list[tuple[Any, str | None]]]) -> Layout:
+    """The layout with the splits whose places, each with what names it, are there. Raises :class:`SourceError` where
+    none is."""
+    for split, places in wanted.items():
+        if not places:
             continue
-        wanted = wanted if isinstance(wanted, list) else [wanted]
-        places = [_resolve(tree, document.get("path"), value) for value in wanted]
-        found = [place for place in places if place is not None]
+        found = [place for _, place in places if place is not None]
         if len(found) < len(places):
-            missing = printable(str(wanted[places.index(None)])[:80])
+            missing = printable(str(next(value for value, place in places if place is None))[:80])
             layout.ignored[f"splits whose images are not there ({split}: {missing})"] += 1
         elif found in layout.splits.values():
             layout.ignored[f"splits with the images of another ({split})"] += 1
@@ -113,8 +133,42 @@ def read_layout(tree: Tree) -> Layout:
             layout.splits[split] = found
     if not layout.splits:
         shown = ", ".join(layout.ignored) or "it names none"
-        raise SourceError(f"{tree.name(files[0])}: no images are where it says: {shown}")
+        raise SourceError(f"{tree.name(layout.files[0])}: no images are where it says: {shown}")
     return layout
+
+
+def _listed_in(wanted: Any) -> list[Any]:
+    return wanted if isinstance(wanted, list) else [] if wanted is None or wanted == "" else [wanted]
+
+
+def _darknet(tree: Tree, file: str) -> Layout:
+    """The layout that a file like ``obj.data`` says: lists of images by split, and a file of names. Its paths are those
+    of a working directory that nobody knows: the longest end of each that is there counts."""
+    values: dict[str, str] = {}
+    for _, line in lines_of(tree, file):
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if equals and value and name[0] not in "#;":
+            values[name] = value
+    names = _end_of(tree, values.get("names", ""))
+    if names is None:
+        raise SourceError(
+            f"{tree.name(file)}: the names of the classes ({printable(values['names'][:80])}) are missing"
+        )
+    classes = _named_in(tree, names)
+    if values.get("classes", str(len(classes))) != str(len(classes)):
+        raise SourceError(
+            f"{tree.name(file)}: classes is {printable(values['classes'][:40])}, but there are {len(classes)} names"
+        )
+    places: dict[str, list[tuple[Any, str | None]]] = {
+        split: [(values[split], _end_of(tree, values[split], ".txt"))] for split in _DATA_SPLITS if split in values
+    }
+    return _with_splits(tree, Layout({}, classes, None, [file, names]), places)
+
+
+def _end_of(tree: Tree, path: str, suffix: str = "") -> str | None:
+    """The longest end of a path at which there is a file with a suffix."""
+    parts = _parts(path) if path.endswith(suffix) else []
+    return next((end for n in range(len(parts)) if is_file(tree, end := "/".join(parts[n:]))), None)
 
 
 def listed(tree: Tree, file: str) -> Iterator[str]:
