@@ -85,7 +85,8 @@ class Tree(ABC):
     def part(self, file: str, place: int, size: int) -> bytes:
         """``size`` bytes of a file from ``place`` on; fewer where it ends before. From any thread.
 
-        Raises :class:`OSError`, and :class:`ValueError` in an archive that compresses each file."""
+        Raises :class:`OSError`, and :class:`ValueError` in an archive where it is damaged, no plain file, or compressed
+        otherwise than by deflate."""
 
     @abstractmethod
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:

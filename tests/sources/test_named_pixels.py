@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import tarfile
+import zipfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,20 @@ def samples(source: Source, split: str | None = None) -> list[tuple[Any, Any]]:
     return [(each.image, each.values) for each in found]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("form", ["folder", "above", "tar.gz"])
+@pytest.mark.parametrize("form", ["folder", "above", "tar.gz", "zip"])
 def test_stl10_is_that_of_torchvision(form: str, tmp_path: Path, torchvision: Any) -> None:
     folder = make_layout("stl10", tmp_path / "set")
-    path = {"folder": folder, "above": folder.parent, "tar.gz": tmp_path / "stl10_binary.tar.gz"}[form]
+    path = {
+        "folder": folder,
+        "above": folder.parent,
+        "tar.gz": tmp_path / "stl10_binary.tar.gz",
+        "zip": tmp_path / "x.zip",
+    }[form]
     if form == "tar.gz":
         with tarfile.open(path, "w:gz") as archive:
             archive.add(folder, folder.name)
+    if form == "zip":
+        shutil.make_archive(str(tmp_path / "x"), "zip", folder.parent, folder.name)  # deflates
     with closing(open_source(path)) as source:
         assert source.kind == "stl10"
         for split in ("train", "test", "unlabeled"):
@@ -223,6 +231,34 @@ def test_pixels_that_are_cut_off_meanwhile_are_bad_samples(tmp_path: Path) -> No
         os.truncate(folder / "test_X.bin", 3 * 96 * 96)
         with pytest.raises(SampleError, match="ends before image"):
             source.read(entries[-1])
+
+
+def test_a_deflated_zip_is_read_at_any_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packstore.sources.inflating._STEP", 1 << 16)
+    folder = make_layout("stl10", tmp_path / "set")
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 3 * 96 * 96), np.uint8)
+    (folder / "unlabeled_X.bin").write_bytes(pixels.tobytes())
+    path = Path(shutil.make_archive(str(tmp_path / "x"), "zip", folder))
+    with closing(open_source(path)) as source:
+        entries = list(source.entries("unlabeled"))
+        for n in (39, 0, 17, 38, 1):
+            assert np.array_equal(source.image(entries[n]), pixels[n].reshape(3, 96, 96).transpose(2, 1, 0))
+
+
+def test_a_deflated_zip_that_is_damaged_is_one_line(tmp_path: Path) -> None:
+    folder = make_layout("stl10", tmp_path / "set")
+    path = Path(shutil.make_archive(str(tmp_path / "x"), "zip", folder))
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo("unlabeled_X.bin")
+    data = bytearray(path.read_bytes())
+    middle = info.header_offset + 100
+    data[middle : middle + info.compress_size - 200] = b"\xff" * (info.compress_size - 200)
+    path.write_bytes(data)
+    with closing(open_source(path)) as source:
+        good, bad = list(source.entries("train")), list(source.entries("unlabeled"))
+        source.read(good[0])
+        with pytest.raises(SampleError, match="cannot be decompressed"):
+            source.read(bad[-1])
 
 
 def test_none_of_them(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from packstore.core.errors import SampleError
 from packstore.core.files import beyond_standard_streams
 from packstore.images.sniff import begins_like_image
-from packstore.sources.archives.index import NOWHERE, Index, OpenFile
+from packstore.sources.archives.index import NOWHERE, Index, Member, OpenFile
 from packstore.sources.archives.zip import DEFLATED, LOCAL, STORED, inflate
 from packstore.sources.base import SPLIT_ORDER, stamp_of
+from packstore.sources.inflating import GzipReader
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_image_name, is_passed_over
 from packstore.sources.tree import Found, Tree
 
@@ -38,6 +39,8 @@ class ArchiveTree(Tree):
         self._top = self._find_top()
         self._lock = threading.Lock()
         self._file: OpenFile | None = index.file
+        self._inflaters: dict[int, GzipReader] = {}
+        self._inflating = threading.Lock()
 
     def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         table = self._index.table
@@ -88,8 +91,10 @@ class ArchiveTree(Tree):
         if number is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         member = self._index.member(number)
-        if member.place == NOWHERE or member.method != STORED:
-            raise ValueError("it is compressed, or no plain file: unpack the archive, and give the folder")
+        if member.place == NOWHERE or member.method not in (STORED, DEFLATED):
+            raise ValueError("it is no plain file, or compressed in another way than by deflate: unpack the archive")
+        if member.method == DEFLATED:
+            return self._inflated(number, member, place, max(0, min(size, member.size - place)))
         start = self._data_place(member.place) if self._index.zipped else member.place
         return self._open().read(max(0, min(size, member.size - place)), start + place)
 
@@ -117,6 +122,22 @@ class ArchiveTree(Tree):
 
     def close(self) -> None:
         self._file = self._index.file
+        with self._inflating:
+            while self._inflaters:
+                self._inflaters.popitem()[1].close()
+
+    def _inflated(self, number: int, member: Member, place: int, size: int) -> bytes:
+        """A part of a large file: the state of its decompressor is kept every 16 MiB. Raises :class:`ValueError`."""
+        with self._inflating:
+            inflater = self._inflaters.get(number)
+            if inflater is None:
+                at = self._data_place(member.place)
+                inflater = self._inflaters[number] = GzipReader(self._path, (at, member.stored))
+            try:
+                inflater.seek(place)
+                return inflater.read(size)
+            except (EOFError, zlib.error) as error:
+                raise ValueError(f"it cannot be decompressed: {error}") from None
 
     def _find_top(self) -> bytes:
         top = b""
