@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -22,7 +22,7 @@ from packstore.sources.annotations import asked, find_further
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import is_file, is_folder, join, lines_of, mask_field
-from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.listing import IMAGE_SUFFIXES, count_passed_over, is_image_name, is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 
@@ -38,6 +38,7 @@ _CITYSCAPES = {
     "train_mask": "_{}_labelTrainIds.png",
     "polygons": "_{}_polygons.json",
 }
+_MEANINGS = re.compile(r".*(class|label|categor|palette|colou?r).*[.](txt|csv|tsv|json|ya?ml|xml|names)", re.I)
 _SCENES = "sceneCategories.txt"
 """ADE20K's file of the scene of each image."""
 _LOOKED_AT, _PROBED, _FEW = 256, 32, 4
@@ -145,12 +146,27 @@ class SegmentationSource(FileRowSource):
                 continue
             if pair.images != pair.masks and is_folder(self.tree, pair.masks):
                 used = {row.values[name].file for row in self.file_rows(split) for name in pair.ends}
+                self._count_beside(pair.masks, ignored, used)
                 masks = self._images(pair.masks)
                 ignored["images in folders of masks that go with none"] += sum(file not in used for file in masks)
+        bases = {place.rpartition("/")[0] for pair in self._pairs.values() for place in _places(pair)} | {""}
+        for base in sorted(bases - {pair.images for pair in self._pairs.values()}):  # whose files are counted already
+            self._count_beside(base, ignored, {_SCENES})
         ignored.update(
             f"folders of images beside these ({printable(each)})" for each in _others(self.tree, self._pairs)
         )
         return dict(+ignored)
+
+    def _count_beside(self, base: str, ignored: Counter[str], used: Container[str]) -> None:
+        """Counts the files in a folder that are no images; by name those that may say what values mean."""
+        for name, is_directory in islice(self.tree.names(base), _LOOKED_AT):
+            path = join(base, name)
+            if is_directory or path in used or is_image_name(name):
+                continue
+            if _MEANINGS.fullmatch(name):
+                ignored[f"lists of what the values of masks mean ({printable(path)})"] += 1
+            else:
+                count_passed_over([name], ignored)
 
     @cached_property
     def _scenes(self) -> dict[str, str]:
@@ -209,9 +225,13 @@ def _find_pairs(tree: Tree) -> dict[str, _Pair]:
     return {split: pairs[split] for split in in_packing_order(pairs)} if len(pairs) == len(found) else {}
 
 
+def _places(pair: _Pair) -> tuple[str, ...]:
+    return pair.images, pair.masks
+
+
 def _others(tree: Tree, pairs: Mapping[str, _Pair]) -> list[str]:
     """Folders with images beside those of the pairs."""
-    used = [place for pair in pairs.values() for place in (pair.images, pair.masks)]
+    used = [place for pair in pairs.values() for place in _places(pair)]
     bases = {place.rpartition("/")[0] for place in used if place} | {""}
     beside = {join(base, name) for base in bases for name in _folders(tree, base)}
     free = (place for place in sorted(beside) if not any(_related(place, each) for each in used))

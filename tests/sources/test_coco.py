@@ -16,6 +16,7 @@ from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
 from tests.makers.annotated import CATS, coco, coco_image, coco_object, fill, jpeg
+from tests.makers.command import run
 
 
 class TestCoco(SourceSuite):
@@ -247,11 +248,94 @@ def test_a_file_that_is_no_json(text: str, said: str, tmp_path: Path) -> None:
     assert str(caught.value).isprintable()
 
 
-def test_two_files_for_one_split_are_a_question(tmp_path: Path) -> None:
+def of_images(*numbers: int, **more: Any) -> str:
+    """A file of annotations of some images."""
+    images = [coco_image(number) for number in numbers]
+    objects = [coco_object(number, number) for number in numbers]
+    return json.dumps({"images": images, "annotations": objects, "categories": CATS} | more)
+
+
+def photos(folder: str, *numbers: int) -> dict[str, str | bytes]:
+    return {f"{folder}/{n:012}.jpg": jpeg(n) for n in numbers}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "splits"),
+    [
+        ("a.json", "b.json", ("a", "b")),
+        ("annotations/cats.json", "annotations/dogs.json", ("cats", "dogs")),
+        ("annotations/instances_train2014.json", "annotations/instances_train2017.json", ("train2014", "train2017")),
+        ("one/cats.json", "two/dogs.json", ("cats", "dogs")),
+    ],
+)
+def test_two_sets_in_one_folder_are_splits(first: str, second: str, splits: tuple[str, str], tmp_path: Path) -> None:
+    fill(tmp_path, {first: of_images(0, 1), second: of_images(2, 3), **photos("images", 0, 1, 2, 3)})
+    with closing(open_source(tmp_path)) as source:
+        assert dict(source.survey().splits) == dict.fromkeys(splits, 2)
+        keys = [[entry.key for entry in source.entries(split)] for split in splits]
+    assert keys == [[f"images/{n:012}.jpg" for n in pair] for pair in ((0, 1), (2, 3))]
+
+
+def test_annotations_of_years_whose_images_are_not_there(tmp_path: Path) -> None:
+    """As where ``annotations_trainval2014.zip`` and ``…2017.zip`` were unpacked in one folder."""
     coco(tmp_path)
-    shutil.copy(tmp_path / "annotations/instances_val2017.json", tmp_path / "annotations/instances_val2014.json")
-    with pytest.raises(AmbiguousSourceError, match="are both instances of the split val"):
+    with closing(open_source(tmp_path)) as source:
+        expected = list(source.entries())
+    for split, n in (("train", 77), ("val", 78)):
+        fill(tmp_path, {f"annotations/instances_{split}2014.json": of_images(n)})
+    with closing(open_source(tmp_path)) as source:
+        assert list(source.entries()) == expected
+        assert [name for name in source.survey().ignored if "2014" in name] == [
+            f"files of annotations of images that are not there (annotations/instances_{split}2014.json)"
+            for split in ("train", "val")
+        ]
+
+
+@pytest.mark.parametrize("name", ["annotations.json", "_annotations.coco.json", "instances.json"])
+def test_two_sets_in_folders_of_one_name_are_a_question(name: str, tmp_path: Path) -> None:
+    for folder, n in (("one", 0), ("two", 1)):
+        fill(tmp_path, {f"{folder}/{name}": of_images(n), **photos(f"{folder}/images", n)})
+    with pytest.raises(AmbiguousSourceError, match="of no split that it is theirs: give one of their folders") as asked:
         open_source(tmp_path)
+    assert [answer.source for answer in asked.value.answers] == [tmp_path / "one", tmp_path / "two"]
+    for answer, n in zip(asked.value.answers, (0, 1), strict=True):
+        assert answer.source is not None
+        with closing(open_source(answer.source)) as source:
+            assert [entry.key for entry in source.entries()] == [f"images/{n:012}.jpg"]
+    assert run("info", tmp_path).returncode == 2
+    shutil.make_archive(str(tmp_path / "x"), "zip", tmp_path)
+    with pytest.raises(AmbiguousSourceError, match="give one of their folders"):
+        open_source(tmp_path / "x.zip")
+
+
+def test_two_sets_with_the_same_images_or_other_classes_are_questions(tmp_path: Path) -> None:
+    fill(tmp_path, {"a.json": of_images(0, 1), "b.json": of_images(1, 2), **photos("images", 0, 1, 2)})
+    with pytest.raises(AmbiguousSourceError, match=r"01\.jpg is in a and in b: leave one of the two"):
+        open_source(tmp_path)
+    wolf = [{"id": 18, "name": "wolf"}]
+    fill(tmp_path, {"b.json": of_images(2, categories=wolf)})
+    with pytest.raises(AmbiguousSourceError, match="category 18 is 'wolf' in b, and 'dog' in another split: leave one"):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../out.jpg", "/etc/passwd.jpg", "a/../../out.jpg", "..\\out.jpg", "C:\\out.jpg", "\\out.jpg", "a\0.jpg", ".."],
+)
+@pytest.mark.parametrize("archive", [False, True])
+def test_names_that_lead_out_of_the_source_are_refused(archive: bool, name: str, tmp_path: Path) -> None:
+    image = coco_image(0) | {"file_name": name}
+    path = fill(
+        tmp_path / "set", {"annotations/instances_train.json": of_images(0, images=[image]), **photos("images", 0)}
+    )
+    (tmp_path / "out.jpg").write_bytes(jpeg(9))
+    if archive:
+        path = Path(shutil.make_archive(str(tmp_path / "x"), "zip", path))
+    with pytest.raises(
+        SourceError, match=r"instances_train\.json names .*, which is no path within the source"
+    ) as caught:
+        open_source(path)
+    assert str(caught.value).isprintable()
 
 
 def test_an_image_of_two_splits(tmp_path: Path) -> None:

@@ -212,3 +212,21 @@ def test_values_of_masks_are_untouched(tmp_path: Path) -> None:
     convert(folders(tmp_path / "set"), tmp_path / "x.h5")
     ds = PackedDataset(tmp_path / "x.h5", "val", columns=("mask",))
     assert np.asarray(ds[0][0]).max() == 255
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("classes.txt", "lists of what the values of masks mean (classes.txt)"),
+        ("masks/class_names.csv", "lists of what the values of masks mean (masks/class_names.csv)"),
+        ("label_colors.txt", "lists of what the values of masks mean (label_colors.txt)"),
+        ("notes.txt", "not images (.txt)"),
+        ("masks/notes.txt", "not images (.txt)"),
+    ],
+)
+def test_files_beside_masks_are_said(name: str, said: str, tmp_path: Path) -> None:
+    """Values of masks have no names in a store, since one of them often stands for none."""
+    files: dict[str, str | bytes] = {f"images/{n}.jpg": jpeg(n) for n in range(3)}
+    files |= {f"masks/{n}.png": mask(n) for n in range(3)} | {name: "background\ncat\n"}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert (source.kind, dict(source.survey().ignored)) == ("segmentation", {said: 1})

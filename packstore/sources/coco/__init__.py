@@ -14,15 +14,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Labels
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import class_names, join, yolo_labels
 from packstore.sources.coco.documents import Documents, boxes_of, keypoints_of, labels_of
-from packstore.sources.coco.files import READ, by_split, find_files, image_folder
+from packstore.sources.coco.files import READ, AnnotationFile, by_split, find_files, image_folder
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
-from packstore.sources.rows import FileRow, FileRowSource, Row
+from packstore.sources.rows import FileRow, FileRowSource, Row, in_packing_order
 
 _NAMES = 64
 
@@ -62,12 +62,12 @@ class CocoSource(FileRowSource):
                 named = next(documents.names(), "")
                 some = f", {printable(named)} the first of them" if named else ""
                 raise SourceError(f"{self.tree.name()}: no image is there that {printable(first.path)} names{some}")
+            self._name_plainly(splits)
             self._refuse_shared_images()
             self._categories = self._all_categories()
         except BaseException:
             self.close()
             raise
-        self._files = [file.path for split in self._splits for file in splits[split].values()]
         self.evidence = ", ".join(map(printable, self._files))
         self._classes = class_names([*self._categories.values()], [*self._categories])
         self._numbers = {category: number for number, category in enumerate(self._categories)}
@@ -140,6 +140,15 @@ class CocoSource(FileRowSource):
             documents.close()
         super().close()
 
+    def _name_plainly(self, files: Mapping[str, Mapping[str, AnnotationFile]]) -> None:
+        """Calls the splits by their plain names, ``train2017`` by ``train``, where the images of another
+        (``train2014``) are not there."""
+        plain = {split: next(iter(files[split].values())).split for split in self._splits}
+        counts = Counter(plain.values())
+        names = {name if name and counts[name] == 1 else split: split for split, name in plain.items()}
+        self._files = [file.path for split in names.values() for file in files[split].values()]
+        self._splits = {name: self._splits[names[name]] for name in in_packing_order(names)}
+
     def _not_named(self) -> Counter[str]:
         """Images that no file names: in the folders of those that are named, and in others beside these."""
         counts: Counter[str] = Counter()
@@ -169,14 +178,14 @@ class CocoSource(FileRowSource):
             self._ignored[f"files of annotations{why} ({printable(path)})"] += 1
 
     def _refuse_shared_images(self) -> None:
-        """Raises :class:`SourceError` where two splits have an image, which would be one key twice."""
+        """Raises :class:`AmbiguousSourceError` where two splits have an image, which would be one key twice."""
         folders = Counter(folder for folder, _ in self._splits.values())
         seen: dict[tuple[str, str], str] = {}
         for split, (folder, documents) in self._splits.items():
             for name in documents.names() if folders[folder] > 1 else ():
                 other = seen.setdefault((folder, name), split)
                 if other != split:
-                    raise SourceError(
+                    raise AmbiguousSourceError(
                         f"{self.tree.name(join(folder, name))} is in {printable(other)} and in {printable(split)}: "
                         "leave one of the two files of annotations out of the folder"
                     )
@@ -186,9 +195,9 @@ class CocoSource(FileRowSource):
         for split, (_, documents) in self._splits.items():
             for number, name in documents.categories.items():
                 if found.setdefault(number, name) != name:
-                    raise SourceError(
+                    raise AmbiguousSourceError(
                         f"{self.tree.name()}: category {number} is {printable(name)!r} in {printable(split)}, and "
-                        f"{printable(found[number])!r} in another split"
+                        f"{printable(found[number])!r} in another split: leave one of the files in the folder"
                     )
         return dict(sorted(found.items()))
 

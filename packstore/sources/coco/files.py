@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
-from packstore.core.errors import AmbiguousSourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.beside import is_file, join
 from packstore.sources.listing import is_passed_over
@@ -54,19 +56,19 @@ def find_files(tree: Tree) -> list[AnnotationFile]:
 
 
 def by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[str, AnnotationFile]]:
-    """The files of each split by kind, in packing order. Raises :class:`AmbiguousSourceError` where two are the same,
-    or only some name a split."""
+    """The files of each split by kind, in packing order. Where a split would have two of a kind, the names of the files
+    are its splits: nothing says that they are the same. Raises :class:`AmbiguousSourceError` where these are no splits
+    either, or only some name a split."""
+    read = [file for file in files if file.kind in READ]
+    counts = Counter((file.split, file.kind) for file in read)
+    shared = {split for (split, _), count in counts.items() if count > 1}
     found: dict[str, dict[str, AnnotationFile]] = {}
-    for file in files:
-        if file.kind not in READ:
-            continue
-        kinds = found.setdefault(file.split, {})
+    for file in read:
+        split = file.token if file.split in shared else file.split
+        kinds = found.setdefault(split, {})
         other = kinds.setdefault(file.kind, file)
         if other is not file:
-            raise AmbiguousSourceError(
-                f"{tree.name(other.path)} and {printable(file.path)} are both {file.kind} of "
-                f"{f'the split {printable(file.split)}' if file.split else 'all images'}: leave only one in the folder"
-            )
+            raise _several(tree, [each for each in read if (each.token, each.kind) == (file.token, file.kind)])
     if len(found) > 1 and "" in found:
         odd = next(iter(found[""].values()))
         raise AmbiguousSourceError(
@@ -75,6 +77,16 @@ def by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[str, Ann
         )
     order = in_packing_order(found)
     return {split: {kind: found[split][kind] for kind in READ if kind in found[split]} for split in order}
+
+
+def _several(tree: Tree, files: list[AnnotationFile]) -> AmbiguousSourceError:
+    """The question about files of one name in several folders, each of which may be a data set."""
+    named = " and ".join(printable(file.path) for file in files)
+    folders = [file.path.rpartition("/")[0] for file in files]
+    answers = [Answer(source=Path(tree.root, folder)) for folder in folders if folder and Path(tree.root).is_dir()]
+    return AmbiguousSourceError(
+        f"{tree.name()} has {named}, which say of no split that it is theirs: give one of their folders", answers
+    )
 
 
 def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | None:
