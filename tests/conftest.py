@@ -8,7 +8,7 @@ import random
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from tests.makers.s3 import Double
     from tests.makers.simulated_cuda import Simulation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -199,11 +200,25 @@ def s3(_moto_port: int, monkeypatch: pytest.MonkeyPatch) -> str:
     """A URL below which nothing lies yet, in a bucket of a real S3 server on this machine: moto, one a session."""
     from tests.makers.s3 import BUCKET, environment
 
+    _set_aws(monkeypatch, environment(_moto_port))
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def s3_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
+    """An empty S3 with faults, at ``s3://bucket``; see :class:`tests.makers.s3.Double`."""
+    from tests.makers.s3 import double, environment
+
+    with double() as state:
+        _set_aws(monkeypatch, environment(state.port))
+        yield state
+
+
+def _set_aws(monkeypatch: pytest.MonkeyPatch, values: Mapping[str, str]) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    for name, value in environment(_moto_port).items():
+    for name, value in values.items():
         monkeypatch.setenv(name, value)
-    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 
 Simulate = Callable[["str | int"], "AbstractContextManager[Simulation]"]

@@ -49,6 +49,11 @@ class Agent:
                 start_new_session=True,  # Ctrl-C is for its parent, which ends it
             )
 
+    @property
+    def process_id(self) -> int:
+        """Of the agent process."""
+        return self._process.pid
+
     def call(self, location: Location, method: str, *arguments: Any) -> Any:
         """What the method of :class:`Direct` returns or raises."""
         with self._connection() as connection:
@@ -92,6 +97,7 @@ class Agent:
             done = True  # the answer was read to its end
             raise
         except (EOFError, BrokenPipeError, ConnectionResetError):
+            _replace(self)
             raise RemoteError("the process that fetches for this forked one has ended; was it killed?") from None
         finally:
             if done:
@@ -118,6 +124,16 @@ def agent() -> Agent | None:
             _agent = Agent()
             atexit.register(_agent.close)
         return _agent
+
+
+def _replace(ended: Agent) -> None:
+    """The next request starts another one."""
+    global _agent
+    with _lock:
+        if _agent is ended:
+            _agent = None
+            atexit.unregister(ended.close)
+            ended.close()
 
 
 def _after_fork() -> None:

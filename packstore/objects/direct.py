@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import UsageError
 from packstore.core.files import sync_directory, sync_file
-from packstore.objects.connection import RETRY_SECONDS, connect
+from packstore.objects import connection
+from packstore.objects.connection import connect
 from packstore.objects.failures import explaining
 from packstore.objects.location import Location
 from packstore.objects.values import ConflictError, MissingObjectError, ObjectInfo, RemoteError
 
 if TYPE_CHECKING:
+    from obstore import GetOptions
     from obstore.store import ObjectStore as Connection
 
 WORK = "_work"
@@ -29,6 +32,7 @@ _PART_BYTES = 16 << 20
 _PARTS = 9_000  # S3 allows 10,000
 _COPY_BYTES = 5 << 30  # what S3 copies at once
 _AT_ONCE = 4
+_BULK = 1000  # names in one request
 
 
 class Direct:
@@ -58,17 +62,32 @@ class Direct:
             return bytes(obstore.get_range(self._connection(), path, start=start, end=stop))
 
     def stream(self, name: str) -> Iterator[bytes]:
+        """obstore asks again for the rest of a body that breaks off, but only within its time from the first byte on;
+        so it is asked anew, as long as each time brings something."""
         import obstore
+        from obstore.exceptions import GenericError, PreconditionError
 
+        seen, expected = 0, -1
+        options: GetOptions | None = None
         with self._explaining(name, "read"):
-            found = obstore.get(self._connection(), self._path(name))
-            expected, seen = found.meta["size"], 0
-            for piece in found.stream(STEP_BYTES):
-                if piece:
-                    seen += len(piece)
-                    yield bytes(piece)
-            if seen != expected:
-                raise RemoteError(f"{self.location.shown(name)} ends after {seen:,} of its {expected:,} bytes")
+            while seen != expected:
+                before = seen
+                try:
+                    found = obstore.get(self._connection(), self._path(name), options=options)
+                    expected = found.meta["size"]
+                    for piece in found.stream(STEP_BYTES):
+                        if piece:
+                            seen += len(piece)
+                            yield bytes(piece)
+                except PreconditionError:
+                    raise RemoteError(f"{self.location.shown(name)} was replaced while it was read") from None
+                except GenericError:
+                    if seen == before:
+                        raise
+                else:
+                    if seen == before and seen != expected:
+                        raise RemoteError(f"{self.location.shown(name)} ends after {seen:,} of {expected:,} bytes")
+                options = {"range": {"offset": seen}, "if_match": found.meta["e_tag"]}
 
     def head(self, name: str) -> ObjectInfo:
         import obstore
@@ -88,6 +107,15 @@ class Direct:
                     info = self._info(dict(found))
                     if info.name.startswith(prefix):
                         yield info
+
+    def directory(self, name: str) -> tuple[Sequence[ObjectInfo], Sequence[str]]:
+        import obstore
+
+        with self._explaining(name, "listed"):
+            below = self._path(name).rstrip("/")
+            found = obstore.list_with_delimiter(self._connection(), below or None)
+            files = [self._info(dict(each)) for each in found["objects"]]
+            return files, [str(each).removeprefix(self._above).rstrip("/") for each in found["common_prefixes"]]
 
     def create(self, name: str, data: bytes | Path) -> bool:
         nbytes = data.stat().st_size if isinstance(data, Path) else len(data)
@@ -111,13 +139,12 @@ class Direct:
     def delete(self, names: Sequence[str]) -> None:
         import obstore
 
-        for name in names:
-            with self._explaining(name, "deleted"):
-                self._refuse_read_only()
-                try:
-                    obstore.delete(self._connection(), self._path(name))
-                except FileNotFoundError:
-                    continue
+        self._refuse_read_only()
+        step = _BULK if self.location.scheme == "s3" else 1  # others fail where one of several is absent
+        for first in range(0, len(names), step):
+            some = names[first : first + step]
+            with self._explaining(some[0], "deleted"), contextlib.suppress(FileNotFoundError):
+                obstore.delete(self._connection(), [self._path(name) for name in some])
 
     def _create_at_once(self, name: str, data: bytes | Path) -> bool | None:
         """Whether this call created it; None where it lies there already, by whomever.
@@ -128,7 +155,7 @@ class Direct:
         from obstore.exceptions import AlreadyExistsError, GenericError
 
         lost = False
-        until = time.monotonic() + RETRY_SECONDS
+        until = time.monotonic() + connection.RETRY_SECONDS
         while True:
             try:
                 source = data.read_bytes() if isinstance(data, Path) else data
@@ -154,6 +181,7 @@ class Direct:
 
         if self._exists(name):
             return None
+        self._probe("copy")
         part = max(_PART_BYTES, -(-nbytes // _PARTS))
         copies = self.location.scheme != "s3" or nbytes <= _COPY_BYTES
         target = f"{WORK}/upload-{uuid.uuid4().hex}" if copies else name
@@ -162,7 +190,6 @@ class Direct:
         )
         if not copies:
             return True
-        self._probe("copy")
         try:
             obstore.copy(self._connection(), self._path(target), self._path(name), overwrite=False)
         except AlreadyExistsError as error:
@@ -184,15 +211,15 @@ class Direct:
         self._refuse_read_only()
         if way in self._probed or self.location.scheme in ("file", "memory"):
             return
-        connection = self._connection()
+        made = self._connection()
         path = self._path(f"{WORK}/probe-{uuid.uuid4().hex}")
         why = "overwrites an object that was to be created only if absent"
-        obstore.put(connection, path, b"first")
+        obstore.put(made, path, b"first")
         try:
             if way == "put":
-                obstore.put(connection, path, b"second", mode="create")
+                obstore.put(made, path, b"second", mode="create")
             else:
-                obstore.copy(connection, path, path, overwrite=False)
+                obstore.copy(made, path, path, overwrite=False)
         except AlreadyExistsError:
             self._probed.add(way)
             return
@@ -201,7 +228,7 @@ class Direct:
                 raise
             why = "does not support creating an object only if it is absent"
         finally:
-            obstore.delete(connection, path)
+            obstore.delete(made, path)
         raise RemoteError(
             f"{self.location.shown()} cannot be written: its server {why} "
             f"({'If-None-Match' if way == 'put' else 'If-None-Match of an upload in parts'}), so two writers could "

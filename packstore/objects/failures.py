@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from packstore.core.errors import UsageError, printable
-from packstore.objects.connection import SILENCE_SECONDS
+from packstore.objects import connection
 from packstore.objects.location import Location
 from packstore.objects.values import MissingObjectError, RemoteError
 
@@ -38,7 +38,7 @@ def translated(error: Exception, location: Location, name: str, doing: str) -> R
     text = str(error)
     shown = location.shown(name)
     code = re.search(r"<Code>([^<]*)</Code>", text)
-    if isinstance(error, FileNotFoundError) and code is not None and code[1] in ("NoSuchBucket", "ContainerNotFound"):
+    if code is not None and code[1] in ("NoSuchBucket", "ContainerNotFound"):
         return RemoteError(f"{shown} cannot be {doing}: there is no bucket {location.bucket!r}")
     if isinstance(error, FileNotFoundError):
         return MissingObjectError(f"{shown} does not exist")
@@ -66,7 +66,9 @@ def _reason(text: str, location: Location) -> str:
     if status is not None:
         return f"the server answers {scrubbed(named)}{again}"
     if "kind: Timeout" in text or "TimedOut" in text:
-        return f"no answer within {SILENCE_SECONDS} s{again}; is the server overloaded, or the network slow?"
+        return (
+            f"no answer within {connection.SILENCE_SECONDS:g} s{again}; is the server overloaded, or the network slow?"
+        )
     if "ConnectionRefused" in text or "kind: Connect" in text:
         return f"no connection to the server{again}; check the endpoint and the network"
     if "kind: Interrupted" in text or "IncompleteBody" in text:

@@ -18,8 +18,9 @@ def open_objects(url: str | os.PathLike[str]) -> ObjectStore:
     only), file:///path or memory://name/path. Connects at the first request.
 
     Credentials come from the environment: of S3 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
-    AWS_REGION, AWS_ENDPOINT_URL; of Google GOOGLE_APPLICATION_CREDENTIALS; of Azure AZURE_STORAGE_ACCOUNT_NAME and
-    AZURE_STORAGE_ACCOUNT_KEY; else from the metadata service of the cloud that the machine stands in.
+    AWS_REGION, AWS_ENDPOINT_URL, or AWS_PROFILE and the files in ~/.aws; of Google GOOGLE_APPLICATION_CREDENTIALS; of
+    Azure AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY; else from the metadata service of the cloud that
+    the machine stands in.
 
     Raises:
         UsageError: Another scheme, or a URL that carries credentials.
@@ -69,6 +70,11 @@ class ObjectStore:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects whose names start with ``prefix``, in any order."""
         return self._iterate("list", prefix)
+
+    def directory(self, name: str = "") -> tuple[Sequence[ObjectInfo], Sequence[str]]:
+        """The objects in a directory, and the names of the directories in it. Takes a request for 1,000 of them."""
+        found: tuple[Sequence[ObjectInfo], Sequence[str]] = self._call("directory", name)
+        return found
 
     def create(self, name: str, data: bytes | Path) -> bool:
         """Creates an object, whole or not at all, if there is none of this name; ``data``: its bytes, or their file.

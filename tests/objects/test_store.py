@@ -89,6 +89,7 @@ def test_empty_objects(store: ObjectStore) -> None:
     assert list(store.stream("empty")) == []
 
 
+@pytest.mark.slow
 def test_objects_in_parts(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_module, "_SINGLE_BYTES", 100)
     monkeypatch.setattr(direct_module, "_PART_BYTES", 5 << 20)

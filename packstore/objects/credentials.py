@@ -1,0 +1,158 @@
+"""Credentials of object stores, as the environment and the files of the clouds' own tools hold them."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.util
+import os
+import socket
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from packstore.objects.location import Location
+from packstore.objects.values import RemoteError
+
+_METADATA_SECONDS = 1.0  # the address is the machine's own host's: it answers in milliseconds, or is not there
+
+
+class _Cloud(NamedTuple):
+    """Names in the environment: of credentials, each alternative with blanks between names that belong together; of
+    the switch for requests without any; of the address of the metadata service, and its usual one. ``wanted``: what a
+    message asks for."""
+
+    credentials: tuple[str, ...]
+    public: str
+    metadata: str
+    usual: str
+    wanted: str
+
+
+_CLOUDS = {
+    "s3": _Cloud(
+        (
+            "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY",
+            "AWS_WEB_IDENTITY_TOKEN_FILE",
+            "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        ),
+        "AWS_SKIP_SIGNATURE",
+        "AWS_METADATA_ENDPOINT",
+        "http://169.254.169.254",
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE,",
+    ),
+    "gs": _Cloud(
+        (
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            "GOOGLE_SERVICE_ACCOUNT",
+            "GOOGLE_SERVICE_ACCOUNT_PATH",
+            "GOOGLE_SERVICE_ACCOUNT_KEY",
+            "GOOGLE_BEARER_TOKEN",
+        ),
+        "GOOGLE_SKIP_SIGNATURE",
+        "GCE_METADATA_HOST",
+        "http://metadata.google.internal",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    ),
+    "az": _Cloud(
+        (
+            "AZURE_STORAGE_ACCOUNT_KEY",
+            "AZURE_STORAGE_ACCESS_KEY",
+            "AZURE_STORAGE_MASTER_KEY",
+            "AZURE_STORAGE_SAS_KEY",
+            "AZURE_STORAGE_SAS_TOKEN",
+            "AZURE_STORAGE_TOKEN",
+            "AZURE_STORAGE_CLIENT_SECRET",
+            "AZURE_CLIENT_SECRET",
+            "AZURE_FEDERATED_TOKEN_FILE",
+            "AZURE_STORAGE_USE_EMULATOR",
+            "AZURE_USE_AZURE_CLI",
+            "IDENTITY_ENDPOINT",
+        ),
+        "AZURE_SKIP_SIGNATURE",
+        "AZURE_MSI_ENDPOINT",
+        "http://169.254.169.254",
+        "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+    ),
+}
+
+
+def credentials(location: Location) -> dict[str, Any]:
+    """Arguments for a store of obstore: of what it does not take from the environment itself.
+
+    Raises :class:`RemoteError` where there are no credentials, at once: obstore would ask the metadata address of the
+    cloud for minutes, on a machine that stands in none."""
+    cloud = _CLOUDS[location.scheme]
+    profile = _profile(location) if location.scheme == "s3" else {}
+    if any(all(os.environ.get(name) for name in each.split()) for each in cloud.credentials):
+        return profile
+    if profile.keys() & {"access_key_id", "credential_provider"}:
+        return profile
+    if os.environ.get(cloud.public, "").lower() in ("1", "true", "yes", "on"):
+        return profile
+    if location.scheme == "gs" and Path("~/.config/gcloud/application_default_credentials.json").expanduser().exists():
+        return profile
+    address = os.environ.get(cloud.metadata) or cloud.usual
+    if not _answers(address if "//" in address else f"http://{address}"):
+        raise RemoteError(
+            f"{location.shown()}: no credentials; set {cloud.wanted} (or {cloud.public}=true for what everybody may "
+            "read). This machine has none of its own: no metadata service of a cloud answers"
+        )
+    return profile
+
+
+def _profile(location: Location) -> dict[str, Any]:
+    """What the files of the AWS tools say of the profile in use: region, endpoint, keys. The environment goes first."""
+    name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
+    found: dict[str, str] = {}
+    for variable, usual, section in (
+        ("AWS_CONFIG_FILE", "~/.aws/config", name if name == "default" else f"profile {name}"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", name),
+    ):
+        path = Path(os.environ.get(variable) or usual).expanduser()
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(path, "utf-8")
+        except (configparser.Error, UnicodeDecodeError, OSError):
+            raise RemoteError(f"{location.shown()}: {path}, the file of the AWS tools, cannot be read") from None
+        if parser.has_section(section):
+            found.update(parser.items(section))
+    own: dict[str, Any] = {}
+    if not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
+        own["region"] = found.get("region", "us-east-1")
+    if "endpoint_url" in found and not (os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3")):
+        own["endpoint"] = found["endpoint_url"]
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        return own
+    if found.get("aws_access_key_id") and found.get("aws_secret_access_key"):
+        own |= {"access_key_id": found["aws_access_key_id"], "secret_access_key": found["aws_secret_access_key"]}
+        if found.get("aws_session_token"):
+            own["session_token"] = found["aws_session_token"]
+    elif found.keys() & {"sso_session", "sso_start_url", "credential_process", "role_arn"}:
+        own["credential_provider"] = _of_boto3(location, name)
+    elif name != "default" and not found:
+        raise RemoteError(f"{location.shown()}: there is no AWS profile {name!r}, which AWS_PROFILE names")
+    return own
+
+
+def _of_boto3(location: Location, profile: str) -> Any:
+    """The credentials of a profile that its files do not hold, but say where to get."""
+    if importlib.util.find_spec("boto3") is None:
+        raise RemoteError(
+            f"{location.shown()}: the AWS profile {profile!r} has no keys of its own (it signs in); install boto3, or "
+            'run: eval "$(aws configure export-credentials --format env)"'
+        )
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    return Boto3CredentialProvider()
+
+
+def _answers(url: str) -> bool:
+    """Whether something accepts connections there."""
+    parts = urlsplit(url)
+    try:
+        address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        with socket.create_connection(address, timeout=_METADATA_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False
