@@ -12,6 +12,7 @@ from packstore.core.errors import StoreError, UsageError
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Column
 from packstore.core.registry import FORMATS
+from packstore.core.urls import location
 from packstore.stores import opening
 from packstore.stores.base import Problem, Reader, Writer
 from packstore.stores.builder import StoreBuilder
@@ -42,7 +43,7 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
     Takes milliseconds whatever the number of records, and reads no image.
 
     Args:
-        path: The store.
+        path: The store, or its URL: ``s3://bucket/imagenet.lmdb``.
         checksums: ``"never"``; ``"always"`` to check each record when it is read, see
             :class:`packstore.stores.checked.CheckedReader`; or ``"auto"`` for what costs little, see
             :class:`packstore.stores.sparingly_checked.SparinglyCheckedReader`. The manifest is always checked.
@@ -54,7 +55,7 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
     if checksums not in ("auto", "always", "never"):
         raise UsageError(f"checksums should be 'auto', 'always' or 'never', got {checksums!r}")
     refuse_empty(path)
-    reader = opening.open_reader(Path(path))
+    reader = opening.open_reader(location(path))
     if checksums == "never":
         return reader
     if checksums == "always":
@@ -71,7 +72,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
     if not os.fspath(path):
         return False
     try:
-        opening.read_manifest(Path(path))
+        opening.read_manifest(location(path))
     except StoreError:
         return False
     return True

@@ -104,6 +104,7 @@ class Reader(ABC):
     Attributes:
         path: Where the store lies.
         manifest: What it is.
+        nbytes: Bytes of the store where no file of it lies on this machine; else None.
         checks_records: Whether each record is checked against its checksums when it is read.
         has_image_array: :meth:`column` gives images too: a fixed column as one array, without a copy.
     """
@@ -114,6 +115,7 @@ class Reader(ABC):
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
+        self.nbytes: int | None = None
 
     @abstractmethod
     def read(self, index: int) -> Buffer:
@@ -287,8 +289,8 @@ class Reader(ABC):
         return Split("all", 0, len(self)) if name is None else self.manifest.split(name)
 
     def disk_bytes(self) -> int:
-        """Bytes that the store takes on disk."""
-        return disk_bytes(self.path)
+        """Bytes that the store takes on disk; at a URL, those of its objects."""
+        return disk_bytes(self.path) if self.nbytes is None else self.nbytes
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(f"a {type(self).__name__} does not pickle; pickle its path and open it again")

@@ -39,6 +39,7 @@ class CheckedReader(Reader):
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader.path, reader.manifest)
         self._reader = reader
+        self.nbytes = reader.nbytes
         columns = reader.manifest.columns
         self._row = row_columns(columns) if reader.manifest.has_column(ROW_CHECKSUM.name) else None
         self._sound: set[str] = set()

@@ -11,11 +11,12 @@ from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.files import MANIFEST_FILE, open_regular, url_in
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
+from packstore.core.urls import UrlPath
 from packstore.stores.base import Reader
 from packstore.stores.format import Format
 from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.scavenge import Scavenged
-from packstore.stores.sharded import ShardedReader, read_sharded_manifest
+from packstore.stores.sharded import open_sharded, read_sharded_manifest
 
 START_BYTES = 512
 """Bytes of a file by which formats recognise it."""
@@ -81,12 +82,20 @@ def _data_files() -> list[str]:
 
 def open_reader(path: Path) -> Reader:
     """Opens a store of any format. Raises :class:`StoreError`."""
+    if isinstance(path, UrlPath):
+        from packstore.stores.remote.opening import open_remote
+
+        return open_remote(path)
     format = recognise(path)
-    return ShardedReader(path) if format is None else format.open(path)
+    return open_sharded(path) if format is None else format.open(path)
 
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest of a store, without opening its data. Raises :class:`StoreError`."""
+    if isinstance(path, UrlPath):
+        from packstore.stores.remote.opening import read_remote_manifest
+
+        return read_remote_manifest(path)
     format = recognise(path)
     return read_sharded_manifest(path) if format is None else format.read_manifest(path)
 

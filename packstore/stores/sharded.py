@@ -54,22 +54,15 @@ class ShardedReader(Reader):
     of the new store is ever taken for the old one's.
     """
 
-    def __init__(self, path: Path) -> None:
-        for _ in range(_OPEN_TRIES):
-            before = _manifest_identity(path)
-            try:
-                manifest = read_sharded_manifest(path)
-            except StoreError:
-                if _manifest_identity(path) == before:
-                    raise
-                continue
-            table = _table(manifest)
-            files, promised = _hold(manifest, path)
-            if _manifest_identity(path) == before:
-                break
-            _drop(files, promised)  # replaced in between
-        else:
-            raise StoreError(f"{printable(str(path))} was replaced by other stores while it was opened; open it again")
+    def __init__(self, path: Path, manifest: Manifest, files: dict[int, int], promised: int) -> None:
+        """
+        Args:
+            path: Of the store.
+            manifest: Its manifest, with the table.
+            files: Descriptors of shards that are open already, by number; the reader closes them.
+            promised: How many open files are reserved for it.
+        """
+        table = _table(manifest)
         super().__init__(path, manifest)
         self._format: Format = FORMATS[manifest.format]
         self._table = table
@@ -83,7 +76,7 @@ class ShardedReader(Reader):
         self._used: dict[int, int] = {}  # when each of the open shards was last used, where their number is bounded
         self._clock = itertools.count()
         self._columns: dict[str, ColumnData] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a remote reader lets shards go while it opens one
         self._closed = False
 
     def read(self, index: int) -> Buffer:
@@ -171,6 +164,7 @@ class ShardedReader(Reader):
             self._used[number] = next(self._clock)
         reader = self._open.get(number)
         if reader is None:
+            self._make_ready(number)
             with self._lock:
                 if self._closed:
                     raise StoreError(f"{printable(str(self.path))} is closed")
@@ -188,6 +182,9 @@ class ShardedReader(Reader):
                         self._refuse_replaced()
                         raise
         return reader
+
+    def _make_ready(self, number: int) -> None:
+        """Does what takes long before a shard is opened, while other threads open others."""
 
     def check_files(self) -> None:
         try:
@@ -315,13 +312,35 @@ class ShardedReader(Reader):
         return reader
 
 
+def open_sharded(path: Path) -> ShardedReader:
+    """Opens the sharded store at ``path``. Raises :class:`StoreError`."""
+    for _ in range(_OPEN_TRIES):
+        before = _manifest_identity(path)
+        try:
+            manifest = read_sharded_manifest(path)
+        except StoreError:
+            if _manifest_identity(path) == before:
+                raise
+            continue
+        files, promised = _hold(manifest, path)
+        if _manifest_identity(path) == before:
+            return ShardedReader(path, manifest, files, promised)
+        _drop(files, promised)  # replaced in between
+    raise StoreError(f"{printable(str(path))} was replaced by other stores while it was opened; open it again")
+
+
+def reserve_open_files(table: ShardTable) -> int:
+    """Reserves open files for a reader of these shards. Returns how many it got."""
+    return allow_open_files(_FILES_A_SHARD * min(len(table), _MOST_OPEN))
+
+
 def _hold(manifest: Manifest, path: Path) -> tuple[dict[int, int], int]:
     """Opens the files of the shards if the process may have all of them open, else none.
 
     Returns their descriptors by the number of the shard, without those that cannot be opened (reading them says why),
     and how many open files were reserved."""
     table, format = _table(manifest), FORMATS[manifest.format]
-    promised = allow_open_files(_FILES_A_SHARD * min(len(table), _MOST_OPEN))
+    promised = reserve_open_files(table)
     files: dict[int, int] = {}
     if promised >= _FILES_A_SHARD * len(table):
         for number, name in enumerate(table.names()):

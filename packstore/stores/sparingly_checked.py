@@ -174,6 +174,7 @@ class SparinglyCheckedReader(CheckedReader):
     def _is_sound(self, kept: _Kept, part: int) -> bool:
         """Whether the values that the column has in a file of the store are kept, after the first call for it."""
         if kept.state[part] == _NEW:
+            self._reader.part(part)  # fetching it may take long, and need not keep other threads waiting
             with self._lock:
                 if kept.state[part] == _NEW:
                     kept.state[part] = _SOUND if self._prove(kept, part) else _BY_ROWS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from operator import index as as_index
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -14,9 +13,10 @@ from numpy.typing import NDArray
 
 from packstore.core.arguments import function_or_none, whole
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import check_paths
+from packstore.core.files import refuse_empty
 from packstore.core.manifest import Column, Manifest
 from packstore.core.registry import notebook_html
+from packstore.core.urls import location
 from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
 from packstore.stores import Checksums, open_store
@@ -75,7 +75,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     The object pickles as path and options; each process, forked or spawned, opens the store for itself.
 
     Args:
-        path: A store of any format.
+        path: A store of any format, or the URL of one.
         split: The split to use. A store that has several needs one to be named; a store with one split or none does
             not.
         device: Where tensors are put, any torch device.
@@ -131,8 +131,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         # Absolute: a worker process may have another working directory.
-        check_paths(path)
-        self.path = Path(path).absolute()
+        refuse_empty(path)
+        self.path = location(path).absolute()
         try:
             self.device = torch.device(device)
         except RuntimeError as error:

@@ -263,7 +263,7 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
         for position in range(start, path.stat().st_size):
             mask = 1 << position % 8
             flip(path, position, mask)
-            problems = list(pth_zip.check_zip(path, lambda _: None))
+            problems = list(pth_zip.check_zip(np.fromfile(path, np.uint8), lambda _: None))
             try:
                 assert_holds(open_store(path), records)
             except StoreError:

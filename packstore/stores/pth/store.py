@@ -145,12 +145,18 @@ class PthReader(MappedReader):
         for column in manifest.columns:
             check_column(column, manifest.records, data[column.name], shown)
         super().__init__(path, manifest, data)
+        self._map: NDArray[np.uint8] | None = archive.map
+
+    def close(self) -> None:
+        self._map = None
+        super().close()
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         for column in self.manifest.columns:
             yield from check_offsets(column.name, self.column(column.name))
-        if not quick:
-            yield from check_zip(self.path, progress)
+        map = self._map  # another thread may close meanwhile
+        if not quick and map is not None:
+            yield from check_zip(map, progress)
 
 
 def read_manifest(path: Path) -> Manifest:

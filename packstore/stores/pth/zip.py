@@ -11,7 +11,6 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,10 +112,12 @@ def _check_places(entries: list[zipfile.ZipInfo], end: int) -> None:
             raise ZipError(f"its zip entries lie over each other (at byte {start})")
 
 
-def check_zip(path: Path, progress: ProgressCallback) -> Iterator[Problem]:
-    """Compares every entry with its CRC-32, which torch never does, then the bytes between the entries."""
+def check_zip(map: NDArray[np.uint8], progress: ProgressCallback) -> Iterator[Problem]:
+    """Compares every entry with its CRC-32, which torch never does, then the bytes between the entries.
+
+    ``map`` is the whole file."""
     try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        with io.BufferedReader(_Mapped(map)) as file, zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
             done_bytes = 0
             for done, info in enumerate(entries):
@@ -131,8 +132,7 @@ def check_zip(path: Path, progress: ProgressCallback) -> Iterator[Problem]:
                     done_bytes += size
                 except _ZIP_ERRORS as error:
                     yield Problem(f"entry {printable(info.filename)!r}: {error}")
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            yield from check_layout(np.frombuffer(mapped, np.uint8), entries)
+            yield from check_layout(map, entries)
     except _ZIP_ERRORS as error:
         yield Problem(f"the zip structure is broken: {error}")
 
@@ -140,7 +140,7 @@ def check_zip(path: Path, progress: ProgressCallback) -> Iterator[Problem]:
 class _Mapped(io.RawIOBase):
     """A file over a map, with a position of its own."""
 
-    def __init__(self, mapped: mmap.mmap) -> None:
+    def __init__(self, mapped: mmap.mmap | NDArray[np.uint8]) -> None:
         self._view = memoryview(mapped)
         self._position = 0
 

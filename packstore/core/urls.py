@@ -1,0 +1,48 @@
+"""URLs where paths go: a URL is a path whose text is the URL, so that reports and messages show what was given."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packstore.core.files import split_url
+
+if TYPE_CHECKING:
+    _LocalPath = Path
+else:
+    _LocalPath = type(Path())  # Path itself cannot be inherited from before Python 3.12
+
+
+class UrlPath(_LocalPath):
+    """A URL of an object store as a path. Nothing is at such a path on this machine.
+
+    ``name``, ``parent`` and ``/`` are as for any path. It is absolute, and no link.
+    """
+
+    def __str__(self) -> str:
+        scheme, _, rest = super().__str__().partition(":")
+        return f"{scheme.lower()}:{'///' if scheme.lower() == 'file' else '//'}{rest.lstrip('/')}"
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self),)
+
+    def absolute(self) -> UrlPath:
+        return self
+
+    def resolve(self, strict: bool = False) -> UrlPath:
+        return self
+
+    def is_symlink(self) -> bool:
+        return False
+
+
+def location(path: str | os.PathLike[str]) -> Path:
+    """``path`` as a :class:`Path`; as a :class:`UrlPath` where it is a URL, also after :class:`Path` has made one slash
+    of two. A local path that looks like a URL, and whose first folder is there, stays one."""
+    if isinstance(path, UrlPath):
+        return path
+    return Path(path) if split_url(path) is None else UrlPath(path)

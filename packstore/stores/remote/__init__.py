@@ -1,0 +1,1 @@
+"""Stores at URLs: read through the cache, written as objects that never change."""

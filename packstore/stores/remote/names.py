@@ -1,0 +1,69 @@
+"""Names of the objects of a store at a URL, relative to it::
+
+    manifest.json                            a hint: the head of some version
+    versions/000000017.json                  the commit point: the head of version 17, created only if absent
+    tables/<SHA-256 of its rows>.shards      the table of shards
+    shards/shard-00042-<12 digits>.lmdb      the data file of a shard, and the first digits of its SHA-256
+    _work/<run>/...                          of conversions by many machines
+
+Only versions and the hint decide what the store is; every other object is named by its content, and never changes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from packstore.core.manifest import Manifest
+from packstore.core.shards import Shard, ShardTable
+from packstore.stores.format import Format
+
+VERSIONS, TABLES, SHARDS, WORK = "versions/", "tables/", "shards/", "_work/"
+_DIGITS = 12
+_VERSION = re.compile(r"versions/(\d{9})\.json")
+_TABLE = re.compile(r"tables/([0-9a-f]{64})\.shards")
+_SHARD = re.compile(r"shards/shard-(?:\d{5}|[1-9]\d{5,9})-([0-9a-f]{12})\.[a-z0-9._-]{1,32}")
+
+
+def version_name(number: int) -> str:
+    """The name of the head of a version; versions are numbered from 1."""
+    return f"{VERSIONS}{number:09d}.json"
+
+
+def version_number(name: str) -> int | None:
+    """The number of the version whose head has this name; None for another object."""
+    found = _VERSION.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def table_name(table: ShardTable) -> str:
+    """The name of a table."""
+    return f"{TABLES}{table.digest}.shards"
+
+
+def shard_object(shard: Shard) -> str:
+    """The name of the data file of a shard."""
+    stem, _, suffix = shard.name.partition(".")
+    return f"{SHARDS}{stem}-{shard.digest[:_DIGITS]}.{suffix}"
+
+
+def shard_objects(table: ShardTable) -> list[str]:
+    """The names of the data files of all shards, in order."""
+    digests: list[Any] = table.table["digest"].tolist()
+    pairs = zip(table.names(), digests, strict=True)
+    return [
+        f"{SHARDS}{name.removesuffix(table.suffix)}-{bytes(digest).hex()[:_DIGITS]}{table.suffix}"
+        for name, digest in pairs
+    ]
+
+
+def digest_in(name: str) -> str | None:
+    """The digits of its SHA-256 that a table or a shard has in its name; None for another object."""
+    found = _TABLE.fullmatch(name) or _SHARD.fullmatch(name)
+    return None if found is None else found[1]
+
+
+def copied_shards(manifest: Manifest, format: Format) -> list[str]:
+    """The names of the data files of all shards in a plain copy of a local store, in order."""
+    inner = f"/{format.files[0]}" if format.files else ""
+    return [f"{name}{inner}" for name in manifest.shards.names()] if manifest.shards else []

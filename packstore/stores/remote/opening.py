@@ -1,0 +1,97 @@
+"""Opening a store at a URL: objects under versions, a plain copy of a local store, or one object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from packstore.cache import default_cache
+from packstore.core.errors import MissingStoreError, StoreError, printable
+from packstore.core.files import split_url
+from packstore.core.manifest import Manifest
+from packstore.core.registry import FORMATS
+from packstore.core.urls import UrlPath
+from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, open_objects
+from packstore.stores.base import Reader
+from packstore.stores.format import Format
+from packstore.stores.remote.head import read_head
+from packstore.stores.remote.reader import RemoteReader
+
+_START_BYTES = 512
+
+
+def open_remote(path: UrlPath) -> Reader:
+    """Opens the store at a URL. Raises :class:`StoreError`."""
+    objects = open_objects(path)
+    try:
+        head = None if _is_local_file(path) else read_head(objects)
+    except MissingStoreError:
+        found = _copied_file(path, objects)
+        if found is None:
+            raise
+        return _open_copied(path, *found)
+    if head is None:
+        place = open_objects(path.parent)
+        return _open_copied(path, place, place.head(path.name), None)
+    return RemoteReader(path, objects, head)
+
+
+def read_remote_manifest(path: UrlPath) -> Manifest:
+    """The manifest of the store at a URL, of whose shards none is fetched. Raises :class:`StoreError`."""
+    if not _is_local_file(path):
+        with suppress(MissingStoreError):
+            return read_head(open_objects(path)).manifest
+    with open_remote(path) as reader:
+        return reader.manifest
+
+
+def _is_local_file(path: UrlPath) -> bool:
+    """Whether a URL of this machine is that of a file, below which nothing can be listed."""
+    found = split_url(path)
+    return found is not None and found[0] == "file" and Path("/" + found[1]).is_file()
+
+
+def _copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore, ObjectInfo, Format | None] | None:
+    """The one object that is a copy of a store of one file, and its format where its name says that."""
+    formats: list[Format] = [format for format in FORMATS.values() if format.files]
+    places = [(objects, format.files[0], format) for format in formats]
+    if len(path.parts) > 2:  # else it is a bucket
+        of_files = (open_objects(path.parent), path.name, None)
+        by_name = any(path.name.endswith(suffix) for format in formats for suffix in format.suffixes)
+        places = [*places, of_files] if by_name else [of_files, *places]  # type: ignore[list-item]
+    for place, name, format in places:
+        try:
+            return place, place.head(name), format
+        except MissingObjectError:
+            continue
+    return None
+
+
+def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: Format | None) -> Reader:
+    """Fetches a store of one file whole. Nothing but its size is known, so its own checksums have to prove it."""
+
+    def fetch() -> Iterator[bytes]:
+        return objects.stream(info.name)
+
+    version = info.etag or f"{info.modified}"
+    descriptor = default_cache().open_learnt(f"{objects.url}/{info.name} {version} {info.nbytes}", info.nbytes, fetch)
+    try:
+        found = format or _recognised(path, os.pread(descriptor, _START_BYTES, 0))
+        reader = found.open(path, descriptor)
+    finally:
+        os.close(descriptor)
+    reader.nbytes = info.nbytes
+    return reader
+
+
+def _recognised(path: UrlPath, start: bytes) -> Format:
+    formats: list[Format] = list(FORMATS.values())
+    for format in formats:
+        if format.recognises(path, start):
+            return format
+    shown = printable(str(path))
+    raise StoreError(
+        f"{shown} is not a store: it begins with {start[:8]!r}" if start else f"{shown} is an empty object"
+    )

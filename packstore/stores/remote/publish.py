@@ -1,0 +1,193 @@
+"""Publishing a store at a URL: shards under their digests, then the table, then a version that is created only if
+absent, then the hint.
+
+Until the version is there, nothing that was uploaded belongs to a store, so a run that is killed leaves only objects
+that ``packstore clean`` finds. Of two that create the same version one wins, and the other raises
+:class:`LostRaceError`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from packstore.core.checksums import file_digest
+from packstore.core.errors import DestinationError, MissingStoreError, StoreError, printable
+from packstore.core.files import MANIFEST_FILE
+from packstore.core.manifest import Manifest
+from packstore.core.parallel import default_workers, ordered_map
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.registry import FORMATS
+from packstore.core.shards import Shard, ShardTable
+from packstore.core.urls import UrlPath, location
+from packstore.objects import ConflictError, MissingObjectError, ObjectStore, RemoteError, open_objects
+from packstore.stores.base import manifest_text
+from packstore.stores.builder.assembly import Parts, head_of, parts_of
+from packstore.stores.opening import read_manifest
+from packstore.stores.remote.head import newest_version, read_head
+from packstore.stores.remote.names import SHARDS, shard_object, table_name, version_name
+
+_log = logging.getLogger(__name__)
+
+_AT_ONCE = 4
+
+
+class LostRaceError(DestinationError):
+    """Another process has created the version that was to be created; what it made is to be read first."""
+
+
+def check_destination(objects: ObjectStore, *, overwrite: bool) -> int:
+    """The number of the newest version at a URL that a new store is to go to; 0 where there is none.
+
+    Raises :class:`DestinationError` where a store may not be written."""
+    if not objects.can_write:
+        raise DestinationError(f"{objects.url} is read only: stores are not written by HTTP; use s3://, gs:// or az://")
+    newest = newest_version(objects)
+    if newest:
+        if not overwrite:
+            raise DestinationError(f"{objects.url} exists already; choose another URL, or --overwrite to replace it")
+        try:
+            read_head(objects)
+        except (RemoteError, MissingStoreError):
+            raise
+        except StoreError as error:
+            raise DestinationError(
+                f"{objects.url} holds versions that packstore cannot read, so it is not replaced: {error}"
+            ) from None
+        return newest
+    try:
+        objects.head(MANIFEST_FILE)
+    except MissingObjectError:
+        return 0
+    raise DestinationError(
+        f"{objects.url} holds a {MANIFEST_FILE} and no versions: a copy of a local store, which packstore does not "
+        "change; choose another URL"
+    )
+
+
+def upload_store(
+    path: Path, destination: UrlPath, *, overwrite: bool = False, progress: ProgressCallback = no_progress
+) -> Manifest:
+    """Puts the local store at ``path`` to a URL; one of a single file becomes a store of one shard.
+
+    Returns the manifest that it has there. Raises :class:`DestinationError` where that may not be written or is taken,
+    and :class:`LostRaceError` where it was taken meanwhile."""
+    objects = open_objects(destination)
+    previous = check_destination(objects, overwrite=overwrite)
+    manifest = read_manifest(path)
+    parts = parts_of(path, manifest)
+    if manifest.shards is None:
+        manifest = head_of(manifest, parts, manifest.columns, skipped=manifest.skipped)
+    publish(objects, manifest, parts, previous, progress)
+    return manifest
+
+
+def publish(
+    objects: ObjectStore, manifest: Manifest, parts: Parts, previous: int, progress: ProgressCallback = no_progress
+) -> int:
+    """Makes ``manifest``, whose table is of ``parts``, the version after ``previous``. Returns its number.
+
+    Shards that lie at the URL already are not uploaded again. Raises :class:`LostRaceError`, and :class:`StoreError`
+    where a shard is not what the table says."""
+    table = manifest.shards
+    assert table is not None
+    there = {info.name: info.nbytes for info in objects.list(SHARDS)}
+    done_bytes, pairs = 0, list(zip(table, parts.places, strict=True))
+
+    def upload(pair: tuple[Shard, str]) -> int:
+        shard, place = pair
+        name = shard_object(shard)
+        own = place == f"{objects.url}/{name}"
+        if not own and (there.get(name) != shard.nbytes or _digest(objects.stream(name)) != shard.digest):
+            with _local(place, shard, manifest.format) as file:
+                upload_shard(objects, shard, file)
+        return shard.nbytes
+
+    for done, nbytes in enumerate(ordered_map(upload, pairs, min(_AT_ONCE, default_workers()))):
+        done_bytes += nbytes
+        progress(Progress("upload", done + 1, len(pairs), done_bytes))
+    upload_table(objects, table)
+    return commit(objects, manifest, previous)
+
+
+def upload_shard(objects: ObjectStore, shard: Shard, file: Path) -> str:
+    """Puts the data file of a shard under its digest, and proves it before. Returns its name."""
+    name = shard_object(shard)
+    nbytes, digest = file_digest(file)
+    if (nbytes, digest) != (shard.nbytes, shard.digest):
+        raise StoreError(
+            f"{printable(str(file))} has changed since it was written: its SHA-256 is {digest}, expected {shard.digest}"
+        )
+    try:
+        objects.create(name, file)
+    except ConflictError:
+        raise StoreError(
+            f"{objects.url}/{name} is damaged: its SHA-256 is not the one in its name; delete it, and run this again"
+        ) from None
+    return name
+
+
+def upload_table(objects: ObjectStore, table: ShardTable) -> str:
+    """Puts a table under its digest. Returns its name."""
+    name = table_name(table)
+    try:
+        objects.create(name, table.table.tobytes())
+    except ConflictError:
+        raise StoreError(
+            f"{objects.url}/{name} is damaged: its SHA-256 is not the one in its name; delete it, and run this again"
+        ) from None
+    return name
+
+
+def commit(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
+    """Creates the version after ``previous``, whose shards and table are there. Returns its number.
+
+    Raises :class:`LostRaceError` where another process has created it."""
+    number, text = previous + 1, manifest_text(manifest)
+    try:
+        objects.create(version_name(number), text)
+    except ConflictError:
+        raise LostRaceError(
+            f"{objects.url} was changed by somebody else meanwhile, who made version {number}; run this again"
+        ) from None
+    try:
+        objects.put(MANIFEST_FILE, text)
+    except RemoteError as error:  # only readers by HTTP need it, and the store is there
+        _log.warning("the store is published, but its hint is not: %s", error)
+    return number
+
+
+@contextmanager
+def _local(place: str, shard: Shard, format: str) -> Iterator[Path]:
+    """A local file with the data of a shard, wherever it lies."""
+    path = location(place)
+    if not isinstance(path, UrlPath):
+        yield FORMATS[format].data_file(path)
+        return
+    with tempfile.NamedTemporaryFile(prefix="packstore-") as file:
+        file.writelines(proven(path, shard))
+        file.flush()
+        yield Path(file.name)
+
+
+def proven(path: UrlPath, shard: Shard) -> Iterator[bytes]:
+    """The bytes of the object of a shard. Raises :class:`StoreError` at the end where they are not those of its digest;
+    what was taken before is to be dropped then."""
+    digest, nbytes = hashlib.sha256(), 0
+    for data in open_objects(path.parent).stream(path.name):
+        digest.update(data)
+        nbytes += len(data)
+        yield data
+    if (nbytes, digest.hexdigest()) != (shard.nbytes, shard.digest):
+        raise StoreError(f"{path} has SHA-256 {digest.hexdigest()}, expected {shard.digest}: it is damaged")
+
+
+def _digest(data: Iterator[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in data:
+        digest.update(piece)
+    return digest.hexdigest()
