@@ -111,9 +111,10 @@ def verify(
     :func:`packstore.images.encode.Encoder.compare`.
 
     Args:
-        path: The store.
+        path: The store, or its URL: each object is read once, in bounded memory, and each shard through the cache.
         quick: Look at structure, sizes, labels and keys only, and read no image: takes no longer for larger images. It
-            does not see a byte that has changed within an image.
+            does not see a byte that has changed within an image. At a URL it looks at the head, the table and the
+            sizes of the objects only.
         decode: Also decode every image in full.
         against: A source (or another store) to compare with, or None.
         source_kind: Kind of that source instead of recognising it.
@@ -181,7 +182,7 @@ class _Verification:
             checks.append(f"compared with {printable(os.fsdecode(options.against))}")
             self.against(Path(options.against))
         return VerifyReport(
-            Path(self.reader.path),
+            self.reader.path,
             manifest,
             tuple(checks),
             self.problem_count,

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import LocalPath, expecting_store, human_bytes, pasted, progress_bar, quantity, wrapped
+from packstore.cli.common import (
+    LocalPath,
+    StorePath,
+    expecting_store,
+    human_bytes,
+    pasted,
+    progress_bar,
+    quantity,
+    wrapped,
+)
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Measure what limits training with a store.")
-@click.argument("path", type=LocalPath())
+@click.argument("path", type=StorePath())
 @click.option("--split", metavar="NAME", help="Split to load, if there are several.  [default: train]")
 @click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="Batch size.")
 @click.option(

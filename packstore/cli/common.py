@@ -42,6 +42,15 @@ class LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class StorePath(LocalPath):
+    """A path, or a URL."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from packstore.core.urls import location
+
+        return location(super().convert(value, param, ctx))
+
+
 class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
     """A number of bytes such as 500MB or 1GiB.
 

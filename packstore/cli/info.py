@@ -11,6 +11,7 @@ import click
 
 from packstore.cli.common import (
     LocalPath,
+    StorePath,
     describe_normalization,
     echo_rows,
     human_bytes,
@@ -31,7 +32,7 @@ _COUNTED_SHARDS = 100
 
 
 @click.command(short_help="Show what a store or a source holds.")
-@click.argument("path", type=LocalPath())
+@click.argument("path", type=StorePath())
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--counts", is_flag=True, help="Count the records of each class, in a store of many shards too.")
 @click.option(
@@ -44,7 +45,8 @@ def info(path: Path, as_json: bool, counts: bool, plot: Path | None, **options: 
 
     Of a SOURCE at PATH, what convert would pack and how it was recognised; nothing is written.
 
-    The records of each class are counted if the store has at most 100 shards, since all are opened for it.
+    The records of each class are counted if the store has at most 100 shards and lies on this machine, since
+    all are opened for it.
 
     \b
     Examples:
@@ -52,6 +54,7 @@ def info(path: Path, as_json: bool, counts: bool, plot: Path | None, **options: 
       packstore info imagenet.lmdb --json | jq .splits
       packstore info imagenet.lmdb --plot imagenet.png
       packstore info imagenet/                 a source
+      packstore info s3://bucket/imagenet.lmdb
     """
     from packstore.stores import open_store
 
@@ -148,7 +151,7 @@ def describe(reader: Reader, counted: bool = False) -> str:
         else:
             rows.append(("per class", "not counted, which would open all shards (--counts does)"))
     each = disk / max(1, len(reader))
-    rows.append(("on disk", f"{human_bytes(disk)}, {human_bytes(each)} a record"))
+    rows.append(("on disk" if reader.nbytes is None else "there", f"{human_bytes(disk)}, {human_bytes(each)} a record"))
     padding = FORMATS[m.format].padding
     if padding and m.records and disk > 1.2 * sum(c.nbytes for c in m.columns):
         rows.append(("", f"{padding}; HDF5 and .pth do not"))
@@ -186,7 +189,8 @@ def _orientation(manifest: Manifest) -> str:
 
 
 def _few_shards(reader: Reader) -> bool:
-    return reader.manifest.shards is None or len(reader.manifest.shards) <= _COUNTED_SHARDS
+    shards = reader.manifest.shards
+    return reader.nbytes is None and (shards is None or len(shards) <= _COUNTED_SHARDS)
 
 
 def _class_counts(reader: Reader) -> dict[str, int]:

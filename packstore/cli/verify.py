@@ -14,6 +14,7 @@ from packstore.cli.common import (
     LocalPath,
     PixelCount,
     PluginChoice,
+    StorePath,
     array_options,
     expecting_store,
     human_bytes,
@@ -23,6 +24,7 @@ from packstore.cli.common import (
 )
 from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.registry import SOURCES
+from packstore.core.urls import UrlPath
 from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ _LISTED_OF_ANOTHER = 5
 
 
 @click.command(short_help="Prove that a store is whole.")
-@click.argument("path", type=LocalPath())
+@click.argument("path", type=StorePath())
 @click.option(
     "--quick", is_flag=True,
     help="Structure, sizes, labels and keys only. Reads no image, so it misses a changed byte in one.",
@@ -62,7 +64,8 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
 
     Names what is damaged: the record by its number and key, and the shard. With --quick it reads no image,
     so that the time does not depend on their size. It then finds what is truncated, missing or out of
-    order, and damaged labels and keys, but no changed byte within an image.
+    order, and damaged labels and keys, but no changed byte within an image. At a URL, --quick compares
+    the sizes of the objects with the table, and reads no shard.
     Exits with 0 if the store is whole, 1 if it is not, 2 if there is none.
 
     \b
@@ -71,6 +74,7 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
       packstore verify imagenet.lmdb --quick
       packstore verify imagenet.lmdb --decode --against imagenet/
       packstore verify imagenet.h5 --against imagenet.lmdb
+      packstore verify s3://bucket/imagenet.lmdb --quick
       packstore verify imagenet.lmdb --json | jq .ok
     """
     from packstore.checking.verification import verify as run
@@ -138,7 +142,9 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
     else:
         what = "differs" if report.problem_count == report.differences else "NOT whole"
         lines.append(f"{path}: {red(what)}, {quantity(report.problem_count, 'problem')}")
-        if not quiet and any(problem.lost for problem in report.problems):
+        if isinstance(report.path, UrlPath):
+            lines.append("copy the objects again from where they are whole, or pack the store again")
+        elif not quiet and any(problem.lost for problem in report.problems):
             lines.append(
                 f"a shard does not open: packstore salvage {there} --out REST gets what there is, or pack it again"
             )

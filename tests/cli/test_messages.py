@@ -119,9 +119,6 @@ def test_a_damaged_store_is_no_source(folder: Path, tmp_path: Path) -> None:
     [
         "convert s3://bucket/images a.lmdb",
         "convert {folder} gs://bucket/a.lmdb",
-        "info https://host/a.lmdb",
-        "verify s3://bucket/a --json",
-        "bench az://bucket/a.h5",
         "verify {store} --against s3://bucket/images",
         "repair s3://bucket/a.lmdb --from {folder} --out b.lmdb",
         "repair {store} --from s3://bucket/images --out b.lmdb",
@@ -144,12 +141,9 @@ def test_urls_in_commands(folder: Path, tmp_path: Path, command: str) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda folder: packstore.open("s3://bucket/a.lmdb"),
-        lambda folder: packstore.PackedDataset("s3://bucket/a.lmdb"),
         lambda folder: packstore.convert("s3://bucket/a.lmdb", "b.lmdb"),
         lambda folder: packstore.convert(folder, "s3://bucket/a.lmdb"),
         lambda folder: packstore.convert(folder, Path("s3://bucket/a.lmdb")),
-        lambda folder: packstore.verify("s3://bucket/a.lmdb"),
     ],
 )
 def test_urls_in_python(folder: Path, call: Callable[[Path], object]) -> None:

@@ -55,7 +55,7 @@ class Archive:
             mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         except ValueError:
             raise ZipError("it is empty") from None
-        with _Limited(_Mapped(mapped)) as file:
+        with _Limited(_Mapped(memoryview(mapped))) as file:
             try:
                 with zipfile.ZipFile(file) as archive:
                     entries, end = archive.infolist(), archive.start_dir
@@ -117,7 +117,7 @@ def check_zip(map: NDArray[np.uint8], progress: ProgressCallback) -> Iterator[Pr
 
     ``map`` is the whole file."""
     try:
-        with io.BufferedReader(_Mapped(map)) as file, zipfile.ZipFile(file) as archive:
+        with io.BufferedReader(_Mapped(map.data)) as file, zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
             done_bytes = 0
             for done, info in enumerate(entries):
@@ -140,8 +140,8 @@ def check_zip(map: NDArray[np.uint8], progress: ProgressCallback) -> Iterator[Pr
 class _Mapped(io.RawIOBase):
     """A file over a map, with a position of its own."""
 
-    def __init__(self, mapped: mmap.mmap | NDArray[np.uint8]) -> None:
-        self._view = memoryview(mapped)
+    def __init__(self, mapped: memoryview) -> None:
+        self._view = mapped
         self._position = 0
 
     def readable(self) -> bool:

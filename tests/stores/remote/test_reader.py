@@ -151,7 +151,7 @@ def test_a_cache_smaller_than_the_store(bucket: Path, tmp_path: Path, monkeypatc
         assert sum(entry.nbytes for entry in reader.cache.entries()) <= 2 * largest
     assert packstore.verify(url).ok
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(largest // 2))
-    with opened(url) as reader, pytest.raises(CacheFullError, match="needs [0-9,]+ bytes"):
+    with opened(url) as reader, pytest.raises(CacheFullError, match=r"needs [0-9,]+ bytes"):
         reader.read(0)
 
 
@@ -237,7 +237,7 @@ class TestDamage:
     def test_a_flipped_bit(self, url: UrlPath, shards: list[Path], records: Records) -> None:
         flip(shards[0], shards[0].stat().st_size // 2)
         with opened(url) as reader:
-            with pytest.raises(StoreError, match=r"shard shard-00000\.h5 of file:///.* cannot be fetched: .*digest"):
+            with pytest.raises(StoreError, match=r"shard shard-00000\.h5 of file:///.* cannot be fetched: .*SHA-256"):
                 reader.read(0)
             assert bytes(reader.read(11)) == records.images[11]
         report = packstore.verify(url)
@@ -271,13 +271,13 @@ class TestDamage:
             assert "is missing" in problem.what
 
     def test_swapped(self, url: UrlPath, shards: list[Path]) -> None:
-        """Shards of the same size, each under the name of the other."""
+        """Each under the name of the other."""
         first, second = shards[0].read_bytes(), shards[1].read_bytes()
         shards[0].write_bytes(second)
         shards[1].write_bytes(first)
         with opened(url) as reader:
             for record in (0, 3):
-                with pytest.raises(StoreError, match="digest"):
+                with pytest.raises(StoreError, match="came damaged"):
                     reader.read(record)
         assert not packstore.verify(url).ok
 
@@ -301,7 +301,7 @@ class TestDamage:
         with pytest.raises(ManifestError, match=r"tables/[0-9a-f]{64}\.shards: the table of shards is damaged"):
             open_store(url)
         path.unlink()
-        with pytest.raises(StoreError, match="its table of shards, .*, is missing"):
+        with pytest.raises(StoreError, match=r"its table of shards, .*, is missing"):
             open_store(url)
 
     @pytest.mark.parametrize("field", [name for name in TABLE_ROW.names or () if name != "number"])
@@ -322,8 +322,7 @@ class TestDamage:
         (bucket / url.name / table_name(table)).write_bytes(rows.tobytes())
         (bucket / url.name / version_name(2)).write_bytes(manifest_text(dataclasses.replace(head, shards=table)))
         with opened(url) as reader, pytest.raises(StoreError):
-            for record in range(len(reader)):
-                reader.read(record)
+            [reader.read(record) for record in range(len(reader))]
         assert not packstore.verify(url).ok
 
     def test_a_hint_that_is_old(self, url: UrlPath, bucket: Path, records: Records) -> None:
