@@ -22,6 +22,7 @@ from packstore import __version__
 from packstore.cli.append import append
 from packstore.cli.audit import audit
 from packstore.cli.bench import bench
+from packstore.cli.cache import cache
 from packstore.cli.clean import clean
 from packstore.cli.colour import red
 from packstore.cli.common import answering_commands
@@ -102,6 +103,7 @@ for command in (
     repair,
     salvage,
     clean,
+    cache,
     bench,
     doctor,
     guide,

@@ -146,6 +146,32 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that say where copies of remote shards are kept; they take the place of the environment
+    variables, for the processes that the command starts too."""
+
+    def keep(context: click.Context, parameter: click.Parameter, value: Path | int | None) -> None:
+        if value is None or context.resilient_parsing:
+            return
+        name = "PACKSTORE_CACHE" if parameter.name == "cache" else "PACKSTORE_CACHE_SIZE"
+        before = os.environ.get(name)
+        context.call_on_close(lambda: os.environ.pop(name) if before is None else os.environ.update({name: before}))
+        os.environ[name] = f"{value}B" if isinstance(value, int) else str(value.absolute())
+
+    for option in (
+        click.option(
+            "--cache-size", type=ByteSize(), callback=keep, expose_value=False, is_eager=True,
+            help="The most it takes, e.g. 200GB; default half of what is free, or $PACKSTORE_CACHE_SIZE.",
+        ),
+        click.option(
+            "--cache", type=LocalPath(), metavar="DIR", callback=keep, expose_value=False, is_eager=True,
+            help="Where copies of remote shards are kept; default $PACKSTORE_CACHE, or the user's cache folder.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 class ImageSize(click.ParamType):  # type: ignore[type-arg]
     """S or HxW in pixels."""
 

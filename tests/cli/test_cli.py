@@ -22,7 +22,7 @@ import packstore
 from packstore.cli import cli
 from packstore.cli.common import ByteSize, fitted_row, human_bytes
 from packstore.stores import is_store
-from tests.makers.command import COMMAND, run
+from tests.makers.command import COMMAND, commands, run
 from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
 
 
@@ -31,16 +31,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("images") / "photos")
 
 
-@pytest.mark.parametrize("name", cli.commands)
+@pytest.mark.parametrize("name", commands())
 def test_help_fits_a_terminal_of_80_columns(name: str) -> None:
-    context = click.Context(cli.commands[name], info_name=f"packstore {name}", terminal_width=80)
-    lines = cli.commands[name].get_help(context).splitlines()
+    command = commands()[name]
+    context = click.Context(command, info_name=f"packstore {name}", terminal_width=80)
+    lines = command.get_help(context).splitlines()
     assert [line for line in lines if len(line) > 80] == []
     assert not [line for line in lines if re.search("(INTEGER|FLOAT) RANGE", line)], "give it a metavar"
 
 
 def test_every_command_has_help_with_examples() -> None:
-    for name, command in cli.commands.items():
+    for name, command in commands().items():
         text = command.help or ""
         assert "Examples:" in text, name
         assert f"packstore {name}" in text, name

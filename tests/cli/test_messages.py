@@ -19,14 +19,13 @@ import pytest
 from PIL import Image
 
 import packstore
-from packstore.cli import cli
 from packstore.cli.common import LocalPath, pasted
 from packstore.core.errors import UsageError
 from packstore.core.files import url_in
 from packstore.packing.options import ConvertOptions
 from packstore.stores import is_store
 from packstore.stores.base import disk_bytes
-from tests.makers.command import run
+from tests.makers.command import commands, run
 from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
 
 
@@ -174,7 +173,7 @@ def test_an_empty_path_is_not_the_working_directory(folder: Path, tmp_path: Path
 
 
 def test_every_path_of_a_command_may_not_be_empty() -> None:
-    paths = [p.type for command in cli.commands.values() for p in command.params if isinstance(p.type, click.Path)]
+    paths = [p.type for command in commands().values() for p in command.params if isinstance(p.type, click.Path)]
     assert len(paths) > 15
     assert all(isinstance(type, LocalPath) for type in paths)
 

@@ -12,7 +12,22 @@ import sys
 import tempfile
 from pathlib import Path
 
+import click
+
+from packstore.cli import cli
+
 COMMAND = [sys.executable, "-m", "packstore"]
+
+
+def commands() -> dict[str, click.Command]:
+    """All commands by name, those of groups too: ``cache list``."""
+    found: dict[str, click.Command] = {}
+    for name, command in cli.commands.items():
+        found[name] = command
+        if isinstance(command, click.Group):
+            found |= {f"{name} {below}": each for below, each in command.commands.items()}
+    return found
+
 
 seconds = 0.0
 """Processor time of all commands so far."""

@@ -26,6 +26,7 @@ from packstore.core import column as column_module
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.diagnose import doctor
 from packstore.stores import open_store
+from tests.makers.command import commands
 from tests.makers.torchvision import import_torchvision
 from tests.makers.typed import COLUMNS, make_typed
 
@@ -256,7 +257,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_options_and_files_that_are_named_exist(name: str) -> None:
-    options = {option for command in [cli, *cli.commands.values()] for each in command.params for option in each.opts}
+    options = {option for command in [cli, *commands().values()] for each in command.params for option in each.opts}
     text = text_of(name)
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= options | OTHERS | {"--help", "--version"}
     for path in re.findall(r"\b((?:packstore|tools|tests)/[\w./-]*\w)", text):

@@ -1,0 +1,75 @@
+"""``packstore cache``: what it lists and removes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from packstore.cache import Cache
+from tests.makers.command import run
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    """With three objects of 1,000 bytes."""
+    made = Cache(tmp_path / "cache", 10_000)
+    for content in (b"a" * 1000, b"b" * 1000, b"c" * 1000):
+        os.close(made.open(hashlib.sha256(content).hexdigest(), 1000, lambda data=content: [data]))
+    return made
+
+
+def test_list(cache: Cache) -> None:
+    held = os.open(cache.root / "whole" / cache.entries()[0].name, os.O_RDONLY)
+    done = run("cache", "list", "--cache", cache.root, "--cache-size", "5kB")
+    assert (done.returncode, done.stderr) == (0, "")
+    *rows, total = done.stdout.splitlines()
+    assert [row.split()[:3] for row in rows] == [[entry.name, "1", "kB"] for entry in cache.entries()]
+    assert total == f"{cache.root}: 3 objects, 3 kB of 5 kB"
+    os.close(held)
+    descriptor = cache.open(cache.entries()[0].name, 1000, list)
+    facts = json.loads(run("cache", "list", "--cache", cache.root, "--json").stdout)
+    assert (facts["cache"], facts["used"]) == (str(cache.root), 3000)
+    assert [each["in_use"] for each in facts["objects"]] == [False, False, True]
+    os.close(descriptor)
+
+
+def test_clean(cache: Cache) -> None:
+    descriptor = cache.open(cache.entries()[0].name, 1000, list)
+    done = run("cache", "clean", "--cache", cache.root, "--keep", "2kB")
+    assert done.stdout == f"{cache.root}: removed 1 kB, 2 kB are left\n"
+    assert run("cache", "clean", "--cache", cache.root).stdout == f"{cache.root}: removed 1 kB, 1 kB are left\n"
+    os.close(descriptor)
+    assert cache.clean() == 1000
+
+
+def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    for command, said in (("list", "0 objects, 0 B of 1 GB"), ("clean", "removed 0 B, 0 B are left")):
+        done = run("cache", command, "--cache", tmp_path / "none", "--cache-size", "1GB")
+        assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'none'}: {said}\n")
+    assert not (tmp_path / "none").exists()
+
+
+def test_options_come_before_the_environment(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "none"))
+    monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "7MB")
+    assert "none: 0 objects, 0 B of 7 MB" in run("cache", "list").stdout
+    assert "cache: 3 objects, 3 kB of 7 MB" in run("cache", "list", "--cache", cache.root).stdout
+    monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "much")
+    done = run("cache", "list")
+    assert (done.returncode, "PACKSTORE_CACHE_SIZE: 'much' is not a size" in done.stderr) == (2, True)
+    assert "of 5 MB" in run("cache", "list", "--cache-size", "5MB").stdout
+
+
+def test_options_end_with_the_command(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that runs the command in its own process keeps its environment."""
+    from packstore.cli import cli
+
+    monkeypatch.delenv("PACKSTORE_CACHE", raising=False)
+    monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "7MB")
+    cli.main(["cache", "list", "--cache", str(cache.root), "--cache-size", "1MB"], standalone_mode=False)
+    assert "PACKSTORE_CACHE" not in os.environ
+    assert os.environ["PACKSTORE_CACHE_SIZE"] == "7MB"
