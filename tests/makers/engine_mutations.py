@@ -226,4 +226,78 @@ MUTATIONS = [
     Mutation("resize.c", "sum += weights[j] * from[j * stride + x];", "sum += weights[j] * from[x];"),
     Mutation("resize.c", "taps->precision = precision_of(largest);", "taps->precision = 14;"),
     Mutation("resize.c", "int64_t to = mirrored ? count - 1 - i : i;", "int64_t to = i;"),
+    # Types and layouts
+    Mutation("convert.c", "if (bits >= 0x47800000)", "if (bits >= 0x7F800000)"),
+    Mutation("convert.c", "if (bits < 0x38800000)", "if (bits < 0x38000000)"),
+    Mutation("convert.c", "bits += 0xC8000FFF + (bits >> 13 & 1);", "bits += 0xC8000FFF;"),
+    Mutation("convert.c", "value = (float)(half & 0x3FF) * 0x1p-24f;", "value = (float)(half & 0x1FF) * 0x1p-24f;"),
+    Mutation("convert.c", "(bits + 0x7FFF + (bits >> 16 & 1)) >> 16", "(bits + 0x8000) >> 16"),
+    Mutation("convert.c", "_mm256_set1_epi32(0x7FFF)", "_mm256_set1_epi32(0x8000)"),
+    Mutation("convert.c", "_mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))", "_mm256_set1_epi32(0x7FFF)"),
+    Mutation(
+        "convert.c",
+        "factors[3 + i % 3];\n    }\n    int64_t at = 0;",
+        "factors[3 + i / 8];\n    }\n    int64_t at = 0;",
+    ),
+    Mutation("convert.c", "for (; at + 24 <= count; at += 24)", "for (; at + 12 <= count; at += 24)"),
+    Mutation("convert.c", "for (; at + 16 <= pixels; at += 16)", "for (; at + 15 <= pixels; at += 16)"),
+    Mutation("convert.c", "split_from(to, kind, from, at, pixels, factors);", ";"),
+    Mutation("convert.c", "joined[3 * i + c] = line[i];", "joined[3 * i + c] = line[0];"),
+    Mutation("convert.c", "source + (c * pixels + at) * from_size", "source + at * from_size"),
+    # Windows that are cut out and padded
+    Mutation("place.c", "twice = padding == SYMMETRIC;", "twice = 0;"),
+    Mutation("place.c", "2 * last - at + twice", "2 * last - at - twice"),
+    Mutation("place.c", "return at < 0 ? 0 : at > last ? last : at;", "return at < 0 ? 0 : at;"),
+    Mutation("place.c", "from + (count - 1 - x) * size", "from + x * size"),
+    Mutation(
+        "place.c",
+        "to + (columns - stop) * size, from + (left + first) * size, count, size);",
+        "to + first * size, from + (left + first) * size, count, size);",
+    ),
+    Mutation("place.c", "if (!from || first >= stop)", "if (!from)"),
+    Mutation("place.c", "(mirrored ? columns - 1 - x : x) * size, place", "x * size, place"),
+    Mutation("place.c", "c * request->height * request->width * size", "c * request->width * size"),
+    # Planes that are resized
+    Mutation("planes.c", "begin = begin < 0 ? 0 : smaller(begin, source - 1);", "begin = begin < 0 ? 0 : begin;"),
+    Mutation("planes.c", "start = smaller(begin, source - width);", "start = begin;"),
+    Mutation("planes.c", "(float)(1.0 / (double)scale) : 1;", "1 / scale : 2;"),
+    Mutation("planes.c", "mirrored ? count - 1 - i : i;", "i;"),
+    Mutation("planes.c", "weights[j] /= total;", ";"),
+    Mutation("planes.c", "taps->at[i] -= (int32_t)taps->first;", ";"),
+    Mutation("planes.c", "sum_rows_from(to, kind, from, stride, weights, taps, x, count);", ";"),
+    Mutation(
+        "planes.c",
+        "case 5: sum_pixels_of(to, pixels, taps, 5, count); break;",
+        "case 5: sum_pixels_of(to, pixels, taps, 3, count); break;",
+    ),
+    Mutation("planes.c", "box->left + across->first;", "across->first;"),
+    Mutation("planes.c", "planes + (c * height * width + at) * size", "planes + (c * height + at) * size"),
+    # Requests
+    Mutation("batch.c", "box->top <= height - box->height &&", "box->top <= height &&"),
+    Mutation("batch.c", "box->left <= width - box->width;", "box->left <= width;"),
+    Mutation(
+        "batch.c",
+        "(int64_t)headers->height * headers->width <= max_pixels &&\n                   is_within",
+        "is_within",
+    ),
+    Mutation("batch.c", "request->nbytes != 3 * request->height * request->width * size_of(form->from))", "0)"),
+    Mutation("batch.c", "visible.height -= visible.top;", ";"),
+    Mutation(
+        "batch.c", "(request->mirrored ? window->width - visible.left - visible.width : visible.left)", "visible.left"
+    ),
+    Mutation(
+        "batch.c",
+        "if (!whole)\n        memset(to, 0, (size_t)(3 * request->window.height",
+        "if (whole)\n        memset(to, 0, (size_t)(3 * request->window.height",
+    ),
+    Mutation(
+        "batch.c",
+        "if (!request->mirrored && visible->width == request->window.width)",
+        "if (visible->width == request->window.width)",
+    ),
+    Mutation(
+        "batch.c",
+        "if (!whole && !resized && (form->padding != CONSTANT || form->fill != 0))\n        return REFUSED;",
+        "",
+    ),
 ]

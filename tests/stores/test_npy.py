@@ -55,6 +55,8 @@ def test_damage_is_refused_or_read_as_numpy_does(shape: tuple[int, ...], dtype: 
         b"{}",
         b"{'descr': '|O', 'fortran_order': False, 'shape': (3,), }, 1",
         b"{'descr': '<z9', 'fortran_order': False, 'shape': (3,), }",
+        b"{'descr': '<a8', 'fortran_order': False, 'shape': (3,), }",
+        b"{'descr': '<i9', 'fortran_order': False, 'shape': (3,), }",
         b"{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (3,), }",
         b"{'descr': '<i4', 'fortran_order': False, 'shape': (-3,), }",
         b"{'descr': '<i4', 'fortran_order': False, 'shape': (9" + b"9" * 60 + b",), }",

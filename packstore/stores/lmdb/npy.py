@@ -17,7 +17,7 @@ HEADER_BYTES = 1024
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _HEADER = re.compile(
-    rb"\{ *'descr': *'([<>|=]?[a-zA-Z]\d{0,2})', *'fortran_order': *(True|False),"
+    rb"\{ *'descr': *'([<>|=]?[biufc]\d{1,2})', *'fortran_order': *(True|False),"
     rb" *'shape': *\(((?:\d{1,18}, *)*(?:\d{1,18})?)\),? *\} *".replace(b" ", rb"[ \t\n\f\r]")  # Python's white space
 )
 
