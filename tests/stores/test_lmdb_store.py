@@ -7,6 +7,8 @@ import io
 import random
 import re
 import struct
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +25,7 @@ from packstore.stores import Ragged, is_store, open_store
 from packstore.stores.base import Reader
 from packstore.stores.lmdb import entries
 from packstore.stores.lmdb import store as lmdb_store
+from packstore.stores.lmdb.many import leaves_of, places_of
 from packstore.stores.lmdb.pages import Pages, Value, _first_number
 from packstore.testing import StoreSuite
 from packstore.testing.records import ORIGIN, Records, assert_holds, finished, flip, listing, make_records, write
@@ -50,6 +53,15 @@ def spanned(reader: Reader) -> list[memoryview]:
         for data, starts, sizes in reader.spans()
         for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
     ]
+
+
+def one_by_one(path: Path, records: Any) -> list[bytes] | None:
+    """The images of some records; None where one cannot be read."""
+    with open_store(path) as reader:
+        try:
+            return [bytes(reader.view(record)) for record in records.tolist()]
+        except StoreError:
+            return None
 
 
 class TestLmdb(StoreSuite):
@@ -268,6 +280,40 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             flip(file, position, 1 << position % 8)
         assert refused > len(inner)
         assert_holds(open_store(path), records)
+
+    @pytest.mark.slow
+    @pytest.mark.sampled(1)
+    @pytest.mark.parametrize("sizes", [[40], [5000], [0, 3000, 9000]])
+    def test_many_records_at_once_are_those_one_by_one(self, path: Path, sizes: list[int]) -> None:
+        """Also of a damaged file: what is wrong, or the same bytes."""
+        count = 700
+        write(path, make_records("ragged", count, sizes=(sizes * count)[:count]), batch=100)
+        file = path / "data.mdb"
+        whole = file.read_bytes()
+        rng = np.random.default_rng(1)
+        asked = rng.permutation(count)[:100]
+        with file.open("rb") as opened:
+            pages = Pages(opened.fileno())
+            leaves = leaves_of(pages)
+            assert leaves is not None
+            found = places_of(pages, leaves, asked)
+        assert found is not None
+        assert [whole[start : start + size] for start, size in zip(*found, strict=True)] == one_by_one(path, asked)
+        inner = [p for p in range(2, len(whole) // 4096) if whole[p * 4096 + 10] in (1, 2)]
+        outcomes = Counter[str]()
+        positions = [p * 4096 + int(o) for p in inner for o in [*range(24), *rng.integers(24, 4096, 20)]]
+        for position in rng.choice(positions, min(len(positions), 150), replace=False).tolist():
+            flip(file, position, 1 << position % 8)
+            with suppress(StoreError), open_store(path) as reader:
+                expected = one_by_one(path, asked)
+                try:
+                    together: list[bytes] | None = [bytes(view) for view in reader.views(asked)]
+                except StoreError:
+                    together = None
+                assert together == expected
+                outcomes["damage" if expected is None else "bytes"] += 1
+            flip(file, position, 1 << position % 8)
+        assert min(outcomes["damage"], outcomes["bytes"]) > 10
 
     @pytest.mark.slow
     def test_records_missing_in_between(self, path: Path) -> None:

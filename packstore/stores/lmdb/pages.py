@@ -170,6 +170,27 @@ class Numbered:
         self._node = struct.Struct(f"<HHHH{len(prefix) + KEY_SIZE}s")
         self._branches: dict[int, _Branch] = {}
 
+    def leaves(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The first number that can lie in each leaf page, and the page's number, in order.
+
+        Raises :class:`PageError` for a damaged branch page, and where there are more than ``most`` leaf pages."""
+        firsts, pages = [0], [self._tree.root]
+        for level in range(1, self._tree.depth):
+            above = zip(firsts, pages, strict=True)
+            firsts, pages = [], []
+            for first, page in above:
+                branch = _branch(self._data, self._tree, page, level, first, self._prefix)
+                firsts += branch.firsts
+                pages += branch.children
+                if len(pages) > most:
+                    raise PageError(f"the tree has more than {most} pages at level {level + 1}")
+        return np.maximum.accumulate(np.array(firsts, np.int64)), np.array(pages, np.int64)
+
+    def views(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[memoryview]:
+        """Parts of the file, which lie in it; each view holds the map by itself."""
+        data = self._views
+        return [data[start:stop] for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
+
     def value(self, index: int) -> memoryview | None:
         """The value number ``index``, or None. The view holds its map by itself. Raises :class:`PageError`."""
         data, tree, node = self._views, self._tree, self._node

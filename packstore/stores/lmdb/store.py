@@ -41,6 +41,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader, Spans, Writer, parse_manifest, unreadable
 from packstore.stores.lmdb.bulk_walk import IrregularError, Run, walk_in_bulk
 from packstore.stores.lmdb.entries import MANIFEST, check_entries, named_keys, prefixes
+from packstore.stores.lmdb.many import Leaves, leaves_of, places_of
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
 from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages
 from packstore.stores.mapped import check_offsets
@@ -231,6 +232,10 @@ def _open_pages(path: Path, descriptor: int | None = None) -> Pages:
         raise unreadable(path, "an LMDB", error) from None
 
 
+_FEW = 32
+"""Fewer records are sooner found one by one: 64 take 1.2 µs each instead of 2.1, 256 take 0.5."""
+
+
 class LmdbReader(Reader):
     """Reads an LMDB over a map of its own, without the library: see :mod:`packstore.stores.lmdb.pages`.
 
@@ -247,6 +252,7 @@ class LmdbReader(Reader):
         image = self.manifest.image
         self._width = image.record_nbytes if image.kind == "fixed" else None
         self._columns: dict[str, ColumnData] = {}
+        self._leaves: Leaves | None = None
         self._prefixes = prefixes(self.manifest)
         expected = self._records * (1 + len(self._prefixes)) + len(named_keys(self.manifest))
         found = pages.entries
@@ -270,6 +276,17 @@ class LmdbReader(Reader):
         if self._width is not None and len(value) != self._width:
             raise StoreError(f"record {index} of {printable(str(self.path))} has {len(value)} bytes: it is damaged")
         return value
+
+    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        pages = self._pages
+        if pages is None or len(records) < _FEW or not 0 <= records.min() <= records.max() < self._records:
+            return super().views(records)
+        if self._leaves is None:
+            self._leaves = leaves_of(pages)
+        found = None if self._leaves is None else places_of(pages, self._leaves, records)
+        if found is None or (self._width is not None and (found[1] != self._width).any()):
+            return super().views(records)
+        return pages.numbered(b"").views(*found)
 
     def will_need(self, index: int, view: Buffer) -> None:
         if self._pages is not None and isinstance(view, memoryview):

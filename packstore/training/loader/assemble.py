@@ -215,21 +215,10 @@ class Assembler:
                 prepared.requests = self._kernel.requests(self._whole, records, planned[-1], out)
             self._stats.add("read", perf_counter() - start)
             return prepared
-        left_out = {*prepared.failed}
         fetch = self._cold > 0
         self._cold -= fetch
-        for row, record in enumerate(prepared.numbers):
-            if row in left_out:
-                prepared.views.append(b"")
-                continue
-            try:
-                view = self._view(record)
-                if fetch and self._main:
-                    self._views.will_need(record, view)
-                prepared.views.append(view)
-            except PackstoreError as error:
-                prepared.failed.append(self._note(errors, row, record, error))
-                prepared.views.append(b"")
+        if fetch or prepared.failed or not self._main or not self._view_at_once(prepared, records):
+            self._view_each(prepared, errors, fetch=fetch and self._main)
         read = perf_counter()
         prepared.turned = turned = self._turned(prepared.views)
         requests = None
@@ -250,6 +239,28 @@ class Assembler:
         self._stats.add("read", read - start)
         self._stats.add("decode", perf_counter() - read)
         return prepared
+
+    def _view_at_once(self, prepared: Prepared, records: NDArray[np.int64]) -> bool:
+        try:
+            prepared.views.extend(self._views.views(records))
+        except PackstoreError:
+            return False  # one by one it shows which
+        return True
+
+    def _view_each(self, prepared: Prepared, errors: dict[int, Exception] | None, *, fetch: bool) -> None:
+        left_out = {*prepared.failed}
+        for row, record in enumerate(prepared.numbers):
+            if row in left_out:
+                prepared.views.append(b"")
+                continue
+            try:
+                view = self._view(record)
+                if fetch:
+                    self._views.will_need(record, view)
+                prepared.views.append(view)
+            except PackstoreError as error:
+                prepared.failed.append(self._note(errors, row, record, error))
+                prepared.views.append(b"")
 
     def fill(
         self,
