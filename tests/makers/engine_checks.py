@@ -353,6 +353,11 @@ def check_refusals(engine: Engine) -> None:
             assert run(engine, source, box) is None, box
             assert run(engine, source, box, (5, 5)) is None, box
     assert run(engine, data, (0, 0, 9, 9), max_pixels=height * width - 1) is None
+    for form in (Form(padding="edge"), Form(fill=3)):  # what is outside of a JPEG file's box is made of zeros
+        requests, out = Requests([data]), np.zeros((1, 12, 12, 3), np.uint8)
+        box, size = np.array([[0, 0, 9, 9]]), np.array([[9, 9]])
+        requests.want(box, size, np.array([[-1, -1, 12, 12]]), None, out, form)
+        assert engine.run(requests, 0, 1, MAX_PIXELS)[0], form
     assert run(engine, data, (0, 0, 9, 9), max_pixels=height * width) is not None
 
 

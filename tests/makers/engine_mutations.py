@@ -254,11 +254,10 @@ MUTATIONS = [
         "to + (columns - stop) * size, from + (left + first) * size, count, size);",
         "to + first * size, from + (left + first) * size, count, size);",
     ),
-    Mutation("place.c", "if (!from || first >= stop)", "if (!from)"),
+    Mutation("place.c", "stop = width - left < columns ? width - left : columns;", "stop = columns;"),
     Mutation("place.c", "(mirrored ? columns - 1 - x : x) * size, place", "x * size, place"),
     Mutation("place.c", "c * request->height * request->width * size", "c * request->width * size"),
     # Planes that are resized
-    Mutation("planes.c", "begin = begin < 0 ? 0 : smaller(begin, source - 1);", "begin = begin < 0 ? 0 : begin;"),
     Mutation("planes.c", "start = smaller(begin, source - width);", "start = begin;"),
     Mutation("planes.c", "(float)(1.0 / (double)scale) : 1;", "1 / scale : 2;"),
     Mutation("planes.c", "mirrored ? count - 1 - i : i;", "i;"),
