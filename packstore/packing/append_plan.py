@@ -18,10 +18,10 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.sizes import parse_bytes
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.added_source import AddedSource
-from packstore.packing.conversion import _columns
 from packstore.packing.keys import StoreKeys, repeated_keys
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, encode_options, plan_of
+from packstore.packing.records import columns_of
 from packstore.sources import open_source
 from packstore.sources.base import Source, Survey
 from packstore.sources.store import StoreSource
@@ -306,7 +306,7 @@ def shard_bytes(plan: AppendPlan) -> int:
 def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
     """Raises :class:`StoreError` where the records would not be like those of the store."""
     manifest = plan.manifest
-    made = {column.name: column for column in _columns(conversion.encoder(), conversion)}
+    made = {column.name: column for column in columns_of(conversion, conversion.encoder())}
     names = list(made)
     for column in plan.columns:
         other = made.pop(column.name, None)

@@ -11,21 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-import packstore
-from packstore.core.checksums import ROW_CHECKSUM
-from packstore.core.column import CHECKSUM, KEY
 from packstore.core.errors import SourceError, UsageError, printable
 from packstore.core.fields import Field, as_fields
 from packstore.core.files import check_paths
-from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped
-from packstore.core.parallel import default_workers, ordered_pieces
+from packstore.core.manifest import Normalization, Skipped
+from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
 from packstore.images.encode import Encoder
 from packstore.images.normalization import MeanAndStd
 from packstore.images.sniff import MAX_PIXELS
-from packstore.packing.batches import DECODE_BYTES, DECODE_RECORDS, PASS_BYTES, PASS_RECORDS, Packed, batches, pack
+from packstore.packing.batches import Packed
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import (
     Plan,
@@ -33,18 +28,15 @@ from packstore.packing.plan import (
     check_space,
     make_plan,
     plan_of,
-    recorded_options,
     resolve_format,
 )
+from packstore.packing.records import append_packed, columns_of, describe, packed_batches
 from packstore.packing.report import ConvertReport, all_palette, report_of
 from packstore.packing.resume import PositionTracker, ResumedRecords, identity_of
-from packstore.packing.shard_rule import ShardCuts
 from packstore.packing.statistics import normalized
-from packstore.packing.values import AtRest, as_columns
-from packstore.sources.base import Entry, SourceOptions, Survey
+from packstore.sources.base import SourceOptions
 from packstore.sources.dataset import DatasetSource, MapStyle
 from packstore.stores import create_store
-from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.interrupted import end_published_run
 
 _SMALL_FILE = 16 << 10
@@ -219,7 +211,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         # files the writing thread has as much to do as a core can: 600 of 110 KB take 68 ms so, and 79 ms with two.
         small = plan.survey.size_bytes < _SMALL_FILE * plan.survey.records
         workers = plan.options.workers or (1 if small else max(1, workers - 1))
-    columns = _columns(encoder, plan)
+    columns = columns_of(plan, encoder)
     survey = plan.survey
     kept, counted, lossy = Counter[str](), Counter[str](), 0
     if encoder.encoding.waits and not encoder.passes_through and plan.options.workers is None:
@@ -245,13 +237,13 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     )
     try:
         with builder:
-            _describe(builder, plan, encoder)
+            describe(builder, plan, encoder)
             progress(Progress("pack", 0, total, 0))
             resumed = ResumedRecords(plan, builder)
             reached = PositionTracker(resumed.position)
             cuts = plan.shards.cuts() if plan.shards else None
             for packed in _records(plan, encoder, resumed, workers):
-                _append(builder, packed, survey, cuts)
+                append_packed(builder, packed, survey, cuts)
                 reached.add(packed.seen, packed.skipped, packed.oriented, packed.palette)
                 kept.update(packed.kept)
                 lossy += packed.lossy
@@ -289,110 +281,10 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     return replace(report, kept=dict(kept), lossy=lossy, palette=all_palette(plan, manifest, reached.palette))
 
 
-def pack_shard(plan: Plan, number: int, path: Path, progress: ProgressCallback = no_progress) -> Manifest | None:
-    """Packs one shard of a plan to ``path``: the very bytes that it has in the store of the whole plan.
-
-    No other shard is needed for it, so the shards of a plan can be packed in any order and by any number of machines.
-
-    Returns:
-        Its manifest; None where all of its samples were skipped, so that the store has no such shard.
-
-    Raises:
-        UsageError: The plan has no shards, or fewer.
-    """
-    workers = plan.options.workers or default_workers()
-    plan = normalized(plan, workers, progress)
-    encoder, skipped = plan.encoder(), 0
-    entries = plan.shards.entries(plan.source.entries(plan.options.split), number) if plan.shards else iter(())
-    columns = _columns(encoder, plan)
-    with create_store(path, format=plan.format, encoding=plan.encode.encoding, columns=columns) as builder:
-        _describe(builder, plan, encoder)
-        for packed in _packed_batches(plan, encoder, entries, workers):
-            _append(builder, packed, plan.survey)
-            skipped += len(packed.skipped)
-            progress(Progress("pack", builder.records + skipped, None, 0))
-        if not builder.records + skipped:
-            raise UsageError(f"the plan has no shard {number}")
-        return builder.commit() if builder.records else None
-
-
-def _describe(builder: StoreBuilder, plan: Plan, encoder: Encoder) -> None:
-    builder.describe(
-        origin=_origin(plan),
-        normalization=plan.encode.normalization,
-        options=recorded_options(plan),
-        versions={"packstore": packstore.__version__} | encoder.versions(),
-    )
-
-
 def _records(plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int) -> Iterator[Packed]:
     """The records of an interrupted run, then those that are left to pack."""
     yield from resumed
-    yield from _packed_batches(plan, encoder, resumed.rest, workers)
-
-
-def _packed_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers: int) -> Iterator[Packed]:
-    limits = (PASS_RECORDS, PASS_BYTES) if encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
-    source, skip = plan.source, plan.options.on_error == "skip"
-    at_rest = AtRest(plan.survey)
-    return ordered_pieces(
-        lambda batch: pack(batch, source, encoder, at_rest, skip),
-        batches(source.fetch(entries), *limits, source.nbytes),
-        workers,
-        size=lambda packed: packed.record_bytes,
-    )
-
-
-def _first_of_shards(packed: Packed, cuts: ShardCuts) -> set[int]:
-    """Positions in ``packed.entries`` with which shards begin; the entry that begins one may have been skipped."""
-    firsts, place = set(), 0
-    for entry in packed.seen:
-        if cuts.begins(entry):
-            firsts.add(place)
-        place += place < len(packed.entries) and packed.entries[place] is entry
-    return firsts
-
-
-def _append(builder: StoreBuilder, packed: Packed, survey: Survey, cuts: ShardCuts | None = None) -> None:
-    entries = packed.entries
-    has_shape = any(column.name == "shape" for column in builder.columns)
-    firsts = _first_of_shards(packed, cuts) if cuts is not None else set()
-    first = 0
-    while first < len(entries):
-        if first in firsts:
-            builder.cut()
-        split = entries[first].split
-        last = first + 1
-        while last < len(entries) and entries[last].split == split and last not in firsts:
-            last += 1
-        run = slice(first, last)
-        sampled = packed.values[run]
-        gives_keys = survey.gives_keys and bool(sampled)
-        keys = [each["key"] for each in sampled] if gives_keys else [entry.key for entry in entries[run]]
-        values: dict[str, Any] = {"key": keys}
-        if survey.labels:
-            labels = zip(*(entry.labels for entry in entries[run]), strict=True)
-            values.update({c.name: np.array(v, np.int64) for c, v in zip(survey.labels, labels, strict=True)})
-        values.update(as_columns(survey.columns, sampled))
-        if has_shape:
-            values["shape"] = np.array(packed.shapes[run], np.int32)
-        checksums = np.array(packed.checksums[run], np.uint64)
-        builder.append(packed.records[run], values, split, checksums=checksums)
-        first = last
-    if len(entries) in firsts:
-        builder.cut()
-
-
-def _columns(encoder: Encoder, plan: Plan) -> tuple[Column, ...]:
-    image, *shape = encoder.columns()
-    return (image, *shape, *plan.survey.columns, KEY, CHECKSUM, ROW_CHECKSUM)
-
-
-def _origin(plan: Plan) -> Origin:
-    name = plan.source.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8")
-    store = plan.survey.store
-    digest = store.dataset_digest if store else None
-    return Origin(plan.source.kind, name, sum(plan.survey.ignored.values()), digest)
+    yield from packed_batches(plan, encoder, resumed.rest, workers)
 
 
 def _inherited_skips(plan: Plan) -> tuple[Skipped, ...]:

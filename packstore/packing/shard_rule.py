@@ -44,15 +44,17 @@ class ShardRule:
         """What follows the entries of a source and says where shards begin."""
         return ShardCuts(self)
 
-    def entries(self, entries: Iterable[Entry], number: int) -> Iterator[Entry]:
-        """Those of ``entries``, which are all of a source, that go into shard ``number``."""
-        cuts, reached = self.cuts(), -1
+    def shards(self, entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+        """``entries``, which are all of a source, as those of each shard."""
+        cuts = self.cuts()
+        shard: list[Entry] = []
         for entry in entries:
-            reached += cuts.begins(entry)
-            if reached > number:
-                return
-            if reached == number:
-                yield entry
+            if cuts.begins(entry) and shard:
+                yield shard
+                shard = []
+            shard.append(entry)
+        if shard:
+            yield shard
 
 
 class ShardCuts:

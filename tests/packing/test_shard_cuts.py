@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.core.errors import UsageError
-from packstore.packing.conversion import pack_shard
 from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import make_plan
+from packstore.packing.plan import Plan, make_plan
+from packstore.packing.records import pack_shard
 from packstore.packing.shard_rule import ShardRule
 from packstore.sources.base import Entry
 from packstore.stores import open_store
@@ -32,13 +31,16 @@ FLOATS: dict[str, Any] = {"encoding": "float16", "size": 16, "shard_size": 5000,
 PROGRAM = """
 import sys, json
 from pathlib import Path
-from packstore.packing import conversion
+from packstore.core.progress import no_progress
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan
+from packstore.packing.records import pack_shard
+from packstore.packing.statistics import normalized
 source, store, options, folder, *numbers = sys.argv[1:]
 for number in map(int, numbers):
-    plan = make_plan(Path(source), Path(store), ConvertOptions(**json.loads(options)))
-    conversion.pack_shard(plan, number, Path(folder, f"{number}{Path(store).suffix}"))
+    plan = normalized(make_plan(Path(source), Path(store), ConvertOptions(**json.loads(options))), 1, no_progress)
+    entries = [*plan.shards.shards(plan.source.entries())][number]
+    pack_shard(plan, entries, Path(folder, f"{number}{Path(store).suffix}"))
 """
 
 
@@ -59,8 +61,8 @@ def test_the_rule() -> None:
     assert cut(ShardRule("samples", 3), entries(4, 6, 1, 20, 1, 9, 1)) == [0, 3, 6]
     assert cut(ShardRule("samples", 3), entries(1, 1, 1, 1, 1, 1, 1, splits="aabbbba")) == [0, 2, 5, 6]
     rule = ShardRule("bytes", 10)
-    assert [[int(e.key) for e in rule.entries(entries(4, 6, 1, 20, 1), n)] for n in range(4)] == [[0, 1], [2], [3], [4]]
-    assert list(rule.entries(entries(4, 6), 1)) == []
+    assert [[int(e.key) for e in shard] for shard in rule.shards(entries(4, 6, 1, 20, 1))] == [[0, 1], [2], [3], [4]]
+    assert list(rule.shards(entries())) == []
 
 
 def test_the_rule_of_a_size() -> None:
@@ -104,12 +106,20 @@ def test_all_shards_of_a_plan_are_the_store(folder: Path, tmp_path: Path, suffix
     manifest = packstore.convert(folder, whole, **options).manifest
     assert manifest.shards is not None
     plan = make_plan(folder, tmp_path / f"other{suffix}", ConvertOptions(**options))
-    for number in reversed(range(len(manifest.shards))):
-        assert pack_shard(plan, number, tmp_path / manifest.shards.name(number)) is not None
+    shards = shards_of(plan)
+    assert len(shards) == len(manifest.shards)
+    for number in reversed(range(len(shards))):
+        packed_shard = pack_shard(plan, shards[number], tmp_path / manifest.shards.name(number))
+        assert packed_shard.manifest is not None
+        assert packed_shard.source_bytes == sum(entry.size_bytes for entry in shards[number])
         packed = content(tmp_path / manifest.shards.name(number))
         assert list(packed.values()) == list(content(whole / manifest.shards.name(number)).values())
-    with pytest.raises(UsageError, match=f"the plan has no shard {len(manifest.shards)}"):
-        pack_shard(plan, len(manifest.shards), tmp_path / "none.h5")
+
+
+def shards_of(plan: Plan) -> list[list[Entry]]:
+    """The entries of each shard."""
+    assert plan.shards is not None
+    return list(plan.shards.shards(plan.source.entries()))
 
 
 def cuts_of(path: Path) -> list[list[str]]:
@@ -131,8 +141,11 @@ def test_skipped_samples_move_no_cut(tmp_path: Path) -> None:
     after = [[key for key in shard if key not in bad] for shard in before]
     assert cuts_of(tmp_path / "some.h5") == [shard for shard in after if shard]
     plan = make_plan(folder, tmp_path / "other.h5", ConvertOptions(**PASSING, on_error="skip"))
-    assert pack_shard(plan, 0, tmp_path / "0.h5") is not None
-    assert pack_shard(plan, 3, tmp_path / "3.h5") is None
+    shards = shards_of(plan)
+    assert pack_shard(plan, shards[0], tmp_path / "0.h5").manifest is not None
+    packed = pack_shard(plan, shards[3], tmp_path / "3.h5")
+    assert packed.manifest is None
+    assert [skipped.key for skipped in packed.skipped] == before[3]
 
 
 def test_a_shard_holds_one_split(folder: Path, tmp_path: Path) -> None:
