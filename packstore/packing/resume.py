@@ -31,10 +31,11 @@ _log = logging.getLogger(__name__)
 
 def identity_of(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> Identity:
     """What makes the records of a conversion what they are. Threads, or what happens to bad samples, do not."""
-    return Identity(_fingerprint(plan, encoder, columns), partial(_source_change, plan))
+    return Identity(fingerprint_of(plan, encoder, columns), partial(_source_change, plan))
 
 
-def _fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict[str, Any]:
+def fingerprint_of(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict[str, Any]:
+    """What the records of a conversion follow from, as JSON values by name. Loads the libraries that make them."""
     survey = plan.survey
     normalization = plan.encode.normalization
     return {

@@ -8,7 +8,7 @@ import mmap
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,7 +156,13 @@ def finished_column(column: Column, data: ColumnData) -> Column:
     return dataclasses.replace(column, nbytes=data.nbytes, digest=column_digest(data))
 
 
-def duplicate_keys(keys: Ragged, hashes: NDArray[np.uint64]) -> tuple[int, int] | None:
+class Keys(Protocol):
+    """The keys of all records by number."""
+
+    def __getitem__(self, record: int, /) -> Buffer: ...
+
+
+def duplicate_keys(keys: Keys, hashes: NDArray[np.uint64]) -> tuple[int, int] | None:
     """Two records that have the same key, or None.
 
     Args:
@@ -183,7 +189,7 @@ def duplicate_keys(keys: Ragged, hashes: NDArray[np.uint64]) -> tuple[int, int] 
     return None
 
 
-def refuse_duplicates(keys: Ragged, hashes: NDArray[np.uint64]) -> None:
+def refuse_duplicates(keys: Keys, hashes: NDArray[np.uint64]) -> None:
     """Raises :class:`StoreError` that names two records with the same key, if there are such."""
     pair = duplicate_keys(keys, hashes)
     if pair is not None:

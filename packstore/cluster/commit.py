@@ -1,0 +1,129 @@
+"""The end of a run: its shards as the next version of a store."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+import packstore
+from packstore.cluster.receipts import Receipt, shards_in_order, total
+from packstore.cluster.run import Run
+from packstore.core.errors import StoreError
+from packstore.core.manifest import Column, Manifest
+from packstore.core.registry import FORMATS
+from packstore.core.shards import Shard, rows_of
+from packstore.objects import ObjectStore
+from packstore.packing.plan import Plan, recorded_options
+from packstore.packing.records import columns_of, origin_of
+from packstore.stores.base import manifest_text
+from packstore.stores.builder.assembly import Parts, head_of
+from packstore.stores.builder.spools import refuse_duplicates
+from packstore.stores.format import Format
+from packstore.stores.remote.names import shard_object
+from packstore.stores.remote.publish import publish
+
+
+def commit(plan: Plan, run: Run, receipts: Sequence[Receipt]) -> Manifest:
+    """Publishes a store of the shards that the receipts name, and returns its manifest.
+
+    Raises:
+        StoreError: Two records have the same key.
+        ConflictError: Somebody else has published another store meanwhile.
+    """
+    filled = shards_in_order(receipts)
+    _refuse_duplicates(filled, FORMATS[plan.format], run.objects)
+    shards = _numbered(filled, run.objects)
+    manifest = _head(plan, receipts, filled, shards)
+    run.objects.put(run.head, manifest_text(manifest))
+    publish(run.objects, manifest)
+    return manifest
+
+
+def _head(plan: Plan, receipts: Sequence[Receipt], filled: Sequence[Receipt], shards: Sequence[Shard]) -> Manifest:
+    encoder = plan.encoder()
+    columns, nbytes = columns_of(plan, encoder), total(receipt.columns for receipt in filled)
+    image = replace(columns[0], nbytes=sum(shard.image_nbytes for shard in shards))
+    options, store = dict(recorded_options(plan)), plan.survey.store
+    options |= total(receipt.counted for receipt in receipts)
+    if oriented := sum(receipt.oriented for receipt in receipts):
+        options["exif_oriented"] = oriented
+    skipped = [*(store.skipped if store else ()), *(skipped for receipt in receipts for skipped in receipt.skipped)]
+    base = Manifest(
+        plan.format,
+        plan.encode.encoding,
+        0,
+        columns,
+        origin_of(plan),
+        normalization=plan.encode.normalization,
+        options=options,
+        versions={"packstore": packstore.__version__} | encoder.versions(),
+    )
+    parts = Parts(rows_of(shards), [""] * len(shards), [((receipt.split, receipt.records),) for receipt in filled])
+    return head_of(base, parts, [image, *_sized(columns[1:], nbytes)], skipped=skipped)
+
+
+def _sized(columns: Sequence[Column], nbytes: Mapping[str, int]) -> list[Column]:
+    return [replace(column, nbytes=nbytes[column.name]) for column in columns]
+
+
+def _numbered(filled: Sequence[Receipt], objects: ObjectStore) -> list[Shard]:
+    """The shards under the numbers that they have in the store: where all samples of a task were skipped, those behind
+    it move up, and their objects are copied."""
+    shards = []
+    for number, receipt in enumerate(filled):
+        assert receipt.shard is not None
+        shard = receipt.shard
+        if number != receipt.number:
+            _, _, suffix = shard.name.partition(".")
+            shard = replace(shard, name=f"shard-{number:05d}.{suffix}")
+            with tempfile.NamedTemporaryFile() as copy:
+                for piece in objects.stream(shard_object(receipt.shard)):
+                    copy.write(piece)
+                copy.flush()
+                objects.create(shard_object(shard), Path(copy.name))
+            objects.delete([shard_object(receipt.shard)])
+        shards.append(shard)
+    return shards
+
+
+class _Keys:
+    """The keys of all records, for the few that are asked for: each fetches its shard."""
+
+    def __init__(self, filled: Sequence[Receipt], format: Format, objects: ObjectStore) -> None:
+        self._filled, self._format, self._objects = filled, format, objects
+        self._ends = np.cumsum([receipt.records for receipt in filled])
+        self._held: tuple[int, list[bytes]] = -1, []
+
+    def __getitem__(self, record: int) -> bytes:
+        place = int(np.searchsorted(self._ends, record, "right"))
+        if self._held[0] != place:
+            self._held = place, self._keys_of(place)
+        return self._held[1][record - int(self._ends[place]) + self._filled[place].records]
+
+    def _keys_of(self, place: int) -> list[bytes]:
+        shard = self._filled[place].shard
+        assert shard is not None
+        with tempfile.TemporaryFile() as file:
+            for piece in self._objects.stream(shard_object(shard)):
+                file.write(piece)
+            file.flush()
+            with self._format.open(Path(shard.name), file.fileno()) as reader:
+                return [bytes(key) for key in reader.ragged("key")]
+
+
+def _refuse_duplicates(filled: Sequence[Receipt], format: Format, objects: ObjectStore) -> None:
+    """Raises :class:`StoreError` that names two records with the same key. In bounded memory: the hashes of keys lie in
+    a file, and keys are fetched only where hashes are equal."""
+    records = sum(receipt.records for receipt in filled)
+    if not records:
+        raise StoreError("no records to put into the store")
+    with tempfile.TemporaryFile() as file:
+        for receipt in filled:
+            file.write(receipt.key_hashes().tobytes())
+        file.flush()
+        hashes = np.memmap(file, np.dtype("<u8"), "r", shape=(records,))
+        refuse_duplicates(_Keys(filled, format, objects), hashes)

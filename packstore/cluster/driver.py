@@ -1,0 +1,184 @@
+"""The driver of a run: hands out tasks, collects receipts, and commits the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from packstore.cluster.commit import commit
+from packstore.cluster.receipts import Receipt, total
+from packstore.cluster.run import Run, SharedPlan, changed, run_of, settle
+from packstore.cluster.runners import InThisProcess, Processes, Runner
+from packstore.cluster.task import Job
+from packstore.core.errors import DestinationError, SampleError, SourceError, UsageError, printable
+from packstore.core.manifest import Manifest
+from packstore.core.parallel import default_workers
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.objects import ObjectStore, open_objects
+from packstore.packing.plan import Plan
+from packstore.packing.report import ConvertReport, palette_classes
+from packstore.stores.remote.head import newest_version, read_head
+
+
+def run_on_cluster(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:
+    """Runs a plan whose destination is a URL; see :func:`packstore.convert`."""
+    return Driver(plan, open_objects(plan.destination), progress).run(time.monotonic() if started is None else started)
+
+
+class Driver:
+    """Runs a plan. Several drivers may run the same one at once; each gives the same store.
+
+    Args:
+        plan: Its destination is a URL.
+        objects: What lies there.
+        progress: Called when a task has ended.
+    """
+
+    def __init__(self, plan: Plan, objects: ObjectStore, progress: ProgressCallback) -> None:
+        if not plan.survey.resumable:
+            raise UsageError(
+                "an iterable can be read once, and a conversion to a URL lists it several times; pack it to a local "
+                "path, or give a map-style dataset"
+            )
+        self._plan = plan
+        self._objects = objects
+        self._progress = progress
+        self._stamp = plan.source.stamp()
+        self._run = run_of(plan, objects)
+        self._receipts: dict[int, Receipt] = {}
+        self._failed: dict[int, BaseException] = {}
+
+    def run(self, started: float) -> ConvertReport:
+        """Packs what has no receipt yet, and publishes the store.
+
+        Raises:
+            DestinationError: There is a store already, or a run that was begun otherwise.
+            SourceError: The source changed meanwhile, or has a bad sample.
+            StoreError: A task failed, or two gave different shards.
+        """
+        run, options = self._run, self._plan.options
+        if (published := self._published()) is not None:  # a driver was killed before it had removed the run
+            run.remove()
+            return self._report(published, started, published.records)
+        if newest_version(self._objects) and not options.overwrite:
+            raise DestinationError(
+                f"{self._objects.url}: exists already; choose another name, or --overwrite to add a version that "
+                "replaces it"
+            )
+        if options.restart:
+            run.remove()
+        plan, shared = settle(self._plan, run, self._progress)
+        self._plan = plan
+        self._receipts = {receipt.number: receipt for receipt in run.receipts()}
+        resumed = sum(receipt.records for receipt in self._receipts.values())
+        self._tell()
+        with runner_of(Job(plan, run), len(shared.cuts)) as runner:
+            self._pack(shared, runner)
+        if plan.source.stamp() != self._stamp:
+            raise changed(plan, "its stamp is another one")
+        receipts = [self._receipts[number] for number in range(len(shared.cuts))]
+        self._refuse_skipped(receipts)
+        manifest = commit(plan, run, receipts)
+        run.remove()
+        return self._report(manifest, started, resumed)
+
+    def _published(self) -> Manifest | None:
+        """The manifest of the store, where this very run has published it."""
+        head = self._run.read(self._run.head)
+        if head is None or not newest_version(self._objects):
+            return None
+        found = read_head(self._objects).manifest
+        return found if found.to_json().encode("ascii") == head.rstrip() else None
+
+    def _pack(self, shared: SharedPlan, runner: Runner) -> None:
+        """Runs all tasks that have no receipt. Raises what the first of those that fail raised."""
+        plan, under_way = self._plan, set[int]()
+        assert plan.shards is not None
+        number = -1
+        for number, entries in enumerate(plan.shards.shards(plan.source.entries(plan.options.split))):
+            if number >= len(shared.cuts) or len(entries) != shared.cuts[number]:
+                raise changed(plan, f"shard {number} has other samples now")
+            if number in self._receipts:
+                continue
+            while len(under_way) >= runner.slots:
+                self._collect(runner, under_way)
+            if self._failed:
+                break
+            runner.submit(number, entries)
+            under_way.add(number)
+        # What a machine alone would have raised: that of the first.
+        while any(not self._failed or task < min(self._failed) for task in under_way):
+            self._collect(runner, under_way)
+        if self._failed:
+            raise self._failed[min(self._failed)]
+        if number + 1 != len(shared.cuts):
+            raise changed(plan, f"{len(shared.cuts):,} shards at first, {number + 1:,} in the end")
+
+    def _collect(self, runner: Runner, under_way: set[int]) -> None:
+        for number, result in runner.wait():
+            under_way.discard(number)
+            if isinstance(result, Receipt):
+                self._receipts[number] = result
+            else:
+                self._failed[number] = result
+        self._tell()
+
+    def _tell(self) -> None:
+        done = self._receipts.values()
+        nbytes = sum(receipt.source_bytes for receipt in done)
+        self._progress(Progress("pack", sum(r.entries for r in done), self._plan.survey.records, nbytes))
+
+    def _refuse_skipped(self, receipts: Sequence[Receipt]) -> None:
+        skipped = [skipped for receipt in receipts for skipped in receipt.skipped]
+        if skipped and self._plan.options.on_error == "raise":
+            raise SampleError(skipped[0].key, skipped[0].reason)
+        if len(skipped) == sum(receipt.entries for receipt in receipts):
+            raise SourceError(
+                f"{printable(str(self._plan.source.path))}: all {len(skipped)} images were skipped, so there is "
+                "nothing to pack"
+            )
+
+    def _report(self, manifest: Manifest, started: float, resumed: int) -> ConvertReport:
+        receipts = list(self._receipts.values())
+        table = manifest.shards
+        assert table is not None
+        labels, palette = (_by_label(total(getattr(r, name) for r in receipts)) for name in ("labels", "palette"))
+        report = ConvertReport(
+            destination=self._plan.destination,
+            manifest=manifest,
+            source_bytes=sum(receipt.source_bytes for receipt in receipts),
+            disk_bytes=int(table.table["nbytes"].sum()) + table.nbytes + len(manifest.to_json()),
+            seconds=time.monotonic() - started,
+            skipped=tuple(skipped for receipt in receipts for skipped in receipt.skipped),
+            ignored=self._plan.survey.ignored,
+            resumed=resumed,
+            oriented=int(manifest.options.get("exif_oriented") or 0),
+        )
+        return replace(
+            report,
+            kept=dict(total(receipt.kept for receipt in receipts)),
+            lossy=sum(receipt.lossy for receipt in receipts),
+            palette=palette_classes(self._plan, manifest, palette, lambda: labels),
+        )
+
+
+def _by_label(counts: dict[str, int]) -> dict[int, int]:
+    return {int(label): count for label, count in counts.items()}
+
+
+def runner_of(job: Job, tasks: int) -> Runner:
+    """Where the tasks of a job run, as its option ``cluster`` says. Raises :class:`UsageError` for what is no cluster."""
+    name, _, detail = (job.plan.options.cluster or "").partition(":")
+    if not name:
+        return InThisProcess(job)
+    make: Callable[[Job, int, str], Runner] = {"processes": _processes}[name]
+    return make(job, tasks, detail)
+
+
+def _processes(job: Job, tasks: int, detail: str) -> Runner:
+    count = min(int(detail), max(1, tasks))
+    if job.plan.options.workers is None:
+        threads = max(1, default_workers() // count)
+        job = replace(job, plan=replace(job.plan, options=replace(job.plan.options, workers=threads)))
+    return Processes(job, count)

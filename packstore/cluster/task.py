@@ -1,0 +1,164 @@
+"""A task: packs one shard, uploads it, and creates its receipt. The same bytes wherever and however often it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import packstore
+from packstore.cluster.receipts import Receipt, create_receipt, encoded_keys
+from packstore.cluster.run import Run
+from packstore.core.checksums import file_digest
+from packstore.core.errors import StoreError
+from packstore.core.manifest import Manifest
+from packstore.core.registry import FORMATS
+from packstore.core.shards import Shard
+from packstore.objects import ObjectStore
+from packstore.packing.keys import key_hashes
+from packstore.packing.plan import Plan
+from packstore.packing.records import PackedShard, label_of, pack_shard
+from packstore.sources import open_source
+from packstore.sources.base import Entry, Source
+from packstore.stores import open_store
+from packstore.stores.format import Format
+from packstore.stores.remote.names import shard_object
+
+_LOCK = ".packstore-task"
+"""A file in the folder of a task, locked as long as the task runs: what a killed one has left has none."""
+
+_sources: dict[tuple[str, str], Source] = {}
+"""The sources that this process has opened, by destination and run."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all tasks of a run need. It pickles without the opened source, which each process opens for itself.
+
+    Attributes:
+        plan: The settled plan.
+        run: Where the receipts go.
+    """
+
+    plan: Plan
+    run: Run
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        source = self.plan.source
+        options = source.options
+        opening = {"path": source.path, "kind": source.kind, "labels": options.labels, **options.array_names}
+        opening |= {"max_pixels": options.max_pixels, "skip_bad": options.skip_bad}
+        versions = libraries(self.plan)
+        return _taken_over, (replace(self.plan, source=cast("Source", None)), self.run, opening, versions)
+
+
+def libraries(plan: Plan) -> dict[str, str]:
+    """Versions of the software that makes the records."""
+    return {"packstore": packstore.__version__} | plan.encoder().versions()
+
+
+def _taken_over(plan: Plan, run: Run, opening: dict[str, Any], versions: dict[str, str]) -> Job:
+    """The job in another process, which opens its source once. Raises :class:`StoreError` where the software differs
+    from that of the driver, as records might."""
+    mine = libraries(plan)
+    if mine != versions:
+        differs = ", ".join(
+            f"{name} {mine.get(name, 'none')} instead of {versions.get(name, 'none')}"
+            for name in sorted({*mine, *versions})
+            if mine.get(name) != versions.get(name)
+        )
+        raise StoreError(
+            f"the machine {platform.node()} would pack with other software than the plan: {differs}; install the same "
+            "on all machines"
+        )
+    key = run.objects.url, run.name
+    if key not in _sources:
+        _sources[key] = open_source(**opening)
+    return Job(replace(plan, source=_sources[key]), run)
+
+
+def run_task(job: Job, number: int, entries: Sequence[Entry]) -> Receipt:
+    """Packs shard ``number`` from its entries.
+
+    Raises:
+        SampleError: A bad sample, unless they are to be skipped.
+        StoreError: It cannot be written, or a receipt is there that says something else.
+    """
+    plan, objects = job.plan, job.run.objects
+    with task_folder(job.run.name) as folder:
+        path = folder / FORMATS[plan.format].shard_name(number)
+        packed = pack_shard(plan, entries, path)
+        receipt = _receipt(number, entries, packed)
+        if packed.manifest is not None:
+            receipt = _uploaded(receipt, packed.manifest, path, objects)
+    create_receipt(objects, job.run.object(f"done/{number:06d}.json"), receipt)
+    return receipt
+
+
+def _receipt(number: int, entries: Sequence[Entry], packed: PackedShard) -> Receipt:
+    skipped = {skipped.key for skipped in packed.skipped}
+    labels = Counter(label_of(entry) for entry in entries if entry.key not in skipped)
+    return Receipt(
+        number=number,
+        entries=len(entries),
+        split=entries[0].split,
+        shard=None,
+        labels=_by_text(labels),
+        skipped=tuple(packed.skipped),
+        counted=dict(packed.counted),
+        kept=dict(packed.kept),
+        palette=_by_text(packed.palette),
+        lossy=packed.lossy,
+        oriented=packed.oriented,
+        source_bytes=packed.source_bytes,
+    )
+
+
+def _uploaded(receipt: Receipt, manifest: Manifest, path: Path, objects: ObjectStore) -> Receipt:
+    """Uploads a sealed shard, which has been read back."""
+    format: Format = FORMATS[manifest.format]
+    nbytes, digest = file_digest(format.data_file(path))
+    sizes = manifest.records, nbytes, manifest.image.nbytes
+    shard = Shard(path.name, *sizes, manifest.records_digest, digest, manifest.digest)
+    with open_store(path) as reader:
+        keys = encoded_keys(key_hashes([reader]))
+    objects.create(shard_object(shard), format.data_file(path))
+    columns = {column.name: column.nbytes for column in manifest.columns[1:]}
+    return replace(receipt, shard=shard, columns=columns, keys=keys)
+
+
+def _by_text(counts: Counter[int]) -> dict[str, int]:
+    return {str(label): count for label, count in counts.items()}
+
+
+@contextlib.contextmanager
+def task_folder(run: str) -> Iterator[Path]:
+    """A folder of its own on this machine's disk, under ``TMPDIR``. Removes those that killed tasks of the run left."""
+    _remove_left(Path(tempfile.gettempdir()), f"packstore-{run}-")
+    folder = Path(tempfile.mkdtemp(prefix=f"packstore-{run}-"))
+    try:
+        with open(folder / _LOCK, "xb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_left(directory: Path, prefix: str) -> None:
+    for folder in directory.glob(f"{prefix}*"):
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            with open(folder / _LOCK, "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # it has just been made, or its task runs, or has just ended
+            continue
