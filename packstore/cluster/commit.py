@@ -23,23 +23,30 @@ from packstore.stores.base import manifest_text
 from packstore.stores.builder.assembly import Parts, head_of
 from packstore.stores.builder.spools import refuse_duplicates
 from packstore.stores.format import Format
-from packstore.stores.remote.names import shard_object
-from packstore.stores.remote.publish import publish
+from packstore.stores.remote.names import shard_object, shard_objects
+from packstore.stores.remote.publish import commit, upload_shard, upload_table
 
 
-def commit(plan: Plan, run: Run, receipts: Sequence[Receipt]) -> Manifest:
-    """Publishes a store of the shards that the receipts name, and returns its manifest.
+def commit_run(plan: Plan, run: Run, receipts: Sequence[Receipt], previous: int) -> Manifest:
+    """Publishes a store of the shards that the receipts name, as the version after ``previous``.
+
+    Returns its manifest.
 
     Raises:
         StoreError: Two records have the same key.
-        ConflictError: Somebody else has published another store meanwhile.
+        LostRaceError: Somebody else has published another store meanwhile.
     """
-    filled = shards_in_order(receipts)
-    _refuse_duplicates(filled, FORMATS[plan.format], run.objects)
-    shards = _numbered(filled, run.objects)
+    filled, objects = shards_in_order(receipts), run.objects
+    _refuse_duplicates(filled, FORMATS[plan.format], objects)
+    shards = _numbered(filled, objects)
     manifest = _head(plan, receipts, filled, shards)
-    run.objects.put(run.head, manifest_text(manifest))
-    publish(run.objects, manifest)
+    assert manifest.shards is not None
+    objects.put(run.head, manifest_text(manifest))
+    upload_table(objects, manifest.shards)
+    commit(objects, manifest, previous)
+    names = set(shard_objects(manifest.shards))
+    uploaded = [shard_object(receipt.shard) for receipt in filled if receipt.shard is not None]
+    objects.delete([name for name in uploaded if name not in names])
     return manifest
 
 
@@ -80,12 +87,10 @@ def _numbered(filled: Sequence[Receipt], objects: ObjectStore) -> list[Shard]:
         if number != receipt.number:
             _, _, suffix = shard.name.partition(".")
             shard = replace(shard, name=f"shard-{number:05d}.{suffix}")
-            with tempfile.NamedTemporaryFile() as copy:
-                for piece in objects.stream(shard_object(receipt.shard)):
-                    copy.write(piece)
+            with tempfile.NamedTemporaryFile(prefix="packstore-") as copy:
+                copy.writelines(objects.stream(shard_object(receipt.shard)))
                 copy.flush()
-                objects.create(shard_object(shard), Path(copy.name))
-            objects.delete([shard_object(receipt.shard)])
+                upload_shard(objects, shard, Path(copy.name))
         shards.append(shard)
     return shards
 
@@ -108,8 +113,7 @@ class _Keys:
         shard = self._filled[place].shard
         assert shard is not None
         with tempfile.TemporaryFile() as file:
-            for piece in self._objects.stream(shard_object(shard)):
-                file.write(piece)
+            file.writelines(self._objects.stream(shard_object(shard)))
             file.flush()
             with self._format.open(Path(shard.name), file.fileno()) as reader:
                 return [bytes(key) for key in reader.ragged("key")]

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from packstore.cluster.commit import commit
+from packstore.cluster.commit import commit_run
 from packstore.cluster.receipts import Receipt, total
-from packstore.cluster.run import Run, SharedPlan, changed, run_of, settle
+from packstore.cluster.run import SharedPlan, changed, run_of, settle
 from packstore.cluster.runners import InThisProcess, Processes, Runner
 from packstore.cluster.task import Job
-from packstore.core.errors import DestinationError, SampleError, SourceError, UsageError, printable
+from packstore.core.errors import SampleError, SourceError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.objects import ObjectStore, open_objects
 from packstore.packing.plan import Plan
 from packstore.packing.report import ConvertReport, palette_classes
+from packstore.stores.base import manifest_text
 from packstore.stores.remote.head import newest_version, read_head
+from packstore.stores.remote.publish import check_destination
 
 
 def run_on_cluster(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:
@@ -61,11 +64,7 @@ class Driver:
         if (published := self._published()) is not None:  # a driver was killed before it had removed the run
             run.remove()
             return self._report(published, started, published.records)
-        if newest_version(self._objects) and not options.overwrite:
-            raise DestinationError(
-                f"{self._objects.url}: exists already; choose another name, or --overwrite to add a version that "
-                "replaces it"
-            )
+        previous = check_destination(self._objects, overwrite=options.overwrite)
         if options.restart:
             run.remove()
         plan, shared = settle(self._plan, run, self._progress)
@@ -79,7 +78,7 @@ class Driver:
             raise changed(plan, "its stamp is another one")
         receipts = [self._receipts[number] for number in range(len(shared.cuts))]
         self._refuse_skipped(receipts)
-        manifest = commit(plan, run, receipts)
+        manifest = commit_run(plan, run, receipts, previous)
         run.remove()
         return self._report(manifest, started, resumed)
 
@@ -89,7 +88,7 @@ class Driver:
         if head is None or not newest_version(self._objects):
             return None
         found = read_head(self._objects).manifest
-        return found if found.to_json().encode("ascii") == head.rstrip() else None
+        return found if manifest_text(found) == head else None
 
     def _pack(self, shared: SharedPlan, runner: Runner) -> None:
         """Runs all tasks that have no receipt. Raises what the first of those that fail raised."""
@@ -163,12 +162,12 @@ class Driver:
         )
 
 
-def _by_label(counts: dict[str, int]) -> dict[int, int]:
-    return {int(label): count for label, count in counts.items()}
+def _by_label(counts: Counter[str]) -> Counter[int]:
+    return Counter({int(label): count for label, count in counts.items()})
 
 
 def runner_of(job: Job, tasks: int) -> Runner:
-    """Where the tasks of a job run, as its option ``cluster`` says. Raises :class:`UsageError` for what is no cluster."""
+    """Where the tasks of a job run, as its option ``cluster`` says."""
     name, _, detail = (job.plan.options.cluster or "").partition(":")
     if not name:
         return InThisProcess(job)

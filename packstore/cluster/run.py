@@ -182,4 +182,3 @@ def changed(plan: Plan, how: str) -> SourceError:
         f"{printable(str(plan.source.path))} changed while it was packed: {how}; run the conversion again with "
         "--restart when nothing writes to it"
     )
-

@@ -30,7 +30,7 @@ from packstore.sources import open_source
 from packstore.sources.base import Entry, Source
 from packstore.stores import open_store
 from packstore.stores.format import Format
-from packstore.stores.remote.names import shard_object
+from packstore.stores.remote.publish import upload_shard
 
 _LOCK = ".packstore-task"
 """A file in the folder of a task, locked as long as the task runs: what a killed one has left has none."""
@@ -130,7 +130,7 @@ def _uploaded(receipt: Receipt, manifest: Manifest, path: Path, objects: ObjectS
     shard = Shard(path.name, *sizes, manifest.records_digest, digest, manifest.digest)
     with open_store(path) as reader:
         keys = encoded_keys(key_hashes([reader]))
-    objects.create(shard_object(shard), format.data_file(path))
+    upload_shard(objects, shard, format.data_file(path))
     columns = {column.name: column.nbytes for column in manifest.columns[1:]}
     return replace(receipt, shard=shard, columns=columns, keys=keys)
 
@@ -145,7 +145,7 @@ def task_folder(run: str) -> Iterator[Path]:
     _remove_left(Path(tempfile.gettempdir()), f"packstore-{run}-")
     folder = Path(tempfile.mkdtemp(prefix=f"packstore-{run}-"))
     try:
-        with open(folder / _LOCK, "xb") as held:
+        with (folder / _LOCK).open("xb") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             yield folder
     finally:
@@ -157,7 +157,7 @@ def _remove_left(directory: Path, prefix: str) -> None:
         try:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
-            with open(folder / _LOCK, "rb") as lock:
+            with (folder / _LOCK).open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:  # it has just been made, or its task runs, or has just ended

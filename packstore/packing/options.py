@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,8 @@ from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.core.sizes import parse_bytes
 from packstore.images.normalization import MeanAndStd, as_normalization
 from packstore.images.sniff import MAX_PIXELS
+
+_CLUSTER = re.compile(r"processes:0*[1-9][0-9]{0,3}|ray(:.+)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +45,11 @@ class ConvertOptions:
     workers: int | None = None
     decoder: str = "auto"
     max_pixels: int = MAX_PIXELS
+    cluster: str | None = None
 
     def __post_init__(self) -> None:
         text_or_none(source_kind=self.source_kind, split=self.split, format=self.format, encoding=self.encoding)
+        text_or_none(cluster=self.cluster)
         if self.on_error not in ("raise", "skip"):
             raise UsageError(f"on_error should be 'raise' or 'skip', got {self.on_error!r}")
         if self.format is not None and self.format not in FORMATS:
@@ -63,6 +68,10 @@ class ConvertOptions:
             as_normalization(self.normalize)
         if self.source_kind is not None:
             SOURCES.check(self.source_kind)
+        if self.cluster is not None and _CLUSTER.fullmatch(self.cluster) is None:
+            raise UsageError(
+                f"cluster should be 'processes:N' with N from 1 on, 'ray' or 'ray:ADDRESS', got {self.cluster!r}"
+            )
 
     @property
     def shard_bytes(self) -> int | None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packstore.core.manifest import Manifest, Skipped
 from packstore.images.encode.options import turned_by_readers
 from packstore.packing.plan import Plan
 from packstore.stores import open_store
 from packstore.stores.base import disk_bytes
+
+Labels = Counter[int] | NDArray[np.int64]
+"""How many records have which label."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -88,12 +92,23 @@ def report_of(
 
 def all_palette(plan: Plan, manifest: Manifest, palette: Counter[int]) -> tuple[str, ...]:
     """The classes all of whose images are among those counted in ``palette``, by label."""
+
+    def counts() -> NDArray[np.int64]:
+        with open_store(plan.destination) as reader:
+            return np.bincount(reader.fixed("label"), minlength=len(manifest.classes or ()))
+
+    return palette_classes(plan, manifest, palette, counts)
+
+
+def palette_classes(
+    plan: Plan, manifest: Manifest, palette: Counter[int], counts: Callable[[], Labels]
+) -> tuple[str, ...]:
+    """:func:`all_palette`, where ``counts`` returns the number of records by label."""
     if not palette:
         return ()
     if manifest.classes is None:
         return ("",) if palette.total() == manifest.records else ()
     if "label" in plan.survey.sampled:
         return ()
-    with open_store(plan.destination) as reader:
-        counts = np.bincount(reader.fixed("label"), minlength=len(manifest.classes))
-    return tuple(name for label, name in enumerate(manifest.classes) if 0 < counts[label] == palette[label])
+    labels = counts()
+    return tuple(name for label, name in enumerate(manifest.classes) if 0 < labels[label] == palette[label])
