@@ -90,6 +90,9 @@ _LISTED = 10
     "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
     help="Refuse images that claim more pixels, e.g. 50M. Each thread needs up to 20 bytes a pixel.",
 )  # fmt: skip
+@click.option(
+    "--cluster", metavar="WHERE", help="DEST is a URL: pack by processes:N of this machine, ray, or ray:ADDRESS."
+)
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
 @click.option("--decoder", default="auto", show_default=True, metavar="NAME",
               help="turbojpeg, simplejpeg, jpeg4py, opencv or pillow.")  # fmt: skip
@@ -175,7 +178,8 @@ def describe_plan(plan: Plan) -> str:
         limit, by_samples = plan.shards.limit, plan.shards.by == "samples"
         most = quantity(limit, "image") if by_samples else f"{human_bytes(limit)} of the source"
         lines.append(f"shards       of at most {most}, one split each")
-    lines.append(f"estimate     {human_bytes(plan.estimate_bytes)} ({human_bytes(plan.free_bytes)} free)")
+    free = "" if plan.free_bytes is None else f" ({human_bytes(plan.free_bytes)} free)"
+    lines.append(f"estimate     {human_bytes(plan.estimate_bytes)}{free}")
     lines.append("nothing was written (--dry-run)")
     return "\n".join(lines)
 

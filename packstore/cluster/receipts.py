@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import ManifestError, StoreError, printable
 from packstore.core.manifest import Skipped
-from packstore.core.plainjson import canonical, from_plain, sha256_json, to_plain
+from packstore.core.plainjson import Schemas, canonical, from_plain, sha256_json, to_plain
 from packstore.core.shards import Shard
 from packstore.objects import ConflictError, ObjectStore
 
@@ -86,7 +86,7 @@ class Receipt:
 
 
 _COUNTS = {"*": int}
-_SCHEMA = {
+_SCHEMA: Schemas = {
     Shard: {
         "name": str,
         "records": int,

@@ -12,7 +12,7 @@ from packstore.cluster.receipts import Receipt
 from packstore.core.errors import DestinationError, ManifestError, SourceError, StoreError, printable
 from packstore.core.manifest import Normalization
 from packstore.core.parallel import default_workers
-from packstore.core.plainjson import canonical, from_plain, sha256_json, to_plain
+from packstore.core.plainjson import Schemas, canonical, from_plain, sha256_json, to_plain
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore
 from packstore.packing.plan import Plan
@@ -67,7 +67,7 @@ class _Rest:
     normalization: Normalization | None
 
 
-_SCHEMA = {
+_SCHEMA: Schemas = {
     _Rest: {"cuts": [int], "normalization": (Normalization, None)},
     Normalization: {"mean": [float], "std": [float]},
 }

@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from packstore.cluster.driver import run_on_cluster
 from packstore.core.errors import SourceError, UsageError, printable
 from packstore.core.fields import Field, as_fields
-from packstore.core.files import check_paths
+from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Normalization, Skipped
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
+from packstore.core.urls import UrlPath, location
 from packstore.images.encode import Encoder
 from packstore.images.normalization import MeanAndStd
 from packstore.images.sniff import MAX_PIXELS
@@ -70,6 +72,7 @@ def convert(
     workers: int | None = None,
     decoder: str = "auto",
     max_pixels: int = MAX_PIXELS,
+    cluster: str | None = None,
     progress: bool | ProgressCallback = False,
 ) -> ConvertReport:
     """Packs ``source`` into a new store at ``destination``.
@@ -83,7 +86,8 @@ def convert(
             such datasets by split. A sample is a dict of values by name, with its key under ``key``; or
             ``(image, label)``, ``(image, target)`` with a dict as target; or the image alone. Without a key it gets its
             index. Of an ``ImageFolder`` without a transform, the files are packed and nothing is decoded.
-        destination: Where the store goes; its suffix chooses the format.
+        destination: Where the store goes; its suffix chooses the format. At a URL (``s3://``, ``gs://``, ``az://``,
+            ``file:///``) it always has shards, and a run that is interrupted goes on from those that lie there.
         source_kind: Kind of the source instead of recognising it, such as ``imagefolder``.
         labels: CSV with the columns ``file,label`` and optionally ``split``.
         image_key: Of a source of named arrays (HDF5, npz …): the array that holds the images, where that is not clear.
@@ -113,13 +117,16 @@ def convert(
         restart: Do not go on from an interrupted run.
         shard_size: About how many bytes of images a shard has, as a number or as text (``2MB``); cut by the sizes in
             the source before packing, see :class:`packstore.packing.shard_rule.ShardRule`. None for a store of one
-            file.
+            file; at a URL, for 256 MiB.
         workers: Threads; None for one a core. Of a map-style dataset also the processes that read it, from 2 on; None
             for one a core where it has 1,024 samples or more.
         decoder: Name of the decoder, see :func:`packstore.images.decoders.get_decoder`.
         max_pixels: An image whose header says more pixels is a bad sample, and so is a file of more than 8 bytes for
             each of these and 64 MiB: decided before it is read or decoded. What bounds the memory: a thread that
             decodes takes up to 20 bytes for each of these pixels (3.6 GB by default, for an image as large as allowed).
+        cluster: Where shards are packed, if the destination is a URL: ``processes:N`` of this machine, ``ray`` on it,
+            or ``ray:ADDRESS``, a cluster whose machines see ``source`` under this path. ``workers`` are threads of each
+            then. None for this process. The store is the same to the byte.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
@@ -155,17 +162,19 @@ def convert(
         workers=workers,
         decoder=decoder,
         max_pixels=max_pixels,
+        cluster=cluster,
     )
     started = time.monotonic()
     with progress_callback(progress) as report:
         if isinstance(source, (str, os.PathLike)):
             if fields is not None:
                 raise UsageError("fields declare the values of a dataset; a path has fields of its own")
-            check_paths(source, destination, labels)
-            plan = make_plan(Path(source), Path(destination), options, report)
+            check_paths(source, labels)
+            refuse_empty(destination)
+            plan = make_plan(Path(source), location(destination), options, report)
         else:
-            check_paths(destination)
-            plan = _plan_of_dataset(source, Path(destination), options, fields, report)
+            refuse_empty(destination)
+            plan = _plan_of_dataset(source, location(destination), options, fields, report)
         with closing(plan.source):
             return run_plan(plan, report, started)
 
@@ -186,7 +195,9 @@ def _plan_of_dataset(
     if by_split and not data:
         raise UsageError("a dict of datasets is empty; give at least one split")
     resolve_format(destination, options.format)  # before samples are read
-    check_destination(destination, options.overwrite)
+    check_destination(destination, options)
+    if options.cluster is not None:
+        raise UsageError("a cluster reads paths, which each of its machines opens; a dataset is in this process alone")
     source = DatasetSource(
         data if by_split else {options.split or "": data},
         SourceOptions(max_pixels=options.max_pixels, skip_bad=options.on_error == "skip"),
@@ -201,6 +212,8 @@ def _plan_of_dataset(
 def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:
     """Runs a plan of :func:`packstore.packing.plan.make_plan`; see :func:`convert`."""
     started = time.monotonic() if started is None else started
+    if isinstance(plan.destination, UrlPath):
+        return run_on_cluster(plan, progress, started)
     check_space(plan)
     workers = plan.options.workers or default_workers()
     plan = normalized(plan, workers, progress)

@@ -14,6 +14,7 @@ from packstore.core.files import check_paths
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
+from packstore.core.urls import UrlPath, location
 from packstore.images.encode import EncodeOptions, Encoder, Encoding, encodings_that_accept, parse_size
 from packstore.images.encode.options import turned_by_readers
 from packstore.images.normalization import as_normalization
@@ -27,6 +28,9 @@ from packstore.stores.builder.interrupted import killed_after_publishing
 from packstore.stores.format import Format
 
 DEFAULT_QUALITY = 90
+REMOTE_SHARD_BYTES = 256 << 20
+"""What a shard of a store at a URL has without ``--shard-size``: far more than a request costs, and little enough for a
+cache to hold some hundreds."""
 _SAMPLED = 24
 """Images that are encoded for an estimate, spread over the source."""
 
@@ -44,9 +48,9 @@ class Plan:
         shape: Shape of every record, ``(H, W, 3)`` of its pixels, or None when they differ.
         auto_normalize: Mean and standard deviation are to be computed first.
         estimate_bytes: Size of the result, estimated.
-        free_bytes: Free space where it goes.
+        free_bytes: Free space where it goes; None at a URL.
         options: The options as given.
-        shards: Where shards end; None for a store of one file.
+        shards: Where shards end; None for a store of one file, which is none at a URL.
     """
 
     source: Source
@@ -57,7 +61,7 @@ class Plan:
     shape: tuple[int, ...] | None
     auto_normalize: bool
     estimate_bytes: int
-    free_bytes: int
+    free_bytes: int | None
     options: ConvertOptions
     shards: ShardRule | None = None
 
@@ -71,14 +75,15 @@ def make_plan(
     """Examines source and destination and resolves all options that are left open. Writes nothing.
 
     Raises:
-        UsageError: Options that do not go together, or with this source; a URL.
+        UsageError: Options that do not go together, or with this source; a source that is a URL.
         SourceError: The source cannot be read or has nothing to pack.
         DestinationError: The destination exists, lies inside the source or has too little space.
     """
-    check_paths(source, destination)
+    check_paths(source)
+    destination = location(destination)
     resolve_format(destination, options.format)
     _check_places(source, destination)
-    check_destination(destination, options.overwrite)
+    check_destination(destination, options)
     opened = open_source(
         source,
         kind=options.source_kind,
@@ -97,7 +102,7 @@ def plan_of(
 ) -> Plan:
     """The plan for an opened source, which is closed if there is none; see :func:`make_plan`."""
     try:
-        format = resolve_format(destination, options.format)
+        remote, format = isinstance(destination, UrlPath), resolve_format(destination, options.format)
         survey = opened.survey(options.split, progress)
         encode, auto = _resolve_encoding(format, opened.normalization, survey, options)
         probe = _Probe(opened, options)
@@ -111,7 +116,7 @@ def plan_of(
             shape=shape,
             auto_normalize=auto,
             estimate_bytes=0,
-            free_bytes=shutil.disk_usage(destination.absolute().parent).free,
+            free_bytes=None if remote else shutil.disk_usage(destination.absolute().parent).free,
             options=options,
         )
         encoder = plan.encoder()
@@ -125,10 +130,11 @@ def plan_of(
             raise UsageError("normalize='auto' reads all images first, and an iterable can be read once; give numbers")
         sampled = probe.encoded_sizes(encoder, survey.records)
         plan = replace(plan, estimate_bytes=_estimate(format, encoder, survey, [size for _, size in sampled]))
-        if options.shard_bytes is not None:
+        shard_bytes = options.shard_bytes or (REMOTE_SHARD_BYTES if remote else None)
+        if shard_bytes is not None:
             image = encoder.columns()[0]
             nbytes = image.record_nbytes if image.kind == "fixed" else None
-            plan = replace(plan, shards=ShardRule.of(options.shard_bytes, nbytes, sampled))
+            plan = replace(plan, shards=ShardRule.of(shard_bytes, nbytes, sampled))
     except BaseException:
         opened.close()
         raise
@@ -148,7 +154,7 @@ def make_encoder(
 
 def check_space(plan: Plan) -> None:
     """Raises :class:`DestinationError` when the estimated result does not fit into the free space."""
-    if plan.estimate_bytes > plan.free_bytes:
+    if plan.free_bytes is not None and plan.estimate_bytes > plan.free_bytes:
         raise DestinationError(
             f"{printable(str(plan.destination))}: the result takes about {plan.estimate_bytes / 1e6:,.1f} MB, but only "
             f"{plan.free_bytes / 1e6:,.1f} MB are free there; free some space or write elsewhere"
@@ -184,6 +190,8 @@ def _check_places(source: Path, destination: Path) -> None:
     shown = printable(str(destination))
     if not source.exists():
         raise UsageError(f"{printable(str(source))}: no such file or directory")
+    if isinstance(destination, UrlPath):
+        return
     real_source, real_destination = source.resolve(), destination.resolve()
     if real_destination == real_source:
         raise DestinationError(f"{shown}: source and destination are the same; choose another destination")
@@ -197,9 +205,16 @@ def _check_places(source: Path, destination: Path) -> None:
         )
 
 
-def check_destination(destination: Path, overwrite: bool) -> None:
-    """Raises :class:`DestinationError` where a store may not be written."""
+def check_destination(destination: Path, options: ConvertOptions) -> None:
+    """Raises :class:`DestinationError` where a store may not be written. A run looks at a URL itself."""
     shown = printable(str(destination))
+    if isinstance(destination, UrlPath):
+        return
+    if options.cluster is not None:
+        raise UsageError(
+            f"{shown}: a cluster writes to an object store, as all its machines can; give a URL, such as s3://bucket/… "
+            f"or, for a folder that all share, {printable(destination.absolute().as_uri())}"
+        )
     parent = destination.absolute().parent
     if not parent.is_dir():
         raise DestinationError(f"{shown}: the directory {printable(str(parent))} does not exist; make it first")
@@ -209,7 +224,7 @@ def check_destination(destination: Path, overwrite: bool) -> None:
                 f"{shown}: exists and is not a packstore store, which packstore never replaces; "
                 "remove it yourself or choose another name"
             )
-        if not overwrite and not killed_after_publishing(destination):
+        if not options.overwrite and not killed_after_publishing(destination):
             raise DestinationError(f"{shown}: exists already; choose another name, or --overwrite to replace it")
 
 

@@ -119,7 +119,7 @@ class Writer:
         if "split" in (self._fields or ()):
             raise UsageError("add() takes the split of a sample by the name 'split'; call your field otherwise")
         resolve_format(self._path, format)
-        check_destination(self._path, overwrite)
+        check_destination(self._path, self._options)
         self._state: Literal["new", "open", "closed"] = "new"
         self._counts: dict[str, int] = {}
         self._first: list[tuple[str, int, dict[str, Any]]] = []
