@@ -54,6 +54,7 @@ def convert(mean: list[float], std: list[float]) -> int:
         workers=4,
         decoder="pillow",
         max_pixels=100_000_000,
+        cluster="processes:2",
         progress=True,
     )
     return report.manifest.records

@@ -1,0 +1,463 @@
+"""Conversions to URLs: the same bytes as by one machine, whoever is killed, and whatever is done twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packstore
+from packstore.cluster import driver
+from packstore.cluster.driver import Driver
+from packstore.cluster.receipts import Receipt
+from packstore.cluster.run import Run
+from packstore.cluster.runners import InThisProcess, Processes
+from packstore.cluster.task import Job
+from packstore.core.errors import DestinationError, SampleError, SourceError, StoreError, UsageError
+from packstore.core.progress import Progress
+from packstore.objects import open_objects
+from packstore.packing.options import ConvertOptions
+from tests.makers.clusters import KillingObjects, Twice, assert_same, drive, expected_objects, objects_at, plan_for
+from tests.makers.datasets import make_folder
+
+PASSING: dict[str, Any] = {"shard_size": 30_000}
+ENCODINGS: dict[str, dict[str, Any]] = {
+    "original": {"encoding": "original", **PASSING},
+    "seekable": {"encoding": "seekable", "shard_size": 20_000},
+    "jpeg": {"encoding": "jpeg", "resize": 32, "shard_size": 4000},
+    "uint8": {"encoding": "uint8", "size": 16, "shard_size": 5 * 768},
+    "ragged": {"encoding": "uint8", "max_side": 40, "shard_size": 20_000},
+    "float16": {"encoding": "float16", "size": 16, "shard_size": 7000, "normalize": "auto"},
+    "bfloat16": {"encoding": "bfloat16", "size": 16, "shard_size": 7000},
+    "float32": {"encoding": "float32", "size": 16, "shard_size": 14000},
+}
+SUFFIXES = ("lmdb", "h5", "pth")
+
+
+class EndOfDriverError(BaseException):
+    """Ends a driver as a kill does: nothing is tidied up at the destination."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("photos"), per_class=4)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one machine makes of it."""
+    store = tmp_path_factory.mktemp("whole") / "x.h5"
+    packstore.convert(folder, store, **PASSING)
+    return store
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"{(tmp_path / 'objects').as_uri()}/x.h5"
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where tasks have their folders; workers that are killed leave theirs."""
+    path = tmp_path / "scratch"
+    path.mkdir()
+    monkeypatch.setenv("TMPDIR", str(path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return path
+
+
+def dying(after: int) -> Callable[[Progress], None]:
+    """Progress that ends the driver at its call number ``after`` in the stage of packing."""
+    calls = iter(range(after + 1))
+
+    def progress(report: Progress) -> None:
+        if report.stage == "pack" and next(calls) == after:
+            raise EndOfDriverError
+
+    return progress
+
+
+def test_the_same_bytes(folder: Path, whole: Path, url: str) -> None:
+    report = packstore.convert(folder, url, **PASSING)
+    assert_same(url, whole)
+    local = packstore.convert(folder, whole.parent / "again.h5", **PASSING)
+    assert report.manifest == local.manifest
+    assert str(report.destination) == url
+    for name in ("source_bytes", "skipped", "ignored", "kept", "lossy", "palette", "oriented", "resumed"):
+        assert getattr(report, name) == getattr(local, name), name
+    with packstore.open(url) as remote, packstore.open(whole) as there:
+        assert [bytes(remote.read(i)) for i in range(len(remote))] == [bytes(there.read(i)) for i in range(len(there))]
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(3, fast=0)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_the_same_bytes_by_processes(folder: Path, tmp_path: Path, encoding: str, suffix: str) -> None:
+    options = ENCODINGS[encoding]
+    store, url = tmp_path / f"x.{suffix}", f"{tmp_path.as_uri()}/objects/x.{suffix}"
+    packstore.convert(folder, store, **options)
+    packstore.convert(folder, url, cluster="processes:2", workers=1, **options)
+    assert_same(url, store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("part", "after"), [("shards/", False), ("done/", False), ("done/", True)])
+def test_a_worker_is_killed(folder: Path, whole: Path, url: str, tmp_path: Path, part: str, after: bool) -> None:
+    """Before it uploads, before its receipt, and after."""
+    objects = KillingObjects(url, tmp_path / "kills", part, after=after)
+    drive(folder, url, objects=objects, cluster="processes:2", workers=1, **PASSING)
+    assert (tmp_path / "kills" / "killed").exists()
+    assert_same(url, whole)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_leaves_nothing_for_long(folder: Path, url: str, tmp_path: Path, scratch: Path) -> None:
+    objects = KillingObjects(url, tmp_path / "kills", "shards/")
+    drive(folder, url, objects=objects, cluster="processes:1", workers=1, **PASSING)
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.slow
+def test_a_task_that_kills_every_worker(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(plan_for(folder, url, **PASSING), Run(open_objects(url), "convert-x"))
+    assert job.plan.shards is not None
+    entries = next(job.plan.shards.shards(job.plan.source.entries()))
+    with Processes(job, 1) as runner:
+        monkeypatch.setattr(Processes, "_start", _start_dead(Processes._start))
+        runner.submit(0, entries)
+        ((number, result),) = runner.wait()
+    assert number == 0
+    assert isinstance(result, StoreError)
+    assert "3 workers in turn ended by SIGKILL while they packed shard 0; the system does that" in str(result)
+
+
+def _start_dead(start: Any) -> Any:
+    def started(self: Processes) -> Any:
+        worker = start(self)
+        worker.process.send_signal(signal.SIGKILL)
+        return worker
+
+    return started
+
+
+def test_each_task_twice(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "InThisProcess", Twice)
+    drive(folder, url, **PASSING)
+    assert_same(url, whole)
+
+
+@pytest.mark.slow
+def test_a_driver_ends_at_every_receipt(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each goes on from the receipts of those before, and packs one shard more."""
+    packed: list[int] = []
+    submit = InThisProcess.submit
+
+    def counted(self: InThisProcess, number: int, entries: Any) -> None:
+        packed.append(number)
+        submit(self, number, entries)
+
+    monkeypatch.setattr(InThisProcess, "submit", counted)
+    with packstore.open(whole) as reader:
+        shards = len(reader.manifest.shards or ())
+    for lives in range(shards):
+        with pytest.raises(EndOfDriverError):
+            drive(folder, url, dying(1), **PASSING)
+        assert len([name for name in objects_at(url) if "/done/" in name]) == lives + 1
+        assert not any("versions/" in name for name in objects_at(url))
+    report = drive(folder, url, **PASSING)
+    assert packed == list(range(shards))
+    assert report.resumed == report.manifest.records
+    assert_same(url, whole)
+
+
+_DRIVER = """
+import sys, packstore
+packstore.convert(sys.argv[1], sys.argv[2], shard_size=30_000, cluster="processes:2", workers=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_driver_is_killed(folder: Path, whole: Path, url: str) -> None:
+    """Its workers end what they have begun, and then themselves; another driver goes on meanwhile."""
+    with subprocess.Popen([sys.executable, "-c", _DRIVER, str(folder), url]) as process:
+        while not any("/done/" in name for name in objects_at(url)) and process.poll() is None:
+            pass
+        process.kill()
+    drive(folder, url, **PASSING)
+    # A worker that was left may still create its last receipt; what is committed is the same.
+    committed = {name: data for name, data in objects_at(url).items() if not name.startswith("_work/")}
+    other = f"{url}/again.h5"
+    drive(folder, other, **PASSING)
+    assert committed == objects_at(other)
+
+
+@pytest.mark.parametrize("when", [1, 2, -1])
+def test_two_drivers(folder: Path, whole: Path, url: str, when: int) -> None:
+    """The second runs from its beginning to its end while the first waits for a receipt."""
+    reports: list[Any] = []
+    calls = 0
+
+    def progress(report: Progress) -> None:
+        nonlocal calls
+        if report.stage == "pack":
+            last = report.done == report.total
+            calls += 1
+            if not reports and (last if when == -1 else calls == when + 1):
+                reports.append(drive(folder, url, **PASSING))
+
+    first = drive(folder, url, progress, **PASSING)
+    assert first.manifest == reports[0].manifest
+    assert_same(url, whole)
+
+
+def test_two_drivers_write_the_plan(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second writes it after the first has seen none."""
+    read, ended = Run.read, []
+
+    def late(self: Run, name: str) -> bytes | None:
+        found = read(self, name)
+        if name == self.plan and not ended:
+            ended.append(1)
+            with pytest.raises(EndOfDriverError):
+                drive(folder, url, dying(1), **PASSING)
+        return found
+
+    monkeypatch.setattr(Run, "read", late)
+    report = drive(folder, url, **PASSING)
+    assert report.resumed > 0
+    assert_same(url, whole)
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["all is left", "receipts are gone"])
+def test_killed_after_it_had_published(
+    folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch, deleted: bool
+) -> None:
+    """The store is there, and so is the run: the same command ends it, and no second version comes of it."""
+    monkeypatch.setattr(Run, "remove", _raise_end)
+    with pytest.raises(EndOfDriverError):
+        drive(folder, url, **PASSING)
+    monkeypatch.undo()
+    objects = open_objects(url)
+    if deleted:
+        objects.delete([name for name in objects_at(url) if "/done/" in name])
+    report = drive(folder, url, **PASSING)
+    assert report.resumed == report.manifest.records
+    assert_same(url, whole)
+
+
+def _raise_end(self: Run) -> None:
+    raise EndOfDriverError
+
+
+def test_a_receipt_that_differs(folder: Path, url: str) -> None:
+    """Two machines that compute otherwise: the error names both digests, and nothing is published."""
+    with pytest.raises(EndOfDriverError):
+        drive(folder, url, dying(1), **PASSING)
+    objects = open_objects(url)
+    (name,) = (name for name in objects_at(url) if "/done/" in name)
+    ours = Receipt.from_json(objects.get(name), name)
+    assert ours.shard is not None
+    theirs = dataclasses.replace(ours, shard=dataclasses.replace(ours.shard, digest="ab" * 32))
+    objects.delete([name])
+
+    def progress(report: Progress) -> None:
+        if report.stage == "pack":  # after it has looked for receipts
+            objects.create(name, theirs.to_json())
+
+    with pytest.raises(StoreError, match=r"shard 0 .* came out differently on two machines") as caught:
+        drive(folder, url, progress, **PASSING)
+    assert ours.shard.digest in str(caught.value)
+    assert "ab" * 32 in str(caught.value)
+    assert not any(name.startswith("versions/") for name in objects_at(url))
+
+
+def test_other_software_is_refused(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packstore, "__version__", "0.0.9")
+    with pytest.raises(EndOfDriverError):
+        drive(folder, url, dying(1), **PASSING)
+    monkeypatch.undo()
+    before = objects_at(url)
+    with pytest.raises(DestinationError, match=r"begun otherwise \(packstore was 0\.0\.9, is 0\.1\.0\).*--restart"):
+        drive(folder, url, **PASSING)
+    assert objects_at(url) == before
+    drive(folder, url, restart=True, **PASSING)
+    # The versions of software are in each shard, so what the other one has made is there and of no use.
+    committed = expected_objects(whole)
+    assert {name: data for name, data in objects_at(url).items() if name in committed} == committed
+
+
+def test_a_machine_with_other_software(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = pickle.dumps(Job(plan_for(folder, url, **PASSING), Run(open_objects(url), "convert-x")))
+    assert isinstance(pickle.loads(job), Job)
+    monkeypatch.setattr(packstore, "__version__", "9.9")
+    with pytest.raises(StoreError, match=r"other software than the plan: packstore 9\.9 instead of 0\.1\.0; install"):
+        pickle.loads(job)
+
+
+def test_a_source_that_changed_is_refused(tmp_path: Path, url: str) -> None:
+    folder = make_folder(tmp_path / "photos")
+    with pytest.raises(EndOfDriverError):
+        drive(folder, url, dying(1), **PASSING)
+    file = next(folder.rglob("*.png"))
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(DestinationError, match=r"begun otherwise \(.*\)"):
+        drive(folder, url, **PASSING)
+
+
+def test_a_source_that_changes_meanwhile(tmp_path: Path, url: str) -> None:
+    folder = make_folder(tmp_path / "photos")
+
+    def progress(report: Progress) -> None:
+        if report.stage == "pack" and not report.done:
+            sorted(folder.rglob("*.png"))[-1].unlink()
+
+    with pytest.raises(SourceError):
+        drive(folder, url, progress, **PASSING)
+    assert not any(name.startswith("versions/") for name in objects_at(url))
+
+
+def test_keys_that_come_twice(tmp_path: Path, url: str, folder: Path) -> None:
+    image = next(folder.rglob("*.jpg"))
+    data = [{"image": image, "key": f"{i % 7}"} for i in range(9)]
+    messages = []
+    for destination in (tmp_path / "x.h5", url):
+        with pytest.raises(StoreError, match="records 0 and 7 have the same key '0'") as caught:
+            packstore.convert(data, destination, shard_size=10_000)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert not any(name.startswith("versions/") for name in objects_at(url))
+
+
+@pytest.mark.slow
+def test_bad_samples(tmp_path: Path, url: str) -> None:
+    """The first one is raised, as by one machine; or all are left out, and shards behind an empty one move up."""
+    folder = make_folder(tmp_path / "photos", per_class=5)
+    options = {"shard_size": 8000}
+    good = packstore.convert(folder, tmp_path / "good.h5", **options).manifest
+    assert good.shards is not None
+    with packstore.open(tmp_path / "good.h5") as reader:
+        shards = [[part.key(i) for i in range(len(part))] for part in reader.parts()]
+    for key in (shards[1][0], shards[2][-1], *shards[3], shards[5][-1]):
+        (folder / key).write_bytes(bytes((folder / key).stat().st_size))
+    first = min((key for shard in shards for key in shard if not (folder / key).read_bytes()[0]), key=_place(shards))
+    with pytest.raises(SampleError) as caught:
+        drive(folder, url, cluster="processes:2", workers=1, **options)
+    assert caught.value.key == first
+    report = drive(folder, url, on_error="skip", **options)
+    local = packstore.convert(folder, tmp_path / "x.h5", on_error="skip", **options)
+    assert report.skipped == local.skipped
+    assert report.manifest == local.manifest
+    assert_same(url, tmp_path / "x.h5")
+
+
+def _place(shards: list[list[str]]) -> Callable[[str], int]:
+    keys = [key for shard in shards for key in shard]
+    return keys.index
+
+
+def test_all_samples_are_bad(tmp_path: Path, url: str) -> None:
+    folder = make_folder(tmp_path / "photos", per_class=1)
+    for file in folder.rglob("*.*"):
+        file.write_bytes(bytes(100))
+    with pytest.raises(SourceError, match="all 6 images were skipped, so there is nothing to pack"):
+        drive(folder, url, on_error="skip", **PASSING)
+
+
+def test_skipped_samples_are_raised_by_a_run_that_may_not_skip(tmp_path: Path, url: str) -> None:
+    folder = make_folder(tmp_path / "photos", per_class=1)
+    bad = folder / "train" / "ant" / "000.jpg"
+    bad.write_bytes(bytes(bad.stat().st_size))
+    with pytest.raises(EndOfDriverError):
+        drive(folder, url, dying(1), on_error="skip", **PASSING)
+    with pytest.raises(SampleError, match=r"train/ant/000\.jpg"):
+        drive(folder, url, **PASSING)
+
+
+def test_a_store_is_there(folder: Path, whole: Path, url: str) -> None:
+    drive(folder, url, **PASSING)
+    with pytest.raises(DestinationError, match="exists already; choose another URL, or --overwrite"):
+        drive(folder, url, **PASSING)
+    assert_same(url, whole)
+    drive(folder, url, overwrite=True, shard_size=60_000)
+    assert {name for name in objects_at(url) if name.startswith("versions/")} == {
+        "versions/000000001.json",
+        "versions/000000002.json",
+    }
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_workers(folder: Path, whole: Path, url: str, scratch: Path) -> None:
+    def progress(report: Progress) -> None:
+        if report.stage == "pack" and report.done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(folder, url, progress, cluster="processes:2", workers=1, **PASSING)
+    assert not list(scratch.iterdir())
+    assert any("/done/" in name for name in objects_at(url))
+    report = drive(folder, url, **PASSING)
+    assert report.resumed > 0
+    assert_same(url, whole)
+
+
+def test_progress_counts_samples(folder: Path, url: str) -> None:
+    reports: list[Progress] = []
+    drive(folder, url, reports.append, **PASSING)
+    packed = [report for report in reports if report.stage == "pack"]
+    assert [report.done for report in packed] == sorted(report.done for report in packed)
+    assert packed[0].done == 0
+    assert packed[-1].done == packed[-1].total == 24
+    assert packed[-1].done_bytes == sum(file.stat().st_size for file in folder.rglob("*.*"))
+
+
+@pytest.mark.parametrize("cluster", ["", "processes", "processes:0", "processes:-1", "processes:x", "ray:", "slurm"])
+def test_clusters_that_are_none(cluster: str) -> None:
+    with pytest.raises(UsageError, match="cluster should be 'processes:N'"):
+        ConvertOptions(cluster=cluster)
+
+
+def test_what_a_cluster_cannot_do(folder: Path, url: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"a cluster writes to an object store.* file:///"):
+        packstore.convert(folder, tmp_path / "x.h5", cluster="processes:2")
+    with pytest.raises(UsageError, match="a cluster reads paths"):
+        packstore.convert([{"image": b""}], url, cluster="processes:2")
+    with pytest.raises(UsageError, match="an iterable can be read once"):
+        packstore.convert(iter([{"image": next(folder.rglob("*.jpg"))}]), url)
+
+
+def test_a_damaged_receipt_or_plan(folder: Path, whole: Path, url: str) -> None:
+    with pytest.raises(EndOfDriverError):
+        drive(folder, url, dying(1), **PASSING)
+    (receipt,) = (name for name in objects_at(url) if "/done/" in name)
+    objects = open_objects(url)
+    data = objects.get(receipt)
+    for wrong in (b"", b"[]", b"{}", data[:-9], data.replace(b'"number":0', b'"number":1'), b"\xff"):
+        objects.put(receipt, wrong)
+        with pytest.raises(StoreError, match=r"done/000000.json is damaged .* delete it"):
+            drive(folder, url, **PASSING)
+    objects.put(receipt, data)
+    (plan,) = (name for name in objects_at(url) if name.endswith("plan.json"))
+    data = objects.get(plan)
+    for wrong in (b"", b"[]", b"{}", b'{"fingerprint":{},"cuts":[true],"normalization":null}'):
+        objects.put(plan, wrong)
+        with pytest.raises(StoreError, match="is no plan of a conversion"):
+            drive(folder, url, **PASSING)
+    objects.put(plan, data)
+    drive(folder, url, **PASSING)
+    assert_same(url, whole)
+
+
+def test_drivers_close_nothing_of_their_callers(folder: Path, url: str) -> None:
+    plan = plan_for(folder, url, **PASSING)
+    Driver(plan, open_objects(url), lambda _: None).run(0)
+    assert next(plan.source.entries()).key

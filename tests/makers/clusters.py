@@ -1,0 +1,101 @@
+"""Conversions to object stores: what lies there afterwards, workers that die, and runners that do too much."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from packstore.cluster.driver import Driver
+from packstore.cluster.runners import InThisProcess, Outcome
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.urls import location
+from packstore.objects import ObjectStore, open_objects
+from packstore.objects.location import parse_url
+from packstore.packing.options import ConvertOptions
+from packstore.packing.plan import Plan, make_plan
+from packstore.packing.report import ConvertReport
+from packstore.stores.base import manifest_text
+from packstore.stores.opening import read_manifest
+from packstore.stores.remote.names import shard_objects, table_name, version_name
+
+
+class KillingObjects(ObjectStore):
+    """Kills the process once before or after it creates an object whose name has ``part`` in it.
+
+    ``folder`` remembers that it was done."""
+
+    def __init__(self, url: str, folder: Path, part: str, *, after: bool = False) -> None:
+        super().__init__(parse_url(url))
+        self._arguments = url, folder, part, after
+        folder.mkdir(exist_ok=True)
+
+    def create(self, name: str, data: bytes | Path) -> bool:
+        _, _, part, after = self._arguments
+        if part in name and not after:
+            self._kill()
+        created = super().create(name, data)
+        if part in name and after:
+            self._kill()
+        return created
+
+    def _kill(self) -> None:
+        try:
+            (self._arguments[1] / "killed").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        url, folder, part, after = self._arguments
+        return _killing, (url, folder, part, after)
+
+
+def _killing(url: str, folder: Path, part: str, after: bool) -> KillingObjects:
+    return KillingObjects(url, folder, part, after=after)
+
+
+class Twice(InThisProcess):
+    """Runs each task twice, as stragglers may be."""
+
+    def wait(self) -> list[Outcome]:
+        first, second = super().wait(), super().wait()
+        assert first == second
+        return first
+
+
+def plan_for(source: Path, url: str, **options: Any) -> Plan:
+    return make_plan(source, location(url), ConvertOptions(**options))
+
+
+def drive(
+    source: Path, url: str, progress: ProgressCallback = no_progress, objects: ObjectStore | None = None, **options: Any
+) -> ConvertReport:
+    """Converts by a driver of its own."""
+    return Driver(plan_for(source, url, **options), objects or open_objects(url), progress).run(0)
+
+
+def objects_at(url: str) -> dict[str, bytes]:
+    """All objects, by name."""
+    objects = open_objects(url)
+    return {info.name: objects.get(info.name) for info in objects.list()}
+
+
+def expected_objects(store: Path) -> dict[str, bytes]:
+    """What a store of one machine is at a URL: no other object may lie there."""
+    manifest = read_manifest(store)
+    table = manifest.shards
+    assert table is not None
+    files = [store / name for name in table.names()]
+    files = [path / "data.mdb" if path.is_dir() else path for path in files]
+    expected = {name: file.read_bytes() for name, file in zip(shard_objects(table), files, strict=True)}
+    head = manifest_text(manifest)
+    return expected | {table_name(table): table.table.tobytes(), version_name(1): head, "manifest.json": head}
+
+
+def assert_same(url: str, store: Path) -> None:
+    """What lies at the URL is the store, to the byte, and nothing else."""
+    found, expected = objects_at(url), expected_objects(store)
+    assert sorted(found) == sorted(expected)
+    assert found == expected
