@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from packstore.cluster.commit import commit_run
+from packstore.cluster.on_ray import OnRay
 from packstore.cluster.receipts import Receipt, total
 from packstore.cluster.run import SharedPlan, changed, run_of, settle
 from packstore.cluster.runners import InThisProcess, Processes, Runner
@@ -169,15 +170,15 @@ def _by_label(counts: Counter[str]) -> Counter[int]:
 def runner_of(job: Job, tasks: int) -> Runner:
     """Where the tasks of a job run, as its option ``cluster`` says."""
     name, _, detail = (job.plan.options.cluster or "").partition(":")
-    if not name:
-        return InThisProcess(job)
-    make: Callable[[Job, int, str], Runner] = {"processes": _processes}[name]
-    return make(job, tasks, detail)
+    if name == "ray":
+        return OnRay(job, tasks, detail)
+    if name == "processes":
+        count = min(int(detail), max(1, tasks))
+        return Processes(_with_threads(job, max(1, default_workers() // count)), count)
+    return InThisProcess(job)
 
 
-def _processes(job: Job, tasks: int, detail: str) -> Runner:
-    count = min(int(detail), max(1, tasks))
-    if job.plan.options.workers is None:
-        threads = max(1, default_workers() // count)
-        job = replace(job, plan=replace(job.plan, options=replace(job.plan.options, workers=threads)))
-    return Processes(job, count)
+def _with_threads(job: Job, threads: int) -> Job:
+    """The job with so many threads a task, unless the user has said how many."""
+    options = replace(job.plan.options, workers=job.plan.options.workers or threads)
+    return replace(job, plan=replace(job.plan, options=options))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -11,14 +12,14 @@ import sys
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NamedTuple
 
 from packstore.cluster.receipts import Receipt
 from packstore.cluster.task import Job, run_task
-from packstore.core.errors import StoreError
+from packstore.core.errors import PackstoreError, StoreError
 from packstore.sources.base import Entry
 
 TRIES = 3
@@ -84,17 +85,19 @@ class _Worker:
     task: tuple[int, Sequence[Entry]] | None = None
 
 
-@dataclass(slots=True)
 class Processes(Runner):
     """Processes of this machine. One that dies is replaced, and its task begun again.
 
     They are fresh interpreters: nothing of this one is forked, and its ``__main__`` need not be importable.
     """
 
-    job: Job
-    slots: int
-    _workers: list[_Worker] = field(default_factory=list)
-    _tries: dict[int, int] = field(default_factory=dict)
+    slots = 1
+
+    def __init__(self, job: Job, count: int) -> None:
+        self.slots = count
+        self._pickled = pickle.dumps(job)
+        self._workers: list[_Worker] = []
+        self._tries: dict[int, int] = {}
 
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
         worker = next((worker for worker in self._workers if worker.task is None), None) or self._start()
@@ -138,7 +141,7 @@ class Processes(Runner):
         worker = _Worker(process, Connection(ours.detach()))
         self._workers.append(worker)
         with contextlib.suppress(OSError):
-            worker.connection.send(self.job)
+            worker.connection.send_bytes(self._pickled)
         return worker
 
     def _outcome(self, worker: _Worker) -> Outcome | None:
@@ -174,26 +177,24 @@ def serve(descriptor: int) -> None:
     """A worker process: reads a job and then tasks from a socket, and answers each, until the other end is closed."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it cleans up
     connection = Connection(descriptor)
-    problem: Exception | None = None
-    job: Job | None = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
-        try:
-            job = connection.recv()
-        except EOFError:
-            raise
-        except Exception as error:  # the source cannot be opened here, or the software differs
-            problem = error
+        job = connection.recv_bytes()
         while True:
-            task = connection.recv()
-            result = problem if job is None or problem is not None else attempt(job, *task).result
-            connection.send(result if isinstance(result, Receipt) else _portable(result))
+            connection.send(attempt_pickled(job, *connection.recv()))
 
 
-def _portable(error: BaseException | None) -> BaseException:
-    """An exception that pickles, with its traceback as a note where it is no error that is raised on purpose."""
-    from packstore.core.errors import PackstoreError
+def attempt_pickled(job: bytes, number: int, entries: Sequence[Entry]) -> Receipt | BaseException:
+    """:func:`attempt` in another process than the driver's."""
+    try:
+        opened = pickle.loads(job)
+    except Exception as error:  # the source cannot be opened here, or the software differs
+        return portable(error)
+    return portable(attempt(opened, number, entries).result)
 
-    assert error is not None
-    if not isinstance(error, PackstoreError):
-        error.add_note("".join(traceback.format_exception(error)))
-    return error
+
+def portable(result: Receipt | BaseException) -> Receipt | BaseException:
+    """What an attempt gave, for another process: an error that is not raised on purpose brings its traceback along."""
+    if isinstance(result, Receipt | PackstoreError):
+        return result
+    result.add_note("".join(traceback.format_exception(result)))
+    return result

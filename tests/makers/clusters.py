@@ -56,6 +56,26 @@ def _killing(url: str, folder: Path, part: str, after: bool) -> KillingObjects:
     return KillingObjects(url, folder, part, after=after)
 
 
+class NamingObjects(ObjectStore):
+    """Notes the names of Ray's tasks that create receipts, each in a file in ``folder``."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        super().__init__(parse_url(url))
+        self._arguments = url, folder
+        folder.mkdir(exist_ok=True)
+
+    def create(self, name: str, data: bytes | Path) -> bool:
+        import ray
+
+        if "done/" in name:
+            task: Any = ray.get_runtime_context()
+            (self._arguments[1] / Path(name).name).write_text(task.get_task_name())
+        return super().create(name, data)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NamingObjects, self._arguments
+
+
 class Twice(InThisProcess):
     """Runs each task twice, as stragglers may be."""
 

@@ -1,0 +1,79 @@
+"""Tasks on a Ray cluster: plain tasks of Ray Core, each with a name for its dashboard."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from packstore.cluster.receipts import Receipt
+from packstore.cluster.runners import TRIES, Outcome, Runner, attempt_pickled
+from packstore.cluster.task import Job
+from packstore.core.errors import StoreError, UsageError, printable
+from packstore.sources.base import Entry
+
+_ENDING_SECONDS = 10.0
+
+
+class OnRay(Runner):
+    """Tasks on a Ray cluster; Ray begins those anew whose worker or machine has died.
+
+    Args:
+        job: Its ``workers`` are the threads of a task, and the cores that Ray keeps for it.
+        tasks: How many there are in all.
+        address: Of a running cluster. Empty for the one that this process is connected to; where there is none, one is
+            started on this machine, and ended by :meth:`close`.
+    """
+
+    def __init__(self, job: Job, tasks: int, address: str) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise UsageError("a Ray cluster needs ray: pip install 'packstore[ray]'") from None
+        self._ray: Any = ray
+        self._connected = not ray.is_initialized()
+        if self._connected:
+            try:
+                ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise UsageError(f"no Ray cluster at {printable(address)}: {printable(str(error))}") from None
+        self._of = f"of {tasks:,}: {printable(job.run.objects.url)}"
+        self._job = ray.put(pickle.dumps(job))
+        self._cores = job.plan.options.workers or 1
+        self._task: Any = ray.remote(num_cpus=self._cores, max_retries=TRIES - 1)(attempt_pickled)
+        self._refs: dict[Any, int] = {}
+
+    @property
+    def slots(self) -> int:
+        """Twice as many as the cluster runs at once, which grows and shrinks: so no core waits for a next task."""
+        return 2 * max(1, int(self._ray.cluster_resources().get("CPU", 1) // self._cores))
+
+    def submit(self, number: int, entries: Sequence[Entry]) -> None:
+        named = self._task.options(name=f"packstore shard {number + 1:,} {self._of}")
+        self._refs[named.remote(self._job, number, entries)] = number
+
+    def wait(self) -> list[Outcome]:
+        self._ray.wait(list(self._refs), num_returns=1)
+        ready, _ = self._ray.wait(list(self._refs), num_returns=len(self._refs), timeout=0)
+        return [Outcome(self._refs.pop(ref), self._result(ref)) for ref in ready]
+
+    def close(self) -> None:
+        refs = list(self._refs)
+        self._refs.clear()
+        for force in (False, True):  # a task that is interrupted tidies up
+            for ref in refs:
+                self._ray.cancel(ref, force=force)
+            if refs:
+                _, refs = self._ray.wait(refs, num_returns=len(refs), timeout=_ENDING_SECONDS)
+        if self._connected:
+            self._ray.shutdown()
+            self._connected = False
+
+    def _result(self, ref: Any) -> Receipt | BaseException:
+        try:
+            result: Receipt | BaseException = self._ray.get(ref)
+        except self._ray.exceptions.RayError as error:
+            first = printable(str(error).strip().partition("\n")[0])
+            return StoreError(f"Ray could not run a task: {type(error).__name__}: {first}")
+        return result

@@ -1,0 +1,108 @@
+"""One pass on a real Ray: started here, on this machine's loopback address alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packstore
+from packstore.cluster.on_ray import OnRay
+from packstore.cluster.receipts import Receipt
+from packstore.cluster.run import Run
+from packstore.cluster.task import Job
+from packstore.core.errors import SampleError, StoreError, UsageError
+from packstore.objects import open_objects
+from tests.makers.clusters import KillingObjects, NamingObjects, assert_same, drive, objects_at, plan_for
+from tests.makers.datasets import make_folder
+
+pytestmark = pytest.mark.slow
+
+PASSING: dict[str, Any] = {"shard_size": 30_000}
+
+
+@pytest.fixture(scope="session")
+def _ray() -> Iterator[Any]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray: Any = pytest.importorskip("ray")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # a short path: sockets lie in it
+        ray.init(
+            "local",
+            num_cpus=2,
+            object_store_memory=80 << 20,
+            include_dashboard=False,
+            log_to_driver=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=folder,
+        )
+        yield ray
+        ray.shutdown()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"{(tmp_path / 'objects').as_uri()}/x.h5"
+
+
+@pytest.mark.usefixtures("_ray")
+def test_a_pass_on_ray(tmp_path: Path, url: str) -> None:
+    """A worker is killed before a receipt; the bytes are those of one machine, and each task has a name."""
+    folder = make_folder(tmp_path / "photos")
+    packstore.convert(folder, tmp_path / "x.h5", **PASSING)
+    objects = KillingObjects(url, tmp_path / "kills", "done/")
+    report = drive(folder, url, objects=objects, cluster="ray", **PASSING)
+    assert (tmp_path / "kills" / "killed").exists()
+    assert_same(url, tmp_path / "x.h5")
+    assert report.manifest == packstore.convert(folder, tmp_path / "y.h5", **PASSING).manifest
+
+    other = f"{url}/named.h5"
+    drive(folder, other, objects=NamingObjects(other, tmp_path / "names"), cluster="ray", **PASSING)
+    shards = len(report.manifest.shards or ())
+    names = {path.read_text() for path in (tmp_path / "names").iterdir()}
+    assert names == {f"packstore shard {number + 1} of {shards}: {other}" for number in range(shards)}
+
+
+@pytest.mark.usefixtures("_ray")
+def test_failures_on_ray(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_folder(tmp_path / "photos", per_class=2)
+    bad = folder / "train" / "bee" / "000.jpg"
+    bad.write_bytes(bytes(bad.stat().st_size))
+    with pytest.raises(SampleError) as caught:
+        packstore.convert(folder, url, cluster="ray", **PASSING)
+    assert caught.value.key == "train/bee/000.jpg"
+    assert not any(name.startswith("versions/") for name in objects_at(url))
+
+    job = Job(plan_for(folder, url, on_error="skip", **PASSING), Run(open_objects(url), "convert-x"))
+    shards = job.plan.shards
+    assert shards is not None
+    with OnRay(job, 1, "") as runner:
+        runner.submit(0, next(shards.shards(job.plan.source.entries())))
+        ((number, receipt),) = runner.wait()
+    assert number == 0
+    assert isinstance(receipt, Receipt)
+    monkeypatch.setattr(packstore, "__version__", "9.9")  # the workers have another one
+    with OnRay(job, 1, "") as runner:
+        runner.submit(0, next(shards.shards(job.plan.source.entries())))
+        ((_, result),) = runner.wait()
+    assert isinstance(result, StoreError)
+    assert "instead of 9.9" in str(result)
+
+
+def test_no_cluster_at_an_address(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray: Any = pytest.importorskip("ray")
+
+    def init(address: str, **options: Any) -> None:
+        raise ConnectionError(f"could not find any running Ray instance at {address}")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(UsageError, match=r"no Ray cluster at 127\.0\.0\.1:9: could not find"):
+        packstore.convert(make_folder(tmp_path / "photos", per_class=1), url, cluster="ray:127.0.0.1:9")
