@@ -16,6 +16,7 @@ from packstore.cli import cli
 from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError
 from packstore.core.progress import Progress
 from packstore.packing import conversion
+from packstore.packing import records as record_packing
 from packstore.packing.append_plan import AppendOptions, plan_append
 from packstore.stores import open_store
 from packstore.stores.builder import growth, journal
@@ -351,7 +352,7 @@ def test_an_interrupted_run_goes_on(
     photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
 ) -> None:
     monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(conversion, "PASS_RECORDS", 2)
+    monkeypatch.setattr(record_packing, "PASS_RECORDS", 2)
     store, second = tmp_path / "x.h5", part("second", lambda key: "/cat/" in key)
     packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=3000 if sharded else None)
     before = content(store)

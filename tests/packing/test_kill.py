@@ -16,14 +16,14 @@ killing: Any = load_tool("killing.py")
 
 @pytest.fixture
 def killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Any:
-    from packstore.packing import conversion
+    from packstore.packing import records as record_packing
     from packstore.stores.builder import journal as receipts
     from packstore.stores.lmdb import store as lmdb_store
 
     for module, name in (
         (receipts, "EVERY_SECONDS"),
-        (conversion, "PASS_RECORDS"),
-        (conversion, "DECODE_RECORDS"),
+        (record_packing, "PASS_RECORDS"),
+        (record_packing, "DECODE_RECORDS"),
         (lmdb_store, "_TXN_BYTES"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))  # to be set back

@@ -14,7 +14,7 @@ import packstore
 from packstore import PackedDataset
 from packstore.cli import cli
 from packstore.core.progress import Progress
-from packstore.packing import conversion
+from packstore.packing import records as record_packing
 from packstore.stores.builder import journal
 from packstore.testing.encodings import picture
 from tests.makers.images import heic
@@ -195,8 +195,8 @@ def test_a_run_that_goes_on_counts_the_same(
     """Also where records have lost their EXIF, or an LMDB transaction is packed once more; to the same bytes."""
     options = options | {"encoding": encoding, **({"size": 32} if encoding == "float16" else {})}
     monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(conversion, "PASS_RECORDS", 1)
-    monkeypatch.setattr(conversion, "DECODE_RECORDS", 1)
+    monkeypatch.setattr(record_packing, "PASS_RECORDS", 1)
+    monkeypatch.setattr(record_packing, "DECODE_RECORDS", 1)
     expected = packstore.convert(photos, tmp_path / f"whole.{suffix}", **options)
     assert expected.oriented == ORIENTED
     for after in (7, 2, 5):

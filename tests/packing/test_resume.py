@@ -15,7 +15,7 @@ from PIL import Image
 import packstore
 from packstore.core.errors import DestinationError
 from packstore.core.progress import Progress
-from packstore.packing import conversion
+from packstore.packing import records as record_packing
 from packstore.stores.builder import journal as receipts
 from packstore.stores.builder import publish
 from packstore.stores.builder import work_directory as work
@@ -36,8 +36,8 @@ class CutError(BaseException):
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receipt after each batch, and three images a batch."""
     monkeypatch.setattr(receipts, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(conversion, "PASS_RECORDS", 3)
-    monkeypatch.setattr(conversion, "DECODE_RECORDS", 3)
+    monkeypatch.setattr(record_packing, "PASS_RECORDS", 3)
+    monkeypatch.setattr(record_packing, "DECODE_RECORDS", 3)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 import packstore
 from packstore.core.progress import Progress
-from packstore.packing import conversion
+from packstore.packing import records as record_packing
 from packstore.stores.builder import journal
 from packstore.stores.builder.work_directory import COLUMNS, find_leftovers, remove_leftover, runs_of, work_path
 from tests.makers.samples import coco
@@ -39,8 +39,8 @@ class Samples:
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(conversion, "PASS_RECORDS", 3)
-    monkeypatch.setattr(conversion, "DECODE_RECORDS", 3)
+    monkeypatch.setattr(record_packing, "PASS_RECORDS", 3)
+    monkeypatch.setattr(record_packing, "DECODE_RECORDS", 3)
 
 
 def convert(out: Path, cut: int | None = None, **options: Any) -> tuple[packstore.ConvertReport | None, set[int]]:

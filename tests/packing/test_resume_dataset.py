@@ -18,7 +18,7 @@ import packstore
 from packstore.core import column as column_module
 from packstore.core.errors import DestinationError
 from packstore.core.progress import Progress
-from packstore.packing import conversion
+from packstore.packing import records as record_packing
 from packstore.stores.builder import journal as receipts
 from packstore.stores.builder.work_directory import WorkDirectory
 from packstore.stores.lmdb import store as lmdb_store
@@ -39,8 +39,8 @@ class CutError(BaseException):
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receipt after each batch, three samples a batch, and small transactions."""
     monkeypatch.setattr(receipts, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(conversion, "PASS_RECORDS", 3)
-    monkeypatch.setattr(conversion, "DECODE_RECORDS", 3)
+    monkeypatch.setattr(record_packing, "PASS_RECORDS", 3)
+    monkeypatch.setattr(record_packing, "DECODE_RECORDS", 3)
     monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 1)
 
 

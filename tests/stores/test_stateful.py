@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 import packstore
 from packstore.core.errors import DestinationError, PackstoreError, StoreError
 from packstore.core.progress import Progress
-from packstore.packing import conversion
+from packstore.packing import records as record_packing
 from packstore.stores.builder import journal as receipts
 from packstore.stores.builder import work_directory as work
 from packstore.stores.builder.work_directory import find_leftovers, is_held, read_owner, remove_leftover, work_path
@@ -73,8 +73,8 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(receipts, "EVERY_SECONDS", 0.0)
-        self.patch.setattr(conversion, "PASS_RECORDS", 3)
-        self.patch.setattr(conversion, "DECODE_RECORDS", 3)
+        self.patch.setattr(record_packing, "PASS_RECORDS", 3)
+        self.patch.setattr(record_packing, "DECODE_RECORDS", 3)
         self.patch.setattr(lmdb_store, "_TXN_BYTES", 1)
         self.root = Path(tempfile.mkdtemp(prefix="packstore-life-"))
         self.source, self.other = self.root / "photos", self.root / "reference"
