@@ -41,6 +41,7 @@ _WHOLE = re.compile(r"[0-9a-f]{64}(\.learnt)?")
 _PART = re.compile(r"[0-9a-f]{64}(\.learnt)?\.[0-9a-f]{8,16}")
 _NOT_COUNTED = {"lost+found", MARKER}
 _BUSY_SECONDS = 60.0
+_GLANCE_SECONDS = 0.05
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -170,8 +171,10 @@ class Folder:
         descriptor = self._new(path)
         try:
             changed, since = 0, time.monotonic()
-            while not lock(descriptor, self.root, seconds=min(1.0, patience_seconds)):
+            while not lock(descriptor, self.root, seconds=_GLANCE_SECONDS):
                 found = os.fstat(descriptor)
+                if not self._is(path, descriptor):
+                    return None  # it is an object now, locked by who reads it
                 if found.st_mtime_ns != changed:
                     changed, since = found.st_mtime_ns, time.monotonic()
                 elif time.monotonic() - since > patience_seconds:
