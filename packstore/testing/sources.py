@@ -22,7 +22,7 @@ from packstore.checking.verification import verify
 from packstore.core.errors import CorruptRecordError, NotInSourceError, PackstoreError, SampleError, UsageError
 from packstore.core.progress import Progress
 from packstore.core.registry import SOURCES
-from packstore.packing import conversion
+from packstore.packing import records as record_packing
 from packstore.packing.conversion import convert
 from packstore.sources import Entry, Source, open_source
 from packstore.stores.builder import journal
@@ -349,7 +349,7 @@ class SourceSuite:
     ) -> None:
         options = {"source_kind": None if self.recognised else self.kind, **self.options(path)}
         monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
-        monkeypatch.setattr(conversion, "PASS_RECORDS", 2)
+        monkeypatch.setattr(record_packing, "PASS_RECORDS", 2)
         whole = convert(path, tmp_path / "whole.h5", **options).manifest
 
         def cut(report: Progress) -> None:
