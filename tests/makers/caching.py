@@ -151,7 +151,7 @@ def _survives(cache: Cache, folder: Path, digest: str, nbytes: int, calls: int) 
 
 
 def fetch_for_ever(objects: str, root: str, digest: str, forks: str) -> None:
-    """Begins to fetch an object in a thread, says so, and never ends; ``forks``: after a fork of the process."""
+    """Begins to fetch an object in a thread and never ends; prints its process, with ``forks`` that of a child."""
     import threading
 
     folder = Path(objects)
@@ -165,8 +165,9 @@ def fetch_for_ever(objects: str, root: str, digest: str, forks: str) -> None:
     nbytes = (folder / digest).stat().st_size
     threading.Thread(target=lambda: Cache(Path(root), 3 * nbytes).open(digest, nbytes, fetch), daemon=True).start()
     begun.wait()
-    child = os.fork() if forks else 0
-    print(child or "begun", flush=True)
+    child = os.fork() if forks else os.getpid()
+    if child:
+        print(child, flush=True)
     time.sleep(1000)
 
 
