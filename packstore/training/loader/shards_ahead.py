@@ -1,0 +1,127 @@
+"""Fetches the shards of a remote store before batches need them, while the model trains."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+import threading
+from collections.abc import Collection
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import CacheFullError, StoreError
+from packstore.training.lanes import Reads
+
+_log = logging.getLogger("packstore")
+_THREADS = 4  # that fetch: each waits for the network most of the time
+
+
+class FetchingReader(Protocol):
+    """What is asked of the reader of a store whose shards are fetched."""
+
+    def prefetch(self, number: int) -> None:
+        """Fetches a shard, unless it is there, without making others leave that are in use."""
+
+    def let_go(self, numbers: Collection[int]) -> None:
+        """Closes shards, so that they may leave."""
+
+
+class ShardsAhead:
+    """Fetches the shards of an epoch in the order in which they are needed, as many ahead as there is room for.
+
+    The shards that batches need now are part of that room. What cannot be fetched is left to the thread that needs it,
+    which tries again and raises.
+    """
+
+    def __init__(self, reader: FetchingReader, reads: Reads, sizes: NDArray[np.int64], first: int, room: int) -> None:
+        """
+        Args:
+            reader: The open store.
+            reads: What this rank reads in the epoch.
+            sizes: ``(shards,)``, bytes of each shard of the store.
+            first: The batch that the epoch begins or goes on with.
+            room: Bytes of shards that may be there at a time.
+        """
+        self._reader = reader
+        left = reads.last >= first
+        self._shards: list[int] = reads.shards[left].tolist()
+        self._first: list[int] = reads.first[left].tolist()
+        self._last: list[int] = reads.last[left].tolist()
+        self._sizes: list[int] = sizes[reads.shards[left]].tolist()
+        self._room = room
+        self._now = first
+        self._taken = 0  # how many of the list are fetched, or being fetched
+        self._held: list[tuple[int, int]] = []  # those of them that batches may need still: last batch, place in list
+        self._held_bytes = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._process = os.getpid()
+        self._threads = [
+            threading.Thread(target=self._fetch, name="packstore-shards", daemon=True)
+            for _ in range(min(_THREADS, len(self._shards)))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends the threads; what one of them is fetching comes to its end first."""
+        if os.getpid() != self._process:
+            return  # in a forked child there are no threads, and their lock may be held for ever
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def given(self, batches: int) -> None:
+        """Says that the epoch's first ``batches`` batches are made: shards that no later one needs may leave."""
+        done: list[int] = []
+        with self._changed:
+            self._now = batches
+            while self._held and self._held[0][0] < batches:
+                place = heapq.heappop(self._held)[1]
+                self._held_bytes -= self._sizes[place]
+                done.append(self._shards[place])
+            needed = {self._shards[place] for _, place in self._held} if done else set()
+            if done or (self._taken < len(self._first) and self._first[self._taken] <= batches):
+                self._changed.notify_all()
+        if done:
+            self._reader.let_go([shard for shard in done if shard not in needed])
+
+    def _fetch(self) -> None:
+        while (place := self._take()) is not None:
+            try:
+                self._reader.prefetch(self._shards[place])
+            except CacheFullError:
+                pass  # others use the cache, too; there is room when this shard is needed, or an error then
+            except StoreError as error:
+                _log.warning("not fetched ahead: %s", error)
+
+    def _take(self) -> int | None:
+        """The next one of the list, as soon as there is room for it; None where there is none."""
+        with self._changed:
+            while not self._closed and self._taken < len(self._shards):
+                place = self._taken
+                if self._last[place] < self._now:  # too late
+                    self._taken += 1
+                    continue
+                if self._first[place] <= self._now or self._held_bytes + self._sizes[place] <= self._room:
+                    self._taken += 1
+                    self._held_bytes += self._sizes[place]
+                    heapq.heappush(self._held, (self._last[place], place))
+                    return place
+                self._changed.wait()
+            return None
+
+
+def most_at_a_time(reads: Reads, sizes: NDArray[np.int64]) -> int:
+    """The most bytes of shards that batches need at a time."""
+    bytes_of = sizes[reads.shards]
+    change = np.zeros(int(reads.last.max(initial=0)) + 2, np.int64)
+    np.add.at(change, reads.first, bytes_of)
+    np.add.at(change, reads.last + 1, -bytes_of)
+    return int(np.cumsum(change).max())

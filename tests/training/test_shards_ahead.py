@@ -1,0 +1,132 @@
+"""Shards that are fetched before batches need them: in order, within the room, and never in the way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packstore.core.errors import CacheFullError, StoreError
+from packstore.training.lanes import Reads
+from packstore.training.loader.shards_ahead import ShardsAhead, most_at_a_time
+
+
+class Reader:
+    """Notes what it is asked for; ``gate`` holds fetches back, ``errors`` are raised."""
+
+    def __init__(self, errors: dict[int, Exception] | None = None) -> None:
+        self.fetched: list[int] = []
+        self.left: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self._errors = errors or {}
+
+    def prefetch(self, number: int) -> None:
+        self.fetched.append(number)
+        self.gate.wait(30)
+        if number in self._errors:
+            raise self._errors[number]
+
+    def let_go(self, numbers: Collection[int]) -> None:
+        self.left += numbers
+
+
+def reads(*rows: tuple[int, int, int]) -> Reads:
+    """Shards with the first and the last batch that need them."""
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    return Reads(columns[0], columns[1], columns[2])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that in 30 s"
+        time.sleep(0.001)
+
+
+def settled(ahead: ShardsAhead) -> bool:
+    """Whether no thread fetches: each waits for room, or is done."""
+    with ahead._changed:
+        waiting = len(ahead._changed._waiters)  # type: ignore[attr-defined]
+    return waiting >= sum(thread.is_alive() for thread in ahead._threads)
+
+
+ONE_A_BATCH = reads(*((shard, shard, shard) for shard in range(10)))
+SIZES = np.full(10, 100, np.int64)
+
+
+def test_as_many_ahead_as_there_is_room_for() -> None:
+    reader = Reader()
+    with ShardsAhead(reader, ONE_A_BATCH, SIZES, 0, 350) as ahead:
+        until(lambda: settled(ahead))
+        assert sorted(reader.fetched) == [0, 1, 2]
+        ahead.given(1)
+        until(lambda: settled(ahead) and len(reader.fetched) == 4)
+        assert reader.left == [0]
+        ahead.given(5)  # shard 4 was never fetched ahead, and is not now
+        until(lambda: settled(ahead) and len(reader.fetched) >= 7)
+        assert sorted(reader.fetched) == [0, 1, 2, 3, 5, 6, 7]
+        assert sorted(reader.left) == [0, 1, 2, 3]
+        ahead.given(10)
+        until(lambda: not any(thread.is_alive() for thread in ahead._threads))
+        assert sorted(reader.left) == [0, 1, 2, 3, 5, 6, 7]
+
+
+def test_what_is_needed_now_needs_no_room() -> None:
+    reader = Reader()
+    with ShardsAhead(reader, reads((3, 0, 9), (5, 0, 9), (7, 4, 9)), SIZES, 0, 50) as ahead:
+        until(lambda: settled(ahead))
+        assert sorted(reader.fetched) == [3, 5]
+        ahead.given(4)
+        until(lambda: sorted(reader.fetched) == [3, 5, 7])
+
+
+def test_it_goes_on_in_mid_epoch() -> None:
+    reader = Reader()
+    with ShardsAhead(reader, ONE_A_BATCH, SIZES, 7, 10_000) as ahead:
+        until(lambda: settled(ahead))
+        assert sorted(reader.fetched) == [7, 8, 9]
+
+
+def test_a_shard_of_two_lanes_stays_for_the_second() -> None:
+    reader = Reader()
+    with ShardsAhead(reader, reads((2, 0, 1), (2, 1, 5)), SIZES, 0, 1000) as ahead:
+        until(lambda: settled(ahead))
+        ahead.given(2)
+        assert reader.left == []
+        ahead.given(6)
+        assert reader.left == [2]
+
+
+def test_errors_are_left_to_those_that_need_the_shard(caplog: pytest.LogCaptureFixture) -> None:
+    full = CacheFullError(10, 5, 0, Path("cache"))
+    reader = Reader({0: StoreError("shard 0 is gone"), 1: full})
+    with caplog.at_level(logging.WARNING), ShardsAhead(reader, ONE_A_BATCH, SIZES, 0, 10_000) as ahead:
+        until(lambda: settled(ahead))
+        assert sorted(reader.fetched) == list(range(10))
+    assert [record.getMessage() for record in caplog.records] == ["not fetched ahead: shard 0 is gone"]
+
+
+def test_the_end_does_not_wait_for_a_fetch_and_begins_no_other() -> None:
+    reader = Reader()
+    reader.gate.clear()
+    with ShardsAhead(reader, ONE_A_BATCH, SIZES, 0, 10_000) as ahead:
+        until(lambda: len(reader.fetched) == 4)
+    reader.gate.set()
+    until(lambda: not any(thread.is_alive() for thread in ahead._threads))
+    assert len(reader.fetched) == 4
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 20), st.integers(0, 9)), min_size=1, max_size=20))
+def test_the_most_at_a_time(rows: list[tuple[int, int, int]]) -> None:
+    sizes = np.array([1, 20, 300, 4000, 50000])
+    spans = [(shard, first, first + length) for shard, first, length in rows]
+    most = max(sum(int(sizes[s]) for s, f, t in spans if f <= batch <= t) for batch in range(31))
+    assert most_at_a_time(reads(*spans), sizes) == most
