@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -425,6 +426,22 @@ def test_a_loader_that_has_run_can_be_pickled(stores: Stores, name: str, residen
     copy.load_state_dict(copy.state_dict())
     loader.load_state_dict(loader.state_dict())
     assert same(list(copy), list(loader))
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_batch_is_free_before_the_next_is_made(stores: Stores, resident: bool) -> None:
+    before: list[weakref.ref[torch.Tensor]] = []
+
+    def transform(images: torch.Tensor) -> torch.Tensor:
+        assert not before or before[-1]() is None
+        before.append(weakref.ref(images))
+        return images
+
+    for images, _ in PackedLoader(
+        PackedDataset(stores("cifar.h5"), "train"), 4, transform=transform, resident=resident
+    ):
+        del images, _
+    assert len(before) == 8
 
 
 def test_a_state_moves_to_another_number_of_ranks(stores: Stores) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from packstore.cache import Cache, default_cache
@@ -27,9 +27,9 @@ class FetchCounts:
     """What a reader had to fetch.
 
     Attributes:
-        hits: Shards that were in the cache when they were asked for.
+        hits: Shards that were in the cache when somebody wanted to read them.
         misses: Shards that were not.
-        fetched_bytes: Bytes that came from the object store.
+        fetched_bytes: Bytes that came from the object store, also of shards that were fetched beforehand.
         waiting_seconds: How long threads that read waited for shards, added up.
     """
 
@@ -66,9 +66,17 @@ class RemoteReader(ShardedReader):
         self._bounded = self._bounded or self.nbytes > self.cache.budget // 2
 
     def prefetch(self, number: int) -> None:
-        """Fetches a shard into the cache, unless it is there, and does not open it. Raises as :meth:`shard`."""
+        """Fetches a shard into the cache, unless it is there, and does not open it. Raises as :meth:`shard`; it closes
+        no others to make room, but raises :class:`CacheFullError`."""
         if number not in self._open:
-            os.close(self._fetched(number))
+            os.close(self._fetched(number, ahead=True))
+
+    def let_go(self, numbers: Collection[int]) -> None:
+        """Says that these shards are not needed soon: where not all have room, they may leave the cache first."""
+        if self._bounded:
+            with self._lock:
+                for number in numbers:
+                    self._open.pop(number, None)
 
     def check_files(self) -> None:
         """Does nothing: shards are looked at when they are fetched, and thousands of requests are not made for it."""
@@ -143,7 +151,7 @@ class RemoteReader(ShardedReader):
         # Without a descriptor it was open when it was asked for, and was let go since.
         return super()._open_shard(number, self._fetched(number) if held is None else held)
 
-    def _fetched(self, number: int) -> int:
+    def _fetched(self, number: int, ahead: bool = False) -> int:
         """A descriptor of a shard in the cache."""
         shard: Shard = self._table[number]
         name, fetched = self.head.shards[number], 0
@@ -160,7 +168,7 @@ class RemoteReader(ShardedReader):
                 break
             except CacheFullError:
                 with self._lock:
-                    if not self._open:
+                    if ahead or not self._open:
                         raise
                     self._let_go()
             except MissingObjectError as error:
@@ -169,8 +177,8 @@ class RemoteReader(ShardedReader):
             except StoreError as error:
                 raise StoreError(f"{self._where(shard.name)} cannot be fetched: {error}") from error
         with self._counting:
-            self.counts.hits += not fetched
-            self.counts.misses += bool(fetched)
+            self.counts.hits += not ahead and not fetched
+            self.counts.misses += not ahead and bool(fetched)
             self.counts.fetched_bytes += fetched
         return descriptor
 

@@ -84,8 +84,9 @@ class PackedLoader:
         dataset: What to load. Its ``columns`` and ``device`` count; its ``transform``, ``output`` and ``dtype`` have to
             be the defaults, since they work item by item.
         batch_size: Images a batch (and rank).
-        shuffle: A new order every epoch: True or ``"full"`` for a permutation of all records, or ``"lanes"`` for shards
-            that have to be fetched: each rank reads shards of its own, and shuffles within a window of them.
+        shuffle: A new order every epoch: ``"full"`` for a permutation of all records, or ``"lanes"`` for shards that
+            have to be fetched: each rank reads shards of its own, and shuffles within a window of them. True: lanes for
+            a store at a URL, else the permutation.
         seed: The order, and all random numbers of ``augment``, are a function of it.
         drop_last: Leave out a last batch that is not full.
         block: Shuffle for disks that cannot seek: blocks of this many consecutive records.
@@ -252,11 +253,12 @@ class PackedLoader:
     def _items(self, epoch: int, first: int) -> Iterator[Any]:
         process = os.getpid()
         with closing(self._producer.batches(epoch, first)) as batches:
-            for number, batch in enumerate(batches, first + 1):
+            for batch in batches:  # enumerate would hold the batch
+                first += 1
                 self.pipeline.stats.batch(batch.images, batch.skipped)
                 item = batch.item
                 del batch
-                self._running = epoch, number  # last, so that Ctrl-C in the lines before loses no batch
+                self._running = epoch, first  # last, so that Ctrl-C in the lines before loses no batch
                 yield item
                 if os.getpid() != process:
                     raise UsageError(
@@ -277,11 +279,14 @@ class PackedLoader:
 
         ``images``, ``batches``, ``skipped``, ``seconds``, ``images_per_second``, and seconds of each stage:
         ``wait`` (the consumer stood idle), ``read`` and ``decode`` (summed over threads), ``augment`` and ``copy``.
+
+        Of a store at a URL also ``cache_hits`` and ``cache_misses`` (shards that were there, or not, when a thread came
+        to read them), ``fetched_bytes``, and ``fetch_wait_seconds`` of threads that waited for shards (summed).
         """
-        return self.pipeline.stats.snapshot()
+        return self.pipeline.stats.snapshot(self.pipeline.fetches)
 
     def reset_stats(self) -> None:
-        self.pipeline.stats.reset()
+        self.pipeline.stats.reset(self.pipeline.fetches)
 
     # Resume -----------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
+from packstore.stores.remote.reader import RemoteReader
 from packstore.training.dataset import PackedDataset
-from packstore.training.lanes import grouped
+from packstore.training.lanes import Reads, grouped
 from packstore.training.loader.options import LoaderOptions, as_indices
 from packstore.training.order import Order
 from packstore.training.random_draws import with_occurrences
@@ -42,7 +43,9 @@ class Epochs:
         self._sampler = options.sampler
         self._subset = None if options.indices is None else as_indices(options.indices, len(dataset))
         self._subset_ids = None if self._subset is None else with_occurrences(self._subset)
-        lanes = options.shuffle == "lanes"
+        # A permutation of all records would fetch every shard again and again.
+        fetched = isinstance(dataset.reader.unchecked, RemoteReader) and options.block is None
+        lanes = options.shuffle == "lanes" or (options.shuffle is True and fetched)
         self.shuffle = "lanes" if lanes else "full" if options.shuffle else None
         if options.window is not None and not lanes and options.block is None:
             raise UsageError("window is of shuffle='lanes' or of block: add one of them, or leave it out")
@@ -59,7 +62,7 @@ class Epochs:
             rank=rank,
             world_size=world_size,
             block=options.block,
-            shards=shards if lanes else None,
+            shards=shards if lanes or (fetched and not options.shuffle and self._subset is None) else None,
             window=options.window,
         )
 
@@ -84,6 +87,10 @@ class Epochs:
     def subset_digest(self) -> str | None:
         """SHA-256 of the indices that were chosen, or None for all."""
         return None if self._subset is None else hashlib.sha256(self._subset.tobytes()).hexdigest()
+
+    def reads(self, epoch: int) -> Reads | None:
+        """The shards that this rank reads; None where that is not known."""
+        return None if self._sampler is not None else self.order.reads(epoch)
 
     @property
     def shards_digest(self) -> str | None:

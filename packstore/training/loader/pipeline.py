@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from packstore.core.manifest import Column
 from packstore.images.decoders import get_decoder
 from packstore.images.engine import get_engine
+from packstore.stores.remote.reader import FetchCounts, RemoteReader
 from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.operations import split_operations
@@ -52,7 +53,7 @@ class Pipeline:
     def __init__(self, dataset: PackedDataset, options: LoaderOptions, resident: bool) -> None:
         self.dataset = dataset
         self.options = options
-        self.stats = Stats()
+        self.stats = Stats(self.fetches)
         self._resident = resident
         image, on_cpu = dataset.manifest.image, dataset.device.type == "cpu"
         at_decoding = self._at_decoding(image) if options.pre_transform is None else ()
@@ -71,6 +72,12 @@ class Pipeline:
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to this process."""
         return self.__dict__ | {"_assembler": None}
+
+    @property
+    def fetches(self) -> FetchCounts | None:
+        """What the dataset's reader had to fetch; None where the store is local."""
+        reader = self.dataset.reader.unchecked
+        return reader.counts if isinstance(reader, RemoteReader) else None
 
     @property
     def assembler(self) -> Assembler:

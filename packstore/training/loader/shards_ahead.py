@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import CacheFullError, StoreError
+from packstore.stores.base import Reader
+from packstore.stores.remote.reader import RemoteReader
 from packstore.training.lanes import Reads
 
 _log = logging.getLogger("packstore")
 _THREADS = 4  # that fetch: each waits for the network most of the time
+_SHARE = 0.75  # of the cache's budget: it has other users, too
 
 
 class FetchingReader(Protocol):
@@ -65,6 +68,26 @@ class ShardsAhead:
         ]
         for thread in self._threads:
             thread.start()
+
+    @classmethod
+    def of(cls, reader: Reader, reads: Reads | None, first: int) -> ShardsAhead | None:
+        """For a dataset's reader; None where no shards are fetched, or nobody knows which will be."""
+        remote, table = reader.unchecked, reader.manifest.shards
+        if reads is None or table is None or not isinstance(remote, RemoteReader):
+            return None
+        sizes = table.table["nbytes"].astype(np.int64)
+        # The ranks of a machine share its cache; torchrun says how many there are.
+        room = int(remote.cache.budget * _SHARE) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        needed = most_at_a_time(reads, sizes)
+        if needed > room:
+            _log.warning(
+                "%s: batches need shards of %s bytes at a time, and the cache has room for %s: some will be fetched "
+                "more than once; lower window= or raise PACKSTORE_CACHE_SIZE",
+                reader.path,
+                f"{needed:,}",
+                f"{room:,}",
+            )
+        return cls(remote, reads, sizes, first, room)
 
     def __enter__(self) -> Self:
         return self

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from time import perf_counter
+
+from packstore.stores.remote.reader import FetchCounts
 
 STAGES = ("wait", "read", "decode", "augment", "copy")
 
@@ -16,15 +19,17 @@ class Stats:
     normalisation, and ``copy`` queueing copies to the device: on a GPU both are the host's share only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fetches: FetchCounts | None = None) -> None:
         self._lock = threading.Lock()
-        self.reset()
+        self.reset(fetches)
 
     def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
         return Stats, ()  # another process has its own
 
-    def reset(self) -> None:
+    def reset(self, fetches: FetchCounts | None = None) -> None:
+        """Begins anew; ``fetches`` are those of the reader, if it has any."""
         with self._lock:
+            self._before = fetches, None if fetches is None else replace(fetches)
             self._seconds = dict.fromkeys(STAGES, 0.0)
             self._images = self._batches = self._skipped = 0
             self._started: float | None = None
@@ -45,7 +50,7 @@ class Stats:
             self._skipped += skipped
             self._ended = perf_counter()
 
-    def snapshot(self) -> dict[str, float]:
+    def snapshot(self, fetches: FetchCounts | None = None) -> dict[str, float]:
         with self._lock:
             elapsed = self._ended - self._started if self._started is not None and self._ended is not None else 0.0
             return {
@@ -55,4 +60,18 @@ class Stats:
                 "seconds": elapsed,
                 "images_per_second": self._images / elapsed if elapsed else 0.0,
                 **{f"{stage}_seconds": value for stage, value in self._seconds.items()},
+                **self._fetched(fetches),
             }
+
+    def _fetched(self, now: FetchCounts | None) -> dict[str, float]:
+        if now is None:
+            return {}
+        counted, before = self._before
+        if counted is not now or before is None:  # those of a reader that another process had
+            before = FetchCounts()
+        return {
+            "cache_hits": now.hits - before.hits,
+            "cache_misses": now.misses - before.misses,
+            "fetched_bytes": now.fetched_bytes - before.fetched_bytes,
+            "fetch_wait_seconds": now.waiting_seconds - before.waiting_seconds,
+        }

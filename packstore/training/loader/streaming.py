@@ -6,12 +6,14 @@ import os
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 from packstore.core.parallel import default_workers
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.job import Job
 from packstore.training.loader.pipeline import Batch, Pipeline
+from packstore.training.loader.shards_ahead import ShardsAhead
 from packstore.training.loader.single_threaded import make_single_threaded
 from packstore.training.ring import Ring, Transport, transport_to
 
@@ -34,6 +36,18 @@ class Streaming:
 
     def batches(self, epoch: int, first: int) -> Generator[Batch, None, None]:
         """The batches of ``epoch`` from number ``first`` on. Threads work only while this runs."""
+        ahead = ShardsAhead.of(self._pipeline.dataset.reader, self._epochs.reads(epoch), first)
+        if ahead is None:
+            yield from self._batches(epoch, first)
+            return
+        with ahead, closing(self._batches(epoch, first)) as batches:
+            for batch in batches:  # enumerate would hold the batch
+                first += 1
+                ahead.given(first)
+                yield batch
+                del batch
+
+    def _batches(self, epoch: int, first: int) -> Generator[Batch, None, None]:
         pipeline, options = self._pipeline, self._pipeline.options
         transport = self.transport = self.transport or transport_to(pipeline.dataset.device)
         ring = Ring(transport, options.prefetch + 1)
