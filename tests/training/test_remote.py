@@ -1,0 +1,240 @@
+"""Training from a store at a URL: lanes, shards fetched ahead, what stats() says, worker processes, several ranks."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import packstore
+from packstore import PackedDataset, PackedLoader
+from packstore.core.urls import UrlPath, location
+from packstore.stores.remote.publish import upload_store
+from packstore.stores.remote.reader import RemoteReader
+from tests.makers.datasets import make_cifar10
+
+COLUMNS = ("image", "key")
+NewCache = Callable[[str, int], None]
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 records of ``train`` in 50 shards, 40 of ``test`` in 10."""
+    root = tmp_path_factory.mktemp("local")
+    packstore.convert(make_cifar10(root, 40), root / "c.pth", encoding="uint8", shard_size=4 * 3072)
+    return root / "c.pth"
+
+
+@pytest.fixture(scope="module")
+def url(local: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = location(f"{(tmp_path_factory.mktemp('remote') / 'c.pth').as_uri()}")
+    assert isinstance(place, UrlPath)
+    upload_store(local, place)
+    return str(place)
+
+
+@pytest.fixture(autouse=True)
+def new_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NewCache:
+    """Lets what is opened from now on use another cache, of so many bytes."""
+
+    def make(name: str, budget: int) -> None:
+        monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / name))
+        monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(budget))
+
+    make("cache", 100_000_000)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    return make
+
+
+def loader_of(path: str | Path, batch_size: int = 10, split: str = "train", **options: Any) -> PackedLoader:
+    dataset = PackedDataset(path, split, columns=COLUMNS)
+    return PackedLoader(dataset, batch_size, **{"resident": False, "workers": 2} | options)
+
+
+def keys(loader: PackedLoader) -> list[list[str]]:
+    return [list(keys) for _, keys in loader]
+
+
+def joined(parts: Sequence[list[list[str]]]) -> list[list[str]]:
+    """The global batches, of the batches of each rank."""
+    return [[key for part in step for key in part] for step in zip(*parts, strict=True)]
+
+
+def shard_bytes(path: str | Path) -> list[int]:
+    with packstore.open(path) as reader:
+        table = reader.manifest.shards
+        assert table is not None
+        return [int(n) for n in table.table["nbytes"]]
+
+
+def remote_of(loader: PackedLoader) -> RemoteReader:
+    reader = loader.dataset.reader.unchecked
+    assert isinstance(reader, RemoteReader)
+    return reader
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": "full"}, {"shuffle": "lanes", "window": 6}, {"sampler": [5, 3]}])
+def test_batches_are_those_of_the_local_store(local: Path, url: str, options: dict[str, Any]) -> None:
+    pairs = zip(loader_of(url, **options), loader_of(local, **options), strict=True)
+    for (images, names), (expected, expected_names) in pairs:
+        assert torch.equal(images, expected)
+        assert names == expected_names
+
+
+def test_lanes_are_the_default(local: Path, url: str) -> None:
+    lanes = loader_of(local, shuffle="lanes")
+    default = loader_of(url, shuffle=True)
+    assert default.state_dict() == lanes.state_dict()
+    assert keys(default) == keys(lanes)
+    assert loader_of(local, shuffle=True).state_dict()["shuffle"] == "full"
+    assert loader_of(url, shuffle=True, block=8).state_dict()["shuffle"] == "full"
+    loader_of(url, shuffle=True, window=3)
+
+
+def test_stats_say_what_was_fetched(local: Path, url: str) -> None:
+    loader = loader_of(url, shuffle=True)
+    keys(loader)
+    stats = loader.stats()
+    train = sum(shard_bytes(url)[:50])
+    assert stats["fetched_bytes"] == train
+    assert stats["cache_hits"] + stats["cache_misses"] >= 50  # several threads may come for the same shard
+    assert stats["fetch_wait_seconds"] >= 0
+    loader.reset_stats()
+    keys(loader)
+    stats = loader.stats()
+    # The cache has room for all, and all shards are open.
+    assert [stats[name] for name in ("cache_hits", "cache_misses", "fetched_bytes")] == [0, 0, 0]
+    again = loader_of(url, shuffle=True)  # by another reader, from the same cache
+    keys(again)
+    stats = again.stats()
+    assert stats["cache_hits"] >= 50
+    assert (stats["cache_misses"], stats["fetched_bytes"]) == (0, 0)
+    assert "fetched_bytes" not in loader_of(local).stats()
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True, "window": 4}, {"shuffle": False}])
+def test_a_small_cache_is_enough(url: str, options: dict[str, Any], new_cache: NewCache) -> None:
+    nbytes = shard_bytes(url)
+    new_cache("small", 14 * max(nbytes))
+    loader = loader_of(url, 4, **options)
+    reader = remote_of(loader)
+    for _ in loader:
+        assert sum(entry.nbytes for entry in reader.cache.entries()) <= reader.cache.budget
+    assert loader.stats()["fetched_bytes"] <= 1.3 * sum(nbytes[:50])
+
+
+def test_shards_to_come_are_there_before_they_are_needed(url: str) -> None:
+    """With time between batches, no thread waits for a shard but those of the first window."""
+    loader = loader_of(url, 4, shuffle=True, window=5, prefetch=1)
+    batches = iter(loader)
+    next(batches)
+    reader, total = remote_of(loader), sum(shard_bytes(url)[:50])
+    for _ in range(3000):
+        if reader.counts.fetched_bytes == total:
+            break
+        time.sleep(0.01)
+    assert reader.counts.fetched_bytes == total
+    loader.reset_stats()
+    assert len(list(batches)) == 49
+    assert loader.stats()["cache_misses"] == 0
+
+
+def test_a_window_that_does_not_fit_is_told(url: str, new_cache: NewCache, caplog: pytest.LogCaptureFixture) -> None:
+    new_cache("tiny", 6 * max(shard_bytes(url)))
+    with caplog.at_level(logging.WARNING):
+        whole = keys(loader_of(url, 20, shuffle=True, window=20))
+    assert sorted(key for batch in whole for key in batch) == sorted(PackedDataset(url, "train").keys)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "the cache has room for" in message
+    assert "lower window=" in message
+    caplog.clear()
+    keys(loader_of(url, 4, shuffle=True, window=2))
+    assert not caplog.records
+
+
+def test_eight_nodes_fetch_each_shard_about_once(url: str, new_cache: NewCache) -> None:
+    """Each has a cache of its own, with room for a fraction of the store. 50 shards, of 4 records."""
+    nbytes = shard_bytes(url)
+    fetched, seen = 0.0, list[str]()
+    for rank in range(8):
+        new_cache(f"node {rank}", 9 * max(nbytes))
+        loader = loader_of(url, 2, shuffle=True, window=16, rank=rank, world_size=8)
+        seen += [key for batch in keys(loader) for key in batch]
+        fetched += loader.stats()["fetched_bytes"]
+    assert len(set(seen)) == len(seen) == 200
+    assert fetched <= 1.3 * sum(nbytes[:50])
+
+
+def test_an_epoch_goes_on_with_three_ranks(url: str) -> None:
+    options: dict[str, Any] = {"shuffle": True, "window": 12}
+    whole = keys(loader_of(url, 12, **options))
+    two = [loader_of(url, 6, rank=rank, world_size=2, **options) for rank in range(2)]
+    iterators = [iter(loader) for loader in two]
+    given = joined([[list(next(iterator)[1]) for _ in range(5)] for iterator in iterators])
+    three = [loader_of(url, 4, rank=rank, world_size=3, **options) for rank in range(3)]
+    for loader in three:
+        loader.load_state_dict(two[0].state_dict())
+    assert given + joined([keys(loader) for loader in three]) == whole
+    fetched = [loader.stats()["fetched_bytes"] for loader in three]
+    assert sum(fetched) == 0  # all in the cache of the two
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_worker_processes_of_a_dataloader(local: Path, s3: str, method: str) -> None:
+    place = location(f"{s3}/c.pth")
+    assert isinstance(place, UrlPath)
+    upload_store(local, place)
+    dataset, expected = PackedDataset(f"{s3}/c.pth", "test"), PackedDataset(local, "test")
+    image, label = dataset[3]  # the parent has used the object store, too
+    assert torch.equal(image, expected[3][0])
+    assert label == expected[3][1]
+    loader = DataLoader(dataset, 8, num_workers=2, multiprocessing_context=method)
+    images, labels = (torch.cat(parts) for parts in zip(*loader, strict=True))
+    wanted, targets = expected[:]
+    assert torch.equal(images, wanted)
+    assert torch.equal(labels, targets)
+
+
+def _train(rank: int, address: str, url: str, out: Any) -> None:
+    """One of two ranks: five batches, then its state."""
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    loader = loader_of(url, 6, shuffle=True, window=12)
+    iterator = iter(loader)
+    found = [list(next(iterator)[1]) for _ in range(5)]
+    total = torch.tensor([float(loader.stats()["fetched_bytes"])])
+    torch.distributed.all_reduce(total)
+    out.put((rank, found, loader.state_dict(), float(total)))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_ranks_with_gloo_and_then_three(local: Path, s3: str, tmp_path: Path) -> None:
+    url = f"{s3}/c.pth"
+    place = location(url)
+    assert isinstance(place, UrlPath)
+    upload_store(local, place)
+    context = multiprocessing.get_context("spawn")
+    out = context.Queue()
+    address = (tmp_path / "rendezvous").as_uri()
+    ranks = [context.Process(target=_train, args=(rank, address, url, out)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    results = sorted((out.get(timeout=120) for _ in ranks), key=lambda result: result[0])
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    whole = keys(loader_of(local, 12, shuffle="lanes", window=12))
+    given = [[key for _, found, _, _ in results for key in found[step]] for step in range(5)]
+    assert given == whole[:5]
+    three = [loader_of(url, 4, shuffle=True, window=12, rank=rank, world_size=3) for rank in range(3)]
+    for loader in three:
+        loader.load_state_dict(results[0][2])
+    assert given + joined([keys(loader) for loader in three]) == whole
