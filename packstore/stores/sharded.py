@@ -198,7 +198,7 @@ class ShardedReader(Reader):
 
     def _let_go(self) -> None:
         """Forgets an eighth of the open shards, those used longest ago. What still uses one keeps it."""
-        oldest = sorted(self._open, key=lambda number: self._used.get(number, -1))[: 1 + self._most // 8]
+        oldest = sorted(self._open, key=lambda number: self._used.get(number, -1))[: 1 + len(self._open) // 8]
         for number in oldest:
             del self._open[number]
         self._used = {number: self._used.get(number, -1) for number in self._open}

@@ -79,13 +79,16 @@ def test_as_many_ahead_as_there_is_room_for() -> None:
         assert sorted(reader.left) == [0, 1, 2, 3, 5, 6, 7]
 
 
-def test_what_is_needed_now_needs_no_room() -> None:
+def test_what_has_no_room_when_it_is_needed_is_left_to_those_that_need_it() -> None:
     reader = Reader()
-    with ShardsAhead(reader, reads((3, 0, 9), (5, 0, 9), (7, 4, 9)), SIZES, 0, 50) as ahead:
+    with ShardsAhead(reader, reads((3, 0, 9), (5, 0, 9), (7, 4, 9), (8, 10, 11)), SIZES, 0, 150) as ahead:
         until(lambda: settled(ahead))
-        assert sorted(reader.fetched) == [3, 5]
+        assert reader.fetched == [3]
         ahead.given(4)
-        until(lambda: sorted(reader.fetched) == [3, 5, 7])
+        until(lambda: settled(ahead) and ahead._taken == 3)
+        assert reader.fetched == [3]
+        ahead.given(10)
+        until(lambda: reader.fetched == [3, 8])
 
 
 def test_it_goes_on_in_mid_epoch() -> None:

@@ -21,6 +21,10 @@ from packstore.stores.remote.head import RemoteHead, newest_version
 from packstore.stores.remote.names import SHARDS
 from packstore.stores.sharded import ShardedReader, reserve_open_files
 
+_PATIENCE_SECONDS = 5.0
+"""How long a thread that finds the cache full waits for others, which may be about to let a shard go."""
+_PAUSE_SECONDS = 0.01
+
 
 @dataclass(slots=True)
 class FetchCounts:
@@ -162,15 +166,21 @@ class RemoteReader(ShardedReader):
                 fetched += len(data)
                 yield data
 
+        patience = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
                 descriptor = self.cache.open(shard.digest, shard.nbytes, fetch)
                 break
-            except CacheFullError:
+            except CacheFullError as error:
+                if ahead or error.nbytes > error.budget:
+                    raise
                 with self._lock:
-                    if ahead or not self._open:
-                        raise
+                    opened = bool(self._open)
                     self._let_go()
+                if not opened:
+                    if time.monotonic() > patience:
+                        raise
+                    time.sleep(_PAUSE_SECONDS)
             except MissingObjectError as error:
                 self._refuse_replaced()
                 raise StoreError(f"{self._where(shard.name)} is missing: {error}") from error

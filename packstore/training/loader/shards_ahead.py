@@ -129,15 +129,15 @@ class ShardsAhead:
         with self._changed:
             while not self._closed and self._taken < len(self._shards):
                 place = self._taken
-                if self._last[place] < self._now:  # too late
-                    self._taken += 1
-                    continue
-                if self._first[place] <= self._now or self._held_bytes + self._sizes[place] <= self._room:
+                if self._last[place] >= self._now and self._held_bytes + self._sizes[place] <= self._room:
                     self._taken += 1
                     self._held_bytes += self._sizes[place]
                     heapq.heappush(self._held, (self._last[place], place))
                     return place
-                self._changed.wait()
+                if self._first[place] <= self._now:  # too late, or the room is for what is needed at the same time
+                    self._taken += 1
+                else:
+                    self._changed.wait()
             return None
 
 
