@@ -146,6 +146,7 @@ def test_shards_to_come_are_there_before_they_are_needed(url: str) -> None:
     assert loader.stats()["cache_misses"] == 0
 
 
+@pytest.mark.slow
 def test_a_window_that_does_not_fit_is_told(url: str, new_cache: NewCache, caplog: pytest.LogCaptureFixture) -> None:
     new_cache("tiny", 6 * max(shard_bytes(url)))
     with caplog.at_level(logging.WARNING):
