@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import random
 import re
 import select
 import shlex
@@ -12,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -24,6 +24,7 @@ from packstore.cli.common import ByteSize, fitted_row, human_bytes
 from packstore.stores import is_store
 from tests.makers.command import COMMAND, commands, run
 from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
+from tests.makers.stores import content
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +66,17 @@ def test_help_loads_nothing_heavy(command: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--version"], ["info", "no\\nwhere"], ["convert"], ["demo", "{folder}/a"]])
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["info", "no\\nwhere"], ["convert"], ["convert", "-q", ".", "a.h5"]]
+)
 def test_the_fork_that_tests_use_does_what_the_command_does(arguments: list[str], tmp_path: Path) -> None:
-    words = [word.format(folder=tmp_path) for word in arguments]
-    forked = run(*words)
-    shutil.rmtree(tmp_path / "a", ignore_errors=True)
-    process = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
+    write_image(tmp_path / "forked" / "ant" / "0.png", 9, 9, 1)
+    shutil.copytree(tmp_path / "forked", tmp_path / "begun")
+    forked = run(*arguments, cwd=tmp_path / "forked")
+    process = subprocess.run(
+        [*COMMAND, *arguments], cwd=tmp_path / "begun", capture_output=True, text=True, check=False
+    )
+    assert content(tmp_path / "forked") == content(tmp_path / "begun")
     found, expected = ((done.returncode, done.stdout, done.stderr) for done in (forked, process))
     assert found == expected
 
@@ -222,20 +228,13 @@ def large_folder(root: Path, files: int) -> Path:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("shards", [[], ["--shard-size", "1MB"]])
 def test_an_interrupted_conversion_leaves_nothing_that_opens(
-    tmp_path: Path, number: signal.Signals, code: int, shards: list[str]
+    tmp_path: Path, number: signal.Signals, code: int, shards: list[str], rng: random.Random
 ) -> None:
-    root = large_folder(tmp_path / "photos", 1500)
-    command = [*COMMAND, "convert", str(root), str(tmp_path / "a.h5"), "--encoding", "uint8", "--size", "256", *shards]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    # Something lies in the destination's directory as soon as writing has begun.
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.iterdir())) == 1 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert process.poll() is None, "the conversion ended before it could be interrupted"
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code, errors
-    said, kept, _ = errors.partition("; what is packed so far is kept in ")
+    root = large_folder(tmp_path / "photos", 40)
+    options = ["--encoding", "uint8", *shards]
+    done = run("convert", root, tmp_path / "a.h5", *options, stop=(number, "pack", rng.randrange(41)))
+    assert done.returncode == code, done.stderr
+    said, kept, _ = done.stderr.partition("; what is packed so far is kept in ")
     assert said.rstrip("\n") in ("packstore: interrupted", "packstore: terminated")
     # A work directory stays where a receipt was written (after two seconds), and when the signal came in the moment in
     # which it was made: the next run takes it up, and nothing in it opens.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import random
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from packstore.stores.builder.work_directory import work_path
-from tests.makers.command import COMMAND, run
+from tests.makers.command import run
 from tests.makers.datasets import make_folder
 
 
@@ -74,22 +71,18 @@ def test_a_source_is_packed_first(store: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_stopped_is_gone_on_with(store: Path, tmp_path: Path, number: signal.Signals) -> None:
-    """Whenever the signal comes: before, in or after the first shards."""
+def test_a_run_that_is_stopped_is_gone_on_with(
+    store: Path, tmp_path: Path, number: signal.Signals, rng: random.Random
+) -> None:
     out = tmp_path / "out"
-    command = [*COMMAND, "export", str(store), str(out), "--to", "webdataset", "--shard-size", "1kB"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not any(work_path(out).glob("run-*/parts/000002.json")):
-        time.sleep(0.002)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    if process.returncode:
-        assert not out.exists()
-        assert number == signal.SIGKILL or "the same command goes on from there" in said
-        assert "leftover" in run("clean", tmp_path, "--dry-run").stdout or os.listdir(tmp_path)
-    done = run(*command[len(COMMAND) :]) if process.returncode else None
-    if done is not None:
-        assert done.returncode == 0, done.stderr
-        assert "taken over from an interrupted run" in done.stdout
+    command = ["export", store, out, "--to", "webdataset", "--shard-size", "1kB"]
+    done = run(*command, stop=(number, "export", rng.randrange(4, 25)))
+    assert done.returncode == (-number if number == signal.SIGKILL else 128 + number), done.stderr
+    assert not out.exists()
+    assert number == signal.SIGKILL or "the same command goes on from there" in done.stderr
+    assert ".out.packstore: " in run("clean", tmp_path, "--dry-run").stdout
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    assert "taken over from an interrupted run" in done.stdout
     assert run("verify", store, "--against", out).returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

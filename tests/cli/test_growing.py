@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 import packstore
-from tests.makers.command import COMMAND, run
+from tests.makers.command import run
 from tests.makers.datasets import make_folder
 
 
@@ -98,24 +97,17 @@ def test_class_counts_of_many_shards_are_not_counted_unasked(photos: Path, tmp_p
 @pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_append_leaves_the_store_as_it_was(tmp_path: Path, number: signal.Signals) -> None:
-    photos = make_folder(tmp_path / "photos", splits=(), per_class=30, size=(300, 300))
-    packstore.convert(
-        make_folder(tmp_path / "few", splits=(), per_class=1), tmp_path / "a.h5", encoding="uint8", size=256
-    )
+def test_stopped_append_leaves_the_store_as_it_was(tmp_path: Path, number: signal.Signals, rng: random.Random) -> None:
+    photos = make_folder(tmp_path / "photos", splits=(), per_class=6)
+    packstore.convert(make_folder(tmp_path / "few", splits=(), per_class=1), tmp_path / "a.h5")
     before = (tmp_path / "a.h5").read_bytes()
     for path in sorted(photos.rglob("*.jpg")):
         path.rename(path.with_name(f"new-{path.name}"))
-    command = [*COMMAND, "append", str(tmp_path / "a.h5"), str(photos), "--on-duplicate", "skip", "--workers", "1"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    while process.poll() is None and not (tmp_path / ".a.h5.packstore" / ".added.packstore").exists():
-        time.sleep(0.01)
-    process.send_signal(number)
-    _, said = process.communicate()
-    assert process.returncode in (128 + number, 0), said
-    if process.returncode:
-        assert (tmp_path / "a.h5").read_bytes() == before
-        assert {p.name for p in tmp_path.iterdir()} <= {"photos", "few", "a.h5", ".a.h5.packstore"}
-        run("append", tmp_path / "a.h5", photos, "--on-duplicate", "skip", "-q")
+    command = ["append", tmp_path / "a.h5", photos, "--on-duplicate", "skip", "--workers", "1"]
+    done = run(*command, stop=(number, "pack", rng.randrange(19)))
+    assert done.returncode == 128 + number, done.stderr
+    assert (tmp_path / "a.h5").read_bytes() == before
+    assert {p.name for p in tmp_path.iterdir()} <= {"photos", "few", "a.h5", ".a.h5.packstore"}
+    assert run(*command, "-q").returncode == 0
     assert packstore.verify(tmp_path / "a.h5").ok
     assert not (tmp_path / ".a.h5.packstore").exists()

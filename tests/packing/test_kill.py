@@ -46,12 +46,12 @@ def test_killed_at_random_moments_nothing_is_lost(killer: Any, case: str, overwr
 
 @pytest.mark.slow
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("first", range(40))
+@pytest.mark.parametrize("first", range(80))
 @pytest.mark.parametrize("case", [case for case in killing.CASES if case not in killing.WRITERS])
 def test_killed_at_system_calls_nothing_is_lost(killer: Any, case: str, first: int, need: Any) -> None:
-    """At each 40th call, from that of number ``first`` on. A writer works in a thread whose calls are not counted."""
+    """At each 80th call, from that of number ``first`` on. A writer works in a thread whose calls are not counted."""
     need("strace", killing.can_trace())
-    killer.at_calls(case, 40, first)
+    killer.at_calls(case, 80, first)
     assert killer.tally.kills >= 1
     assert killer.tally.losses == []
 

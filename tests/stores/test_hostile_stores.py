@@ -10,8 +10,6 @@ import pickle
 import random
 import shutil
 import struct
-import subprocess
-import sys
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -32,6 +30,7 @@ from packstore.stores import create_store, open_store
 from packstore.stores.hdf5.checked import lookup3
 from packstore.stores.opening import read_manifest
 from packstore.stores.pth.pickle_reader import unpickle
+from tests.makers.command import run
 from tests.makers.datasets import make_folder
 from tests.makers.fuzz_targets import _repair_manifest, signed
 from tests.makers.hostile import LESS_MEMORY, in_child
@@ -762,13 +761,7 @@ def test_the_command_line_says_it_on_one_line(store: Callable[[str], Path], tmp_
     for path in (lying, evil):
         for command in (["info"], ["verify"], ["verify", "--quick"], ["convert"]):
             arguments = [*command, path, *([tmp_path / "o.h5"] if command == ["convert"] else [])]
-            done = subprocess.run(
-                [sys.executable, "-m", "packstore", *arguments],
-                capture_output=True,
-                text=True,
-                cwd=tmp_path,
-                check=False,
-            )
+            done = run(*arguments, cwd=tmp_path)
             assert (done.returncode, done.stdout) == (1, "")
             assert done.stderr.count("\n") == 1
             assert done.stderr.rstrip("\n").isprintable()
