@@ -65,7 +65,7 @@ def few_bytes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3, per="kind")
+@pytest.mark.sampled(2, per="kind")
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("kind", ["large", "large shards"])
 def test_a_damaged_value_of_a_large_column(
@@ -102,7 +102,7 @@ def test_a_value_of_a_large_array_that_is_none(stores: dict[str, Any], tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2, per="suffix")
+@pytest.mark.sampled(1, per="suffix")
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("kind", ["good", "shards"])
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -59,7 +59,7 @@ def test_one_digest_throughout(folder: Path, tmp_path: Path) -> None:
     assert {"imagefolder", "tar", "zip", "webdataset", "parquet"} <= set(chain(folder, tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_one_digest_throughout_for_imagenet(shared_data: SharedData, tmp_path: Path) -> None:
     assert {"webdataset", "parquet"} <= set(chain(shared_data / "imagenet-600", tmp_path))
 

@@ -35,16 +35,16 @@ SUITES = {
     "test_bytes_follow_from_the_image_and_the_options_alone": pytest.mark.slow,
     "test_memory_while_writing": pytest.mark.slow,
     "test_manifest_of_a_megabyte": pytest.mark.slow,
-    "test_closed_while_others_read": pytest.mark.sampled(3, fast=0),
-    "test_plain_library_reads_it": pytest.mark.sampled(2, fast=0),
+    "test_closed_while_others_read": pytest.mark.sampled(1, fast=0),
+    "test_plain_library_reads_it": pytest.mark.sampled(1, fast=0),
 }
 """Tests of the suites in ``packstore.testing``, which know nothing of our tiers; of others with ``records`` of several
 kinds two are in the fast tier."""
 
-CASES = {"SourceSuite": 16, "ExportSuite": 16}
+CASES = {"SourceSuite": 12, "ExportSuite": 10}
 """Of each test in these suites, which dozens of kinds inherit, a run takes so many cases."""
 
-SLOW_CASES = 4
+SLOW_CASES = 3
 """Of each other test that is marked ``slow`` where it is defined, a run takes so many cases."""
 
 

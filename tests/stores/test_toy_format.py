@@ -263,14 +263,18 @@ def test_plugged_in_by_an_entry_point(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(info.parent)])}
     source, path = make_folder(tmp_path / "source"), tmp_path / "out.toy"
 
-    def run(*words: object) -> str:
-        command = [sys.executable, *(str(word) for word in words)]
+    def run(*words: str) -> str:
+        command = [sys.executable, *words]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    run("-m", "packstore", "convert", source, path)
-    run("-m", "packstore", "verify", path)
-    assert json.loads(run("-m", "packstore", "info", path, "--json"))["format"] == "toy"
-    length = run("-c", f"from packstore import PackedDataset; print(len(PackedDataset({str(path)!r}, split='val')))")
-    assert int(length) > 0
+    run("-m", "packstore", "convert", str(source), str(path))
+    reads = f"""
+from packstore import PackedDataset
+from packstore.cli import cli
+cli.main(["info", {str(path)!r}, "--json"], standalone_mode=False)
+assert not cli.main(["verify", "-q", {str(path)!r}], standalone_mode=False)
+assert len(PackedDataset({str(path)!r}, split="val"))
+"""
+    assert json.loads(run("-c", reads))["format"] == "toy"
