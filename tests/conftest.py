@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.makers.tiers import FAST_SECONDS, SEED, assign_tiers, processor_time
+from tests.makers.tiers import FAST_SECONDS, SEED, assign_tiers, longest_first, processor_time
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -63,12 +63,13 @@ def pytest_collection(session: pytest.Session) -> None:
         session.config.args = files[first:] + files[:first]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     items.sort(key=lambda item: item.path)  # all workers have to have the same order
     assign_tiers(items)
-    # Long ones first: at the end there is always a short one for a process that has nothing to do.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    yield  # deselects
+    items[:] = longest_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     if UNTIL:
         random.Random(SEED).shuffle(items)
 

@@ -194,6 +194,7 @@ def mypy(name: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_mypy_accepts_every_keyword() -> None:
     done = mypy("every_keyword.py")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -92,6 +92,7 @@ def test_bytes_of_records(source: Path, tmp_path: Path, rng: random.Random, suff
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.sampled(1, per="suffix")
 @pytest.mark.parametrize("first", range(120))
 @pytest.mark.parametrize(("suffix", "encoding"), STORES)

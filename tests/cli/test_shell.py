@@ -125,6 +125,7 @@ def test_colours_in_a_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_no_colours_where_they_are_not_wanted(tmp_path: Path, environment: dict[str, str]) -> None:
     make_folder(tmp_path / "photos", splits=())

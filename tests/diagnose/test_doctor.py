@@ -41,6 +41,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_all_of_it_is_looked_at(report: dict[str, Any]) -> None:
     sections = report["sections"]
     assert list(sections) == ["versions", "JPEG", "GPU", "processor", "memory", "limits", "disk"]

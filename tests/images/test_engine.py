@@ -350,6 +350,7 @@ def fuzz(fuzzer: tuple[Path, list[Path]], count: int, seed: int) -> tuple[int, i
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_sanitizers_find_nothing(fuzzer: tuple[Path, list[Path]]) -> None:
     tried, accepted = fuzz(fuzzer, 10_000, SEED)
     assert tried >= 10_000

@@ -12,6 +12,7 @@ import resource
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -109,6 +110,21 @@ def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
             item.add_marker("soak")
         elif not slow and len(group) > FAST_CASES:
             item.add_marker("slow")
+
+
+def longest_first(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
+    """``items`` so that each worker begins with tests marked ``long``, and none waits for one of them at the end.
+
+    Each of pytest-xdist's workers is given an equal part of the list at first, and steals from the ends of the others'.
+    """
+    longest = [item for item in items if item.get_closest_marker("long")]
+    others = iter([item for item in items if not item.get_closest_marker("long")])
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        mine = longest[worker::workers]
+        share = (len(items) - len(ordered)) // (workers - worker)
+        ordered += [*mine, *islice(others, max(0, share - len(mine)))]
+    return [*ordered, *others]
 
 
 def _suite_of(item: pytest.Item) -> str:

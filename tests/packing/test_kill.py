@@ -45,6 +45,7 @@ def test_killed_at_random_moments_nothing_is_lost(killer: Any, case: str, overwr
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("first", range(80))
 @pytest.mark.parametrize("case", [case for case in killing.CASES if case not in killing.WRITERS])

@@ -186,8 +186,8 @@ def test_many_processes_and_threads_read_the_same(folder: Path, tmp_path: Path) 
         expected.append(" ".join(map(str, found)))
     assert len(set(expected)) == 1  # the same files, whatever the format
     command = [sys.executable, "-B", "-c", READ, *paths]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
-    assert [process.communicate()[0].splitlines() for process in running] == [expected] * 6
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate()[0].splitlines() for process in running] == [expected] * 3
 
 
 @pytest.mark.slow
@@ -378,9 +378,9 @@ def test_a_run_that_ends_while_another_looks_at_what_it_left(
 def test_of_many_converters_at_once_one_wins(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.h5"
     command = [sys.executable, "-B", "-m", "packstore", "convert", "-q", str(folder), str(out)]
-    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(5)]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     errors = [process.communicate()[1] for process in running]
-    assert sorted(process.returncode for process in running) == [0, 1, 1, 1, 1]
+    assert sorted(process.returncode for process in running) == [0, 1, 1]
     for process, error in zip(running, errors, strict=True):
         assert error.count("\n") == process.returncode
         assert process.returncode == 0 or "is being written by process" in error or "exists already" in error

@@ -98,6 +98,7 @@ def failures(counts: Counter[str], last: bool) -> Iterator[tuple[str, str, int]]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("last", [False, True])
@@ -184,6 +185,7 @@ def test_the_old_store_stays_when_the_new_one_fails(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_write_that_lies_is_never_published(

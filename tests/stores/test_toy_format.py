@@ -254,6 +254,7 @@ def test_from_the_command_line(tmp_path: Path, arguments: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_plugged_in_by_an_entry_point(tmp_path: Path) -> None:
     """As an installed distribution does it: by a line in its metadata, which is all that packstore sees of it."""
     info = tmp_path / "site" / "toy-1.0.dist-info"

@@ -35,6 +35,7 @@ def test_cifar(tmp_path: Path, encoding: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_images_and_resume(tmp_path: Path) -> None:
     packstore.convert(make_folder(tmp_path / "photos"), tmp_path / "a.lmdb")
     options = (tmp_path / "a.lmdb", "--batch-size", 3, "--size", 32, "--device", "cpu")

@@ -99,6 +99,7 @@ FACTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.sampled(fast=0)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in TEXTS]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.makers.tiers import FAST_CASES, SLOW_CASES, assign_tiers
+from tests.makers.tiers import FAST_CASES, SLOW_CASES, assign_tiers, longest_first
 
 
 class Case:
@@ -61,3 +61,18 @@ def test_each_value_has_its_share_and_another_seed_takes_other_cases() -> None:
     for found in default:
         assert sorted(kind for _, kind in found["fast"] + found["slow"]) == ["a", "a", "b", "b", "c", "c"]
     assert default[0] != default[1]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [0, 1, 5, 30])
+def test_each_worker_begins_with_what_takes_long(workers: int, count: int) -> None:
+    cases: Any = [Case(str(n), {}, *[pytest.mark.long] * (n % 4 == 3)) for n in range(count)]
+    ordered = longest_first(cases, workers)
+    assert sorted(case.name for case in ordered) == sorted(case.name for case in cases)
+    assert [case.name for case in ordered if not case.marks] == [case.name for case in cases if not case.marks]
+    start = 0
+    for worker in range(workers if count == 30 else 0):
+        share = ordered[start : start + (count - start) // (workers - worker)]
+        assert len([case for case in share if case.marks]) in (7 // workers, -(-7 // workers))
+        assert [bool(case.marks) for case in share] == sorted((bool(case.marks) for case in share), reverse=True)
+        start += len(share)

@@ -366,6 +366,7 @@ def _distributed(rank: int, path: str, address: str, queue: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_of_torch_distributed(stores: Stores, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
