@@ -72,9 +72,9 @@ def test_each_number_stands_alone(records: list[int], draw: int, count: int) -> 
 def test_the_mixing_is_a_bijection() -> None:
     # Every step is one on 32 bits; on fewer values at least nothing may collide.
     values = np.concatenate([np.arange(300_000), 2**32 - 1 - np.arange(300_000), np.arange(300_000) << 13])
-    values = np.unique(values)
+    values = np.array(sorted(set(values.tolist())))
     mixed = mix(values)
-    assert np.unique(mixed).size == values.size
+    assert len(set(mixed.tolist())) == values.size
     assert mix(5) == mix(np.array([5]))[0] == mix(torch.tensor([5]))[0]
     assert 0 <= int(mixed.min()) <= int(mixed.max()) < 2**32
 
