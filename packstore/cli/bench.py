@@ -14,6 +14,7 @@ import click
 from packstore.cli.common import (
     LocalPath,
     StorePath,
+    cache_options,
     expecting_store,
     human_bytes,
     pasted,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 @click.option("--no-tries", is_flag=True, help="Do not try other ways of packing.")
 @click.option("--plot", type=LocalPath(), metavar="FILE", help="Draw the rates: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@cache_options
 def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_json: bool, **options: Any) -> None:
     """Measure what limits training with the store at PATH on this machine, and say what would help.
 

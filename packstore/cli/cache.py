@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
-from packstore.cli.common import ByteSize, cache_options, human_bytes, quantity
-from packstore.core.errors import printable
+from packstore.cli.common import ByteSize, StorePath, cache_options, human_bytes, progress_bar, quantity
+from packstore.core.errors import StoreError, UsageError, printable
 
 
 @click.group(short_help="Look after the local copies of remote shards.")
@@ -21,12 +23,61 @@ def cache() -> None:
 
     \b
     Examples:
+      packstore cache prefetch s3://bucket/imagenet.lmdb
       packstore cache list
       packstore cache list --json | jq .used
       packstore cache clean                      all that is not in use
       packstore cache clean --keep 100GB         what was used last stays
       packstore cache list --cache /scratch/shards
     """
+
+
+@cache.command(short_help="Fetch all shards of a store.")
+@click.argument("url", type=StorePath())
+@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, metavar="N", help="Shards at a time.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print nothing.")
+@cache_options
+def prefetch(url: Path, workers: int, quiet: bool) -> None:
+    """Fetch all shards of the store at URL that are not in the cache: before training, on each machine.
+
+    Stopped, the same command goes on where it was.
+
+    \b
+    Examples:
+      packstore cache prefetch s3://bucket/imagenet.lmdb
+      packstore cache prefetch s3://bucket/imagenet.lmdb --cache /scratch/shards --cache-size 500GB
+    """
+    from packstore.core.parallel import ordered_map
+    from packstore.core.progress import Progress
+    from packstore.core.urls import UrlPath
+    from packstore.stores import open_store
+    from packstore.stores.remote.reader import RemoteReader
+
+    if not isinstance(url, UrlPath):
+        raise UsageError(f"{printable(str(url))} is on this machine; only stores at URLs are cached")
+    with closing(open_store(url)) as reader:
+        if not isinstance(reader, RemoteReader):  # one object, which is there by now
+            if not quiet:
+                click.echo(f"{printable(str(url))}: 1 object, {human_bytes(reader.nbytes or 0)}")
+            return
+        shards, budget = list(reader.head.manifest.shards or ()), reader.cache.budget
+        nbytes = sum(shard.nbytes for shard in shards)
+        if nbytes > budget:
+            raise StoreError(
+                f"the cache {printable(str(reader.cache.root))} is too small: the store needs {nbytes:,} bytes, "
+                f"it may hold {budget:,}; give it more with --cache-size or PACKSTORE_CACHE_SIZE"
+            )
+        with progress_bar(quiet) as progress:
+            done_bytes = 0
+            for number, _ in enumerate(ordered_map(reader.prefetch, range(len(shards)), workers)):
+                done_bytes += shards[number].nbytes
+                progress(Progress("fetch", number + 1, len(shards), done_bytes))
+        if not quiet:
+            counts = reader.counts
+            click.echo(
+                f"{printable(str(reader.cache.root))}: {quantity(counts.misses, 'shard')} fetched, "
+                f"{human_bytes(counts.fetched_bytes)}; {counts.hits:,} were there"
+            )
 
 
 @cache.command("list", short_help="List what is in the cache.")

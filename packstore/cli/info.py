@@ -12,6 +12,7 @@ import click
 from packstore.cli.common import (
     LocalPath,
     StorePath,
+    cache_options,
     describe_normalization,
     echo_rows,
     human_bytes,
@@ -40,6 +41,7 @@ _COUNTED_SHARDS = 100
     help="Of a store: draw classes, sizes and bytes into FILE, a .png, .svg or .pdf.",
 )  # fmt: skip
 @source_options
+@cache_options
 def info(path: Path, as_json: bool, counts: bool, plot: Path | None, **options: Any) -> None:
     """Show what the store at PATH holds: format, encoding, splits, classes, shapes, sizes, origin.
 

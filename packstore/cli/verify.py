@@ -16,6 +16,7 @@ from packstore.cli.common import (
     PluginChoice,
     StorePath,
     array_options,
+    cache_options,
     expecting_store,
     human_bytes,
     pasted,
@@ -59,6 +60,7 @@ _LISTED_OF_ANOTHER = 5
 @click.option("--decoder", default="auto", show_default=True, metavar="NAME", help="Decoder, as for convert.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar; print problems only.")
+@cache_options
 def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     """Check the store at PATH: structure, manifest, digests, and the checksum of every record.
 

@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 
 from packstore.cache import Cache
+from packstore.cli.common import human_bytes
+from packstore.core.urls import UrlPath, location
+from packstore.stores import open_store
+from packstore.stores.remote.publish import upload_store
+from packstore.testing.records import make_records, write
 from tests.makers.command import run
 
 
@@ -51,6 +56,45 @@ def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
         done = run("cache", command, "--cache", tmp_path / "none", "--cache-size", "1GB")
         assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'none'}: {said}\n")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.fixture
+def there(s3: str, tmp_path: Path) -> str:
+    """A store of several shards in S3."""
+    write(tmp_path / "x.h5", make_records("ragged", 12), shard_size=4000)
+    url = location(f"{s3}/x.h5")
+    assert isinstance(url, UrlPath)
+    upload_store(tmp_path / "x.h5", url)
+    return str(url)
+
+
+@pytest.mark.slow
+def test_prefetch(there: str, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache", 10**6)
+    with open_store(tmp_path / "x.h5") as reader:
+        assert reader.manifest.shards is not None
+        shards = list(reader.manifest.shards)
+    options = (there, "--cache", cache.root, "--cache-size", "1MB")
+    done = run("cache", "prefetch", *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{cache.root}: {len(shards)} shards fetched, ")
+    assert done.stdout.endswith("; 0 were there\n")
+    assert {(entry.name, entry.nbytes) for entry in cache.entries()} == {(each.digest, each.nbytes) for each in shards}
+    (cache.root / "whole" / shards[0].digest).unlink()
+    done = run("cache", "prefetch", *options)
+    assert f"1 shard fetched, {human_bytes(shards[0].nbytes)}; {len(shards) - 1} were there" in done.stdout
+    assert run("cache", "prefetch", *options, "-q").stdout == ""
+    total = sum(each.nbytes for each in shards)
+    done = run("cache", "prefetch", there, "--cache", tmp_path / "small", "--cache-size", f"{total - 1}B")
+    assert done.returncode == 1
+    assert f"the store needs {total:,} bytes, it may hold {total - 1:,}; give it more with" in done.stderr
+    assert not (tmp_path / "small").exists()
+
+
+def test_what_is_on_this_machine_is_not_cached(tmp_path: Path) -> None:
+    done = run("cache", "prefetch", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is on this machine; only stores at URLs are cached" in done.stderr
 
 
 def test_options_come_before_the_environment(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
