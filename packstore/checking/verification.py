@@ -11,10 +11,11 @@ from packstore.checking.against import Comparison
 from packstore.checking.store_check import StoreCheck, key_of
 from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
-from packstore.core.files import check_paths
+from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
+from packstore.core.urls import UrlPath, location
 from packstore.images.decoders import Decoder, get_decoder
 from packstore.images.seekable import check_index
 from packstore.images.sniff import MAX_PIXELS
@@ -149,9 +150,12 @@ def verify(
         decoder=decoder,
         max_pixels=max_pixels,
     )
-    check_paths(options.against, options.labels)
-    if options.against is not None and not os.path.lexists(options.against):  # said now, not after all has been read
-        raise UsageError(f"{printable(os.fsdecode(options.against))}: no such file or directory")
+    refuse_empty(options.against)
+    check_paths(options.labels)
+    against = None if options.against is None else location(options.against)
+    # Said now, and not after all has been read.
+    if against is not None and not isinstance(against, UrlPath) and not os.path.lexists(against):
+        raise UsageError(f"{printable(str(against))}: no such file or directory")
     with open_store(path) as reader, progress_callback(progress) as report:
         return _Verification(reader, options, report).run()
 
@@ -180,7 +184,7 @@ class _Verification:
         damage = self.problem_count
         if options.against is not None:
             checks.append(f"compared with {printable(os.fsdecode(options.against))}")
-            self.against(Path(options.against))
+            self.against(location(options.against))
         return VerifyReport(
             self.reader.path,
             manifest,

@@ -10,8 +10,8 @@ import click
 from packstore.cli.colour import bold, yellow
 from packstore.cli.common import (
     ByteSize,
-    LocalPath,
     PixelCount,
+    StorePath,
     human_bytes,
     pasted,
     progress_bar,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Put more records into a store.")
-@click.argument("store", type=LocalPath())
-@click.argument("source", type=LocalPath())
+@click.argument("store", type=StorePath())
+@click.argument("source", type=StorePath())
 @click.option(
     "--split", metavar="NAME", help="Take this split of SOURCE; if it has none, put its records into this one of STORE."
 )

@@ -14,6 +14,7 @@ from packstore.cli.common import (
     ByteSize,
     LocalPath,
     PluginChoice,
+    StorePath,
     expecting_store,
     human_bytes,
     pasted,
@@ -22,6 +23,7 @@ from packstore.cli.common import (
 )
 from packstore.core.errors import printable
 from packstore.core.registry import EXPORTS
+from packstore.core.urls import UrlPath
 
 if TYPE_CHECKING:
     from packstore.exports.plan import ExportPlan
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Write a store in a format of others.")
-@click.argument("store", type=LocalPath())
+@click.argument("store", type=StorePath())
 @click.argument("dest", type=LocalPath())
 @click.option(
     "--to",
@@ -62,6 +64,7 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
       packstore export imagenet.lmdb shards/ --to webdataset --shard-size 500MB
       packstore export pixels.h5 images/ --to imagefolder --encode png
       packstore convert shards/ again.lmdb
+      packstore export s3://bucket/imagenet.lmdb imagenet.zip
     """
     from packstore.core.errors import UsageError
     from packstore.exports.plan import ExportOptions, plan_export
@@ -69,7 +72,7 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
 
     started = time.monotonic()
     with progress_bar(quiet) as progress, ExitStack() as stack:
-        if not store.exists():
+        if not isinstance(store, UrlPath) and not store.exists():
             raise UsageError(f"{printable(str(store))}: no such file or directory")
         with expecting_store(store):
             plan = plan_export(store, dest, ExportOptions(**options), stack)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.colour import bold, yellow
-from packstore.cli.common import LocalPath, PluginChoice, human_bytes, pasted, progress_bar, quantity
+from packstore.cli.common import PluginChoice, StorePath, human_bytes, pasted, progress_bar, quantity
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Make one store of several.")
-@click.argument("stores", nargs=-1, required=True, type=LocalPath())
-@click.option("-o", "--out", "destination", required=True, type=LocalPath(), help="The new store.")
+@click.argument("stores", nargs=-1, required=True, type=StorePath())
+@click.option("-o", "--out", "destination", required=True, type=StorePath(), help="The new store.")
 @click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of OUT.")
 @click.option(
     "--on-duplicate", type=click.Choice(["raise", "skip", "unchecked"]), default="raise", show_default=True,
@@ -41,6 +41,7 @@ def merge(stores: tuple[Path, ...], destination: Path, dry_run: bool, quiet: boo
       packstore merge monday.lmdb tuesday.lmdb -o week.lmdb
       packstore merge a/ b/ c/ -o all.lmdb --on-duplicate skip
       packstore merge a.h5 b.h5 -o both.h5 --dry-run
+      packstore merge a.lmdb b.lmdb -o s3://bucket/both.lmdb
     """
     from packstore.packing.merge import MergeOptions, plan_merge, run_composition
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from packstore.cli.common import ByteSize, Kinds, LocalPath, PluginChoice, progress_bar
+from packstore.cli.common import ByteSize, Kinds, LocalPath, PluginChoice, StorePath, progress_bar
 from packstore.cli.merge import describe_plan, describe_report
 from packstore.core.registry import FORMATS
 
@@ -35,8 +35,8 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
 
 
 @click.command(short_help="Make a new store of some records of a store.")
-@click.argument("store", type=LocalPath())
-@click.option("-o", "--out", "destination", required=True, type=LocalPath(), help="The new store.")
+@click.argument("store", type=StorePath())
+@click.option("-o", "--out", "destination", required=True, type=StorePath(), help="The new store.")
 @click.option("--where", metavar="CONDITION", help="Which records, e.g. 'label in (cat, dog) and split == train'.")
 @click.option("--per-class", type=click.IntRange(1), metavar="N", help="At most N records of each class, at random.")
 @click.option("--sample", type=click.IntRange(1), metavar="N", help="N records at random.")
@@ -74,6 +74,7 @@ def select(store: Path, destination: Path, dry_run: bool, quiet: bool, **options
       packstore select all.lmdb -o split.lmdb --split train=0.9,val=0.1 --stratify
       packstore select all.lmdb -o coarse.lmdb --relabel names.csv
       packstore select all.lmdb -o a.lmdb --drop audit.json --drop-kinds leakage
+      packstore select all.lmdb -o s3://bucket/all.lmdb
     """
     from packstore.packing.merge import run_composition
     from packstore.packing.select import SelectOptions, plan_select

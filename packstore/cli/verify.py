@@ -44,7 +44,7 @@ _LISTED_OF_ANOTHER = 5
 )  # fmt: skip
 @click.option("--decode", is_flag=True, help="Also decode every image in full.")
 @click.option(
-    "--against", type=LocalPath(), metavar="SOURCE",
+    "--against", type=StorePath(), metavar="SOURCE",
     help="Also compare images, labels, keys and splits with the source, or with another store.",
 )  # fmt: skip
 @click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels file of --against, as for convert.")

@@ -13,7 +13,7 @@ from xxhash import xxh3_128_hexdigest
 from packstore import __version__
 from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
-from packstore.core.files import check_paths
+from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.plainjson import canonical
 from packstore.core.registry import EXPORTS
@@ -112,7 +112,8 @@ class ExportPlan:
 
 def plan_export(path: Path, destination: Path, options: ExportOptions, stack: ExitStack) -> ExportPlan:
     """What is to be done for :func:`packstore.export`. Writes nothing; ``stack`` closes the store."""
-    check_paths(path, destination)
+    refuse_empty(path)
+    check_paths(destination)
     kind = _resolve_kind(destination, options.to)
     if options.shard_bytes is not None and (kind.one_file or kind.shard_bytes is None):
         why = "is one file" if kind.one_file else "has a file for each image"

@@ -15,11 +15,12 @@ import numpy as np
 
 from packstore.core.checksums import image_checksum, joined_records_digest, records_digest, row_checksum
 from packstore.core.errors import SampleError, printable
-from packstore.core.files import check_paths, sync_file_system, sync_tree, writing
+from packstore.core.files import check_paths, refuse_empty, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Column, Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
 from packstore.core.sheet import ROWS, Shard, Sheet, row_line
+from packstore.core.urls import location
 from packstore.exports.base import Export, Record
 from packstore.exports.plan import ExportOptions, ExportPlan, check_space, plan_export, value_columns
 from packstore.exports.recoding import image_of
@@ -85,7 +86,7 @@ def export(
     it is complete; a run that was killed is gone on with, shard by shard.
 
     Args:
-        store: The store. It stays as it is.
+        store: The store, or its URL. It stays as it is.
         destination: A new folder or file; its suffix chooses the kind (``.zip``).
         to: The kind instead of going by the suffix, such as ``webdataset``.
         encode: Make image files of a store's pixels: ``png`` without loss, or ``jpeg``; of a store of files, new ones.
@@ -118,9 +119,10 @@ def export(
         workers=workers,
     )
     started = time.monotonic()
-    check_paths(store, destination)
+    refuse_empty(store)
+    check_paths(destination)
     with progress_callback(progress) as report, ExitStack() as stack:
-        plan = plan_export(Path(store), Path(destination), options, stack)
+        plan = plan_export(location(store), Path(destination), options, stack)
         return run_export(plan, report, started)
 
 

@@ -15,10 +15,12 @@ from typing import Literal
 import numpy as np
 
 from packstore.core.errors import DestinationError, printable
-from packstore.core.files import check_paths
+from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Column, Manifest, Skipped
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
+from packstore.core.urls import UrlPath, location
 from packstore.images.sniff import MAX_PIXELS
+from packstore.objects import open_objects
 from packstore.packing.append_plan import (
     AppendOptions,
     AppendPlan,
@@ -28,10 +30,12 @@ from packstore.packing.append_plan import (
     request_of,
     shard_bytes,
 )
+from packstore.packing.composing import manifests_of
 from packstore.packing.conversion import run_plan
 from packstore.packing.copying import copy_records
 from packstore.packing.merge import renumbering
 from packstore.packing.plan import counted_options
+from packstore.packing.stand_in import stand_in
 from packstore.sources.store import StoreSource
 from packstore.stores import create_store, open_store
 from packstore.stores.base import Reader
@@ -40,8 +44,13 @@ from packstore.stores.builder.growth import grow
 from packstore.stores.builder.work_directory import ADDED, KEPT, WorkDirectory, work_path
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import remove_unfinished
+from packstore.stores.remote.head import RemoteHead, published_head
+from packstore.stores.remote.publish import LostRaceError, publish
 
 _log = logging.getLogger(__name__)
+
+_TRIES = 20
+"""How often an append to a URL is planned anew because others appended meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -101,7 +110,8 @@ def append(
     whose first shard is that file. Classes that the store does not have get the next numbers.
 
     Args:
-        store: The store.
+        store: The store, or its URL. Of several that append to a URL at once, one is first, and the others read the
+            store again and go on behind it.
         source: What :func:`packstore.convert` takes. The shards of a store with the same encoding are linked.
         split: Only this split of ``source``; where that has no splits, the split of the store that its records go to.
         source_kind: Kind of the source instead of recognising it.
@@ -146,9 +156,10 @@ def append(
         max_pixels=max_pixels,
     )
     started = time.monotonic()
-    check_paths(store, source, labels)
+    refuse_empty(store, source, labels)
+    check_paths(labels)
     with progress_callback(progress) as report:
-        return append_source(Path(store), Path(source), options, report, started)
+        return append_source(location(store), location(source), options, report, started)
 
 
 def append_source(
@@ -156,7 +167,9 @@ def append_source(
 ) -> AppendReport:
     """See :func:`append`."""
     started = time.monotonic() if started is None else started
-    check_paths(store, source)
+    refuse_empty(store, source)
+    if isinstance(store, UrlPath):
+        return _append_at_url(store, source, options, progress, started)
     read_manifest(store)  # so that nothing is made where there is no store
     if store.is_symlink():  # by its two names, two processes would write to it at once
         raise DestinationError(f"{printable(str(store))} is a symbolic link; name the path that it points to")
@@ -168,7 +181,7 @@ def append_source(
             return AppendReport(store, read_manifest(store), {}, 0, (), 0, 0, time.monotonic() - started)
         plan = plan_append(store, source, options, progress, work.path / ADDED)
         with closing(plan.source):
-            report = _run(plan, work, progress, started)
+            report = _run(plan, _pack(plan, work, progress), work, progress, started)
     except BaseException:
         if work_path(work.path / ADDED).exists():  # another run can go on from there
             work.release()
@@ -178,11 +191,46 @@ def append_source(
     return report
 
 
-def _run(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback, started: float) -> AppendReport:
-    manifest, store = plan.manifest, plan.store
-    added: Parts | None = None
-    other: Manifest | None = None
+def _append_at_url(
+    url: UrlPath, source: Path, options: AppendOptions, progress: ProgressCallback, started: float
+) -> AppendReport:
+    """As :func:`append_source`. What is to be added is packed on this machine; of all else, only the keys are read."""
+    with stand_in(url) as (_, work):
+        before: tuple[AppendPlan, _Packed] | None = None
+        for _ in range(_TRIES):
+            head = published_head(url)
+            plan = plan_append(url, source, options, progress, work.path / ADDED)
+            with closing(plan.source):
+                if plan.manifest.digest != head.manifest.digest:
+                    continue
+                packed = before[1] if before is not None and _packs_alike(before[0], plan) else None
+                packed = packed or _pack(plan, work, progress)
+                before = plan, packed
+                try:
+                    return _run(plan, packed, work, progress, started, head)
+                except LostRaceError as error:
+                    _log.info("%s: what is there now is read first", error)
+    raise DestinationError(f"{url} was changed by others {_TRIES} times while this was appended; append again")
+
+
+def _packs_alike(plan: AppendPlan, other: AppendPlan) -> bool:
+    """Whether what was packed for a plan is what another, for a later version of the store, would pack."""
+    columns = [[column.declared for column in each.columns] for each in (plan, other)]
+    same = plan.way == other.way != "link" and columns[0] == columns[1]
+    return same and (plan.left_out, plan.added) == (other.left_out, other.added)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """What is added to a store, packed as a store of its own: its shards, its manifest, and what was left out. None
+    where nothing is added."""
+
+    parts: Parts | None
+    manifest: Manifest | None
     skipped: tuple[Skipped, ...] = ()
+
+
+def _pack(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback) -> _Packed:
     remove_unfinished(work.path / KEPT)
     if os.path.lexists(work.path / ADDED):
         if plan.conversion is not None:
@@ -190,19 +238,30 @@ def _run(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback, star
         remove_unfinished(work.path / ADDED)
     if plan.conversion is not None:
         report = run_plan(plan.conversion, progress)
-        other, skipped = report.manifest, report.skipped
-        added = parts_of(work.path / ADDED, other)
-    elif plan.added and isinstance(plan.source, StoreSource):
-        other = plan.source.manifest
-        if plan.way == "link":
-            added = linked_parts(plan, other)
-        else:
-            other = _copy(plan, plan.source.reader, work.path / ADDED, progress)
-            added = parts_of(work.path / ADDED, other)
-        skipped = other.skipped
+        return _Packed(parts_of(work.path / ADDED, report.manifest), report.manifest, report.skipped)
+    if not plan.added or not isinstance(plan.source, StoreSource):
+        return _Packed(None, None)
+    other = plan.source.manifest
+    if plan.way == "link":
+        return _Packed(linked_parts(plan, other), other, other.skipped)
+    other = _copy(plan, plan.source.reader, work.path / ADDED, progress)
+    return _Packed(parts_of(work.path / ADDED, other), other, other.skipped)
+
+
+def _run(
+    plan: AppendPlan,
+    packed: _Packed,
+    work: WorkDirectory,
+    progress: ProgressCallback,
+    started: float,
+    there: RemoteHead | None = None,
+) -> AppendReport:
+    """Puts what is packed into the store. ``there`` is the store's head, where it is at a URL."""
+    manifest, store = plan.manifest, plan.store
+    added, other, skipped = packed.parts, packed.manifest, packed.skipped
     if added is None or other is None:
         return AppendReport(store, manifest, {}, plan.duplicates, (), 0, 0, time.monotonic() - started)
-    own = parts_of(store, manifest)
+    own = parts_of(store, manifest, None if there is None else [f"{store}/{name}" for name in there.shards])
     first_new = int(own.rows["number"].max()) + 1
     order = [split.name for split in manifest.splits]
     parts, rewritten = _joined(own, added, first_new).by_split(order), 0
@@ -224,7 +283,10 @@ def _run(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback, star
         versions=_versions(manifest, other),
     )
     progress(Progress("publish", 0, 1, 0))
-    grow(work, store, manifest, head, parts, first_new, plan.request)
+    if there is None:
+        grow(work, store, manifest, head, parts, first_new, plan.request)
+    else:
+        publish(open_objects(store), head, parts, there.version or 0, progress)
     counts = Counter[str]()
     for name, count in (run for runs in added.runs for run in runs):
         counts[name] += count
@@ -298,6 +360,8 @@ def _write_again(
             sharded=True,
         ) as builder,
     ):
+        if reader.manifest.digest != manifest.digest:
+            raise LostRaceError(f"{printable(str(plan.store))} was changed by somebody else meanwhile; append again")
         for number in mixed:
             start = ends[number] - int(own.rows["records"][number])
             for name, count in own.runs[number]:
@@ -334,7 +398,7 @@ def _nbytes(other: Manifest, column: Column, added: Parts, plan: AppendPlan) -> 
     if int(added.rows["records"].sum()) == other.records:
         return whole
     assert isinstance(plan.source, StoreSource)
-    return sum(read_manifest(Path(place)).column(column.name).nbytes for place in added.places)
+    return sum(part.column(column.name).nbytes for part in manifests_of(added, other.format))
 
 
 def _versions(manifest: Manifest, other: Manifest) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.sizes import parse_bytes
+from packstore.core.urls import UrlPath
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.added_source import AddedSource
 from packstore.packing.keys import StoreKeys, repeated_keys
@@ -106,7 +108,7 @@ def plan_append(
     """Examines both and writes nothing; the caller closes the plan's source. See :func:`append` for errors.
 
     ``place`` is where the samples are to be packed to; None for a dry run."""
-    if source.resolve() == store.resolve():
+    if source.resolve() == store.resolve():  # of a URL it is the URL
         raise UsageError(f"{printable(str(store))} cannot be appended to itself")
     manifest = read_manifest(store)
     opened = _open(source, options)
@@ -137,7 +139,8 @@ def plan_append(
         if other is not None and _alike(plan, other):
             nbytes = sum(column.nbytes for column in other.columns) * found.records // other.records
             return replace(plan, way="copy", estimate_bytes=nbytes)
-        where = store.parent / f".{store.name}.added" if place is None else place
+        beside = Path(tempfile.gettempdir()) if isinstance(store, UrlPath) else store.parent
+        where = beside / f".{store.name}.added" if place is None else place
         conversion = plan_of(wrapped, where, _convert_options(plan), progress)
         _refuse_other_columns(plan, conversion)
         return replace(plan, conversion=conversion, estimate_bytes=conversion.estimate_bytes)
@@ -238,10 +241,13 @@ def linked_parts(plan: AppendPlan, other: Manifest) -> Parts | None:
     chosen = _taken_parts(plan, other)
     if chosen is None:
         return None
-    added = parts_of(plan.source.path, other).take(chosen)
+    if isinstance(plan.source.path, UrlPath) and other.shards is None:
+        return None  # nobody knows its digest
+    assert isinstance(plan.source, StoreSource)
+    added = parts_of(plan.source.path, other, plan.source.reader.places()).take(chosen)
     runs = [tuple((plan.split_of(name), count) for name, count in runs) for runs in added.runs]
     added = replace(added, runs=runs)
-    own = parts_of(plan.store, plan.manifest)
+    own = parts_of(plan.store, plan.manifest)  # of which only the splits count
     # A shard of the store that holds several splits is written again, as one for each.
     each = own.take([number for number, runs in enumerate(own.runs) for _ in runs])
     each = replace(each, runs=[(run,) for runs in own.runs for run in runs])

@@ -15,7 +15,10 @@ from packstore.core.files import sync_file_system, writing
 from packstore.core.manifest import Column, Manifest, Origin
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.registry import FORMATS
+from packstore.core.urls import UrlPath, location
+from packstore.objects import open_objects
 from packstore.packing.copying import copy_records
+from packstore.packing.stand_in import stand_in
 from packstore.stores import StoreBuilder, create_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import Parts, head_of, link_parts, no_parts, parts_of
@@ -24,6 +27,8 @@ from packstore.stores.builder.read_back import write_head
 from packstore.stores.builder.work_directory import KEPT
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import owned_files, remove_unfinished
+from packstore.stores.remote.publish import check_destination, upload_store
+from packstore.stores.remote.transfer import shard_manifest
 
 _NO_LIMIT = 1 << 60
 
@@ -137,11 +142,20 @@ class Composition:
 
     def write(self, progress: ProgressCallback) -> Manifest:
         """Makes the store. Raises :class:`CorruptRecordError` for a record that is damaged where it is."""
+        if isinstance(self.destination, UrlPath):
+            return self._upload(self.destination, progress)
         self.check()
         if not self.linked_shards:
             with self._builder(self.destination, overwrite=self.overwrite, sharded=self.sharded) as builder:
                 return self._copy(builder, progress)
         return self._link(progress)
+
+    def _upload(self, url: UrlPath, progress: ProgressCallback) -> Manifest:
+        """Makes the store on this machine, and puts it to a URL."""
+        check_destination(open_objects(url), overwrite=self.overwrite)  # before anything is copied
+        with stand_in(url) as (path, _):
+            replace(self, destination=path).write(progress)
+            return upload_store(path, url, overwrite=self.overwrite, progress=progress)
 
     def _builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
         return create_store(
@@ -223,7 +237,7 @@ class Composition:
                     yield column.name, whole.column(column.name).nbytes
                 else:
                     if sizes is None:
-                        sizes = _ragged_sizes(whole, [place for piece in pieces for place in piece.parts.places])
+                        sizes = _ragged_sizes(whole, [piece.parts for piece in pieces])
                     yield column.name, sizes[column.name]
 
     def _in_order(self, fresh: Parts) -> Parts:
@@ -249,8 +263,13 @@ class Composition:
         )
 
 
-def _ragged_sizes(whole: Manifest, places: Sequence[str]) -> dict[str, int]:
+def _ragged_sizes(whole: Manifest, taken_parts: Sequence[Parts]) -> dict[str, int]:
     """Bytes of each ragged column in some shards of a store, by the manifests of these or of all others."""
+    places = [place for parts in taken_parts for place in parts.places]
+    if isinstance(location(places[0]), UrlPath):
+        manifests = [manifest for parts in taken_parts for manifest in manifests_of(parts, whole.format)]
+        ragged = [column.name for column in whole.columns[1:] if column.kind == "ragged"]
+        return {name: sum(manifest.column(name).nbytes for manifest in manifests) for name in ragged}
     taken = set(places)
     directory = Path(places[0]).parent
     others = [place for name in (whole.shards.names() if whole.shards else ())
@@ -263,6 +282,16 @@ def _ragged_sizes(whole: Manifest, places: Sequence[str]) -> dict[str, int]:
         if column.kind == "ragged"
         for read in [sum(manifest.column(column.name).nbytes for manifest in manifests)]
     }
+
+
+def manifests_of(parts: Parts, format: str) -> Iterator[Manifest]:
+    """The manifests of shards, of which those at a URL are fetched into the cache for it."""
+    for row, place in zip(parts.rows, parts.places, strict=True):
+        path = location(place)
+        if isinstance(path, UrlPath):
+            yield shard_manifest(path, row["digest"].tobytes().hex(), int(row["nbytes"]), format)
+        else:
+            yield read_manifest(path)
 
 
 def origin_of(readers: Sequence[Reader]) -> Origin:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from packstore.core.arguments import true_or_false
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import check_paths
+from packstore.core.files import refuse_empty
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
+from packstore.core.urls import location
 from packstore.packing.composing import Composition, Copied, Linked, Piece, origin_of
 from packstore.packing.copying import new_numbers
 from packstore.packing.keys import repeated_keys, some_of
@@ -87,8 +88,9 @@ def merge(
     numbers of classes; what remains is copied, record by record and unchanged.
 
     Args:
-        stores: Two or more stores of one encoding, with the same columns in any order; the first's is kept.
-        destination: Where the new store goes; its suffix chooses the format.
+        stores: Paths or URLs of two or more stores of one encoding, with the same columns in any order; the first's
+            is kept.
+        destination: Where the new store goes, a path or a URL; its suffix chooses the format.
         format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the suffix.
         on_duplicate: What to do with a key that an earlier store has: ``raise``, or ``skip`` the record. ``unchecked``
             reads no keys, for a caller who knows that all differ.
@@ -106,9 +108,9 @@ def merge(
     started = time.monotonic()
     if isinstance(stores, str | os.PathLike):
         raise UsageError(f"merge takes a list of stores, got {os.fspath(stores)!r}")
-    check_paths(*stores, destination)
+    refuse_empty(*stores, destination)
     with progress_callback(progress) as report, ExitStack() as stack:
-        plan, duplicates = plan_merge([Path(store) for store in stores], Path(destination), options, stack)
+        plan, duplicates = plan_merge([*map(location, stores)], location(destination), options, stack)
         return run_composition(plan, report, started, duplicates)
 
 
@@ -128,7 +130,7 @@ def plan_merge(
     stores."""
     if len(paths) < 2:
         raise UsageError("merge takes two stores or more")
-    check_paths(*paths, destination)
+    refuse_empty(*paths, destination)
     for path in paths:
         refuse_inside(destination, path)
     format = resolve_format(destination, options.format)
@@ -225,9 +227,10 @@ def _duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
 def _linkable(reader: Reader, format: str, columns: Sequence[Column], left_out: set[str]) -> Parts | None:
     """The shards of a store, where they can be taken as they are: each holds one split."""
     manifest = reader.manifest
-    if manifest.format != format or left_out or not same_columns(manifest.columns, columns):
+    one_object = manifest.shards is None and reader.nbytes is not None  # whose digest nobody knows
+    if manifest.format != format or left_out or one_object or not same_columns(manifest.columns, columns):
         return None
-    parts = parts_of(reader.path, manifest)
+    parts = parts_of(reader.path, manifest, reader.places())
     return parts if all(len(runs) == 1 for runs in parts.runs) else None
 
 

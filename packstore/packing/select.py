@@ -21,12 +21,13 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import check_paths
+from packstore.core.files import check_paths, refuse_empty
 from packstore.core.findings import DROPPED, records_to_drop
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
 from packstore.core.sizes import parse_bytes
+from packstore.core.urls import location
 from packstore.packing.composing import Composition, Copied, Linked, Piece, origin_of
 from packstore.packing.merge import MergeReport, refuse_inside, run_composition, shard_size_of
 from packstore.packing.plan import counted_options, resolve_format
@@ -113,8 +114,8 @@ def select(
     """Makes a new store of some records of a store; records are copied unchanged, whole shards are linked.
 
     Args:
-        store: The store. It stays as it is.
-        destination: Where the new store goes; its suffix chooses the format.
+        store: The store, or its URL. It stays as it is.
+        destination: Where the new store goes, a path or a URL; its suffix chooses the format.
         where: Which records, see :mod:`packstore.packing.where`: ``label in (cat, dog) and split == train``.
         sample: How many of them, drawn at random.
         per_class: At most how many of each class, drawn at random before ``sample``.
@@ -158,9 +159,10 @@ def select(
         overwrite=overwrite,
     )
     started = time.monotonic()
-    check_paths(store, destination, options.drop)
+    refuse_empty(store, destination)
+    check_paths(options.drop)
     with progress_callback(progress) as report, ExitStack() as stack:
-        plan = plan_select(Path(store), Path(destination), options, stack, report)
+        plan = plan_select(location(store), location(destination), options, stack, report)
         return run_composition(plan, report, started)
 
 
@@ -168,7 +170,7 @@ def plan_select(
     path: Path, destination: Path, options: SelectOptions, stack: ExitStack, progress: ProgressCallback
 ) -> Composition:
     """What is to be done for :func:`select`. Writes nothing; ``stack`` closes the store."""
-    check_paths(path, destination)
+    refuse_empty(path, destination)
     refuse_inside(destination, path)
     format = resolve_format(destination, options.format)
     reader = stack.enter_context(open_store(path))
@@ -180,7 +182,9 @@ def plan_select(
     else:
         chosen = _chosen(reader, where, gone, options, progress)
         link = manifest.format == format and columns == manifest.columns and options.shard_size is None
-        pieces = _pieces(reader, chosen, parts_of(path, manifest) if link and manifest.shards else None, labels)
+        pieces = _pieces(
+            reader, chosen, parts_of(path, manifest, reader.places()) if link and manifest.shards else None, labels
+        )
     kept = sum(piece.count for piece in pieces)
     counted = {} if kept == len(reader) else dict.fromkeys(counted_options(manifest))
     base = replace(
@@ -445,7 +449,7 @@ def _whole_shards(reader: Reader, where: Where | None, options: SelectOptions, f
         raise UsageError(f"whole shards can only be taken of a directory of shards, in its own format; {shown} is none")
     if where is not None and not where.columns <= {"split"}:
         raise UsageError("with whole shards a condition can only ask for splits: split == train")
-    parts = parts_of(reader.path, manifest)
+    parts = parts_of(reader.path, manifest, reader.places())
     mixed = next((i for i, runs in enumerate(parts.runs) if len(runs) > 1), None)
     if mixed is not None:
         raise UsageError(f"{manifest.shards.name(mixed)} holds records of several splits; leave whole shards out")

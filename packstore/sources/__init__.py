@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, SourceError, UsageError, printable
-from packstore.core.files import check_paths
+from packstore.core.files import check_paths, refuse_empty, url_in
 from packstore.core.manifest import Manifest
 from packstore.core.registry import SOURCES
+from packstore.core.urls import UrlPath, location
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import annotated
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
@@ -44,7 +45,7 @@ def open_source(
     """Opens the source at ``path``.
 
     Args:
-        path: A file or directory.
+        path: A file or directory; or the URL of a store.
         kind: The name of its kind, one of :data:`packstore.core.registry.SOURCES`; None recognises it. A name decides
             where a folder is ambiguous: ``imagefolder`` takes all top folders as classes where some look like splits
             and others hold images as well.
@@ -60,12 +61,13 @@ def open_source(
 
     Raises:
         AmbiguousSourceError: Something annotates the images that no kind reads, and ``kind`` is None.
-        UsageError: A URL, an unknown kind, labels for a kind that has its own, or names of arrays for a kind that has
-            none.
+        UsageError: A URL of anything but a store, an unknown kind, labels for a kind that has its own, or names of
+            arrays for a kind that has none.
         SourceError: There is nothing at ``path``, or nothing of a known kind.
     """
-    check_paths(path, labels)
-    place = Path(path)
+    refuse_empty(path)
+    check_paths(labels)
+    place = location(path)
     options = SourceOptions(
         labels=None if labels is None else Path(labels),
         max_pixels=max_pixels,
@@ -78,6 +80,11 @@ def open_source(
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):
         raise _takes_not(named, options)
+    if isinstance(place, UrlPath):
+        if named is not None and named.name != "store":
+            raise UsageError(url_in(place) or "")
+        store: Kind = SOURCES["store"]
+        return store.open(place, options)
     try:
         place.stat()
     except (OSError, ValueError) as error:

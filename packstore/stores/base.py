@@ -239,6 +239,10 @@ class Reader(ABC):
         """The first record of each of :meth:`parts`."""
         return np.zeros(1, np.int64)
 
+    def places(self) -> list[str]:
+        """Where each of :meth:`parts` lies: a path, or at a URL the object with its data."""
+        return [str(self.path)]
+
     @property
     def unchecked(self) -> Reader:
         """A reader of the same open files that compares nothing with checksums; this one where it does not either."""

@@ -74,6 +74,9 @@ class CheckedReader(Reader):
     def part_starts(self) -> NDArray[np.int64]:
         return self._reader.part_starts
 
+    def places(self) -> list[str]:
+        return self._reader.places()
+
     @property
     def unchecked(self) -> Reader:
         return self._reader

@@ -134,6 +134,9 @@ class ShardedReader(Reader):
     def part_starts(self) -> NDArray[np.int64]:
         return self._table.starts[:-1]
 
+    def places(self) -> list[str]:
+        return [f"{self.path}/{name}" for name in self._table.names()]
+
     def key(self, index: int) -> str:
         reader, local = self._locate(index)
         return reader.key(local)

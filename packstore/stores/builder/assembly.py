@@ -23,7 +23,9 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest, Skipped, Split
 from packstore.core.registry import FORMATS
 from packstore.core.shards import TABLE_ROW, Shard, ShardTable, rows_of, shard_name
+from packstore.core.urls import UrlPath, location
 from packstore.stores.format import Format
+from packstore.stores.remote.transfer import download
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
@@ -37,7 +39,7 @@ class Parts:
 
     Attributes:
         rows: :data:`packstore.core.shards.TABLE_ROW`, one a shard; its number is the one it has where it lies.
-        places: Path of each shard.
+        places: Path of each shard; or its URL, where it is to be fetched from.
         runs: The splits of each, in order; ``""`` is the split of a store that has none.
     """
 
@@ -102,8 +104,11 @@ def no_parts() -> Parts:
     return Parts(np.zeros(0, TABLE_ROW), [], [])
 
 
-def parts_of(path: Path, manifest: Manifest) -> Parts:
-    """The shards of a store; one that is a single file is its own only shard, and is read once for its SHA-256."""
+def parts_of(path: Path, manifest: Manifest, places: list[str] | None = None) -> Parts:
+    """The shards of a store; one that is a single file is its own only shard, and is read once for its SHA-256.
+
+    ``places`` is where its shards lie, see :meth:`packstore.stores.base.Reader.places`; None for those of a store on
+    this machine."""
     if manifest.shards is None:
         format: Format = FORMATS[manifest.format]
         nbytes, digest = file_digest(format.data_file(path))
@@ -113,7 +118,8 @@ def parts_of(path: Path, manifest: Manifest) -> Parts:
         return Parts(rows, [os.fspath(path)], [_runs(manifest.splits, 0, manifest.records)])
     starts = manifest.shards.starts.tolist()
     runs = [_runs(manifest.splits, *edges) for edges in pairwise(starts)]
-    return Parts(manifest.shards.table, [f"{path}/{name}" for name in manifest.shards.names()], runs)
+    places = [f"{path}/{name}" for name in manifest.shards.names()] if places is None else places
+    return Parts(manifest.shards.table, places, runs)
 
 
 def _runs(splits: Sequence[Split], start: int, stop: int) -> tuple[Run, ...]:
@@ -167,19 +173,25 @@ def head_of(
 
 
 def link_parts(parts: Parts, directory: Path, format: Format, made: list[Path] | None = None) -> int:
-    """Gives each shard its name in ``directory`` too: by a link, or a copy where links cannot be.
+    """Gives each shard its name in ``directory`` too: by a link, or a copy where links cannot be and of a URL.
 
     ``made`` gets each name as it is made. Returns how many were copied. Raises :class:`FileExistsError` for a name that
     is taken, and :class:`OSError`."""
     copied, suffix, inner = 0, format.suffixes[0], format.files[:1]
     root = os.fspath(directory)
-    for number, place in zip(parts.rows["number"].tolist(), parts.places, strict=True):
+    digests = (bytes(digest).hex() for digest in parts.rows["digest"].tolist())
+    for number, place, digest in zip(parts.rows["number"].tolist(), parts.places, digests, strict=True):
         name = f"{root}/{shard_name(number, suffix)}"
         if made is not None:
             made.append(Path(name))
+        url = location(place) if "://" in place else None
         for file in inner:
             os.mkdir(name)  # noqa: PTH102 - thousands of times, and a Path takes longer than the call
             place, name = f"{place}/{file}", f"{name}/{file}"
+        if isinstance(url, UrlPath):
+            download(url, Path(name), digest)
+            copied += 1
+            continue
         try:
             os.link(place, name)
         except OSError as error:

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
 
-from packstore.core.errors import ManifestError, MissingStoreError, StoreError
+from packstore.core.errors import DestinationError, ManifestError, MissingStoreError, StoreError
 from packstore.core.files import MANIFEST_FILE
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
-from packstore.objects import MissingObjectError, ObjectStore
+from packstore.objects import MissingObjectError, ObjectStore, open_objects
 from packstore.stores.base import parse_manifest
 from packstore.stores.remote.names import (
     VERSIONS,
@@ -78,6 +78,20 @@ def read_head(objects: ObjectStore) -> RemoteHead:
             raise ManifestError(f"{objects.url}/{place}: {error}") from None
         return RemoteHead(manifest, None if place == table.file else newest)
     raise StoreError(f"{objects.url}: its table of shards, {place}, is missing")
+
+
+def published_head(url: UrlPath) -> RemoteHead:
+    """The head of a store at a URL to which shards can be added. Raises :class:`StoreError`."""
+    objects = open_objects(url)
+    head = read_head(objects)
+    if not objects.can_write:
+        raise DestinationError(f"{objects.url} is read only: stores are not written by HTTP; use s3://, gs:// or az://")
+    if head.version is None:
+        raise DestinationError(
+            f"{objects.url} is a copy of a local store, which packstore does not change: make one that grows, with "
+            f"packstore select {objects.url} -o URL"
+        )
+    return head
 
 
 def _tables(manifest: Manifest, version: int, can_list: bool) -> Iterator[str]:

@@ -30,6 +30,7 @@ from packstore.stores.builder.assembly import Parts, head_of, parts_of
 from packstore.stores.opening import read_manifest
 from packstore.stores.remote.head import newest_version, read_head
 from packstore.stores.remote.names import SHARDS, shard_object, table_name, version_name
+from packstore.stores.remote.transfer import download
 
 _log = logging.getLogger(__name__)
 
@@ -101,8 +102,9 @@ def publish(
     def upload(pair: tuple[Shard, str]) -> int:
         shard, place = pair
         name = shard_object(shard)
-        own = place == f"{objects.url}/{name}"
-        if not own and (there.get(name) != shard.nbytes or _digest(objects.stream(name)) != shard.digest):
+        if not _lies_at(place, objects, name) and (
+            there.get(name) != shard.nbytes or _digest(objects.stream(name)) != shard.digest
+        ):
             with _local(place, shard, manifest.format) as file:
                 upload_shard(objects, shard, file)
         return shard.nbytes
@@ -111,6 +113,10 @@ def publish(
         done_bytes += nbytes
         progress(Progress("upload", done + 1, len(pairs), done_bytes))
     upload_table(objects, table)
+    there = {info.name: info.nbytes for info in objects.list(SHARDS)}
+    gone = [shard for shard in table if there.get(shard_object(shard)) != shard.nbytes]
+    if gone:  # cleaned meanwhile, because it had been there for so long
+        raise StoreError(f"{objects.url}/{shard_object(gone[0])} is not there any more; run this again")
     return commit(objects, manifest, previous)
 
 
@@ -161,6 +167,13 @@ def commit(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
     return number
 
 
+def _lies_at(place: str, objects: ObjectStore, name: str) -> bool:
+    """Whether a shard lies where it is to be."""
+    path = location(place)
+    same = isinstance(path, UrlPath) and place.endswith(f"/{name}")
+    return same and open_objects(path.parent.parent).url == objects.url
+
+
 @contextmanager
 def _local(place: str, shard: Shard, format: str) -> Iterator[Path]:
     """A local file with the data of a shard, wherever it lies."""
@@ -168,22 +181,10 @@ def _local(place: str, shard: Shard, format: str) -> Iterator[Path]:
     if not isinstance(path, UrlPath):
         yield FORMATS[format].data_file(path)
         return
-    with tempfile.NamedTemporaryFile(prefix="packstore-") as file:
-        file.writelines(proven(path, shard))
-        file.flush()
-        yield Path(file.name)
-
-
-def proven(path: UrlPath, shard: Shard) -> Iterator[bytes]:
-    """The bytes of the object of a shard. Raises :class:`StoreError` at the end where they are not those of its digest;
-    what was taken before is to be dropped then."""
-    digest, nbytes = hashlib.sha256(), 0
-    for data in open_objects(path.parent).stream(path.name):
-        digest.update(data)
-        nbytes += len(data)
-        yield data
-    if (nbytes, digest.hexdigest()) != (shard.nbytes, shard.digest):
-        raise StoreError(f"{path} has SHA-256 {digest.hexdigest()}, expected {shard.digest}: it is damaged")
+    with tempfile.TemporaryDirectory(prefix="packstore-") as folder:
+        file = Path(folder, shard.name)
+        download(path, file, shard.digest)
+        yield file
 
 
 def _digest(data: Iterator[bytes]) -> str:

@@ -82,6 +82,9 @@ class RemoteReader(ShardedReader):
                 for number in numbers:
                     self._open.pop(number, None)
 
+    def places(self) -> list[str]:
+        return [f"{self.path}/{name}" for name in self.head.shards]
+
     def check_files(self) -> None:
         """Does nothing: shards are looked at when they are fetched, and thousands of requests are not made for it."""
 

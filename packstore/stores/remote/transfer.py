@@ -1,0 +1,53 @@
+"""Shards of stores at URLs as local files, each proven by its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from packstore.cache import default_cache
+from packstore.core.errors import StoreError
+from packstore.core.manifest import Manifest
+from packstore.core.registry import FORMATS
+from packstore.core.urls import UrlPath
+from packstore.objects import open_objects
+from packstore.stores.format import Format
+
+_TRIES = 3
+
+
+def download(url: UrlPath, file: Path, digest: str) -> None:
+    """Writes an object to ``file``, which must not exist. Raises :class:`StoreError` where it has another SHA-256 each
+    time, and :class:`OSError`."""
+    objects, found = open_objects(url.parent), ""
+    with file.open("xb") as target:
+        for _ in range(_TRIES):
+            target.seek(0)
+            target.truncate()
+            hashed = hashlib.sha256()
+            for data in objects.stream(url.name):
+                hashed.update(data)
+                target.write(data)
+            found = hashed.hexdigest()
+            if found == digest:
+                target.flush()
+                os.fsync(target.fileno())
+                return
+    raise StoreError(f"{url} is damaged: its SHA-256 is {found}, expected {digest}")
+
+
+def shard_manifest(url: UrlPath, digest: str, nbytes: int, format: str) -> Manifest:
+    """The manifest of a shard, which is fetched into the cache for it. Raises :class:`StoreError`."""
+
+    def fetch() -> Iterator[bytes]:
+        return open_objects(url.parent).stream(url.name)
+
+    descriptor = default_cache().open(digest, nbytes, fetch)
+    try:
+        opened: Format = FORMATS[format]
+        with opened.open(url, descriptor) as reader:
+            return reader.manifest
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,340 @@
+"""Writing stores to URLs: every byte as on this machine, one winner of a race, nothing of a killed run."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packstore
+from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError
+from packstore.core.urls import UrlPath, location
+from packstore.objects import ObjectStore, RemoteError, open_objects
+from packstore.packing.stand_in import stand_in_folder
+from packstore.stores import open_store
+from packstore.stores.remote import publish as publish_module
+from packstore.stores.remote.head import newest_version
+from packstore.stores.remote.publish import LostRaceError, commit, upload_store
+from packstore.testing.records import assert_holds, flip, listing, make_records, write
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["file", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A URL below which nothing lies."""
+    if request.param == "s3":
+        url: str = request.getfixturevalue("s3")
+        return url
+    return (tmp_path / "bucket").as_uri()
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where stores are made that go to a URL; in the end it is empty."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def at(text: str) -> UrlPath:
+    url = location(text)
+    assert isinstance(url, UrlPath)
+    return url
+
+
+def local(tmp_path: Path, name: str = "x.h5", seed: int = 0, count: int = 12, **options: Any) -> Path:
+    path = tmp_path / "local" / name
+    path.parent.mkdir(exist_ok=True)
+    write(path, make_records("uint8", count, seed), **({"shard_size": 200} | options))
+    return path
+
+
+def photos(tmp_path: Path, name: str, color: int) -> Path:
+    """A source with the classes ant and bee, whose keys are those of its name."""
+    from PIL import Image
+
+    for label in ("ant", "bee"):
+        for i in range(3):
+            path = tmp_path / name / "train" / label / f"{name}-{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (color, i, len(label))).save(path)
+    return tmp_path / name
+
+
+def test_a_store_is_uploaded(place: str, tmp_path: Path) -> None:
+    path, url = local(tmp_path), at(f"{place}/x.h5")
+    progress: list[Any] = []
+    head = upload_store(path, url, progress=progress.append)
+    assert head.dataset_digest == open_store(path).manifest.dataset_digest
+    assert head.digest == open_store(path).manifest.digest
+    assert_holds(open_store(url), make_records("uint8", 12))
+    assert progress[-1].done == progress[-1].total == len(head.shards or ())
+    objects = open_objects(url)
+    names = {info.name for info in objects.list()}
+    assert len(names) == 3 + len(head.shards or ())
+    files = {file.name[:11]: file.read_bytes() for file in path.iterdir() if file.name.startswith("shard-")}
+    assert {name[7:18]: objects.get(name) for name in names if name.startswith("shards/")} == files
+    assert packstore.verify(url, against=path).ok
+
+
+def test_what_is_there_already(place: str, tmp_path: Path) -> None:
+    path, url = local(tmp_path), at(f"{place}/x.h5")
+    upload_store(path, url)
+    with pytest.raises(DestinationError, match=r"x\.h5 exists already; choose another URL, or --overwrite"):
+        upload_store(path, url)
+    upload_store(local(tmp_path, "y.h5", 1), url, overwrite=True)
+    assert_holds(open_store(url), make_records("uint8", 12, 1))
+    assert newest_version(open_objects(url)) == 2
+
+
+def test_a_copy_of_a_local_store_is_not_changed(tmp_path: Path) -> None:
+    path = local(tmp_path)
+    copy = shutil.copytree(path, tmp_path / "copy.h5")
+    before = listing(copy)
+    for overwrite in (False, True):
+        with pytest.raises(DestinationError, match=r"holds a manifest\.json and no versions"):
+            upload_store(path, at(copy.as_uri()), overwrite=overwrite)
+    with pytest.raises(DestinationError, match="is a copy of a local store"):
+        packstore.append(copy.as_uri(), path)
+    assert listing(copy) == before
+
+
+def test_http_is_read_only(tmp_path: Path) -> None:
+    with pytest.raises(DestinationError, match="is read only"):
+        upload_store(local(tmp_path), at("http://127.0.0.1:9/x.h5"))
+
+
+@pytest.mark.parametrize("fails", range(6))
+def test_a_run_that_is_killed_leaves_nothing_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    """At every object that it creates; the same command then makes the same store."""
+    path, url = local(tmp_path, count=6), at(f"{(tmp_path / 'bucket').as_uri()}/x.h5")
+    create, made = ObjectStore.create, 0
+
+    def killed(self: ObjectStore, name: str, data: bytes | Path) -> bool:
+        nonlocal made
+        if made == fails:
+            raise KeyboardInterrupt
+        made += 1
+        return create(self, name, data)
+
+    monkeypatch.setattr(ObjectStore, "create", killed)
+    monkeypatch.setattr(publish_module, "_AT_ONCE", 1)
+    total = len(open_store(path).manifest.shards or ()) + 2
+    if fails < total:
+        with pytest.raises(KeyboardInterrupt):
+            upload_store(path, url)
+        assert newest_version(open_objects(url)) == 0
+    made = -1000
+    upload_store(path, url)
+    assert_holds(open_store(url), make_records("uint8", 6))
+    assert len([*open_objects(url).list()]) == total + 1
+
+
+def test_what_was_uploaded_before_is_proven(tmp_path: Path) -> None:
+    """An object that is there under the right name and has other bytes is not taken over."""
+    path, url = local(tmp_path), at(f"{(tmp_path / 'bucket').as_uri()}/x.h5")
+    upload_store(path, url)
+    shard = next((tmp_path / "bucket" / "x.h5" / "shards").iterdir())
+    flip(shard, 500)
+    with pytest.raises(StoreError, match=rf"{shard.name} is damaged: its SHA-256 is not the one in its name"):
+        upload_store(path, url, overwrite=True)
+
+
+def test_a_local_shard_that_changed_is_not_uploaded(tmp_path: Path) -> None:
+    path, url = local(tmp_path), at(f"{(tmp_path / 'bucket').as_uri()}/x.h5")
+    flip(next(path.glob("shard-*")), 500)
+    with pytest.raises(StoreError, match="has changed since it was written"):
+        upload_store(path, url)
+    assert newest_version(open_objects(url)) == 0
+
+
+def test_one_of_many_commits_wins(place: str, tmp_path: Path) -> None:
+    """Sixteen writers of the same version, each with another store."""
+    url = f"{place}/x.h5"
+    heads = [upload_store(local(tmp_path, f"{i}.h5", i, 3), at(f"{place}/{i}.h5")) for i in range(4)]
+    outcomes: list[object] = []
+    barrier = threading.Barrier(4)
+
+    def write_version(i: int) -> None:
+        barrier.wait()
+        try:
+            outcomes.append(commit(open_objects(url), heads[i], 0))
+        except LostRaceError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=write_version, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(outcome == 1 for outcome in outcomes) == 1
+    assert sum(isinstance(outcome, LostRaceError) for outcome in outcomes) == 3
+
+
+def test_a_hint_that_cannot_be_written_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(self: ObjectStore, name: str, data: bytes) -> None:
+        raise RemoteError("no")
+
+    monkeypatch.setattr(ObjectStore, "put", refused)
+    url = at(f"{(tmp_path / 'bucket').as_uri()}/x.h5")
+    upload_store(local(tmp_path), url)
+    assert "its hint is not" in caplog.text
+    assert_holds(open_store(url), make_records("uint8", 12))
+
+
+def test_selecting_and_merging(place: str, tmp_path: Path, temporary: Path) -> None:
+    """Between paths and URLs in every direction: the same stores."""
+    packstore.convert(photos(tmp_path, "first", 1), tmp_path / "a.lmdb", shard_size=200)
+    packstore.convert(photos(tmp_path, "second", 2), tmp_path / "b.lmdb", shard_size=200)
+    packstore.merge([tmp_path / "a.lmdb", tmp_path / "b.lmdb"], tmp_path / "c.lmdb")
+    expected = open_store(tmp_path / "c.lmdb").manifest.dataset_digest
+    packstore.select(tmp_path / "a.lmdb", f"{place}/a.lmdb")
+    report = packstore.merge([f"{place}/a.lmdb", tmp_path / "b.lmdb"], f"{place}/c.lmdb")
+    assert str(report.destination) == f"{place}/c.lmdb"
+    assert report.manifest.dataset_digest == expected
+    packstore.merge([f"{place}/a.lmdb", tmp_path / "b.lmdb"], tmp_path / "d.lmdb")
+    assert open_store(tmp_path / "d.lmdb").manifest.dataset_digest == expected
+    where = "label == ant"
+    packstore.select(f"{place}/c.lmdb", tmp_path / "ants.h5", where=where)
+    packstore.select(tmp_path / "c.lmdb", f"{place}/ants.h5", where=where)
+    found = [open_store(ants).manifest.dataset_digest for ants in (tmp_path / "ants.h5", f"{place}/ants.h5")]
+    assert found[0] == found[1]
+    with pytest.raises(UsageError, match="are the same or lie in each other"):
+        packstore.select(f"{place}/a.lmdb", f"{place}/a.lmdb")
+    assert listing(temporary) <= {stand_in_folder(at(place)).parent.name}
+
+
+def test_whole_shards_of_a_url(tmp_path: Path) -> None:
+    """Of some shards, the bytes of ragged columns are known to none but these."""
+    path, url = tmp_path / "x.lmdb", f"{(tmp_path / 'bucket').as_uri()}/x.lmdb"
+    write(path, make_records("ragged", 12), shard_size=4000)
+    upload_store(path, at(url))
+    for store, out in ((path, tmp_path / "a.lmdb"), (url, tmp_path / "b.lmdb"), (url, f"{url}.val.lmdb")):
+        packstore.select(store, out, where="split == val", whole_shards=True)
+    manifests = [open_store(out).manifest for out in (tmp_path / "a.lmdb", tmp_path / "b.lmdb", f"{url}.val.lmdb")]
+    assert len({manifest.dataset_digest for manifest in manifests}) == 1
+    assert len({str(manifest.columns) for manifest in manifests}) == 1
+
+
+def test_exporting(place: str, tmp_path: Path) -> None:
+    path, url = tmp_path / "a.lmdb", f"{place}/a.lmdb"
+    packstore.convert(photos(tmp_path, "first", 1), path, shard_size=200)
+    packstore.select(path, url)
+    packstore.export(url, tmp_path / "b.zip")
+    assert packstore.verify(url, against=tmp_path / "b.zip").ok
+    packstore.convert(tmp_path / "b.zip", tmp_path / "b.lmdb")
+    assert open_store(tmp_path / "b.lmdb").manifest.dataset_digest == open_store(path).manifest.dataset_digest
+
+
+class TestAppend:
+    @pytest.fixture
+    def stores(self, place: str, tmp_path: Path) -> tuple[Path, str]:
+        """The same store here and there."""
+        packstore.convert(photos(tmp_path, "first", 1), tmp_path / "a.lmdb", shard_size=200)
+        packstore.select(tmp_path / "a.lmdb", f"{place}/a.lmdb")
+        return tmp_path / "a.lmdb", f"{place}/a.lmdb"
+
+    def test_a_source(self, stores: tuple[Path, str], tmp_path: Path, temporary: Path) -> None:
+        second = photos(tmp_path, "second", 2)
+        reports = [packstore.append(store, second) for store in stores]
+        assert str(reports[1].store) == stores[1]
+        assert reports[0].added == reports[1].added == {"train": 6}
+        assert reports[0].manifest.dataset_digest == reports[1].manifest.dataset_digest
+        assert packstore.verify(stores[1], against=stores[0]).ok
+        with pytest.raises(SourceError, match="has 6 of the keys"):
+            packstore.append(stores[1], second)
+        assert packstore.append(stores[1], second, on_duplicate="skip").added == {}
+        assert newest_version(open_objects(stores[1])) == 2
+        assert listing(temporary) <= {stand_in_folder(at(stores[1])).parent.name}
+
+    def test_stores(self, stores: tuple[Path, str], place: str, tmp_path: Path) -> None:
+        """Linked where they lie, here or there."""
+        packstore.convert(photos(tmp_path, "second", 2), tmp_path / "b.lmdb", shard_size=200)
+        packstore.select(tmp_path / "b.lmdb", f"{place}/b.lmdb")
+        reports = [packstore.append(stores[0], f"{place}/b.lmdb"), packstore.append(stores[1], tmp_path / "b.lmdb")]
+        assert reports[0].linked == reports[1].linked > 1
+        assert reports[0].manifest.dataset_digest == reports[1].manifest.dataset_digest
+        packstore.convert(photos(tmp_path, "third", 3), tmp_path / "c.lmdb", shard_size=200)
+        packstore.select(tmp_path / "c.lmdb", f"{place}/c.lmdb")
+        reports = [packstore.append(store, f"{place}/c.lmdb") for store in stores]
+        assert reports[0].manifest.dataset_digest == reports[1].manifest.dataset_digest
+        assert packstore.verify(stores[1]).ok
+
+    def test_a_shard_of_several_splits(self, place: str, tmp_path: Path) -> None:
+        """A store of one file is one there; appending makes one of each split."""
+        records, more = make_records("uint8", 12), make_records("uint8", 8, 1)
+        more.values["key"] = [f"more-{i}" for i in range(8)]
+        write(tmp_path / "more.h5", more)
+        write(tmp_path / "a.h5", records)
+        upload_store(tmp_path / "a.h5", at(f"{place}/a.h5"))
+        for store in (tmp_path / "a.h5", f"{place}/a.h5"):
+            assert packstore.append(store, tmp_path / "more.h5").rewritten == 12
+        digests = [open_store(store).manifest.dataset_digest for store in (tmp_path / "a.h5", f"{place}/a.h5")]
+        assert digests[0] == digests[1]
+        assert packstore.verify(f"{place}/a.h5").ok
+
+    @pytest.mark.parametrize("new_class", [False, True])
+    def test_who_loses_the_race_goes_on_behind(
+        self, stores: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_class: bool
+    ) -> None:
+        """Where the other brings no new class, nothing is packed again."""
+        second, third = photos(tmp_path, "second", 2), photos(tmp_path, "third", 3)
+        if new_class:
+            (second / "train" / "ant").rename(second / "train" / "aardvark")
+        url = stores[1]
+        publish, raced, packed = publish_module.publish, False, 0
+        pack = packstore.packing.append._pack
+
+        def late(*arguments: Any) -> int:
+            nonlocal raced
+            if not raced:
+                raced = True
+                monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # as on another machine
+                packstore.append(url, second)
+                monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+            return publish(*arguments)
+
+        def counted(*arguments: Any) -> Any:
+            nonlocal packed
+            packed += 1
+            return pack(*arguments)
+
+        monkeypatch.setattr("packstore.packing.append.publish", late)
+        monkeypatch.setattr("packstore.packing.append._pack", counted)
+        packstore.append(url, third)
+        monkeypatch.undo()
+        assert packed == (3 if new_class else 2)
+        assert newest_version(open_objects(url)) == 3
+        packstore.append(stores[0], second)
+        packstore.append(stores[0], third)
+        assert open_store(url).manifest.dataset_digest == open_store(stores[0]).manifest.dataset_digest
+        assert packstore.verify(url).ok
+
+    def test_keys_that_the_winner_has_brought(
+        self, stores: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        second, url = photos(tmp_path, "second", 2), stores[1]
+        publish, raced = publish_module.publish, False
+
+        def late(*arguments: Any) -> int:
+            nonlocal raced
+            if not raced:
+                raced = True
+                monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+                packstore.append(url, photos(tmp_path / "again", "second", 5))
+                monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+            return publish(*arguments)
+
+        monkeypatch.setattr("packstore.packing.append.publish", late)
+        with pytest.raises(SourceError, match="has 6 of the keys"):
+            packstore.append(url, second)
+        assert newest_version(open_objects(url)) == 2
