@@ -9,16 +9,23 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import LocalPath, human_bytes
+from packstore.cli.common import StorePath, human_bytes, quantity
 from packstore.core.errors import UsageError, printable
+from packstore.core.urls import UrlPath
+
+_LISTED = 10
 
 
-@click.command(short_help="Remove the work directories of interrupted runs.")
-@click.argument("places", nargs=-1, type=LocalPath(), metavar="[PLACE]...")
+@click.command(short_help="Remove what interrupted runs have left.")
+@click.argument("places", nargs=-1, type=StorePath(), metavar="[PLACE]...")
+@click.option(
+    "--older-than", type=click.FloatRange(0), default=7, show_default=True, metavar="DAYS",
+    help="At a URL: only what has been there for so long.",
+)  # fmt: skip
 @click.option("-y", "--yes", is_flag=True, help="Remove without asking.")
 @click.option("-n", "--dry-run", is_flag=True, help="List and remove nothing.")
-def clean(places: tuple[Path, ...], yes: bool, dry_run: bool) -> None:
-    """Remove the work directories of interrupted runs.
+def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool) -> None:
+    """Remove what interrupted runs have left.
 
     A run that is killed leaves a hidden directory, .NAME.packstore, beside the store it was making; the
     same command goes on from it. PLACE is a directory to look in, or the name of a store that was not
@@ -26,16 +33,26 @@ def clean(places: tuple[Path, ...], yes: bool, dry_run: bool) -> None:
     that no process uses, and asks before it removes them. What a killed append has put into a store goes
     with them.
 
+    At the URL of a store, these are objects that neither its newest version names nor one that was replaced
+    within the last DAYS: of killed uploads and conversions, and of stores that were replaced. Each is read
+    once, and removed only if it has the SHA-256 in its name.
+
     \b
     Examples:
       packstore clean                          in the current directory
       packstore clean /data/stores --dry-run   only list
       packstore clean imagenet.lmdb --yes      of this store, without asking
+      packstore clean s3://bucket/imagenet.lmdb
     """
     from packstore.stores.builder.work_directory import find_leftovers, remove_leftover
 
     leftovers = {}
-    for place in places or (Path(),):
+    for url in (place for place in places if isinstance(place, UrlPath)):
+        _clean_url(url, older_than * 86400, yes, dry_run)
+    local = [place for place in places if not isinstance(place, UrlPath)]
+    if places and not local:
+        return
+    for place in local or (Path(),):
         directory, name = (place, None) if place.is_dir() and not _is_store(place) else (place.parent, place.name)
         if not directory.is_dir():
             raise UsageError(f"{printable(str(directory))}: no such directory")
@@ -59,17 +76,49 @@ def clean(places: tuple[Path, ...], yes: bool, dry_run: bool) -> None:
             click.echo(f"  and in that store {len(found.in_store):,} files that it does not need: {some}")
     if dry_run:
         return
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError(
-                "cannot ask, since standard input is no terminal; add --yes to remove, or --dry-run to list"
-            )
-        if not click.confirm("remove?"):
-            click.echo("nothing was removed")
-            return
+    if not _confirmed(yes):
+        return
     for found in leftovers.values():
         remove_leftover(found)
         click.echo(f"removed {printable(str(found.path))}")
+
+
+def _confirmed(yes: bool) -> bool:
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError("cannot ask, since standard input is no terminal; add --yes to remove, or --dry-run to list")
+    if click.confirm("remove?"):
+        return True
+    click.echo("nothing was removed")
+    return False
+
+
+def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> None:
+    from packstore.objects import open_objects
+    from packstore.stores.remote.cleaning import find_needless, remove_needless
+
+    objects, now = open_objects(url), time.time()
+    found = find_needless(objects, now, grace_seconds)
+    for name in found.busy:
+        click.echo(f"{url}: a conversion is at work ({name}), so all shards stay", err=True)
+    for name in found.foreign[:_LISTED]:
+        click.echo(f"{url}: {printable(name)} is not packstore's, and stays", err=True)
+    if not found.objects:
+        click.echo(f"{url}: every object is needed, or is too young to be removed")
+        return
+    for info in found.objects[:_LISTED]:
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.modified))
+        click.echo(f"{url}/{printable(info.name)}: {human_bytes(info.nbytes)}, there since {since}")
+    if len(found.objects) > _LISTED:
+        click.echo(f"… and {len(found.objects) - _LISTED:,} more")
+    click.echo(f"{url}: {quantity(len(found.objects), 'object')} of {human_bytes(found.nbytes)} that no version needs")
+    if dry_run or not _confirmed(yes):
+        return
+    removed = remove_needless(objects, found, now, grace_seconds)
+    for name in removed.foreign:
+        click.echo(f"{url}: {printable(name)} has not the content that its name says, and stays", err=True)
+    click.echo(f"removed {quantity(len(removed.objects), 'object')} of {human_bytes(removed.nbytes)}")
 
 
 def _is_store(path: Path) -> bool:

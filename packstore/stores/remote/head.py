@@ -54,7 +54,15 @@ def read_head(objects: ObjectStore) -> RemoteHead:
     """The head of the sharded store at the URL, by three requests or four.
 
     Raises :class:`MissingStoreError` where there is none, and :class:`StoreError` for one that is damaged."""
-    newest = newest_version(objects) if objects.can_list else 0
+    return _head(objects, newest_version(objects) if objects.can_list else 0)
+
+
+def read_version(objects: ObjectStore, number: int) -> Manifest:
+    """The manifest of a version, with its table. Raises :class:`StoreError`."""
+    return _head(objects, number).manifest
+
+
+def _head(objects: ObjectStore, newest: int) -> RemoteHead:
     name = version_name(newest) if newest else MANIFEST_FILE
     try:
         text = objects.get(name)
