@@ -41,7 +41,7 @@ ROOMS = (
     Room("stores", "core objects cache", "numpy xxhash h5py lmdb"),
     Room("sources", "core images stores objects", "numpy xxhash torch h5py lmdb pyarrow zarr zstandard"),
     Room("exports", "core images stores", "numpy h5py zarr pyarrow xxhash"),
-    Room("packing", "core images stores sources cluster", "numpy xxhash"),
+    Room("packing", "core images objects stores sources cluster", "numpy xxhash"),
     Room("cluster", "core images objects stores sources packing", "numpy ray"),
     Room("checking", "core images stores sources packing", "numpy xxhash"),
     Room("training", "core images stores", "numpy torch PIL torchvision"),
@@ -50,7 +50,7 @@ ROOMS = (
     Room("testing", "core images stores sources exports packing checking face", "numpy xxhash pytest hypothesis PIL"),
     Room(
         "cli",
-        "core cache images stores sources exports packing checking training seeing diagnose face",
+        "core cache images objects stores sources exports packing checking training seeing diagnose face",
         "click tqdm numpy torch",
     ),
     # The modules beside the rooms: the public names, each loaded on first use, and the command.

@@ -7,6 +7,7 @@ whatever a conversion notes is JSON with its own SHA-256 in it.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -61,13 +62,14 @@ def find_needless(objects: ObjectStore, now: float, grace_seconds: float = GRACE
     versions = {version_number(info.name): info.modified for info in objects.list(VERSIONS)}
     numbers = sorted(number for number in versions if number is not None)
     needed: set[str] = set()
-    for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+    for number, following in itertools.zip_longest(numbers, numbers[1:]):
         if following is None or versions[following] > now - grace_seconds:
             table = read_version(objects, number).shards
             assert table is not None
             needed |= {table_name(table), *shard_objects(table)}
     runs: dict[str, list[ObjectInfo]] = {}
-    found, foreign = [], []
+    found: list[ObjectInfo] = []
+    foreign: list[ObjectInfo] = []
     for info in objects.list(WORK):
         run = _RUN.fullmatch(info.name)
         if run is not None:

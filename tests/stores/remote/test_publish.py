@@ -308,10 +308,10 @@ class TestAppend:
             packed += 1
             return pack(*arguments)
 
-        monkeypatch.setattr("packstore.packing.append.publish", late)
-        monkeypatch.setattr("packstore.packing.append._pack", counted)
-        packstore.append(url, third)
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr("packstore.packing.append.publish", late)
+            patch.setattr("packstore.packing.append._pack", counted)
+            packstore.append(url, third)
         assert packed == (3 if new_class else 2)
         assert newest_version(open_objects(url)) == 3
         packstore.append(stores[0], second)
