@@ -29,7 +29,7 @@ from packstore.sources.restored import Restored
 from packstore.sources.schema import Schema, make_schema
 from packstore.sources.tree import Found
 
-_PROBED = 16
+PROBED = 16
 """Rows of each split that are read to tell files from pixels."""
 _REPORT_EVERY = 5000
 
@@ -207,7 +207,7 @@ class RowSource(Source):
     def schema(self) -> Schema:
         """How rows become records."""
         declared = self.fields()
-        probes = chain.from_iterable(islice(self.rows(split), _PROBED) for split in self.splits())
+        probes = chain.from_iterable(islice(self.rows(split), PROBED) for split in self.splits())
         samples = []
         for row in probes:
             with suppress(OSError, ValueError, SampleError):  # named when its turn comes

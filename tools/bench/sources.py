@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Packing from formats of others against the same bytes put into an LMDB by a bare loop.
 
-    .venv/bin/python tools/bench/sources.py IMAGES [--repeats 5] [--images 600]
+    .venv/bin/python tools/bench/sources.py IMAGES [--repeats 5] [--images 600] [--times 4]
 
-IMAGES is an image folder. Its files go into a tar, into WebDataset shards of 100 MB, and into Parquet files as Hugging
+IMAGES is an image folder. Its files, each several times, so that what a conversion costs whatever its size (a survey,
+the syncs of its journal) counts as little as with a data set, go into a tar, into WebDataset shards of 100 MB, and into Parquet files as Hugging
 Face writes them (row groups of 100 images, uncompressed). Two bare loops stand for what is wrapped: one reads the tar's
 bytes in values of the images' sizes, the other reads the image column of the Parquet files with pyarrow. Both append
 what they read to an LMDB in transactions of 4 MiB, with one sync at the end: no names, no checksums. All in one
@@ -101,16 +102,18 @@ def main() -> None:
     parser.add_argument("images", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--images", dest="count", type=int, help="how many of the images (default: all)")
+    parser.add_argument("--times", type=int, default=4, help="how often each of them is in the set")
     parser.add_argument("--scratch", type=Path, help="where to write (default: a temporary directory)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
         folder, out = Path(scratch), Path(scratch, "out.lmdb")
         files = sorted(file for file in options.images.rglob("*") if file.is_file())[: options.count]
+        files *= options.times
         sizes = [file.stat().st_size for file in files]
         tar = folder / "set.tar"
         with tarfile.open(tar, "w") as archive:
-            for file in files:
-                archive.add(file, f"set/{file.relative_to(options.images)}")
+            for number, file in enumerate(files):
+                archive.add(file, f"set/{file.parent.name}/{number}{file.suffix}")
         write_webdataset(files, folder / "shards")
         write_parquet(files, folder / "parquet")
 

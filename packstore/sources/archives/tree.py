@@ -39,6 +39,7 @@ class ArchiveTree(Tree):
         self._top = self._find_top()
         self._lock = threading.Lock()
         self._file: OpenFile | None = index.file
+        self._next = 0
         self._inflaters: dict[int, GzipReader] = {}
         self._inflating = threading.Lock()
 
@@ -99,7 +100,7 @@ class ArchiveTree(Tree):
         return self._open().read(max(0, min(size, member.size - place)), start + place)
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
-        number = self._index.find(self._inside(key))
+        number = self._find(self._inside(key))
         if number is None:
             raise SampleError(key, "is not in the archive: it has changed")
         if size_bytes > max_bytes:
@@ -107,10 +108,10 @@ class ArchiveTree(Tree):
                 key, f"has {size_bytes} bytes, more than the {max_bytes} that an image within max_pixels can have"
             )
         try:
-            data = self._content(number, size_bytes)
+            member = self._index.member(number)
+            data = self._content(member, size_bytes)
         except (OSError, ValueError, zlib.error) as error:
             raise SampleError(key, f"cannot be read out of the archive: {error}") from None
-        member = self._index.member(number)
         if len(data) != size_bytes:
             raise SampleError(key, f"has {len(data)} bytes in the archive, whose directory says {size_bytes}")
         if member.check and zlib.crc32(data) != member.check:
@@ -153,13 +154,21 @@ class ArchiveTree(Tree):
 
     def _start(self, number: int, size: int) -> bytes:
         try:
-            return self._content(number, size)[:size]
+            return self._content(self._index.member(number), size)[:size]
         except (OSError, ValueError, zlib.error):
             return b""
 
-    def _content(self, number: int, size: int) -> bytes:
+    def _find(self, raw: bytes) -> int | None:
+        """The number of a file; most are read in the order of their names."""
+        number: int | None = self._next
+        if number == len(self._index) or self._index.name(number or 0) != raw:
+            number = self._index.find(raw)
+        if number is not None:
+            self._next = number + 1
+        return number
+
+    def _content(self, member: Member, size: int) -> bytes:
         """The first ``size`` bytes of a file, and one more where it has more than it should."""
-        member = self._index.member(number)
         if member.place == NOWHERE:
             raise ValueError("it is no plain file there")
         if not self._index.zipped:

@@ -74,7 +74,7 @@ class _ArrowTable(Table):
             found.groups.append(Group(len(batch), nbytes))
         return found
 
-    def batches(self, group: int) -> Iterator[Any]:
+    def batches(self, group: int, rows: int | None = None) -> Iterator[Any]:
         self.check()
         if self._random:
             batch = self._reader.get_batch(group)

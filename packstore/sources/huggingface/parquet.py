@@ -67,11 +67,11 @@ class _ParquetTable(Table):
             batch.column(0).null_count for batch in self._file.iter_batches(row_groups=[group], columns=[column])
         )
 
-    def batches(self, group: int) -> Iterator[Any]:
+    def batches(self, group: int, rows: int | None = None) -> Iterator[Any]:
         about = self._file.metadata.row_group(group)
-        rows, nbytes = about.num_rows, about.total_byte_size
-        step = rows if nbytes <= 2 * STEP_BYTES else rows * STEP_BYTES // nbytes
-        return iter(self._file.iter_batches(max(1, step), row_groups=[group]))
+        count, nbytes = about.num_rows, about.total_byte_size
+        step = count if nbytes <= 2 * STEP_BYTES else count * STEP_BYTES // nbytes
+        return iter(self._file.iter_batches(max(1, min(step, rows or step)), row_groups=[group]))
 
     def close(self) -> None:
         self._file.close(force=True)

@@ -37,7 +37,7 @@ from packstore.sources.huggingface.features import (
 )
 from packstore.sources.labels import split_name
 from packstore.sources.refusals import first_bytes
-from packstore.sources.rows import Row, RowSource, in_packing_order
+from packstore.sources.rows import PROBED, Row, RowSource, in_packing_order
 from packstore.sources.values import nbytes_of
 from packstore.sources.workers import Failed
 
@@ -87,8 +87,9 @@ class Table(ABC):
         """What it says of itself."""
 
     @abstractmethod
-    def batches(self, group: int) -> Iterator[Any]:
-        """The record batches of a group, in order."""
+    def batches(self, group: int, rows: int | None = None) -> Iterator[Any]:
+        """The record batches of a group, in order; of ``rows`` each where that can be, so that the first rows do not
+        cost all of them."""
 
     def check(self) -> None:
         """Raises :class:`ValueError` where its rows cannot be touched any more; before each row, and maybe after
@@ -200,7 +201,8 @@ class TableSource(RowSource):
         with self._lock:
             block = next((each for each in self._near if each.holds(number, group, row)), None)
             if block is None:
-                block = _reach(self._blocks(self._table(number), number, group), row)
+                few = PROBED if row < PROBED else None  # most likely to see what the first rows are
+                block = _reach(self._blocks(self._table(number), number, group, few), row)
                 self._near.append(block)
         return self._row(block, row)
 
@@ -270,12 +272,12 @@ class TableSource(RowSource):
                 except ValueError as error:
                     found = Failed(str(error))
 
-    def _blocks(self, table: Table, number: int, group: int) -> Iterator[_Block]:
+    def _blocks(self, table: Table, number: int, group: int, rows: int | None = None) -> Iterator[_Block]:
         """The rows of a group, decoded part by part. Raises :class:`ValueError`."""
         first = 0
         columns = self._columns
         try:
-            for batch in table.batches(group):
+            for batch in table.batches(group, rows):
                 cells = tuple(column.cells(batch.column(column.column)) for column in columns)
                 yield _Block((number, group), first, first + len(batch), cells, table.check)
                 first += len(batch)
@@ -366,7 +368,7 @@ class TableSource(RowSource):
                     empty = empty or overview.schema.empty_table().combine_chunks().to_batches()
                     for group, its in enumerate(overview.groups):
                         if its.rows:
-                            return next(table.batches(group))
+                            return next(table.batches(group, PROBED))
             except faults() as error:
                 raise SourceError(_named(self._found[number][1], error)) from error
         raise SourceError(f"{printable(str(self.path))} holds no samples, so there is nothing to pack")
