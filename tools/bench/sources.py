@@ -3,12 +3,13 @@
 
     .venv/bin/python tools/bench/sources.py IMAGES [--repeats 5] [--images 600] [--times 4]
 
-IMAGES is an image folder. Its files, each several times, so that what a conversion costs whatever its size (a survey,
-the syncs of its journal) counts as little as with a data set, go into a tar, into WebDataset shards of 100 MB, and into Parquet files as Hugging
-Face writes them (row groups of 100 images, uncompressed). Two bare loops stand for what is wrapped: one reads the tar's
-bytes in values of the images' sizes, the other reads the image column of the Parquet files with pyarrow. Both append
-what they read to an LMDB in transactions of 4 MiB, with one sync at the end: no names, no checksums. All in one
-process, in turn, with a warm page cache. The ratio is that of rates: 1 is as fast as the bare loop.
+IMAGES is an image folder. Its files, each several times, go into a tar, into WebDataset shards of 100 MB, and into
+Parquet files as Hugging Face writes them (row groups of 100 images, uncompressed): what a conversion costs whatever its
+size, such as a survey and the syncs of its journal, should count as little as with a data set. Two bare loops stand for
+what is wrapped: one reads the tar's bytes in values of the images' sizes, the other reads the image column of the
+Parquet files with pyarrow. Both append what they read to an LMDB in transactions of 4 MiB, with one sync at the end: no
+names, no checksums. All in one process, in turn, with a warm page cache. The ratio is that of rates: 1 is as fast as
+the bare loop.
 """
 
 from __future__ import annotations
