@@ -1,4 +1,4 @@
-"""ArrayRecord files: of records, uncompressed and without hashes; and as the corpus keeps those of the library."""
+"""ArrayRecord files: of records, uncompressed; and as the corpus keeps those of the library."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from packstore.core.tfrecord import varint
+from packstore.sources.records.highway import highway_hash
 
 BLOCK = 1 << 16
 SIGNATURE = bytes.fromhex(
@@ -30,7 +31,15 @@ def chunk(records: Sequence[bytes], kind: bytes = b"r") -> bytes:
     """A chunk, without headers of blocks."""
     sizes, values = b"".join(varint(len(record)) for record in records), b"".join(records)
     data = b"\0" + varint(len(sizes)) + sizes + values
-    return struct.pack("<QQQc7sQ", 0, len(data), 0, kind, len(records).to_bytes(7, "little"), len(values)) + data
+    count = len(records).to_bytes(7, "little")
+    return hashed(struct.pack("<QQQc7sQ", 0, len(data), 0, kind, count, len(values)) + data)
+
+
+def hashed(chunk: bytes) -> bytes:
+    """A chunk with the hashes that it should have."""
+    its = highway_hash(chunk[40:]).to_bytes(8, "little")
+    head = chunk[8:16] + its + chunk[24:40]
+    return highway_hash(head).to_bytes(8, "little") + head + chunk[40:]
 
 
 def message(*numbers: int) -> bytes:

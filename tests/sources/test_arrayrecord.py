@@ -21,8 +21,9 @@ from packstore import PackedDataset, convert, verify
 from packstore.core.errors import SampleError, SourceError
 from packstore.core.tfrecord import write_example
 from packstore.sources import open_source
+from packstore.sources.records import highway
 from packstore.testing import SourceSuite
-from tests.makers.arrayrecord import BLOCK, chunk, expanded, write_arrayrecord
+from tests.makers.arrayrecord import BLOCK, chunk, expanded, hashed, write_arrayrecord
 from tests.makers.images import tiny
 
 CORPUS = Path(__file__).parents[1] / "corpus"
@@ -121,16 +122,61 @@ def test_files_that_are_cut_off(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_chunk_that_is_damaged(tmp_path: Path) -> None:
-    """Its records are bad samples; the others are packed, and their columns are what they were."""
+@pytest.mark.parametrize("sound", [False, True], ids=["as it is", "with its hashes"])
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (8, b"\xff" * 4),
+        (24, b"t"),
+        (25, b"\2"),
+        (32, b"\xff" * 6),
+        (40, b"?"),
+        (41, b"\x7f"),
+        (0, b"12345678"),
+        (16, b"12345678"),
+        (90, b"!"),
+    ],
+)
+def test_a_chunk_that_is_damaged(place: int, value: bytes, sound: bool, tmp_path: Path) -> None:
+    """Its records are bad samples; the others are packed, and their columns are what they were. Whatever its hashes
+    say, nothing in it is believed."""
+    if sound and place in (0, 16, 90):
+        pytest.skip("nothing but a hash shows it")
     whole = write_arrayrecord(tmp_path / "x.array_record", [example(n) for n in range(9)]).read_bytes()
-    at = whole.index(chunk([example(n) for n in range(3, 6)]))
-    for place, value in ((8, b"\xff" * 4), (24, b"t"), (25, b"\2"), (32, b"\xff" * 6), (40, b"?"), (41, b"\x7f")):
-        data = bytearray(whole)
-        data[at + place : at + place + len(value)] = value
-        (tmp_path / "x.array_record").write_bytes(data)
-        with pytest.raises(SampleError, match=r"x\.array_record, record 3: its chunk cannot be read"):
-            convert(tmp_path / "x.array_record", tmp_path / "y.h5")
-        report = convert(tmp_path / "x.array_record", tmp_path / "x.h5", on_error="skip", overwrite=True)
-        assert (report.manifest.records, len(report.skipped)) == (6, 3)
-        assert [column.nullable for column in report.manifest.columns if column.name == "label"] == [False]
+    good = chunk([example(n) for n in range(3, 6)])
+    bad = good[:place] + value + good[place + len(value) :]
+    (tmp_path / "x.array_record").write_bytes(whole.replace(good, hashed(bad) if sound else bad))
+    with pytest.raises(SampleError, match=r"x\.array_record, record 3: its chunk cannot be read"):
+        convert(tmp_path / "x.array_record", tmp_path / "y.h5")
+    report = convert(tmp_path / "x.array_record", tmp_path / "x.h5", on_error="skip", overwrite=True)
+    assert (report.manifest.records, len(report.skipped)) == (6, 3)
+    assert [column.nullable for column in report.manifest.columns if column.name == "label"] == [False]
+
+
+@pytest.mark.parametrize("name", ["zstd", "uncompressed"])
+def test_damage_in_what_the_library_wrote_is_seen(name: str, tmp_path: Path) -> None:
+    path = written(name, tmp_path)
+    whole = path.read_bytes()
+    begin, end = 64, len((CORPUS / "arrayrecord" / f"{name}.blocks").read_bytes()) - 300
+    for at in range(begin, end, 37):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        try:
+            report = convert(path, tmp_path / "x.h5", on_error="skip", overwrite=True)
+        except SourceError:
+            continue  # the index, or all that there is
+        assert len(report.skipped) == 7 - report.manifest.records
+        assert report.skipped
+
+
+def test_the_hash_is_that_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the library wrote has hashes of a few sizes; for all others, two ways to compute them agree."""
+    data = bytes(range(97))
+    compiled = [highway.engine.highway_hash(data[:size]) for size in range(98)]
+    monkeypatch.setattr(highway.engine, "highway_hash", lambda data: None)
+    plain = [highway.highway_hash(data[:size]) for size in range(98)]
+    assert len(set(plain)) == 98
+    assert compiled in (plain, [None] * 98)  # an engine may be compiled without
+    # The first chunk of each file of Riegeli: its own hash, no data, the hash of none, its type.
+    header = bytes.fromhex("91bac23c9287e1a90000000000000000e19f13c0e9b1c3727300000000000000" + 16 * "0")
+    assert highway.highway_hash(header[8:]).to_bytes(8, "little") == header[:8]
+    assert highway.highway_hash(b"").to_bytes(8, "little") == header[16:24]

@@ -382,6 +382,12 @@ EXPORT int packstore_engine_png(const uint8_t *packed, int64_t packed_bytes, uin
     return png_rows(packed, packed_bytes, to, rows, nbytes, step) != DONE;
 }
 
+/* See highway.c. */
+EXPORT uint64_t packstore_engine_highway_hash(const uint8_t *data, uint64_t size)
+{
+    return highway_hash(data, size);
+}
+
 /* See rewrite() in rewrite.c: the number of bytes of the new scan; 0 where the file is refused. */
 EXPORT int64_t packstore_engine_rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t interval)
 {

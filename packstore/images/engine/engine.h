@@ -361,6 +361,9 @@ void to_floats_avx2(float *to, int kind, const void *from, int64_t count);
 void from_floats_plain(void *to, int kind, const float *from, int64_t count);
 void from_floats_avx2(void *to, int kind, const float *from, int64_t count);
 
+/* highway.c */
+uint64_t highway_hash(const uint8_t *data, uint64_t size);
+
 /* png.c */
 int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes, int64_t step);
 

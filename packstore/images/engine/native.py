@@ -247,6 +247,14 @@ def png_rows(packed: bytes, rows: int, nbytes: int, step: int) -> NDArray[np.uin
     return lines[1:, 1:]
 
 
+def highway_hash(data: bytes) -> int | None:
+    """HighwayHash of 64 bits with the key of Riegeli, without the GIL; None where there is no engine."""
+    library = _library()[0]
+    if library is None or not hasattr(library, "packstore_engine_highway_hash"):
+        return None
+    return int(library.packstore_engine_highway_hash(_address(data), len(data)))
+
+
 def get_engine() -> Engine | None:
     """The calling thread's engine; None where :func:`engine_problem` says why."""
     engine: Engine | None = getattr(_thread, "engine", None)
@@ -302,6 +310,9 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_rewritten.restype = None
     library.packstore_engine_check_rewritten.argtypes = (pointer, pointer, number)
     library.packstore_engine_check_rewritten.restype = ctypes.c_int
+    if hasattr(library, "packstore_engine_highway_hash"):
+        library.packstore_engine_highway_hash.argtypes = (pointer, ctypes.c_uint64)
+        library.packstore_engine_highway_hash.restype = ctypes.c_uint64
     if hasattr(library, "packstore_engine_png"):
         library.packstore_engine_png.argtypes = (pointer, number, pointer, number, number, number)
         library.packstore_engine_png.restype = ctypes.c_int

@@ -3,7 +3,8 @@
 
 A file is made of blocks of 64 KiB, each with a header of 24 bytes that may interrupt anything. A chunk is a header and
 data: sizes of records, and the records, each compressed as a whole. The last block has a chunk that says where the
-chunk is that lists all others. Hashes (HighwayHash) are not checked.
+chunk is that lists all others. The hash of each chunk that is read is checked, and that of its header; what headers of
+blocks say is not used.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.records.files import OpenFiles
+from packstore.sources.records.highway import highway_hash
 from packstore.sources.records.protobuf import Message
 
 SUFFIXES = (".array_record", ".arrayrecord")
@@ -47,6 +49,7 @@ class _Chunk(NamedTuple):
 
     Attributes:
         kind: Its type.
+        hash: Of its data, without headers of blocks.
         place: Where its data begin.
         size: Bytes of them, without headers of blocks.
         records: Number of its records.
@@ -54,6 +57,7 @@ class _Chunk(NamedTuple):
     """
 
     kind: int
+    hash: int
     place: int
     size: int
     records: int
@@ -202,6 +206,7 @@ def _read_records(file: OpenFile, place: int, limit: int) -> list[bytes]:
     data, _ = _logical(file, chunk.place, chunk.size)
     if len(data) < max(1, chunk.size):
         raise ValueError("a chunk is cut off")
+    _check_hash(data, chunk.hash, "the data of a chunk")
     message = Message.of(data)
     size, at = message.varint(1, len(data))
     if at + size > len(data):
@@ -226,12 +231,19 @@ def _head(file: OpenFile, place: int) -> _Chunk:
     data, after = _logical(file, place, _CHUNK.size)
     if len(data) < _CHUNK.size:
         raise ValueError("a chunk is cut off")
-    _, size, _, kind, records, decoded = _CHUNK.unpack(data)
+    own, size, its, kind, records, decoded = _CHUNK.unpack(data)
+    _check_hash(data[8:], own, "the header of a chunk")
     end = os.fstat(file.descriptor).st_size
     count = int.from_bytes(records, "little")
     if size > end - after or count > end:
         raise ValueError(f"a chunk of {size} bytes and {count} records, where none can be")
-    return _Chunk(kind, after, size, count, decoded)
+    return _Chunk(kind, its, after, size, count, decoded)
+
+
+def _check_hash(data: bytes, expected: int, what: str) -> None:
+    found = highway_hash(data)
+    if found != expected:
+        raise ValueError(f"{what} has the hash {found:016x}, expected {expected:016x}: it is damaged")
 
 
 def _logical(file: OpenFile, place: int, size: int) -> tuple[bytes, int]:
