@@ -291,6 +291,7 @@ class Killer:
             os.kill(child, signal.SIGKILL)
             if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):
                 break  # it was quicker
+            wait_for_lock(out)
             self.tally.kills += 1
             self.look(case, out, before)
             if out.exists() and named_content(out) == expected:

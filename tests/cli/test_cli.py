@@ -261,7 +261,7 @@ def test_the_bar_shows_images_bytes_and_time_left_in_a_terminal(tmp_path: Path) 
             break
         shown += chunk
     os.close(master)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=120) == 0
     text = shown.decode()
     assert "pack" in text
     assert "/300" in text

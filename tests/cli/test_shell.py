@@ -47,7 +47,7 @@ def completed(programs: Path, *words: str) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.split()
@@ -108,7 +108,7 @@ def in_terminal(*arguments: object, **environment: str) -> str:
             break
         shown += chunk
     os.close(terminal)
-    process.wait(timeout=60)
+    process.wait(timeout=120)
     return shown.decode()
 
 

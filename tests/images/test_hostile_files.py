@@ -10,8 +10,6 @@ import io
 import os
 import socket
 import struct
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -26,6 +24,7 @@ from packstore.core.manifest import Manifest
 from packstore.images.decoders import available_decoders, get_decoder
 from packstore.images.sniff import HeaderError, max_file_bytes, sniff
 from packstore.stores import is_store
+from tests.makers.command import run
 from tests.makers.hostile import LESS_MEMORY, LESS_RIGHTS, bombs, in_child, open_folder
 from tests.makers.images import all_images
 
@@ -232,8 +231,7 @@ def test_names_of_any_bytes(what: str, folder: Path) -> None:
     with open(place, "wb") as file:  # noqa: PTH123
         file.write(b"bad")
     for arguments, code in (([], 1), (["--on-error", "skip"], 3)):
-        command = [sys.executable, "-m", "packstore", "convert", folder, folder.parent / "cli.lmdb", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = run("convert", folder, folder.parent / "cli.lmdb", *arguments)
         assert done.returncode == code
         output = done.stdout + done.stderr
         assert "Traceback" not in output

@@ -196,5 +196,5 @@ def served(path: Path, **reports: Path) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/?token={TOKEN}"
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join()
             site.close()

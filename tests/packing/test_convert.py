@@ -386,8 +386,8 @@ def test_no_permission(suffix: str) -> None:
             target=_convert_as_somebody_else, args=(folder, place / "locked" / f"out{suffix}", result)
         )
         child.start()
-        name, message = result.get(timeout=60)
-        child.join(60)
+        name, message = result.get(timeout=120)
+        child.join(240)
         assert name == "DestinationError"
         assert "ermission denied" in message
         assert f"locked/out{suffix}" in message

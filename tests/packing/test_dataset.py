@@ -245,7 +245,7 @@ packstore.convert(Data(), {str(tmp_path / "a.lmdb")!r}, workers=2, progress=kill
 """
     process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", script], start_new_session=True)
     assert process.wait(120) == -signal.SIGKILL
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         try:
             os.killpg(process.pid, 0)

@@ -51,7 +51,7 @@ def browser(need: Need) -> Iterator[Any]:
 def opened(browser: Any, address: str, hash: str = "", **options: Any) -> Iterator[Any]:
     """The page at ``address``; fails if it says anything in the console, or asks for anything from elsewhere."""
     context = browser.new_context(**{"viewport": {"width": 1000, "height": 700}, **options})
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(120_000)
     page = context.new_page()
     said: list[str] = []
     asked: list[str] = []
@@ -79,7 +79,7 @@ def keys_of(page: Any) -> list[str]:
 
 def wait(page: Any, expression: str) -> None:
     """Until an expression in the page is true. (The page forbids what Playwright's own function does.)"""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while not page.evaluate(f"Boolean({expression})"):
         assert time.monotonic() < until, expression
         page.wait_for_timeout(20)
@@ -351,15 +351,15 @@ def test_the_command_prints_an_address_and_ends_when_it_is_told(stores: Stores) 
         assert server.stdout is not None
         address = server.stdout.readline().strip()
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-        with opener.open(address, timeout=20) as answer:
+        with opener.open(address, timeout=120) as answer:
             assert b"packstore view" in answer.read()
         base = address.partition("?")[0]
-        with opener.open(f"{base}thumbnail/96/0", timeout=20) as answer:
+        with opener.open(f"{base}thumbnail/96/0", timeout=120) as answer:
             assert Image.open(io.BytesIO(answer.read())).width <= 96
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(base, timeout=20)
+            urllib.request.urlopen(base, timeout=120)
         server.send_signal(signal.SIGINT)
-        _, said = server.communicate(timeout=20)
+        _, said = server.communicate(timeout=120)
         assert said == "packstore: interrupted\n"
         assert server.returncode == 130
     finally:

@@ -25,7 +25,7 @@ begun = iter(loader)
 next(begun)
 child = os.fork()
 if not child:
-    signal.alarm(60)  # a hang is a failure, not a wait
+    signal.alarm(240)  # a hang is a failure, not a wait
     try:
         next(begun)
         print("went on", flush=True)

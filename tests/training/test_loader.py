@@ -378,7 +378,7 @@ def test_two_processes_of_torch_distributed(stores: Stores, tmp_path: Path) -> N
         process.start()
     results = sorted(queue.get(timeout=120) for _ in processes)
     for process in processes:
-        process.join(60)
+        process.join(240)
         assert process.exitcode == 0
     assert [(r[1], r[2]) for r in results] == [(0, 2), (1, 2)]
     assert results[0][3] == results[1][3]
@@ -875,7 +875,11 @@ def test_a_process_ends_while_an_iterator_lives(stores: Stores) -> None:
         "iterator = iter(loader)\nnext(iterator)\nprint('ending')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(stores("files.lmdb"))], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, str(stores("files.lmdb"))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "ending\n", "")
 

@@ -230,7 +230,7 @@ def test_two_ranks_with_gloo_and_then_three(local: Path, s3: str, tmp_path: Path
         process.start()
     results = sorted((out.get(timeout=120) for _ in ranks), key=lambda result: result[0])
     for process in ranks:
-        process.join(60)
+        process.join(240)
         assert process.exitcode == 0
     whole = keys(loader_of(local, 12, shuffle="lanes", window=12))
     given = [[key for _, found, _, _ in results for key in found[step]] for step in range(5)]
