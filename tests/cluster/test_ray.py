@@ -28,7 +28,7 @@ PASSING: dict[str, Any] = {"shard_size": 30_000}
 
 @pytest.fixture(scope="session")
 def _ray() -> Iterator[Any]:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
     ray: Any = pytest.importorskip("ray")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # a short path: sockets lie in it

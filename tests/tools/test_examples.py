@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import runpy
+import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -44,6 +46,22 @@ def test_images_and_resume(tmp_path: Path) -> None:
     # Four batches are an epoch; three are done.
     assert run("train_images.py", *options, *checkpoint).startswith("epoch 0: 1 steps in this run")
     assert (tmp_path / "state.pt").exists()
+
+
+@pytest.mark.soak
+def test_a_cluster_whose_parts_are_killed(tmp_path: Path) -> None:
+    """Conversion on Ray to S3, byte by byte, and training that goes on with another number of ranks."""
+    command = tmp_path / "packstore"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m packstore "$@"\n')
+    command.chmod(0o755)
+    places = [str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]
+    environment = os.environ | {"PATH": os.pathsep.join(places), "PYTHONPATH": str(EXAMPLES.parents[1])}
+    done = subprocess.run(
+        [EXAMPLES / "cluster.sh"], env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for said in ("driver", "bytes: all equal", "whole (", "rank 2 of 3 ends its epoch"):
+        assert said in done.stdout
 
 
 def test_they_are_short() -> None:
