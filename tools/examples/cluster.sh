@@ -109,7 +109,7 @@ train() { # ranks
     started=()
     for ((rank = 0; rank < ranks; rank++)); do
         RANK=$rank OMP_NUM_THREADS=1 python "$(dirname "$0")/train_ranks.py" "$store" --checkpoint "$work/state.pt" \
-            --every 2 2>>"$work/train.log" &
+            --global-batch 6 --every 2 2>>"$work/train.log" &
         started+=($!)
     done
     pids+=("${started[@]}")
@@ -122,7 +122,7 @@ until [ -f "$work/state.pt" ]; do
     kill -0 "${started[0]}" 2>/dev/null || { cat "$work/train.log" >&2; exit 1; }
     sleep 0.1
 done
-kill -9 "${started[1]}"
+kill -9 "${started[1]}" 2>/dev/null || true
 wait "${started[0]}" && echo "rank 0 ended its epoch before that" || echo "rank 0 ended, as its peer was gone"
 
 say "Three go on"

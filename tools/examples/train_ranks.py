@@ -6,7 +6,6 @@ torchrun --nproc-per-node 2 tools/examples/train_ranks.py s3://bucket/imagenet.l
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import torch
@@ -64,8 +63,9 @@ def main() -> None:
         step += 1
         if rank == 0 and step % options.every == 0:
             state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-            torch.save(state | {"loader": loader.state_dict()}, f"{options.checkpoint}.new")
-            os.replace(f"{options.checkpoint}.new", options.checkpoint)
+            new = options.checkpoint.with_suffix(".new")
+            torch.save(state | {"loader": loader.state_dict()}, new)
+            new.replace(options.checkpoint)
     print(f"rank {rank} of {ranks} ends its epoch at step {step}, loss {loss.item():.3f}", flush=True)
     dist.destroy_process_group()
 
