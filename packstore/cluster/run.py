@@ -45,13 +45,17 @@ class SharedPlan:
     normalization: Normalization | None
 
     def to_json(self) -> bytes:
-        return canonical(to_plain(self)).encode("ascii")
+        """Canonical JSON with the digest of everything else in ``digest``."""
+        plain = to_plain(self)
+        return canonical(plain | {"digest": sha256_json(plain)}).encode("ascii")
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> SharedPlan:
         """Raises :class:`StoreError` for what :meth:`to_json` cannot have written."""
         try:
             plain = json.loads(data)
+            if plain.pop("digest") != sha256_json(plain):
+                raise ManifestError("its SHA-256 differs")
             fingerprint = plain.pop("fingerprint")
             if not isinstance(fingerprint, dict):
                 raise TypeError("fingerprint is no object")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import pytest
 
 import packstore
 from packstore.cluster import driver
-from packstore.cluster.driver import Driver
 from packstore.cluster.receipts import Receipt
 from packstore.cluster.run import Run
 from packstore.cluster.runners import InThisProcess, Processes
@@ -26,6 +26,7 @@ from packstore.core.errors import DestinationError, SampleError, SourceError, St
 from packstore.core.progress import Progress
 from packstore.objects import open_objects
 from packstore.packing.options import ConvertOptions
+from packstore.stores.remote.cleaning import GRACE_SECONDS, find_needless
 from tests.makers.clusters import KillingObjects, Twice, assert_same, drive, expected_objects, objects_at, plan_for
 from tests.makers.datasets import make_folder
 
@@ -448,7 +449,7 @@ def test_a_damaged_receipt_or_plan(folder: Path, whole: Path, url: str) -> None:
     objects.put(receipt, data)
     (plan,) = (name for name in objects_at(url) if name.endswith("plan.json"))
     data = objects.get(plan)
-    for wrong in (b"", b"[]", b"{}", b'{"fingerprint":{},"cuts":[true],"normalization":null}'):
+    for wrong in (b"", b"[]", b"{}", data.replace(b'"cuts":[', b'"cuts":[1,'), data[:-1]):
         objects.put(plan, wrong)
         with pytest.raises(StoreError, match="is no plan of a conversion"):
             drive(folder, url, **PASSING)
@@ -457,7 +458,15 @@ def test_a_damaged_receipt_or_plan(folder: Path, whole: Path, url: str) -> None:
     assert_same(url, whole)
 
 
-def test_drivers_close_nothing_of_their_callers(folder: Path, url: str) -> None:
-    plan = plan_for(folder, url, **PASSING)
-    Driver(plan, open_objects(url), lambda _: None).run(0)
-    assert next(plan.source.entries()).key
+def test_clean_removes_what_an_interrupted_run_left(folder: Path, url: str) -> None:
+    """A plan, receipts, and shards that nobody needs any more."""
+    with pytest.raises(EndOfDriverError):
+        drive(folder, url, dying(2), **PASSING)
+    objects, later = open_objects(url), time.time() + 2 * GRACE_SECONDS
+    left = objects_at(url)
+    assert len(left) > 4
+    drive(folder, url, shard_size=60_000)
+    found = find_needless(objects, later)
+    assert not found.foreign
+    needless = {info.name for info in found.objects}
+    assert needless == left.keys()
