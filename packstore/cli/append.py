@@ -12,6 +12,7 @@ from packstore.cli.common import (
     ByteSize,
     PixelCount,
     StorePath,
+    cache_options,
     human_bytes,
     pasted,
     progress_bar,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
               help="turbojpeg, simplejpeg, jpeg4py, opencv or pillow.")  # fmt: skip
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+@cache_options
 def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
     """Put the records of SOURCE into STORE, encoded as those that STORE has.
 

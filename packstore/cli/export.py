@@ -15,6 +15,7 @@ from packstore.cli.common import (
     LocalPath,
     PluginChoice,
     StorePath,
+    cache_options,
     expecting_store,
     human_bytes,
     pasted,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads for --encode.  [default: one a core]")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+@cache_options
 def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
     """Write STORE to DEST in a format of others. STORE stays as it is.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from packstore.core.registry import FORMATS
 if TYPE_CHECKING:
     from packstore.core.manifest import Manifest
     from packstore.stores.base import Reader
+    from packstore.stores.remote.cost import Cost
 
 _LISTED = 10
 _COUNTED_SHARDS = 100
@@ -40,9 +42,13 @@ _COUNTED_SHARDS = 100
     "--plot", type=LocalPath(), metavar="FILE",
     help="Of a store: draw classes, sizes and bytes into FILE, a .png, .svg or .pdf.",
 )  # fmt: skip
+@click.option("--cost", is_flag=True, help="Of a store: requests and bytes that reading it at a URL takes.")
+@click.option("--nodes", type=click.IntRange(1), default=1, help="With --cost: machines, each with a cache.")
 @source_options
 @cache_options
-def info(path: Path, as_json: bool, counts: bool, plot: Path | None, **options: Any) -> None:
+def info(
+    path: Path, as_json: bool, counts: bool, plot: Path | None, cost: bool, nodes: int, **options: Any
+) -> None:  # fmt: skip
     """Show what the store at PATH holds: format, encoding, splits, classes, shapes, sizes, origin.
 
     Of a SOURCE at PATH, what convert would pack and how it was recognised; nothing is written.
@@ -57,7 +63,9 @@ def info(path: Path, as_json: bool, counts: bool, plot: Path | None, **options: 
       packstore info imagenet.lmdb --plot imagenet.png
       packstore info imagenet/                 a source
       packstore info s3://bucket/imagenet.lmdb
+      packstore info s3://bucket/imagenet.lmdb --cost --nodes 8 --cache-size 200GB
     """
+    from packstore.objects import RemoteError
     from packstore.stores import open_store
 
     if plot is not None:
@@ -71,7 +79,7 @@ def info(path: Path, as_json: bool, counts: bool, plot: Path | None, **options: 
     try:
         reader = open_store(path)
     except StoreError as error:
-        if isinstance(error, MissingStoreError):
+        if isinstance(error, (MissingStoreError, RemoteError)):
             raise
         _no_chart(plot)
         try:
@@ -81,13 +89,34 @@ def info(path: Path, as_json: bool, counts: bool, plot: Path | None, **options: 
         return
     with reader:
         if as_json:
-            click.echo(json.dumps(to_json(reader, counts), indent=2))
+            more = {"cost": [asdict(each) for each in _costs(reader, nodes)]} if cost else {}
+            click.echo(json.dumps(to_json(reader, counts) | more, indent=2))
+        elif cost:
+            click.echo(describe_cost(reader, nodes))
         else:
             echo_rows(describe(reader, counts))
         if plot is not None:
             from packstore.seeing.store_chart import plot_store
 
             plot_store(reader, plot)
+
+
+def _costs(reader: Reader, nodes: int) -> list[Cost]:
+    from packstore.cache import default_cache
+    from packstore.stores.remote.cost import costs
+
+    return costs(reader.manifest, reader.disk_bytes(), default_cache().budget, nodes)
+
+
+def describe_cost(reader: Reader, nodes: int) -> str:
+    """The table of ``--cost``."""
+    from packstore.cache import default_cache
+
+    each = f"a cache of {human_bytes(default_cache().budget)}"
+    rows = [(c.what, f"{c.requests:,}", human_bytes(c.nbytes)) for c in _costs(reader, nodes)]
+    rows = [(f"on {nodes:,} nodes, each with {each}" if nodes > 1 else f"with {each}", "requests", "bytes"), *rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
 
 
 def _no_chart(plot: Path | None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.colour import bold, yellow
-from packstore.cli.common import PluginChoice, StorePath, human_bytes, pasted, progress_bar, quantity
+from packstore.cli.common import PluginChoice, StorePath, cache_options, human_bytes, pasted, progress_bar, quantity
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--overwrite", is_flag=True, help="Replace OUT, if it is a store, once the new one is complete.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+@cache_options
 def merge(stores: tuple[Path, ...], destination: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
     """Make one store, OUT, of STORES of one encoding with the same columns. The STORES stay as they are.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from packstore.cli.common import ByteSize, Kinds, LocalPath, PluginChoice, StorePath, progress_bar
+from packstore.cli.common import ByteSize, Kinds, LocalPath, PluginChoice, StorePath, cache_options, progress_bar
 from packstore.cli.merge import describe_plan, describe_report
 from packstore.core.registry import FORMATS
 
@@ -60,6 +60,7 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
 @click.option("--overwrite", is_flag=True, help="Replace OUT, if it is a store, once the new one is complete.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+@cache_options
 def select(store: Path, destination: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
     """Make a new store, OUT, of some records of STORE, byte for byte. STORE stays as it is.
 
