@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 
 from packstore.core.errors import DestinationError, ManifestError, MissingStoreError, StoreError
@@ -21,6 +22,8 @@ from packstore.stores.remote.names import (
     version_name,
     version_number,
 )
+
+_TRIES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,13 @@ def read_version(objects: ObjectStore, number: int) -> Manifest:
 
 
 def _head(objects: ObjectStore, newest: int) -> RemoteHead:
+    for _ in range(_TRIES - 1):
+        with suppress(ManifestError):  # a bit that flipped on the way is none the next time
+            return _head_once(objects, newest)
+    return _head_once(objects, newest)
+
+
+def _head_once(objects: ObjectStore, newest: int) -> RemoteHead:
     name = version_name(newest) if newest else MANIFEST_FILE
     try:
         text = objects.get(name)
