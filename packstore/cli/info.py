@@ -63,7 +63,7 @@ def info(
       packstore info imagenet.lmdb --plot imagenet.png
       packstore info imagenet/                 a source
       packstore info s3://bucket/imagenet.lmdb
-      packstore info s3://bucket/imagenet.lmdb --cost --nodes 8 --cache-size 200GB
+      packstore info s3://bucket/imagenet.lmdb --cost --nodes 8
     """
     from packstore.objects import RemoteError
     from packstore.stores import open_store
