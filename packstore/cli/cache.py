@@ -45,7 +45,7 @@ def prefetch(url: Path, workers: int, quiet: bool) -> None:
     \b
     Examples:
       packstore cache prefetch s3://bucket/imagenet.lmdb
-      packstore cache prefetch s3://bucket/imagenet.lmdb --cache /scratch/shards --cache-size 500GB
+      packstore cache prefetch s3://bucket/imagenet.lmdb --cache-size 500GB
     """
     from packstore.core.parallel import ordered_map
     from packstore.core.progress import Progress

@@ -43,7 +43,9 @@ _COUNTED_SHARDS = 100
     help="Of a store: draw classes, sizes and bytes into FILE, a .png, .svg or .pdf.",
 )  # fmt: skip
 @click.option("--cost", is_flag=True, help="Of a store: requests and bytes that reading it at a URL takes.")
-@click.option("--nodes", type=click.IntRange(1), default=1, help="With --cost: machines, each with a cache.")
+@click.option(
+    "--nodes", type=click.IntRange(1), default=1, metavar="N", help="With --cost: machines, each with a cache."
+)
 @source_options
 @cache_options
 def info(

@@ -80,6 +80,7 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
       packstore verify imagenet.lmdb --json | jq .ok
     """
     from packstore.checking.verification import verify as run
+    from packstore.objects import RemoteError
     from packstore.stores import format_of
 
     of_source = ("labels", "source_kind", "image_key", "label_key", "layout")
@@ -89,7 +90,8 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
         with expecting_store(path), progress_bar(quiet or as_json) as progress:
             report = run(path, **options, progress=progress)
     except StoreError as error:
-        if not as_json and path.exists() and format_of(path) is not None:
+        far = isinstance(error, RemoteError)
+        if not as_json and not far and path.exists() and format_of(path) is not None:
             raise StoreError(f"{error}; packstore salvage may get records out of it") from error
         if not as_json or isinstance(error, MissingStoreError):
             raise

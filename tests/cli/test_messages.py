@@ -117,7 +117,6 @@ def test_a_damaged_store_is_no_source(folder: Path, tmp_path: Path) -> None:
     "command",
     [
         "convert s3://bucket/images a.lmdb",
-        "verify {store} --against s3://bucket/images",
         "repair s3://bucket/a.lmdb --from {folder} --out b.lmdb",
         "repair {store} --from s3://bucket/images --out b.lmdb",
         "repair {store} --from {folder} --out s3://bucket/b.lmdb",
