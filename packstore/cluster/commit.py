@@ -52,7 +52,9 @@ def commit_run(plan: Plan, run: Run, receipts: Sequence[Receipt], previous: int)
 
 def _head(plan: Plan, receipts: Sequence[Receipt], filled: Sequence[Receipt], shards: Sequence[Shard]) -> Manifest:
     encoder = plan.encoder()
-    columns, nbytes = columns_of(plan, encoder), total(receipt.columns for receipt in filled)
+    # Of a store as the source they say what they have there.
+    columns = [replace(column, nbytes=0, digest=None) for column in columns_of(plan, encoder)]
+    nbytes = total(receipt.columns for receipt in filled)
     image = replace(columns[0], nbytes=sum(shard.image_nbytes for shard in shards))
     options, store = dict(recorded_options(plan)), plan.survey.store
     options |= total(receipt.counted for receipt in receipts)
@@ -63,7 +65,7 @@ def _head(plan: Plan, receipts: Sequence[Receipt], filled: Sequence[Receipt], sh
         plan.format,
         plan.encode.encoding,
         0,
-        columns,
+        tuple(columns),
         origin_of(plan),
         normalization=plan.encode.normalization,
         options=options,

@@ -252,8 +252,12 @@ OTHERS = {
     "--sdist",
     "--only-binary",
     "--python-version",
+    "--head",
+    "--address",
+    "--num-cpus",
+    "--block",
 }
-"""Options of pip, mypy, ``tools/`` and the examples."""
+"""Options of pip, mypy, ray, ``tools/`` and the examples."""
 
 
 @pytest.mark.parametrize("name", WRITTEN)

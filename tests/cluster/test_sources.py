@@ -1,0 +1,49 @@
+"""Every layout: a process that opens the source for itself packs the entries that the driver has listed."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packstore
+from packstore.cluster import driver, task
+from packstore.cluster.runners import InThisProcess
+from packstore.cluster.task import Job
+from packstore.core.errors import PackstoreError
+from tests.makers.all_layouts import LAYOUTS
+from tests.makers.clusters import assert_same
+
+
+class Elsewhere(InThisProcess):
+    """Packs as another process does: job and entries come as bytes."""
+
+    def __init__(self, job: Job) -> None:
+        task._sources.clear()
+        super().__init__(pickle.loads(pickle.dumps(job)))
+
+    def submit(self, number: int, entries: Any) -> None:
+        super().submit(number, pickle.loads(pickle.dumps(entries)))
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("layout", [layout for layout, (kind, _) in LAYOUTS.items() if kind is not None])
+def test_the_same_bytes_of_any_source(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, make = LAYOUTS[layout]
+    (tmp_path / "source").mkdir()
+    path = make(tmp_path / "source")
+    options: dict[str, Any] = {"source_kind": kind, "shard_size": 600, "on_error": "skip"}
+    monkeypatch.setattr(driver, "InThisProcess", Elsewhere)
+    url = f"{tmp_path.as_uri()}/objects/x.h5"
+    try:
+        packstore.convert(path, tmp_path / "x.h5", **options)
+    except PackstoreError as error:  # of some, keys come twice
+        with pytest.raises(type(error), match=re.escape(str(error))):
+            packstore.convert(path, url, **options)
+    else:
+        packstore.convert(path, url, **options)
+        assert_same(url, tmp_path / "x.h5")
