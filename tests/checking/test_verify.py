@@ -156,7 +156,7 @@ def remove_file(root: Path) -> str:
     return "val/ant/001.png"
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["original", "jpeg", "uint8", "float16"])
 @pytest.mark.parametrize("change", [change_pixels, change_class, add_file, remove_file])

@@ -79,7 +79,7 @@ def test_a_crop_has_the_pixels_of_the_whole(case: tuple[bytes, list[tuple[int, i
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sampling", SAMPLING_FACTORS)
 def test_every_small_box_is_spliced(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it lies; otherwise the tests above would compare whole images with themselves."""

@@ -27,17 +27,19 @@ ORDERS = {"cuda": ("late", "ahead"), "device": ("late", "backwards", "ahead", 3)
 """Fixtures with an order of work of the simulated device as parameter: a run takes one of these."""
 
 SUITES = {
-    "test_shards_missing_extra_swapped_truncated": pytest.mark.slow,
+    "test_shards_missing_extra_swapped_truncated": pytest.mark.sampled(1, fast=0),
     "test_spawn": pytest.mark.slow,
     "test_damage_is_said_in_one_line": pytest.mark.slow,
     "test_open_reads_no_records_into_memory": pytest.mark.slow,
     "test_entries_are_listed_lazily_in_bounded_memory": pytest.mark.slow,
-    "test_any_flipped_byte_is_found_or_harmless": pytest.mark.slow,
+    "test_any_flipped_byte_is_found_or_harmless": pytest.mark.sampled(2, fast=0),
     "test_bytes_follow_from_the_image_and_the_options_alone": pytest.mark.slow,
     "test_memory_while_writing": pytest.mark.slow,
     "test_manifest_of_a_megabyte": pytest.mark.slow,
     "test_closed_while_others_read": pytest.mark.sampled(1, fast=0),
     "test_plain_library_reads_it": pytest.mark.sampled(1, fast=0),
+    "test_fork": pytest.mark.sampled(2),
+    "test_what_was_handed_out_outlives_close": pytest.mark.sampled(2),
 }
 """Tests of the suites in ``packstore.testing``, which know nothing of our tiers; of others with ``records`` of several
 kinds two are in the fast tier."""

@@ -75,7 +75,7 @@ def assert_same(path: Path, other: Path) -> None:
     assert not work_path(path).exists()
 
 
-@pytest.mark.sampled(2, per="suffix", fast=0)
+@pytest.mark.sampled(1, per="suffix", fast=0)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("options", ENCODINGS, ids=lambda o: " ".join(map(str, o.values())))
 @pytest.mark.parametrize("shard_size", [None, 4000])
@@ -280,7 +280,7 @@ def test_a_link_to_a_store_is_refused(photos: Path, tmp_path: Path) -> None:
 # Shards as they are
 
 
-@pytest.mark.sampled(fast=1)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("duplicates", ["raise", "unchecked"])
 def test_shards_of_a_store_are_linked(

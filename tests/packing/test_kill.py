@@ -33,7 +33,7 @@ def killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) 
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("case", killing.CASES)
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -58,7 +58,7 @@ def digest(path: Path) -> str:
         return reader.manifest.dataset_digest
 
 
-@pytest.mark.sampled(6, fast=0)
+@pytest.mark.sampled(3, fast=0)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("first", ["first", "first_s"])
 @pytest.mark.parametrize("second", ["second", "second_s"])

@@ -61,7 +61,7 @@ def run_of(out: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2, per="suffix")
+@pytest.mark.sampled(1, per="suffix")
 @pytest.mark.parametrize("suffix", [".lmdb", ".h5", ".pth"])
 @pytest.mark.parametrize("options", [{"shard_size": 3000}, {"encoding": "uint8", "shard_size": 8000}, {}])
 def test_it_goes_on_with_the_values_that_it_had(tmp_path: Path, suffix: str, options: dict[str, Any]) -> None:

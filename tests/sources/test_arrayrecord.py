@@ -122,6 +122,7 @@ def test_files_that_are_cut_off(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("sound", [False, True], ids=["as it is", "with its hashes"])
 @pytest.mark.parametrize(
     ("place", "value"),

@@ -191,7 +191,7 @@ def test_many_processes_and_threads_read_the_same(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2, per="suffix")
+@pytest.mark.sampled(1, per="suffix")
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("shard_size", [None, 3000])
 @pytest.mark.parametrize("opened", [False, True])

@@ -97,7 +97,7 @@ LIES: dict[str, tuple[str, Lie]] = {
 }
 
 
-@pytest.mark.sampled(30, fast=2)
+@pytest.mark.sampled(20, fast=2)
 @pytest.mark.parametrize("suffix", [*SUFFIXES, LARGE])
 @pytest.mark.parametrize("lie", LIES)
 def test_manifests_that_lie_about_columns(lie: str, suffix: str, store: Callable[[str], Path]) -> None:

@@ -171,7 +171,7 @@ LIES: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("lie", LIES)
 def test_manifests_that_lie(lie: str, suffix: str, store: Callable[[str], Path]) -> None:
@@ -182,6 +182,7 @@ def test_manifests_that_lie(lie: str, suffix: str, store: Callable[[str], Path])
     survives(path)
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("lie", LIES)
 def test_manifests_of_shards_that_lie(lie: str, store: Callable[[str], Path]) -> None:
     path = store("sharded.h5")
@@ -667,7 +668,7 @@ def test_an_lmdb_with_duplicates_and_databases_in_it(tmp_path: Path) -> None:
             open_store(path)
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("field", [(0, 4), (4, 2), (6, 2), (8, 8), (16, 8), (24, 8), (32, 8), (40, 8)])
 @pytest.mark.parametrize("value", [0, 1, 2, 3, 33, 65_535, 2**31, 2**48, 2**63, 2**64 - 1])
 def test_lmdb_headers_that_lie(field: tuple[int, int], value: int, store: Callable[[str], Path]) -> None:

@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
-from packstore import PackedDataset
+import packstore
 from packstore.cli import cli
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, UsageError
@@ -241,9 +241,11 @@ def test_from_the_command_line(tmp_path: Path, arguments: list[str]) -> None:
     assert is_store(tmp_path / "named")
     run("convert", path, tmp_path / "back.h5")
     run("verify", tmp_path / "back.h5", "--against", path)
-    dataset = PackedDataset(path, split="val")
-    assert len(dataset) == len(PackedDataset(tmp_path / "back.h5", split="val"))
-    assert np.array_equal(np.asarray(dataset[0][0]), np.asarray(PackedDataset(tmp_path / "back.h5", split="val")[0][0]))
+    dataset = packstore.PackedDataset(path, split="val")
+    assert len(dataset) == len(packstore.PackedDataset(tmp_path / "back.h5", split="val"))
+    assert np.array_equal(
+        np.asarray(dataset[0][0]), np.asarray(packstore.PackedDataset(tmp_path / "back.h5", split="val")[0][0])
+    )
     dataset.close()
     if not arguments:
         with path.open("ab") as file:

@@ -31,7 +31,7 @@ def loaders(path: Path, device: torch.device, **options: Any) -> tuple[PackedLoa
     return here, there
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "augment", "resident"),
     [

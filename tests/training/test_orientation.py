@@ -101,7 +101,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not here"))
 
 
-@pytest.mark.sampled(fast=1)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*FILES, "uint8.h5"])
 def test_items_stand_upright(name: str, stores: Stores, engine: None) -> None:
     dataset = PackedDataset(stores(name), output="numpy")

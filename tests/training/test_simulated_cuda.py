@@ -131,6 +131,7 @@ def test_new_memory_holds_nonsense(device: Simulation) -> None:
 # The loader -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize(
     ("name", "augment", "resident"),
@@ -278,7 +279,7 @@ def _equal(there: Any, here: Any, name: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2, per="each")
+@pytest.mark.sampled(1, per="each")
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("each", ["batch", "chunk", "epoch"])
 @pytest.mark.parametrize("normalize", [None, "cifar10"])
