@@ -15,7 +15,7 @@ from pathlib import Path
 
 from packstore.cache.folder import Entry, Folder, stamp
 from packstore.cache.locks import hand_over
-from packstore.core.errors import CacheError, CacheFullError, StoreError, printable
+from packstore.core.errors import CacheError, CacheFullError, DamagedObjectError, StoreError, printable
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ class Cache:
 
         Raises:
             CacheFullError: There is no room beside what is in use.
-            CacheError: The cache cannot be used, or the object has other bytes each time.
+            DamagedObjectError: The object has other bytes each time.
+            CacheError: The cache cannot be used.
             Exception: What ``fetch`` raises before its first bytes, or each time.
         """
         if not _SHA256.fullmatch(digest):
@@ -205,7 +206,7 @@ class Cache:
             last = f"{'more' if size > nbytes else f'{size:,} bytes'} at last"
         else:
             last = f"at last with SHA-256 {found.hexdigest()} instead of {digest}"
-        raise CacheError(
+        raise DamagedObjectError(
             f"an object of {nbytes:,} bytes came damaged {_TRIES} times, {last}; packstore verify proves the store"
         )
 

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.colour import bold, red
-from packstore.cli.common import Kinds, LocalPath, PixelCount, echo_rows, expecting_store, progress_bar, quantity
+from packstore.cli.common import (
+    Kinds,
+    LocalPath,
+    PixelCount,
+    StorePath,
+    cache_options,
+    echo_rows,
+    expecting_store,
+    progress_bar,
+    quantity,
+)
 from packstore.core.errors import printable
 from packstore.images.sniff import MAX_PIXELS
 
@@ -20,7 +30,7 @@ _KEYS = 3
 
 
 @click.command(short_help="Find leaks between splits, conflicting labels, odd images, wrong boxes.")
-@click.argument("store", type=LocalPath())
+@click.argument("store", type=StorePath())
 @click.option("--pixels", is_flag=True, help="Decode all images too: the same or nearly the same pictures, odd ones.")
 @click.option("--near/--no-near", default=True, help="With --pixels: nearly the same pictures too.  [default: near]")
 @click.option("--mirrored", is_flag=True, help="With --pixels: mirrored pictures are nearly the same.")
@@ -48,6 +58,7 @@ _KEYS = 3
     "--json", "json_file", type=LocalPath(), metavar="FILE", help="Write the report as JSON, too; - prints it."
 )
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only what --fail-on names.")
+@cache_options
 def audit(store: Path, fail_on: tuple[str, ...], json_file: Path | None, quiet: bool, **options: Any) -> None:
     """Look for what spoils training with STORE: the same image in two splits or under two labels, classes
     that are empty or in one split only, wrong boxes.

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from packstore.cli.common import LocalPath, expecting_store, quantity
+from packstore.cli.common import LocalPath, StorePath, cache_options, expecting_store, quantity
 from packstore.cli.terminal_images import graphics_of_terminal
 from packstore.core.errors import UsageError, printable
 
@@ -18,7 +18,7 @@ _PIXELS_A_COLUMN = 9
 
 
 @click.command(short_help="Draw some records of each class on one picture.")
-@click.argument("store", type=LocalPath())
+@click.argument("store", type=StorePath())
 @click.argument("out", type=LocalPath())
 @click.option("--split", metavar="NAME", help="Of this split only.")
 @click.option(
@@ -37,6 +37,7 @@ _PIXELS_A_COLUMN = 9
 @click.option(
     "--side", type=click.IntRange(8, 4096), default=128, show_default=True, metavar="PX", help="Size of the images."
 )
+@cache_options
 def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
     """Draw a contact sheet of STORE to OUT, a .png or .pdf file: some records of each class, drawn with --seed.
 

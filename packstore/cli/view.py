@@ -6,15 +6,16 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import LocalPath, expecting_store
+from packstore.cli.common import LocalPath, StorePath, cache_options, expecting_store
 
 
 @click.command(short_help="Look at a store in the browser.")
-@click.argument("store", type=LocalPath())
+@click.argument("store", type=StorePath())
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Port.  [default: a free one]")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--audit", type=LocalPath(), metavar="FILE", help="Mark what packstore audit --json FILE found.")
 @click.option("--verified", type=LocalPath(), metavar="FILE", help="Mark what packstore verify --json found.")
+@cache_options
 def view(store: Path, port: int, no_browser: bool, audit: Path | None, verified: Path | None) -> None:
     """Show the store at STORE in the browser: its images, records and classes. Nothing is changed.
 

@@ -92,6 +92,14 @@ class CacheError(StoreError):
     """The local cache of remote stores cannot be used: no permission, no file locks, no space, a damaged object."""
 
 
+class DamagedObjectError(CacheError):
+    """An object came with other bytes than its digest says, each time that it was fetched."""
+
+
+class UnreachableError(StoreError):
+    """A part of a store cannot be fetched now: no network, no credentials, no room for it. Nothing is damaged."""
+
+
 class CacheFullError(CacheError):
     """The budget of the cache has no room for an object beside those in use.
 

@@ -19,6 +19,7 @@ from PIL import Image
 from packstore.core.errors import PackstoreError, printable
 from packstore.core.manifest import Manifest
 from packstore.seeing.drawing import pictures_of, thumbnail
+from packstore.seeing.nearby import parts_within, spread_at_hand
 from packstore.stores.base import Reader
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
@@ -80,17 +81,15 @@ def _encoding(manifest: Manifest) -> str:
 
 
 def _sheet(reader: Reader, records: range, exif_transpose: bool | None) -> str:
-    """Thumbnails of records that are spread evenly."""
+    """Thumbnails of records that are spread evenly. None is fetched for it."""
     if not len(records):
         return ""
     pictures = pictures_of(reader.manifest, exif_transpose=exif_transpose)
-    places = np.unique(np.linspace(0, len(records) - 1, _THUMBNAILS).astype(np.int64)).tolist()
     cells = []
     end = perf_counter() + _SECONDS
-    for place in places:
+    for record in spread_at_hand(reader, records.start, records.stop, _THUMBNAILS).tolist():
         if perf_counter() > end:
             break
-        record = records[place]
         try:
             image = thumbnail(pictures, reader, record, _SIDE)
             key = reader.key(record)
@@ -100,7 +99,17 @@ def _sheet(reader: Reader, records: range, exif_transpose: bool | None) -> str:
         label = _label(reader, record)
         if image is not None:
             cells.append(f'<img alt="{_text(key, 300)}" title="{_text(key, 300)}" src="{_as_url(image)}"><br>{label}')
-    return "<div>" + "".join(f'<div style="{_CELL}">{cell}</div>' for cell in cells) + "</div>"
+    drawn = "".join(f'<div style="{_CELL}">{cell}</div>' for cell in cells)
+    return f"<div>{drawn}</div>{_absent(reader, records)}"
+
+
+def _absent(reader: Reader, records: range) -> str:
+    """What to say of parts that would have to be fetched."""
+    here = reader.at_hand(parts_within(reader, records.start, records.stop))
+    if here.all():
+        return ""
+    count = f"{int(here.sum()):,} of {len(here):,}"
+    return f"<div>{count} shards are on this machine; images of the others are not shown</div>"
 
 
 def _label(reader: Reader, record: int) -> str:
@@ -133,6 +142,7 @@ def _classes(reader: Reader, records: range) -> str:
     if classes is None:
         return ""
     few = len(records) <= _COUNTED and (manifest.shards is None or len(manifest.shards) <= _COUNTED_SHARDS)
+    few = few and bool(reader.at_hand(parts_within(reader, records.start, records.stop)).all())
     counts: Any = None
     if few:
         try:

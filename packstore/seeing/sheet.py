@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from packstore.core.arguments import whole
-from packstore.core.errors import DecodeError, PackstoreError, UsageError, printable
-from packstore.core.manifest import Manifest
+from packstore.core.errors import DecodeError, PackstoreError, StoreError, UsageError, printable
+from packstore.core.manifest import Manifest, Split
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.seeing.drawing import drawn_columns, drawn_values, overlay, pictures_of, thumbnail
+from packstore.seeing.nearby import parts_within
 from packstore.seeing.view.loaded import Asked, AsLoaded
 from packstore.stores import open_store
 from packstore.stores.base import Reader
@@ -30,6 +31,8 @@ _GAP, _TEXT, _LINE = 6, 11, 15
 _PAGE_ROWS = 20
 _MOST_ROWS = 60
 """Rows of a PNG file, of which a viewer shows one page; a PDF has as many pages as it takes."""
+_MOST_FETCHED = 8
+"""Shards of a store at a URL from which records are drawn."""
 _BACK, _INK, _FAULT = (255, 255, 255), (40, 40, 40), (176, 0, 32)
 
 
@@ -121,6 +124,8 @@ def sheet_image(store: str | os.PathLike[str], options: SheetOptions, rows: int 
 def choose_rows(reader: Reader, options: SheetOptions) -> list[Row]:
     """Which records are shown: of each class some, drawn with the seed; without classes, rows of any.
 
+    Of a store at a URL they are drawn from a few shards, which are drawn, too: no others are fetched.
+
     Raises :class:`UsageError` for a split that there is not, or one without records."""
     manifest = reader.manifest
     split = choose_split(manifest, options.split) if options.split is not None else None
@@ -129,19 +134,66 @@ def choose_rows(reader: Reader, options: SheetOptions) -> list[Row]:
         raise UsageError(f"{printable(str(reader.path))} has no records to show")
     rng = np.random.default_rng(options.seed)
     count = options.per_class
+    candidates = _candidates(reader, chosen, options, rng)
+    records = candidates.records
+    lost = [Row("cannot be read", tuple(candidates.lost[:count]))] if candidates.lost else []
     if not manifest.has_column("label"):
-        some = np.sort(rng.choice(len(chosen), min(len(chosen), count * count), replace=False)) + chosen.start
-        return [Row("", tuple(some[at : at + count].tolist())) for at in range(0, len(some), count)]
-    drawn = rng.permutation(len(chosen)) + chosen.start
-    labels = reader.values("label", drawn)
+        some = np.sort(records[rng.choice(len(records), min(len(records), count * count), replace=False)])
+        return lost + [Row("", tuple(some[at : at + count].tolist())) for at in range(0, len(some), count)]
+    drawn = rng.permutation(len(records))
+    labels = candidates.labels[drawn]
     order = np.argsort(labels, kind="stable")
     numbers, starts = np.unique(labels[order], return_index=True)
     stops = [*starts[1:].tolist(), len(order)]
     rows = []
     for number, start, stop in zip(numbers.tolist(), starts.tolist(), stops, strict=True):
-        records = np.sort(drawn[order[start : min(start + count, stop)]])
-        rows.append(Row(f"{_class_name(manifest, number)}  ({stop - start:,})", tuple(records.tolist())))
-    return rows
+        some = np.sort(records[drawn[order[start : min(start + count, stop)]]])
+        counted = f"  ({stop - start:,})" if len(records) == len(chosen) else ""
+        rows.append(Row(f"{_class_name(manifest, number)}{counted}", tuple(some.tolist())))
+    return lost + rows
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Candidates:
+    """Records to draw from, ascending; their labels, or zeros; and a record of each shard that cannot be read."""
+
+    records: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    lost: list[int]
+
+
+def _candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: np.random.Generator) -> _Candidates:
+    """All records of a split; of a store at a URL those of some shards, of as few as have enough of each class.
+
+    Raises :class:`StoreError` where none can be read."""
+    manifest, parts = reader.manifest, parts_within(reader, chosen.start, chosen.stop)
+    ends = np.append(reader.part_starts, len(reader))
+    labelled = manifest.has_column("label")
+    wanted = options.per_class if labelled else options.per_class**2
+    counts = np.zeros(len(manifest.classes or ()) if labelled else 1, np.int64)
+    apart = reader.nbytes is not None and len(parts) > 1
+    records: list[NDArray[np.int64]] = []
+    labels: list[NDArray[np.int64]] = []
+    lost: list[int] = []
+    failure: StoreError | None = None
+    for part in rng.permutation(parts)[:_MOST_FETCHED].tolist() if apart else parts:
+        some = np.arange(max(chosen.start, ends[part]), min(chosen.stop, ends[part + 1]))
+        try:
+            found = reader.values("label", some) if labelled else np.zeros(len(some), np.int64)
+        except StoreError as error:
+            lost.append(int(some[0]))
+            failure = error
+            continue
+        records.append(some)
+        labels.append(found)
+        counts += np.bincount(found[(found >= 0) & (found < len(counts))], minlength=len(counts))
+        if apart and len(counts) and int(counts.min()) >= wanted:
+            break
+    if not records:
+        assert failure is not None
+        raise failure
+    order = np.argsort([each[0] for each in records])
+    return _Candidates(np.concatenate([records[n] for n in order]), np.concatenate([labels[n] for n in order]), lost)
 
 
 class Cells:

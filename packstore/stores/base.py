@@ -243,6 +243,11 @@ class Reader(ABC):
         """Where each of :meth:`parts` lies: a path, or at a URL the object with its data."""
         return [str(self.path)]
 
+    def at_hand(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
+        """Which of these :meth:`parts` lie on this machine, so that nothing has to be fetched to read them:
+        ``bool (n,)``."""
+        return np.ones(len([*numbers]), np.bool_)
+
     @property
     def unchecked(self) -> Reader:
         """A reader of the same open files that compares nothing with checksums; this one where it does not either."""

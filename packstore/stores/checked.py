@@ -70,6 +70,9 @@ class CheckedReader(Reader):
     def part(self, number: int) -> Reader:
         return self._reader.part(number)
 
+    def at_hand(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
+        return self._reader.at_hand(numbers)
+
     @property
     def part_starts(self) -> NDArray[np.int64]:
         return self._reader.part_starts

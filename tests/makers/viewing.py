@@ -98,8 +98,9 @@ def client_of(
     path: Path, *, token: str | None = TOKEN, audit: Path | None = None, verified: Path | None = None
 ) -> Iterator[Client]:
     """A client of the server for the store at ``path``, which has shown ``token`` already."""
-    from packstore.seeing.view.app import Site, make_app
+    from packstore.seeing.view.app import make_app
     from packstore.seeing.view.findings import read_findings
+    from packstore.seeing.view.site import Site
 
     with open_store(path) as reader:
         site = Site(reader, read_findings(audit, verified, reader.manifest))
@@ -181,8 +182,9 @@ def served(path: Path, **reports: Path) -> Iterator[str]:
 
     import uvicorn
 
-    from packstore.seeing.view.app import Site, make_app
+    from packstore.seeing.view.app import make_app
     from packstore.seeing.view.findings import read_findings
+    from packstore.seeing.view.site import Site
 
     with open_store(path) as reader, socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -18,7 +18,7 @@ from packstore.checking.audit.same import Hashes, nearest_before, report_groups,
 from packstore.checking.audit.tables import Columns, report_boxes, report_classes
 from packstore.core.arguments import true_or_false, whole
 from packstore.core.errors import UsageError
-from packstore.core.files import check_paths
+from packstore.core.files import refuse_empty
 from packstore.core.findings import KINDS
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
@@ -112,7 +112,7 @@ def audit(
         workers=workers,
         max_pixels=max_pixels,
     )
-    check_paths(store)
+    refuse_empty(store)
     with open_store(store) as reader, progress_callback(progress) as report:
         return _Audit(reader, options, report).run()
 

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError, printable
+from packstore.core.errors import DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.findings import KINDS
-from packstore.core.parallel import default_workers
 from packstore.core.registry import FORMATS
-from packstore.seeing.view.facts import Headers, class_column, read_headers, sample_of
-from packstore.seeing.view.findings import DAMAGE, MOST_MARKED, Findings, verify
+from packstore.seeing.nearby import is_damage
+from packstore.seeing.view.facts import Headers, class_column
+from packstore.seeing.view.findings import verify
 from packstore.seeing.view.guard import Guard
-from packstore.seeing.view.images import SIDES, File, Images, key_of
-from packstore.seeing.view.jobs import Job, Jobs
+from packstore.seeing.view.images import SIDES, File, key_of
+from packstore.seeing.view.jobs import Job
 from packstore.seeing.view.masks import color_mask, read_mask, values_in
 from packstore.seeing.view.overview import count_classes, summarize
 from packstore.seeing.view.query import MEASURES, NO_CLASS, SORTS, Query, whole
 from packstore.seeing.view.record import describe_record
-from packstore.seeing.view.selection import Selection, select
+from packstore.seeing.view.site import NotThereError, Site
 from packstore.stores.base import Reader
 
 PAGE = {
@@ -45,102 +43,6 @@ PAGE = {
 
 _MOST_ROWS = 500
 _LONGEST_KEY = 300
-_SOON_SECONDS = 0.25
-"""How long an answer waits for work in the background before it says how far that is."""
-_T = TypeVar("_T")
-
-
-class NotThereError(UsageError):
-    """There is no such record or column."""
-
-
-class Site:
-    """A store, and everything that the page asks of it."""
-
-    def __init__(self, reader: Reader, findings: Findings) -> None:
-        self.reader, self.findings = reader, findings
-        self.images = Images(reader)
-        self.jobs = Jobs()
-        self._decoding = ThreadPoolExecutor(default_workers(), "packstore-images")
-        self._turn = asyncio.Semaphore(default_workers())
-        self._as_loaded: Any = None
-
-    def close(self) -> None:
-        """Stops what is under way, and closes the store."""
-        self.jobs.close()
-        self._decoding.shutdown(wait=True, cancel_futures=True)
-        self.reader.close()
-
-    def record(self, request: Request) -> int:
-        """The number of a record in the address. Raises :class:`NotThereError` where the store has no such record."""
-        number = whole("record", request.path_params["record"])
-        if number >= len(self.reader):
-            raise NotThereError(f"there is no record {number}: the store has {len(self.reader):,}")
-        return number
-
-    async def in_turn(self, request: Request, work: Callable[[], _T]) -> _T | None:
-        """As :meth:`in_thread`; None where nobody waits for it any more when its turn comes."""
-        async with self._turn:
-            if await request.is_disconnected():
-                return None
-            return await asyncio.get_running_loop().run_in_executor(self._decoding, work)
-
-    async def in_thread(self, work: Callable[[], _T]) -> _T:
-        """Runs what reads or decodes one image, as many at a time as there are cores."""
-        async with self._turn:
-            return await asyncio.get_running_loop().run_in_executor(self._decoding, work)
-
-    async def in_time(self, job: Job) -> Any:
-        """The result of a job, or None where it takes longer than a moment. Raises what the job raised."""
-        waiting = asyncio.wrap_future(job.future)
-        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to see it
-        await asyncio.wait([waiting], timeout=_SOON_SECONDS)
-        if not waiting.done():
-            return None
-        job.told = True
-        return waiting.result()
-
-    def headers(self, everything: bool) -> Job:
-        """The work of reading headers: of all images, or of a sample where there are many."""
-        count = len(self.reader)
-        sample = None if everything else sample_of(count)
-        name = "headers" if sample is None else "sample"
-        total = count if sample is None else len(sample)
-        return self.jobs.start(
-            name, "reading the headers of images", total, lambda report: read_headers(self.reader, sample, report)
-        )
-
-    async def selection(self, query: Query) -> Selection | Job:
-        """The records that ``query`` means, or the work that has to be done first."""
-        headers: Headers | None = None
-        if query.needs_headers:
-            job = self.headers(True)
-            headers = await self.in_time(job)
-            if headers is None:
-                return job
-        marks = self.findings.records
-        size = len(marks.get(query.mark, ())) if query.mark is not None else 0
-        job = self.jobs.start(
-            (query, size),
-            "sorting keys" if query.sort == "key" else "choosing records",
-            len(self.reader),
-            lambda report: select(self.reader, query, headers, marks, report),
-        )
-        found: Selection | None = await self.in_time(job)
-        return job if found is None else found
-
-    def as_loaded(self) -> Any:
-        """What gives records as the loader does; the first call imports torch."""
-        if self._as_loaded is None:
-            from packstore.seeing.view.loaded import AsLoaded
-
-            self._as_loaded = AsLoaded(self.reader)
-        return self._as_loaded
-
-    def note_damage(self, record: int, error: PackstoreError) -> None:
-        """Marks a record that was found to be damaged when it was shown."""
-        if len(self.findings.records.get(DAMAGE, ())) < MOST_MARKED:
-            self.findings.add(DAMAGE, record, str(error))
 
 
 def make_app(site: Site, token: str) -> Guard:
@@ -170,14 +72,15 @@ Endpoint = Callable[[Site, Request], Awaitable[Response]]
 
 
 def _answering(site: Site, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    """``endpoint`` with packstore's errors as answers: 404 no such thing, 400 wrong question, 422 damaged."""
+    """``endpoint`` with packstore's errors as answers: 404 no such thing, 400 wrong question, 422 damaged, 503
+    not to be fetched now."""
 
     async def answer(request: Request) -> Response:
         try:
             return await endpoint(site, request)
         except PackstoreError as error:
             missing = isinstance(error, NotThereError)
-            status = 404 if missing else 400 if isinstance(error, UsageError) else 422
+            status = 404 if missing else 400 if isinstance(error, UsageError) else 422 if is_damage(error) else 503
             return _json({"error": str(error)}, status)
 
     return answer
@@ -235,6 +138,7 @@ async def _store(site: Site, _: Request) -> Response:
             "kinds": {mark: KINDS.get(mark, mark) for mark in site.findings.records},
             "notes": site.findings.notes[:100],
             "skipped": len(manifest.skipped),
+            "absent_bytes": site.absent_bytes,
         }
     )
 
@@ -248,15 +152,25 @@ async def _rows(site: Site, request: Request) -> Response:
     if isinstance(chosen, Job):
         return _pending(chosen)
     records = chosen.page(start, min(stop, start + _MOST_ROWS))
-    rows = await site.in_thread(lambda: [_row(site, record) for record in records])
+    rows = await site.in_thread(lambda: _rows_of(site, records))
     return _json({"count": len(chosen), "start": start, "rows": rows, "command": _command(site.reader, query)})
 
 
-def _row(site: Site, record: int) -> dict[str, Any]:
+def _rows_of(site: Site, records: list[int]) -> list[dict[str, Any]]:
+    """What tiles show. Nothing is fetched for it: the thumbnails of those that are seen do that."""
+    parts = (np.searchsorted(site.reader.part_starts, records, "right") - 1).tolist()
+    numbers = sorted({*parts})
+    here = dict(zip(numbers, site.reader.at_hand(numbers).tolist(), strict=True))
+    return [_row(site, record, here[part]) for record, part in zip(records, parts, strict=True)]
+
+
+def _row(site: Site, record: int, here: bool) -> dict[str, Any]:
     """What a tile shows beside its image."""
     reader = site.reader
     row: dict[str, Any] = {"record": record}
     try:
+        if not here:
+            return row | {"absent": True, "marks": site.findings.of(record)}
         row["key"] = printable(reader.key(record))[:_LONGEST_KEY]
         column = class_column(reader.manifest)
         if column is not None:
@@ -265,7 +179,7 @@ def _row(site: Site, record: int) -> dict[str, Any]:
             row["class"] = several[:5] if isinstance(several, list) else several
     except (PackstoreError, IndexError) as error:
         row["error"] = str(error)
-        site.note_damage(record, error if isinstance(error, PackstoreError) else UsageError(str(error)))
+        site.note_damage(record, error)
     marks = site.findings.of(record)
     return row | ({"marks": marks} if marks else {})
 
@@ -279,10 +193,12 @@ async def _place(site: Site, request: Request) -> Response:
     return _json({"place": chosen.place(record), "count": len(chosen)})
 
 
-async def _classes(site: Site, _: Request) -> Response:
-    job = site.jobs.start(
-        "classes", "counting classes", len(site.reader), lambda report: count_classes(site.reader, report)
-    )
+async def _classes(site: Site, request: Request) -> Response:
+    site.allow_fetching(request)
+    reader, fetch = site.reader, site.fetches_all
+    parts = range(len(reader.part_starts))
+    name = ("classes", "all" if fetch else int(reader.at_hand(parts).sum()))
+    job = site.jobs.start(name, "counting classes", len(reader), lambda report: count_classes(reader, report, fetch))
     found = await site.in_time(job)
     return _pending(job) if found is None else _json(found)
 
@@ -303,9 +219,14 @@ async def _sizes(site: Site, request: Request) -> Response:
         split = site.reader.split(query.split)
     except KeyError as error:
         raise NotThereError(str(error.args[0])) from None
+    site.allow_fetching(request)
     job = site.headers(request.query_params.get("all") == "1")
     found: Headers | None = await site.in_time(job)
-    return _pending(job) if found is None else _json(summarize(found, split.start, split.stop))
+    return (
+        _pending(job)
+        if found is None
+        else _json(summarize(found, split.start, split.stop) | {"absent_bytes": site.absent_bytes})
+    )
 
 
 async def _thumbnail(site: Site, request: Request) -> Response:
@@ -316,7 +237,7 @@ async def _thumbnail(site: Site, request: Request) -> Response:
         # Who has scrolled on no longer waits for what has gone by.
         made = await site.in_turn(request, lambda: site.images.thumbnail(record, side))
         return Response(status_code=204) if made is None else _sent(made)
-    except (CorruptRecordError, DecodeError) as error:
+    except (StoreError, DecodeError) as error:
         site.note_damage(record, error)
         raise
 
@@ -416,7 +337,7 @@ def _python(reader: Reader, record: int) -> str:
 
 
 def _path(reader: Reader) -> str:
-    return shlex.quote(printable(str(Path(reader.path))))
+    return shlex.quote(printable(str(reader.path)))
 
 
 def _quoted_key(reader: Reader, record: int) -> str:

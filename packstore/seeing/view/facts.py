@@ -13,11 +13,12 @@ from packstore.core.columns import Ragged
 from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
+from packstore.seeing.nearby import parts_within, spread_at_hand
 from packstore.seeing.view.jobs import Report
 from packstore.stores.base import Reader
 
-MISSING, UNREADABLE = -1, -2
-"""Labels of records that have none, and of those whose label cannot be read."""
+MISSING, UNREADABLE, UNREAD = -1, -2, -3
+"""Labels of records that have none, of those whose label cannot be read, and of those that nobody fetched."""
 SAMPLE = 20_000
 """How many images' headers are read unasked, spread evenly over the store."""
 AT_ONCE = 100_000
@@ -67,10 +68,15 @@ def class_column(manifest: Manifest) -> Column | None:
     return next((column for column in manifest.columns if column.type in ("label", "labels")), None)
 
 
-def parts(reader: Reader) -> Iterator[tuple[int, int, Reader | None]]:
-    """First record, one after the last, and reader of each file of a store; None for one that does not open."""
+def parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int, Reader | None]]:
+    """First record, one after the last, and reader of each file of a store; None for one that does not open.
+
+    Without ``fetch`` those that do not lie on this machine are left out."""
     starts = [*reader.part_starts.tolist(), len(reader)]
+    here = None if fetch else reader.at_hand(range(len(starts) - 1))
     for number, (start, stop) in enumerate(pairwise(starts)):
+        if here is not None and not here[number]:
+            continue
         try:
             part: Reader | None = reader.part(number)
         except PackstoreError:
@@ -78,11 +84,13 @@ def parts(reader: Reader) -> Iterator[tuple[int, int, Reader | None]]:
         yield start, stop, part
 
 
-def read_labels(reader: Reader, column: Column, report: Report) -> NDArray[np.int32]:
-    """The label of every record: int32 ``(N,)``, with :data:`MISSING` and :data:`UNREADABLE`."""
-    labels = np.full(len(reader), UNREADABLE, np.int32)
-    for start, stop, part in parts(reader):
+def read_labels(reader: Reader, column: Column, report: Report, fetch: bool = True) -> NDArray[np.int32]:
+    """The label of every record: int32 ``(N,)``, with :data:`MISSING` and :data:`UNREADABLE`; without ``fetch``, with
+    :data:`UNREAD` where it does not lie on this machine."""
+    labels = np.full(len(reader), UNREAD, np.int32)
+    for start, stop, part in parts(reader, fetch):
         report(start)
+        labels[start:stop] = UNREADABLE
         if part is None:
             continue
         try:
@@ -240,8 +248,10 @@ def mode_of(info: ImageInfo) -> str:
     return mode if info.precision in (1, 8) else f"{mode} of {info.precision} bits"
 
 
-def sample_of(count: int) -> NDArray[np.int64] | None:
-    """Records whose headers are read unasked: None for all, else :data:`SAMPLE` of them, evenly spread."""
-    if count <= AT_ONCE:
-        return None
-    return np.unique(np.linspace(0, count - 1, SAMPLE).astype(np.int64))
+def sample_of(reader: Reader, fetch: bool = True) -> NDArray[np.int64] | None:
+    """Records whose headers are read unasked: None for all, else :data:`SAMPLE` of them, evenly spread; without
+    ``fetch``, over those that lie on this machine."""
+    count = len(reader)
+    if fetch or reader.at_hand(parts_within(reader, 0, count)).all():
+        return None if count <= AT_ONCE else np.unique(np.linspace(0, count - 1, SAMPLE).astype(np.int64))
+    return spread_at_hand(reader, 0, count, SAMPLE)

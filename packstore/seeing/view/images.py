@@ -76,7 +76,7 @@ class Images:
         if known is None:
             try:
                 known = self._thumbnail(record, side)
-            except PackstoreError as error:
+            except (CorruptRecordError, DecodeError) as error:  # others may pass, such as a network that is down
                 known = error.with_traceback(None)
             self._keep((record, side), known)
         if isinstance(known, PackstoreError):

@@ -11,6 +11,7 @@ from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Manifest
 from packstore.seeing.view.facts import (
     MISSING,
+    UNREAD,
     UNREADABLE,
     Headers,
     class_column,
@@ -28,9 +29,10 @@ _TOGETHER = 20
 _MOST_CLASSES = 100_000
 
 
-def count_classes(reader: Reader, report: Report) -> dict[str, Any]:
+def count_classes(reader: Reader, report: Report, fetch: bool = True) -> dict[str, Any]:
     """How often each class occurs, by split; of a column of several classes also which occur together.
 
+    Without ``fetch``, of the records that lie on this machine.
     Of a large store with several classes a record, an even sample is counted: ``seen`` says how many records."""
     manifest = reader.manifest
     column = class_column(manifest)
@@ -38,15 +40,16 @@ def count_classes(reader: Reader, report: Report) -> dict[str, Any]:
         return {"column": None}
     named = column.classes
     if column.kind == "fixed":
-        labels = read_labels(reader, column, report)
+        labels = read_labels(reader, column, report, fetch)
         count = len(named) if named is not None else min(_MOST_CLASSES, int(labels.max(initial=-1)) + 1)
         splits = [
             {"name": name, "counts": counts, "missing": missing, "unreadable": unreadable}
             for name, start, stop in _splits(manifest)
             for counts, missing, unreadable in [_counted(labels[start:stop], count)]
         ]
-        return {"column": column.name, "classes": count, "splits": splits, "seen": len(labels), "together": None}
-    chosen = sample_of(len(reader))
+        seen = int((labels != UNREAD).sum())
+        return {"column": column.name, "classes": count, "splits": splits, "seen": seen, "together": None}
+    chosen = sample_of(reader, fetch)
     records = np.arange(len(reader), dtype=np.int64) if chosen is None else chosen
     owners, numbers = _several(reader, column.name, records, report)
     count = len(named) if named is not None else min(_MOST_CLASSES, int(numbers.max(initial=-1)) + 1)

@@ -48,6 +48,11 @@ class Query:
         """Whether every image's header has to be read for it."""
         return bool(self.ranges) or self.kind is not None or self.sort not in ("record", "key")
 
+    @property
+    def needs_all(self) -> bool:
+        """Whether something of every record has to be read for it."""
+        return self.needs_headers or self.label is not None or bool(self.text) or self.sort == "key"
+
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Query:
         """The query in the parameters of an address. Raises :class:`UsageError` for values that cannot be."""

@@ -48,7 +48,8 @@ def serve(
             raise UsageError(f"packstore view needs {name}: pip install 'packstore[view]'") from None
     import uvicorn
 
-    from packstore.seeing.view.app import Site, make_app
+    from packstore.seeing.view.app import make_app
+    from packstore.seeing.view.site import Site
 
     with open_store(path) as reader, closing(_listening(port)) as listener:
         findings = read_findings(audit, verified, reader.manifest)

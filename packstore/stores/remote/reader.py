@@ -6,12 +6,15 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from packstore.cache import Cache, default_cache
 from packstore.core.checksums import joined_records_digest
-from packstore.core.errors import CacheFullError, StoreError
+from packstore.core.errors import CacheFullError, DamagedObjectError, StoreError, UnreachableError
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.shards import Shard
 from packstore.core.urls import UrlPath
@@ -24,6 +27,8 @@ from packstore.stores.sharded import ShardedReader, reserve_open_files
 _PATIENCE_SECONDS = 5.0
 """How long a thread that finds the cache full waits for others, which may be about to let a shard go."""
 _PAUSE_SECONDS = 0.01
+_AGAIN_SECONDS = 10.0
+"""How long a shard that could not be fetched is not asked for again: whoever reads asks for many of its records."""
 
 
 @dataclass(slots=True)
@@ -65,6 +70,7 @@ class RemoteReader(ShardedReader):
         self.counts = FetchCounts()
         self._objects = objects
         self._counting = threading.Lock()
+        self._failed: dict[int, tuple[float, type[StoreError], str]] = {}
         self.nbytes = int(table.table["nbytes"].sum())
         # Half of it: others use the cache, too, and what is open cannot leave it.
         self._bounded = self._bounded or self.nbytes > self.cache.budget // 2
@@ -73,7 +79,7 @@ class RemoteReader(ShardedReader):
         """Fetches a shard into the cache, unless it is there, and does not open it. Raises as :meth:`shard`; it closes
         no others to make room, but raises :class:`CacheFullError`."""
         if number not in self._open:
-            os.close(self._fetched(number, ahead=True))
+            os.close(self._fetched_now(number, ahead=True))
 
     def let_go(self, numbers: Collection[int]) -> None:
         """Says that these shards are not needed soon: where not all have room, they may leave the cache first."""
@@ -84,6 +90,13 @@ class RemoteReader(ShardedReader):
 
     def places(self) -> list[str]:
         return [f"{self.path}/{name}" for name in self.head.shards]
+
+    def at_hand(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
+        chosen = [*numbers]
+        digests = [bytes(digest).hex() for digest in self._table.table["digest"][chosen].tolist()]
+        absent = set(self.cache.missing(digests))
+        here = [number in self._open or digest not in absent for number, digest in zip(chosen, digests, strict=True)]
+        return np.array(here, np.bool_)
 
     def check_files(self) -> None:
         """Does nothing: shards are looked at when they are fetched, and thousands of requests are not made for it."""
@@ -158,8 +171,21 @@ class RemoteReader(ShardedReader):
         # Without a descriptor it was open when it was asked for, and was let go since.
         return super()._open_shard(number, self._fetched(number) if held is None else held)
 
-    def _fetched(self, number: int, ahead: bool = False) -> int:
-        """A descriptor of a shard in the cache."""
+    def _fetched(self, number: int) -> int:
+        """A descriptor of a shard in the cache. Raises what it raised a moment ago, without asking again."""
+        if number in self._failed:
+            when, kind, said = self._failed[number]
+            if time.monotonic() < when + _AGAIN_SECONDS:
+                raise kind(said)
+        try:
+            return self._fetched_now(number)
+        except CacheFullError:
+            raise  # there may be room at once
+        except StoreError as error:
+            self._failed[number] = time.monotonic(), type(error), str(error)
+            raise
+
+    def _fetched_now(self, number: int, ahead: bool = False) -> int:
         shard: Shard = self._table[number]
         name, fetched = self.head.shards[number], 0
 
@@ -188,7 +214,9 @@ class RemoteReader(ShardedReader):
                 self._refuse_replaced()
                 raise StoreError(f"{self._where(shard.name)} is missing: {error}") from error
             except StoreError as error:
-                raise StoreError(f"{self._where(shard.name)} cannot be fetched: {error}") from error
+                damaged = isinstance(error, DamagedObjectError)
+                said = f"{self._where(shard.name)} cannot be fetched: {error}"
+                raise (StoreError(said) if damaged else UnreachableError(said)) from error
         with self._counting:
             self.counts.hits += not ahead and not fetched
             self.counts.misses += not ahead and bool(fetched)

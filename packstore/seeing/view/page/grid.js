@@ -241,7 +241,7 @@ export class Grid {
   }
 
   forget(tile) {
-    tile.dataset.record = "";
+    tile.dataset.record = tile.dataset.absent = "";
     tile.querySelector("img")?.removeAttribute("src");
     tile.querySelector(".frame").replaceChildren();
     tile.querySelector(".name").textContent = "";
@@ -255,22 +255,26 @@ export class Grid {
     tile.classList.toggle("current", place === this.current);
     tile.setAttribute("aria-selected", String(place === this.current));
     const row = place < this.count ? this.row(place) : null;
-    if (!row || tile.dataset.record === String(row.record)) {
+    const same = row && tile.dataset.record === String(row.record);
+    if (!row || (same && Boolean(tile.dataset.absent) === Boolean(row.absent))) {
       if (!row) tile.setAttribute("aria-label", `place ${number(place + 1)}, being read`);
       else if (!this.fast) this.picture(tile, row);
       return;
     }
     tile.dataset.record = row.record;
+    tile.dataset.absent = row.absent ? "1" : "";
     const classes = Array.isArray(row.class) ? row.class : [row.class];
-    const names = row.error ? "unreadable" : store.classes ? classes.map(shortName).join(", ") : `#${row.record}`;
+    const names = row.error ? "unreadable" : row.absent ? `#${number(row.record)}` : store.classes ? classes.map(shortName).join(", ") : `#${row.record}`;
     tile.querySelector(".name").textContent = names || "no label";
-    tile.querySelector(".key bdi").textContent = row.key ?? row.error ?? "";
-    tile.title = `${row.key ?? row.error}`;
+    const key = row.key ?? row.error ?? (row.absent ? "being fetched" : "");
+    tile.querySelector(".key bdi").textContent = key;
+    tile.title = key;
     const marks = row.marks ?? [];
     tile.classList.toggle("damaged", marks.includes("damaged") || Boolean(row.error));
-    tile.setAttribute("aria-label", [`record ${row.record}`, names, row.key ?? row.error, ...marks].filter(Boolean).join(", "));
+    tile.setAttribute("aria-label", [`record ${row.record}`, names, key, ...marks].filter(Boolean).join(", "));
     const frame = tile.querySelector(".frame");
-    frame.replaceChildren();
+    if (!same) frame.replaceChildren();
+    frame.querySelector(".marks")?.remove();
     if (marks.length) frame.append(make("span", { class: "marks" }, marks.slice(0, 3).map((m) => make("span", { class: "badge" }, m))));
     if (!this.fast) this.picture(tile, row);
   }
@@ -280,15 +284,31 @@ export class Grid {
     if (frame.querySelector("img, .broken")) return;
     const side = Math.min(384, this.size * devicePixelRatio > 230 ? 384 : this.size > 110 ? 192 : 96);
     const image = make("img", { alt: "", decoding: "async", draggable: "false" });
-    image.addEventListener("load", () => image.classList.toggle("small", image.naturalWidth * 2 <= this.size));
-    image.addEventListener("error", () => {
+    image.addEventListener("load", () => {
+      image.classList.toggle("small", image.naturalWidth * 2 <= this.size);
+      if (row.absent) this.freshen(Math.floor(Number(tile.id.slice(6)) / PAGE));
+    });
+    image.addEventListener("error", async () => {
       if (!image.isConnected) return;
-      image.replaceWith(make("span", { class: "broken" }, "damaged"));
-      tile.classList.add("damaged");
-      tile.setAttribute("aria-label", `${tile.getAttribute("aria-label")}, damaged`);
+      let word = "damaged";
+      if (row.absent) {
+        const why = await ask(image.src).catch((error) => error);
+        if (why.status === 503) word = "not fetched";
+        if (!image.isConnected) return;
+        tile.title = tile.querySelector(".key bdi").textContent = why.message ?? "";
+      }
+      image.replaceWith(make("span", { class: "broken" }, word));
+      if (word === "damaged") tile.classList.add("damaged");
+      tile.setAttribute("aria-label", `${tile.getAttribute("aria-label")}, ${word}`);
     });
     image.src = `/thumbnail/${side}/${row.record}?of=${store.digest}`;
     frame.prepend(image);
+  }
+
+  // Asks for the rows of a page anew: the shard that they are in has been fetched.
+  freshen(page) {
+    clearTimeout(this.stale);
+    this.stale = setTimeout(() => this.fetchPage(page, this.generation).then((answer) => answer && this.draw()), 60);
   }
 
   // Brings the current tile into view.

@@ -24,7 +24,7 @@ export function showOverview() {
   const all = state().get("all") === "1" ? "1" : "";
   const asked = new URLSearchParams({ ...(split ? { split } : {}), ...(all ? { all } : {}) });
   load(`/api/sizes?${asked}`, sizes, signal, (answer) => fillSizes(sizes, status, answer));
-  if (store.classes) load("/api/classes", classes, signal, (answer) => fillClasses(classes, answer, split));
+  if (store.classes) load(`/api/classes${all && "?all=1"}`, classes, signal, (answer) => fillClasses(classes, answer, split));
 }
 
 async function load(address, place, signal, fill) {
@@ -44,7 +44,8 @@ async function load(address, place, signal, fill) {
 
 function fillFindings(place, verified = null) {
   const marks = Object.entries(store.marks);
-  const button = make("button", { type: "button" }, "Compare all records with their checksums");
+  const fetched = store.absent_bytes ? ` (fetches ${bytes(store.absent_bytes)})` : "";
+  const button = make("button", { type: "button" }, `Compare all records with their checksums${fetched}`);
   const progress = make("span", { role: "status" });
   if (verified !== null) progress.textContent = verified ? `${number(verified)} ${verified === 1 ? "problem" : "problems"}` : "Every record matches its checksums.";
   button.addEventListener("click", async () => {
@@ -66,8 +67,12 @@ function fillFindings(place, verified = null) {
 
 function fillSizes(place, status, answer) {
   const sampled = answer.seen < answer.total;
-  status.replaceChildren(sampled ? `From a sample of ${number(answer.seen)} of ${number(answer.total)} images, evenly spread. ` : `${number(answer.total)} images.`);
-  if (sampled) status.append(make("button", { type: "button", onclick: () => go({ all: "1" }) }, "Look at all of them"));
+  const absent = answer.absent_bytes ? `, which lie on this machine` : ", evenly spread";
+  status.replaceChildren(sampled ? `From a sample of ${number(answer.seen)} of ${number(answer.total)} images${absent}. ` : `${number(answer.total)} images.`);
+  if (sampled) {
+    const fetched = answer.absent_bytes ? ` (fetches ${bytes(answer.absent_bytes)})` : "";
+    status.append(make("button", { type: "button", onclick: () => go({ all: "1" }) }, `Look at all of them${fetched}`));
+  }
   const charts = store.measures.filter((name) => answer.histograms[name]).map((name) => chart(name, answer.histograms[name]));
   charts.push(make("div", { class: "panel" }, make("h2", {}, "Kinds"), make("table", {}, make("tbody", {}, answer.kinds.map(({ name, count }) =>
     make("tr", {}, make("th", { scope: "row" }, make("button", { type: "button", class: "plain", onclick: () => go({ kind: name, view: null, at: null }) }, name)),

@@ -39,7 +39,9 @@ export async function ask(path, { signal, progress } = {}) {
       signal?.throwIfAborted();
       continue;
     }
-    if (!response.ok) throw new Error(answer.error ?? `the server answered ${response.status}`);
+    if (!response.ok) {
+      throw Object.assign(new Error(answer.error ?? `the server answered ${response.status}`), { status: response.status });
+    }
     return answer;
   }
 }
