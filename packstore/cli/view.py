@@ -17,7 +17,7 @@ from packstore.cli.common import LocalPath, StorePath, cache_options, expecting_
 @click.option("--verified", type=LocalPath(), metavar="FILE", help="Mark what packstore verify --json found.")
 @cache_options
 def view(store: Path, port: int, no_browser: bool, audit: Path | None, verified: Path | None) -> None:
-    """Show the store at STORE in the browser: its images, records and classes. Nothing is changed.
+    """Show the store at STORE, a path or a URL, in the browser: its images, records and classes. Nothing is changed.
 
     The page is served to this machine alone, at an address with a secret in it; Ctrl-C ends it. To see a
     store on another machine, forward the port: ssh -L 8000:127.0.0.1:8000 HOST, with --port 8000 there.
@@ -26,6 +26,7 @@ def view(store: Path, port: int, no_browser: bool, audit: Path | None, verified:
     Examples:
       packstore view imagenet.lmdb
       packstore view imagenet.lmdb --no-browser --port 8000
+      packstore view s3://bucket/imagenet.lmdb
       packstore verify imagenet.lmdb --json > damage.json
       packstore view imagenet.lmdb --verified damage.json
     """

@@ -85,6 +85,33 @@ def test_the_same_bytes_in_a_split_across_splits_and_under_two_labels(tmp_path: 
     assert "1 duplicate" in repr(report)
 
 
+@pytest.mark.parametrize("pixels", [False, True])
+def test_conflicts_in_any_column_of_classes(tmp_path: Path, pixels: bool) -> None:
+    fields = {
+        "image": "image",
+        "kind": packstore.Label(("big", "small"), optional=True),
+        "tags": packstore.Labels(("red", "wet", "old"), of=False, optional=True),
+    }
+    values: list[tuple[int, str | None, list[str] | None]] = [
+        (0, "big", ["red", "wet"]),
+        (0, "small", ["wet", "red"]),
+        (1, "big", ["red"]),
+        (1, None, ["red", "old"]),
+        (2, "big", None),
+        (2, "big", []),
+        (3, "big", ["old"]),
+    ]
+    with packstore.Writer(tmp_path / "x.lmdb", fields) as writer:
+        for n, (picture, kind, tags) in enumerate(values):
+            writer.add(image=encoded(scene(picture, 20, 20)), kind=kind, tags=tags, key=str(n))
+    report = packstore.audit(tmp_path / "x.lmdb", pixels=pixels)
+    what = "same pixels" if pixels else "same bytes"
+    assert {(finding.what, finding.keys) for finding in report.of("conflict")} == {
+        (f"{what} under 2 classes of 'kind': big, small", ("0", "1")),
+        (f"{what} under 2 lists of classes in 'tags'", ("2", "3")),
+    }
+
+
 def report_key(tmp_path: Path, number: int) -> str:
     with packstore.open(tmp_path / "x.lmdb") as reader:
         return reader.key(number)

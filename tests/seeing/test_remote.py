@@ -245,7 +245,8 @@ def test_a_sheet_is_drawn_from_few_shards(
     assert (tmp_path / "sheet.png").stat().st_size > 1000
 
 
-def test_a_sheet_shows_a_damaged_shard(url: UrlPath) -> None:
+def test_a_sheet_shows_a_damaged_shard(url: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sheet, "_MOST_FETCHED", 100)
     flip(shard_files(url)[0])
     with open_store(url, "always") as reader:
         rows = sheet.choose_rows(reader, SheetOptions(per_class=100))

@@ -314,12 +314,12 @@ def test_light_and_dark(browser: Any, stores: Stores) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_nothing_stands_in_the_way_of_a_screen_reader(browser: Any, tmp_path: Path, theme: str) -> None:
-    """By the rules of axe-core, in wide and narrow windows."""
+    """By the rules of axe-core, in windows of three widths."""
     made = make_typed(tmp_path / "typed.lmdb", ["label", "mask", "boxes", "labels", "caption", "info"], size=(48, 64))
     problems = []
     with served(made.path) as address, opened(browser, address, color_scheme=theme) as page:
         page.evaluate(AXE.read_text("utf-8"))
-        for width in (1000, 390):
+        for width in (1280, 900, 390):
             page.set_viewport_size({"width": width, "height": 800})
             for hash, ready in (
                 ("#", "#place-0 img"),

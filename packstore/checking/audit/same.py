@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from packstore.checking.audit.report import Collector
 from packstore.core.errors import UsageError, printable
-from packstore.core.manifest import Manifest
+from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.perceptual import THRESHOLD, WORDS, bits_set, distances
 
@@ -29,6 +29,18 @@ _NONE = np.uint64((1 << 64) - 1)
 _NUMBER_BITS = np.uint64(40)
 
 
+class Classes(NamedTuple):
+    """A column of class numbers.
+
+    Attributes:
+        column: The column.
+        values: ``int64``: of each record the class number, or of several a hash of them; negative without a value.
+    """
+
+    column: Column
+    values: NDArray[np.int64]
+
+
 class Rows(NamedTuple):
     """What the search needs to know of all records.
 
@@ -36,11 +48,13 @@ class Rows(NamedTuple):
         splits: Number of the split of each, ``int32``; 0 for all without splits.
         labels: Its class number, ``int64``; negative without one.
         sizes: Records of each split.
+        classes: All columns of class numbers, that of ``labels`` first.
     """
 
     splits: NDArray[np.int32]
     labels: NDArray[np.int64]
     sizes: list[int]
+    classes: list[Classes]
 
 
 def report_groups(
@@ -48,11 +62,11 @@ def report_groups(
 ) -> None:
     """Notes records with equal ``values``, uint64 ``(N,)``, of those that are ``valid``."""
     for group in groups_of(values, valid):
-        splits, labels = rows.splits[group], rows.labels[group]
-        different = np.unique(labels[labels >= 0])
-        if len(different) > 1:
-            names = ", ".join(_class_name(manifest, number) for number in different[:5].tolist())
-            found.add("conflict", f"{what} under {len(different)} labels: {names}", group.tolist())
+        splits = rows.splits[group]
+        for column, values in rows.classes:
+            different = np.unique(values[group][values[group] >= 0])
+            if len(different) > 1:
+                found.add("conflict", f"{what} under {_said(column, different)}", group.tolist())
         there = np.unique(splits).tolist()
         if len(there) > 1:
             names = ", ".join(printable(manifest.splits[number].name) for number in there)
@@ -141,10 +155,10 @@ def report_near(found: Collector, manifest: Manifest, rows: Rows, within: Neares
                 sizes = [rows.sizes[rows.splits[record]] for record in (earlier, later)]
                 drop = earlier if sizes[0] >= sizes[1] else later
             found.add(kind, what, (earlier, later), (drop,))
-            labels = int(rows.labels[earlier]), int(rows.labels[later])
-            if min(labels) >= 0 and labels[0] != labels[1]:
-                names = " and ".join(_class_name(manifest, number) for number in labels)
-                found.add("near_conflict", f"{names}; {what}", (earlier, later))
+            for column, values in rows.classes:
+                both = values[[earlier, later]]
+                if both.min() >= 0 and both[0] != both[1]:
+                    found.add("near_conflict", f"{_said(column, both)}; {what}", (earlier, later))
 
 
 def nearest_before(
@@ -240,6 +254,12 @@ def _band(hashes: NDArray[np.uint64], band: int) -> NDArray[np.int64]:
     return ((hashes[:, word] >> np.uint64(shift)) & np.uint64((1 << _BAND_BITS) - 1)).astype(np.int64)
 
 
-def _class_name(manifest: Manifest, number: int) -> str:
-    classes: Sequence[str] = manifest.classes or ()
-    return printable(classes[number]) if 0 <= number < len(classes) else str(number)
+def _said(column: Column, values: NDArray[np.int64]) -> str:
+    """``2 labels: ant, bee``; of another column ``2 classes of 'kind': big, small`` or ``2 lists of classes in
+    'objects'``."""
+    if column.kind == "ragged":
+        return f"{len(values)} lists of classes in {printable(column.name)!r}"
+    named: Sequence[str] = column.classes or ()
+    names = ", ".join(printable(named[n]) if n < len(named) else str(n) for n in values[:5].tolist())
+    of = "labels" if column.name == "label" else f"classes of {printable(column.name)!r}"
+    return f"{len(values)} {of}: {names}"

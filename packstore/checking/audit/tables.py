@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from packstore.checking.audit.report import Collector
-from packstore.checking.audit.same import Rows
+from packstore.checking.audit.same import Classes, Rows
 from packstore.checking.store_check import OpenFile, open_files
 from packstore.core.columns import NUMPY_DTYPE, Ragged
 from packstore.core.errors import PackstoreError, StoreError, printable
@@ -28,7 +29,7 @@ class Columns:
         manifest, count = reader.manifest, len(reader)
         self.checksums = np.zeros(count, np.uint64)
         self.there = np.zeros(count, np.bool_)
-        labels = np.full(count, -1, np.int64)
+        classes = [Classes(column, np.full(count, -1, np.int64)) for column in _class_columns(manifest)]
         known = 0
         for file in files(reader):
             rows = slice(file.start, file.start + len(file.reader))
@@ -36,8 +37,9 @@ class Columns:
             try:
                 self.checksums[rows] = file.reader.fixed("checksum")
                 self.there[rows] = True
-                if manifest.has_column("label"):
-                    labels[rows] = _labels(file.reader, manifest.column("label"), file.start, found)
+                for column, values in classes:
+                    numbers = _numbers if column.kind == "fixed" else _lists
+                    values[rows] = numbers(file.reader, column, file.start, found)
             except StoreError as error:
                 found.add("damaged", f"{file.name or 'the store'}: {error}")
         if known < count:
@@ -47,7 +49,14 @@ class Columns:
         splits = np.zeros(count, np.int32)
         for number, split in enumerate(manifest.splits):
             splits[split.start : split.stop] = number
-        self.rows = Rows(splits, labels, [len(split) for split in manifest.splits] or [count])
+        labels = classes[0].values if manifest.has_column("label") else np.full(count, -1, np.int64)
+        self.rows = Rows(splits, labels, [len(split) for split in manifest.splits] or [count], classes)
+
+
+def _class_columns(manifest: Manifest) -> list[Column]:
+    """The columns of class numbers, ``label`` first."""
+    found = [column for column in manifest.columns if column.type in ("label", "labels")]
+    return sorted(found, key=lambda column: column.name != "label")
 
 
 def files(reader: Reader) -> Iterator[OpenFile]:
@@ -55,9 +64,9 @@ def files(reader: Reader) -> Iterator[OpenFile]:
     return (file for file in open_files(reader) if file is not None)
 
 
-def _labels(reader: Reader, column: Column, start: int, found: Collector) -> NDArray[np.int64]:
+def _numbers(reader: Reader, column: Column, start: int, found: Collector) -> NDArray[np.int64]:
     """Class numbers, -1 for a missing one, and for one that is none of the classes, which is noted."""
-    labels = reader.fixed("label").astype(np.int64)
+    labels = reader.fixed(column.name).astype(np.int64)
     if column.nullable:
         labels[~reader.fixed(column.valid_name)] = -1
         none = np.zeros(len(labels), np.bool_)
@@ -66,9 +75,26 @@ def _labels(reader: Reader, column: Column, start: int, found: Collector) -> NDA
     if column.classes is not None:
         none |= labels >= len(column.classes)
     for record in np.flatnonzero(none).tolist():
-        found.add("bad_label", f"label {labels[record]}", [start + record])
+        found.add("bad_label", f"{printable(column.name)} {labels[record]}", [start + record])
     labels[none] = -1
     return labels
+
+
+def _lists(reader: Reader, column: Column, start: int, found: Collector) -> NDArray[np.int64]:
+    """Hashes of the classes of each record, in whatever order they are listed; -1 where there is no list. One with a
+    number that is none of the classes is noted."""
+    values = reader.ragged(column.name)
+    there = reader.fixed(column.valid_name) if column.nullable else np.ones(len(values), np.bool_)
+    hashes = np.full(len(values), -1, np.int64)
+    for record in np.flatnonzero(there).tolist():
+        data = bytes(values[record])
+        numbers = np.sort(np.frombuffer(data[: len(data) // column.record_nbytes * column.record_nbytes], "<i8"))
+        wrong = numbers[(numbers < 0) | (numbers >= len(column.classes))] if column.classes is not None else numbers[:0]
+        if len(wrong):
+            found.add("bad_label", f"{printable(column.name)} {wrong[0]}", [start + record])
+        else:
+            hashes[record] = xxh3_64_intdigest(numbers.data) >> 1
+    return hashes
 
 
 def report_classes(found: Collector, manifest: Manifest, rows: Rows, most_ratio: float) -> None:
