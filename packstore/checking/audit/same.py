@@ -63,8 +63,8 @@ def report_groups(
     """Notes records with equal ``values``, uint64 ``(N,)``, of those that are ``valid``."""
     for group in groups_of(values, valid):
         splits = rows.splits[group]
-        for column, values in rows.classes:
-            different = np.unique(values[group][values[group] >= 0])
+        for column, numbers in rows.classes:
+            different = np.unique(numbers[group][numbers[group] >= 0])
             if len(different) > 1:
                 found.add("conflict", f"{what} under {_said(column, different)}", group.tolist())
         there = np.unique(splits).tolist()
