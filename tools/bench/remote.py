@@ -89,7 +89,7 @@ def make_pixels(path: Path, records: int) -> None:
 
 def epochs(dataset: Any, workers: int, augment: list[Any]) -> Callable[[], float]:
     """A function that runs an epoch of a loader and returns its seconds."""
-    loader = packstore.PackedLoader(dataset, 256, shuffle=True, workers=workers, resident=False, augment=augment)
+    loader = packstore.PackedLoader(dataset, 256, shuffle="full", workers=workers, resident=False, augment=augment)
 
     def run() -> None:
         for _ in loader:
