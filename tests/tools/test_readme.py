@@ -105,9 +105,17 @@ FACTS = {
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in TEXTS]
 )
 def test_a_page_runs(
-    name: str, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    demo: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+    if "s3://bucket" in text_of(name):
+        request.getfixturevalue("s3")
     if "torchvision" in text_of(name):
         import_torchvision()
     monkeypatch.setattr(doctor, "_probe", lambda name: NOT_ASKED)
@@ -256,8 +264,10 @@ OTHERS = {
     "--address",
     "--num-cpus",
     "--block",
+    *("--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint"),
+    *("--cpus-per-task", "--gpus-per-node", "--nodes", "--ntasks-per-node"),
 }
-"""Options of pip, mypy, ray, ``tools/`` and the examples."""
+"""Options of pip, mypy, ray, torchrun, SLURM, ``tools/`` and the examples."""
 
 
 @pytest.mark.parametrize("name", WRITTEN)
