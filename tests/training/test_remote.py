@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -144,6 +145,18 @@ def test_shards_to_come_are_there_before_they_are_needed(url: str) -> None:
     loader.reset_stats()
     assert len(list(batches)) == 49
     assert loader.stats()["cache_misses"] == 0
+
+
+def test_a_fetch_that_hangs_holds_up_no_batch(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(RemoteReader, "prefetch", lambda *_: gate.wait(60))
+    loader = loader_of(url, 4, shuffle=True, window=5)
+    try:
+        assert sorted(key for batch in keys(loader) for key in batch) == sorted(PackedDataset(url, "train").keys)
+        assert not gate.is_set()
+    finally:
+        gate.set()
+    assert loader.stats()["cache_misses"] == 50
 
 
 @pytest.mark.slow
