@@ -158,7 +158,6 @@ MUTATIONS = [
     Mutation("tokens.c", "    memset(rewriting->predicted, 0, sizeof rewriting->predicted);\n", ""),
     Mutation("tokens.c", "if (UNLIKELY(k > 63))", "if (0)"),
     Mutation("tokens.c", "|| close_segment(&lane) != DONE", ""),
-    Mutation("tokens.c", "UNLIKELY(reader.at > lane->end + 8)", "0"),
     Mutation(
         "tokens.c",
         "bool edge = column == headers->across - 1 || row == headers->rows - 1",
@@ -208,7 +207,7 @@ MUTATIONS = [
     Mutation("idct.c", "pairs(4433 + 6270, 4433)", "pairs(4434 + 6270, 4433)"),
     Mutation("idct.c", "((dc * quantisation * 4 + 16) >> 5)", "((dc * quantisation * 4 + 15) >> 5)"),
     Mutation("colours.c", "_mm256_set1_epi16(26345)", "_mm256_set1_epi16(26330)"),
-    Mutation("colours.c", "(91881 * red + 32768)", "(91882 * red + 32768)"),
+    Mutation("colours.c", "(91881 * red + 32768)", "(91900 * red + 32768)"),
     Mutation("colours.c", "for (; i + 6 <= pixels; i += 5)", "for (; i + 5 <= pixels; i += 5)"),
     Mutation("colours.c", "for (; i + 16 <= count; i += 16)", "for (; i < count; i += 16)"),
     Mutation("colours.c", "    to[-1] = to[0];\n", ""),
