@@ -23,11 +23,12 @@ from packstore.checking.store_check import StoreCheck, batches, key_of, open_fil
 from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.errors import DestinationError, StoreError, printable
-from packstore.core.files import check_paths
+from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Column, Skipped
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
+from packstore.core.urls import location
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources import open_source
 from packstore.stores import create_store, format_of, open_store
@@ -114,8 +115,9 @@ def repair(
     true_or_false(partial=partial)
     whole("max_pixels", max_pixels)
     workers = default_workers() if workers is None else whole("workers", workers)
-    check_paths(damaged, source, destination, labels)
-    damaged, source, destination = Path(damaged), Path(source), Path(destination)
+    check_paths(damaged, destination, labels)
+    refuse_empty(source)
+    damaged, source, destination = Path(damaged), location(source), Path(destination)
     refuse_inside(destination, damaged)
     refuse_inside(destination, source)
     with open_damaged(damaged) as reader, progress_callback(progress) as report:

@@ -117,7 +117,7 @@ def verify(
             does not see a byte that has changed within an image. At a URL it looks at the head, the table and the
             sizes of the objects only.
         decode: Also decode every image in full.
-        against: A source (or another store) to compare with, or None.
+        against: A source (or another store) to compare with, also a URL, or None.
         source_kind: Kind of that source instead of recognising it.
         labels: Labels file of that source, as it was given to ``convert``.
         image_key: Array of the images in that source; None for what ``convert`` was given, and so with the next two.

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
     help="Refuse images that claim more pixels, e.g. 50M.",
 )  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core; 32 for a URL]")
 @click.option("--decoder", default="auto", show_default=True, metavar="NAME",
               help="turbojpeg, simplejpeg, jpeg4py, opencv or pillow.")  # fmt: skip
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")

@@ -17,6 +17,7 @@ from packstore.cli.common import (
     LocalPath,
     PixelCount,
     PluginChoice,
+    StorePath,
     describe_normalization,
     echo_rows,
     human_bytes,
@@ -40,7 +41,7 @@ _LISTED = 10
 
 
 @click.command(short_help="Pack a dataset into a store.")
-@click.argument("source", type=LocalPath())
+@click.argument("source", type=StorePath())
 @click.argument("dest", type=LocalPath())
 @click.option(
     "--encoding", type=PluginChoice(ENCODINGS), help="What a record holds.  [default: original; .pth: float16]"
@@ -93,7 +94,7 @@ _LISTED = 10
 @click.option(
     "--cluster", metavar="WHERE", help="DEST is a URL: pack by processes:N of this machine, ray, or ray:ADDRESS."
 )
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core; 32 for a URL]")
 @click.option("--decoder", default="auto", show_default=True, metavar="NAME",
               help="turbojpeg, simplejpeg, jpeg4py, opencv or pillow.")  # fmt: skip
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
@@ -103,8 +104,9 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
 
     SOURCE is a folder of class folders (root/class/…, or root/{train,val,test}/class/…), a folder of
     images with or without --labels, an archive of either (.zip, .tar, .tar.gz …), CIFAR-10 or CIFAR-100 as
-    downloaded, or a store. The suffix of DEST chooses the format: .lmdb, .h5, .hdf5, .pth or .pt. DEST
-    appears when it is complete. To go on after an interrupted run, give the same command again.
+    downloaded, a store, or the URL of a folder or a store. The suffix of DEST chooses the format: .lmdb,
+    .h5, .hdf5, .pth or .pt. DEST appears when it is complete. To go on after an interrupted run, give the
+    same command again.
 
     \b
     Examples:
@@ -114,6 +116,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
       packstore convert imagenet/ i224.h5 --encoding uint8 --size 224
       packstore convert ILSVRC2012_img_train.tar train.lmdb     an archive
       packstore convert cifar-10-python.tar.gz cifar.pth        float16
+      packstore convert s3://bucket/imagenet imagenet.lmdb      from an object store
       packstore convert photos/ photos.lmdb --labels labels.csv --on-error skip
       packstore convert imagenet.lmdb imagenet.h5               another format
     """

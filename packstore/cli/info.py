@@ -65,8 +65,10 @@ def info(
       packstore info imagenet.lmdb --plot imagenet.png
       packstore info imagenet/                 a source
       packstore info s3://bucket/imagenet.lmdb
+      packstore info s3://bucket/imagenet      a source
       packstore info s3://bucket/imagenet.lmdb --cost --nodes 8
     """
+    from packstore.core.urls import UrlPath
     from packstore.objects import RemoteError
     from packstore.stores import open_store
 
@@ -81,7 +83,8 @@ def info(
     try:
         reader = open_store(path)
     except StoreError as error:
-        if isinstance(error, (MissingStoreError, RemoteError)):
+        missing = isinstance(error, MissingStoreError)
+        if missing is not isinstance(path, UrlPath) and isinstance(error, (MissingStoreError, RemoteError)):
             raise
         _no_chart(plot)
         try:

@@ -13,6 +13,7 @@ from packstore.cli.common import (
     LocalPath,
     PixelCount,
     PluginChoice,
+    StorePath,
     array_options,
     expecting_store,
     progress_bar,
@@ -33,7 +34,7 @@ _LISTED = 50
 @click.command(short_help="Replace the damaged records of a store from its source.")
 @click.argument("damaged", type=LocalPath())
 @click.option(
-    "--from", "source", type=LocalPath(), required=True, metavar="SOURCE",
+    "--from", "source", type=StorePath(), required=True, metavar="SOURCE",
     help="What the store was packed from, or another store of the same images.",
 )  # fmt: skip
 @click.option("--out", type=LocalPath(), required=True, metavar="FIXED", help="Where the new store goes.")

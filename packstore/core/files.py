@@ -46,7 +46,7 @@ def url_in(*paths: str | bytes | os.PathLike[str] | None) -> str | None:
         url = None if path is None else split_url(path)
         if url is not None:
             slashes = "///" if url[0] == "file" else "//"
-            return f"{printable(f'{url[0]}:{slashes}{url[1]}')} is a URL; packstore reads local files"
+            return f"{printable(f'{url[0]}:{slashes}{url[1]}')} is a URL; give a path on this machine"
     return None
 
 

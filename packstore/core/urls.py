@@ -21,7 +21,10 @@ class UrlPath(_LocalPath):
     """
 
     def __str__(self) -> str:
-        scheme, _, rest = super().__str__().partition(":")
+        text = super().__str__()
+        scheme, _, rest = text.partition(":")
+        if not rest.startswith("/"):  # relative to a URL
+            return text
         return f"{scheme.lower()}:{'///' if scheme.lower() == 'file' else '//'}{rest.lstrip('/')}"
 
     def __fspath__(self) -> str:

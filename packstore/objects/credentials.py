@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import configparser
+import http.client
 import importlib.util
 import os
-import socket
+from contextlib import closing
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -18,13 +20,14 @@ _METADATA_SECONDS = 1.0  # the address is the machine's own host's: it answers i
 
 class _Cloud(NamedTuple):
     """Names in the environment: of credentials, each alternative with blanks between names that belong together; of
-    the switch for requests without any; of the address of the metadata service, and its usual one. ``wanted``: what a
-    message asks for."""
+    the switch for requests without any; of the address of the metadata service, and its usual one. ``asked``: method,
+    path and header of what it answers by 200 on machines of that cloud. ``wanted``: what a message asks for."""
 
     credentials: tuple[str, ...]
     public: str
     metadata: str
     usual: str
+    asked: tuple[str, str, dict[str, str]]
     wanted: str
 
 
@@ -39,6 +42,7 @@ _CLOUDS = {
         "AWS_SKIP_SIGNATURE",
         "AWS_METADATA_ENDPOINT",
         "http://169.254.169.254",
+        ("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}),
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE,",
     ),
     "gs": _Cloud(
@@ -52,6 +56,7 @@ _CLOUDS = {
         "GOOGLE_SKIP_SIGNATURE",
         "GCE_METADATA_HOST",
         "http://metadata.google.internal",
+        ("GET", "/computeMetadata/v1/instance/id", {"Metadata-Flavor": "Google"}),
         "GOOGLE_APPLICATION_CREDENTIALS",
     ),
     "az": _Cloud(
@@ -72,6 +77,7 @@ _CLOUDS = {
         "AZURE_SKIP_SIGNATURE",
         "AZURE_MSI_ENDPOINT",
         "http://169.254.169.254",
+        ("GET", "/metadata/instance?api-version=2021-02-01", {"Metadata": "true"}),
         "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
     ),
 }
@@ -93,7 +99,7 @@ def credentials(location: Location) -> dict[str, Any]:
     if location.scheme == "gs" and Path("~/.config/gcloud/application_default_credentials.json").expanduser().exists():
         return profile
     address = os.environ.get(cloud.metadata) or cloud.usual
-    if not _answers(address if "//" in address else f"http://{address}"):
+    if not _answers(address if "//" in address else f"http://{address}", *cloud.asked):
         raise RemoteError(
             f"{location.shown()}: no credentials; set {cloud.wanted} (or {cloud.public}=true for what everybody may "
             "read). This machine has none of its own: no metadata service of a cloud answers"
@@ -147,12 +153,13 @@ def _of_boto3(location: Location, profile: str) -> Any:
     return Boto3CredentialProvider()
 
 
-def _answers(url: str) -> bool:
-    """Whether something accepts connections there."""
+def _answers(url: str, method: str, path: str, headers: dict[str, str]) -> bool:
+    """Whether the metadata service of a cloud is there: proxies and firewalls answer, too, but not by 200."""
     parts = urlsplit(url)
     try:
-        address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
-        with socket.create_connection(address, timeout=_METADATA_SECONDS):
-            return True
-    except (OSError, ValueError):
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=_METADATA_SECONDS)
+        with closing(connection):
+            connection.request(method, path, headers=headers)
+            return connection.getresponse().status == HTTPStatus.OK
+    except (OSError, ValueError, http.client.HTTPException):
         return False

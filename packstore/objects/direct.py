@@ -61,24 +61,37 @@ class Direct:
                 return bytes(obstore.get(self._connection(), path, options={"range": {"offset": start}}).bytes())
             return bytes(obstore.get_range(self._connection(), path, start=start, end=stop))
 
+    def read(self, name: str) -> tuple[ObjectInfo, bytes]:
+        reply = self._reply(name)
+        info, _ = next(reply)
+        return info, b"".join(piece for _, piece in reply)
+
     def stream(self, name: str) -> Iterator[bytes]:
-        """obstore asks again for the rest of a body that breaks off, but only within its time from the first byte on;
+        return (piece for _, piece in self._reply(name) if piece)
+
+    def _reply(self, name: str) -> Iterator[tuple[ObjectInfo, bytes]]:
+        """An object's bytes, piece by piece, each with what the object is; at first none.
+
+        obstore asks again for the rest of a body that breaks off, but only within its time from the first byte on;
         so it is asked anew, as long as each time brings something."""
         import obstore
         from obstore.exceptions import GenericError, PreconditionError
 
         seen, expected = 0, -1
+        info: ObjectInfo | None = None
         options: GetOptions | None = None
         with self._explaining(name, "read"):
             while seen != expected:
                 before = seen
                 try:
                     found = obstore.get(self._connection(), self._path(name), options=options)
-                    expected = found.meta["size"]
+                    if info is None:
+                        info = self._info(dict(found.meta))
+                        expected = info.nbytes
+                        yield info, b""
                     for piece in found.stream(STEP_BYTES):
-                        if piece:
-                            seen += len(piece)
-                            yield bytes(piece)
+                        seen += len(piece)
+                        yield info, bytes(piece)
                 except PreconditionError:
                     raise RemoteError(f"{self.location.shown(name)} was replaced while it was read") from None
                 except GenericError:

@@ -62,6 +62,11 @@ class ObjectStore:
         """An object's bytes, some MB at a time. Raises :class:`MissingObjectError` at the first."""
         return self._iterate("stream", name)
 
+    def read(self, name: str) -> tuple[ObjectInfo, bytes]:
+        """An object and its bytes, by one request. Raises :class:`MissingObjectError`."""
+        found: tuple[ObjectInfo, bytes] = self._call("read", name)
+        return found
+
     def head(self, name: str) -> ObjectInfo:
         """An object without its bytes. Raises :class:`MissingObjectError`."""
         info: ObjectInfo = self._call("head", name)

@@ -126,7 +126,7 @@ def append(
         shard_size: About how many bytes of images a new shard has, as for :func:`packstore.convert`; None for as many
             as the store's largest shard, and for a store of one file a shard for each split.
         restart: Do not go on from an interrupted run.
-        workers: Threads; None for one a core.
+        workers: Threads; None for one a core, and for 32 where the source is a URL.
         decoder: Name of the decoder.
         max_pixels: As for :func:`packstore.convert`.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.

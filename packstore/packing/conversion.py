@@ -16,7 +16,6 @@ from packstore.core.errors import SourceError, UsageError, printable
 from packstore.core.fields import Field, as_fields
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Normalization, Skipped
-from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
 from packstore.core.urls import UrlPath, location
 from packstore.images.encode import Encoder
@@ -82,7 +81,8 @@ def convert(
 
     Args:
         source: The path of an image folder, a flat folder, CIFAR-10 or CIFAR-100 in any published layout, or a store;
-            or a dataset: a ``Dataset`` or ``IterableDataset`` of torch, a list or a generator of samples, or a dict of
+            the URL of a folder of images (also of COCO, YOLO, VOC …) or of a store: ``s3://bucket/imagenet``; or a
+            dataset: a ``Dataset`` or ``IterableDataset`` of torch, a list or a generator of samples, or a dict of
             such datasets by split. A sample is a dict of values by name, with its key under ``key``; or
             ``(image, label)``, ``(image, target)`` with a dict as target; or the image alone. Without a key it gets its
             index. Of an ``ImageFolder`` without a transform, the files are packed and nothing is decoded.
@@ -118,8 +118,8 @@ def convert(
         shard_size: About how many bytes of images a shard has, as a number or as text (``2MB``); cut by the sizes in
             the source before packing, see :class:`packstore.packing.shard_rule.ShardRule`. None for a store of one
             file; at a URL, for 256 MiB.
-        workers: Threads; None for one a core. Of a map-style dataset also the processes that read it, from 2 on; None
-            for one a core where it has 1,024 samples or more.
+        workers: Threads; None for one a core, and for 32 where the source is a URL. Of a map-style dataset also the
+            processes that read it, from 2 on; None for one a core where it has 1,024 samples or more.
         decoder: Name of the decoder, see :func:`packstore.images.decoders.get_decoder`.
         max_pixels: An image whose header says more pixels is a bad sample, and so is a file of more than 8 bytes for
             each of these and 64 MiB: decided before it is read or decoded. What bounds the memory: a thread that
@@ -169,9 +169,10 @@ def convert(
         if isinstance(source, (str, os.PathLike)):
             if fields is not None:
                 raise UsageError("fields declare the values of a dataset; a path has fields of its own")
-            check_paths(source, labels)
+            refuse_empty(source)
             refuse_empty(destination)
-            plan = make_plan(Path(source), location(destination), options, report)
+            check_paths(labels)
+            plan = make_plan(location(source), location(destination), options, report)
         else:
             refuse_empty(destination)
             plan = _plan_of_dataset(source, location(destination), options, fields, report)
@@ -215,10 +216,10 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     if isinstance(plan.destination, UrlPath):
         return run_on_cluster(plan, progress, started)
     check_space(plan)
-    workers = plan.options.workers or default_workers()
+    workers = plan.options.workers or plan.source.workers()
     plan = normalized(plan, workers, progress)
     encoder = plan.encoder()
-    if encoder.passes_through:
+    if encoder.passes_through and not isinstance(plan.source.path, UrlPath):
         # Reading a small file is system calls and Python: threads would only wait for each other's GIL. Measured for
         # 50,000 files of 2 KB on 2 cores: 0.92 s with one thread beside the writing one, 1.08 s with two. With larger
         # files the writing thread has as much to do as a core can: 600 of 110 KB take 68 ms so, and 79 ms with two.

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from packstore.core.errors import DestinationError, SampleError, UsageError, printable
-from packstore.core.files import check_paths
+from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
@@ -79,8 +79,8 @@ def make_plan(
         SourceError: The source cannot be read or has nothing to pack.
         DestinationError: The destination exists, lies inside the source or has too little space.
     """
-    check_paths(source)
-    destination = location(destination)
+    refuse_empty(source)
+    source, destination = location(source), location(destination)
     resolve_format(destination, options.format)
     _check_places(source, destination)
     check_destination(destination, options)
@@ -188,14 +188,15 @@ def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
 
 def _check_places(source: Path, destination: Path) -> None:
     shown = printable(str(destination))
-    if not source.exists():
+    far = isinstance(source, UrlPath)
+    if not far and not source.exists():
         raise UsageError(f"{printable(str(source))}: no such file or directory")
-    if isinstance(destination, UrlPath):
+    if far is not isinstance(destination, UrlPath):
         return
     real_source, real_destination = source.resolve(), destination.resolve()
     if real_destination == real_source:
         raise DestinationError(f"{shown}: source and destination are the same; choose another destination")
-    if real_source.is_dir() and real_destination.is_relative_to(real_source):
+    if (far or real_source.is_dir()) and real_destination.is_relative_to(real_source):
         raise DestinationError(
             f"{shown}: the destination lies inside the source {printable(str(source))}; write it elsewhere"
         )

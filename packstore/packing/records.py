@@ -14,7 +14,7 @@ import packstore
 from packstore.core.checksums import ROW_CHECKSUM
 from packstore.core.column import CHECKSUM, KEY
 from packstore.core.manifest import Column, Manifest, Origin, Skipped
-from packstore.core.parallel import default_workers, ordered_pieces
+from packstore.core.parallel import ordered_pieces
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.encode import Encoder
 from packstore.packing.batches import DECODE_BYTES, DECODE_RECORDS, PASS_BYTES, PASS_RECORDS, Packed, batches, pack
@@ -65,7 +65,7 @@ def pack_shard(
         progress: Called after each batch.
     """
     encoder, done = plan.encoder(), PackedShard()
-    columns, workers = columns_of(plan, encoder), plan.options.workers or default_workers()
+    columns, workers = columns_of(plan, encoder), plan.options.workers or plan.source.workers()
     with create_store(path, format=plan.format, encoding=plan.encode.encoding, columns=columns) as builder:
         describe(builder, plan, encoder)
         for packed in packed_batches(plan, encoder, iter(entries), workers):

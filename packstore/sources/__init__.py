@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, SourceError, UsageError, printable
-from packstore.core.files import check_paths, refuse_empty, url_in
+from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.registry import SOURCES
-from packstore.core.urls import UrlPath, location
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import annotated
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.nested import find_within, folders_like_splits, only_folder
 from packstore.sources.refusals import lies_within, like_splits, only_unpacked, undecided, unrecognised
+from packstore.sources.remote import COPY, RemotePath, known_buckets, source_path
+from packstore.stores import is_store
 
 __all__ = ["Certainty", "Entry", "Kind", "Source", "SourceOptions", "Survey", "kind_of", "open_source"]
 
@@ -45,7 +46,7 @@ def open_source(
     """Opens the source at ``path``.
 
     Args:
-        path: A file or directory; or the URL of a store.
+        path: A file or directory; or the URL of a folder of images or of a store: ``s3://bucket/imagenet``.
         kind: The name of its kind, one of :data:`packstore.core.registry.SOURCES`; None recognises it. A name decides
             where a folder is ambiguous: ``imagefolder`` takes all top folders as classes where some look like splits
             and others hold images as well.
@@ -61,13 +62,13 @@ def open_source(
 
     Raises:
         AmbiguousSourceError: Something annotates the images that no kind reads, and ``kind`` is None.
-        UsageError: A URL of anything but a store, an unknown kind, labels for a kind that has its own, or names of
-            arrays for a kind that has none.
+        UsageError: The URL of a kind that is read from this machine only, an unknown kind, labels for a kind that has
+            its own, or names of arrays for a kind that has none.
         SourceError: There is nothing at ``path``, or nothing of a known kind.
     """
     refuse_empty(path)
     check_paths(labels)
-    place = location(path)
+    place = source_path(path)
     options = SourceOptions(
         labels=None if labels is None else Path(labels),
         max_pixels=max_pixels,
@@ -80,16 +81,18 @@ def open_source(
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):
         raise _takes_not(named, options)
-    if isinstance(place, UrlPath):
-        if named is not None and named.name != "store":
-            raise UsageError(url_in(place) or "")
+    if isinstance(place, RemotePath) and (is_store(place) if named is None else named.name == "store"):
         store: Kind = SOURCES["store"]
         return store.open(place, options)
+    if named is not None and not named.reads(place):
+        raise UsageError(f"{printable(str(place))}: sources of kind {named.name} are read from this machine: {COPY}")
     try:
         place.stat()
+    except PackstoreError:  # of which one is a ValueError, too
+        raise
     except (OSError, ValueError) as error:
         raise SourceError(_unreachable(place, error)) from None
-    with _asking_about(place), kept_indexes():
+    with _asking_about(place), kept_indexes(), known_buckets():
         if named is None:
             try:
                 with known_folders():
@@ -171,8 +174,10 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
     found: dict[Certainty, list[Kind]] = {}
     refused: SourceError | None = None
     kind: Kind
+    if isinstance(path, RemotePath) and path.is_file():
+        raise path.is_one_object()
     for kind in SOURCES.values():  # plug-ins come last, and are not even looked for where a built-in kind is certain
-        if not kind.takes(options) or (refused is not None and kind.name in SOURCES.built_in):
+        if not (kind.reads(path) and kind.takes(options)) or (refused is not None and kind.name in SOURCES.built_in):
             continue
         try:
             certainty = kind.recognise(path, options)
@@ -204,6 +209,8 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         return possible[0]
     if options.labels is None and (within := find_within(path, _certain)):
         raise lies_within(path, within)
+    if isinstance(path, RemotePath) and not (options.named or _holds_images(path)):
+        raise _not_remote(path)
     if possible:
         if path.is_file() and (tree := open_tree(path)) is not None:
             raise only_unpacked(path, tree)
@@ -220,6 +227,8 @@ def _certain(path: Path) -> Kind | None:
     """The first kind that is certain of a path, or sure that the path is meant for it."""
     kind: Kind
     for kind in map(SOURCES.__getitem__, SOURCES.built_in):
+        if not kind.reads(path):
+            continue
         try:
             if kind.recognise(path, SourceOptions()) is Certainty.CERTAIN:
                 return kind
@@ -242,6 +251,18 @@ def _ask_about_classes(path: Path) -> None:
         raise lies_within(path, [(inside, kind)], "imagefolder")
     if splits := folders_like_splits(path):
         raise like_splits(path, splits, "imagefolder")
+
+
+def _holds_images(path: RemotePath) -> bool:
+    tree = path.tree()
+    return tree is not None and tree.holds_images("", ())
+
+
+def _not_remote(path: Path) -> SourceError:
+    return SourceError(
+        f"{printable(str(path))} holds no images and no store, and nothing else is read from object stores (packstore "
+        f"guide sources): {COPY}"
+    )
 
 
 def _unreachable(path: Path, error: OSError | ValueError) -> str:

@@ -19,8 +19,12 @@ from packstore.core.arguments import text_or_none
 from packstore.core.columns import ImageData
 from packstore.core.errors import NotInSourceError, SourceError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
+from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.urls import UrlPath
 from packstore.images.sniff import MAX_PIXELS
+
+_REMOTE_WORKERS = 32
 
 
 class Certainty(IntEnum):
@@ -89,6 +93,7 @@ class Kind:
         open: Opens a path. Raises :class:`SourceError` where it is not of this kind.
         takes_labels: It uses :attr:`SourceOptions.labels`; other kinds are never given any.
         takes_arrays: Likewise :attr:`SourceOptions.array_names`.
+        in_objects: It also reads folders in object stores: all that it reads, it reads through its tree.
     """
 
     name: str
@@ -97,6 +102,11 @@ class Kind:
     open: Callable[[Path, SourceOptions], Source]
     takes_labels: bool = False
     takes_arrays: bool = False
+    in_objects: bool = False
+
+    def reads(self, path: Path) -> bool:
+        """Whether it reads where ``path`` lies: on this machine, or in an object store."""
+        return self.in_objects or not isinstance(path, UrlPath)
 
     def takes(self, options: SourceOptions) -> bool:
         """Whether it uses all that is given of what only some kinds use."""
@@ -244,6 +254,10 @@ class Source(ABC):
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         """The same entries, ready for :meth:`read`: what one thread, or other processes, have to do for them first."""
         return entries
+
+    def workers(self) -> int:
+        """How many threads read it best: more than there are cores where each waits for a server."""
+        return _REMOTE_WORKERS if isinstance(self.path, UrlPath) else default_workers()
 
     def nbytes(self, entry: Entry) -> int:
         """About how many bytes an entry of :meth:`fetch` has."""

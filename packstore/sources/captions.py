@@ -317,4 +317,10 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.PARTIAL if any(f not in files and not _KNOWN.fullmatch(f) for f in further) else Certainty.CERTAIN
 
 
-KIND = Kind("captions", "images with captions.csv, .tsv or .jsonl, or Flickr's captions", _recognise, CaptionsSource)
+KIND = Kind(
+    "captions",
+    "images with captions.csv, .tsv or .jsonl, or Flickr's captions",
+    _recognise,
+    CaptionsSource,
+    in_objects=True,
+)

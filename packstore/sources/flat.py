@@ -192,4 +192,11 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.PARTIAL if find_annotations(tree) else Certainty.CERTAIN
 
 
-KIND = Kind("flat", "a folder of images, with labels in a CSV file or none", _recognise, FlatSource, takes_labels=True)
+KIND = Kind(
+    "flat",
+    "a folder of images, with labels in a CSV file or none",
+    _recognise,
+    FlatSource,
+    takes_labels=True,
+    in_objects=True,
+)

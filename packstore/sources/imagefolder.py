@@ -292,4 +292,4 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.POSSIBLE if root.directories and not root.images else Certainty.NO
 
 
-KIND = Kind("imagefolder", "an image folder, whose folders are classes", _recognise, ImageFolderSource)
+KIND = Kind("imagefolder", "an image folder, whose folders are classes", _recognise, ImageFolderSource, in_objects=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from packstore.core.errors import PackstoreError
 from packstore.sources.base import SPLIT_ORDER, Kind
 from packstore.sources.listing import is_image_name, is_passed_over
+from packstore.sources.remote import RemotePath
 
 _LOOKED_AT, _TRIED, _DEPTH = 256, 16, 3
 _LIKE_SPLIT = re.compile(rf"({'|'.join(SPLIT_ORDER)}|unlabell?ed)([_-]?(\d+|images?|imgs?|data|set))*")
@@ -61,8 +62,11 @@ def folders_like_splits(path: Path) -> list[Path]:
 def _visible(path: Path) -> list[Path]:
     """Some of what lies in a folder, sorted, without what is hidden; nothing where it cannot be listed."""
     try:
-        with os.scandir(path) as entries:
-            names = [entry.name for entry in islice(entries, _LOOKED_AT)]
+        if isinstance(path, RemotePath):
+            names = [place.name for place in islice(path.iterdir(), _LOOKED_AT)]
+        else:
+            with os.scandir(path) as entries:
+                names = [entry.name for entry in islice(entries, _LOOKED_AT)]
     except OSError:
         return []
     return [path / name for name in sorted(names) if not is_passed_over(name)]

@@ -316,4 +316,10 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.PARTIAL if further or _others(tree, pairs) else Certainty.CERTAIN
 
 
-KIND = Kind("segmentation", "images with masks of the same names (images, masks)", _recognise, SegmentationSource)
+KIND = Kind(
+    "segmentation",
+    "images with masks of the same names (images, masks)",
+    _recognise,
+    SegmentationSource,
+    in_objects=True,
+)

@@ -211,7 +211,7 @@ class FolderTree(Tree):
                 raise SampleError(key, f"is not a file but {kind_of(found.st_mode)}")
             size = found.st_size
             if found.st_mtime_ns != modified_ns or size != size_bytes:
-                raise SampleError(key, _changed(size_bytes, size))
+                raise SampleError(key, changed_since(size_bytes, size))
             if size > max_bytes:
                 raise SampleError(
                     key, f"has {size} bytes, more than the {max_bytes} that an image within max_pixels can have"
@@ -271,7 +271,8 @@ class _Directory:
             os.close(self.descriptor)
 
 
-def _changed(listed: int, found: int) -> str:
+def changed_since(listed: int, found: int) -> str:
+    """Why a file cannot be packed that was listed with another size or time of modification."""
     sizes = f"{listed} bytes then, {found} now" if listed != found else "written to meanwhile"
     return f"has changed since it was listed ({sizes}): pack again when nothing writes to it"
 

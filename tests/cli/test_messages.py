@@ -116,9 +116,8 @@ def test_a_damaged_store_is_no_source(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "convert s3://bucket/images a.lmdb",
+        "convert {folder} a.lmdb --labels s3://bucket/labels.csv",
         "repair s3://bucket/a.lmdb --from {folder} --out b.lmdb",
-        "repair {store} --from s3://bucket/images --out b.lmdb",
         "repair {store} --from {folder} --out s3://bucket/b.lmdb",
         "salvage {store} --out s3://bucket/b.lmdb",
         "salvage file:///tmp/a.lmdb --out b.lmdb",
@@ -131,13 +130,13 @@ def test_urls_in_commands(folder: Path, tmp_path: Path, command: str) -> None:
     done = run(*words, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     (url,) = [word for word in words if "://" in word]
-    assert done.stderr == f"packstore: error: {url} is a URL; packstore reads local files\n"
+    assert done.stderr == f"packstore: error: {url} is a URL; give a path on this machine\n"
     assert [p.name for p in tmp_path.iterdir()] == ["store.h5"]
 
 
 def test_urls_in_python() -> None:
-    with pytest.raises(UsageError, match=r"s3://bucket/a\.lmdb is a URL; packstore reads local files"):
-        packstore.convert("s3://bucket/a.lmdb", "b.lmdb")
+    with pytest.raises(UsageError, match=r"s3://bucket/a\.lmdb is a URL; give a path on this machine"):
+        packstore.salvage("s3://bucket/a.lmdb", "b.lmdb")
 
 
 @pytest.mark.parametrize(

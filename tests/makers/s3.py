@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import re
 import subprocess
 import sys
@@ -230,8 +231,8 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
             code, part = 206, data[start:stop]
         if kind == "flipped":
-            middle = len(part) // 2
-            part = part[:middle] + bytes([part[middle] ^ 1]) + part[middle + 1 :]
+            place = random.randrange(len(part))
+            part = part[:place] + bytes([part[place] ^ 1 << random.randrange(8)]) + part[place + 1 :]
         self._send(code, part, headers, kind)
 
     def _write(self, method: str, key: str, query: dict[str, str], body: bytes) -> tuple[Any, ...] | int:

@@ -264,6 +264,17 @@ def test_no_credentials(
         call(open_objects(url))
 
 
+@pytest.mark.parametrize("kind", ["403", "silent"])
+def test_a_metadata_service_that_has_none(s3_double: Double, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A firewall, or a proxy, that accepts all connections."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{s3_double.port}")
+    s3_double.faults.append(Fault(kind, times=ALWAYS))
+    with one_line("s3://bucket/x: no credentials; set AWS_ACCESS_KEY_ID", seconds=5):
+        open_objects("s3://bucket/x").get("a")
+
+
 def test_az_needs_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with one_line("set AZURE_STORAGE_ACCOUNT_NAME"):

@@ -19,6 +19,7 @@ from packstore.sources.archives.tar import is_tar, read_tar
 from packstore.sources.archives.tree import ArchiveTree
 from packstore.sources.archives.zip import is_zip, read_zip
 from packstore.sources.refusals import not_a_folder
+from packstore.sources.remote import RemotePath
 from packstore.sources.tree import FolderTree, KnownFolder, Tree
 
 _START = 512
@@ -38,6 +39,8 @@ def open_tree(path: Path) -> Tree | None:
     """The tree at ``path``: a folder's, or an archive's; None for any other file.
 
     Raises :class:`SourceError` for an archive that is damaged, encrypted, or needs a library that is not installed."""
+    if isinstance(path, RemotePath):
+        return path.tree()
     if path.is_dir():
         known = _folders.get()
         if known is None:

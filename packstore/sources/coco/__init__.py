@@ -211,4 +211,4 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.PARTIAL if yolo_labels(tree, "labels") else Certainty.CERTAIN
 
 
-KIND = Kind("coco", "COCO: images with annotations/instances_*.json", _recognise, CocoSource)
+KIND = Kind("coco", "COCO: images with annotations/instances_*.json", _recognise, CocoSource, in_objects=True)

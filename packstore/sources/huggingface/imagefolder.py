@@ -303,5 +303,9 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 KIND = Kind(
-    "hf_imagefolder", "images with metadata.csv, .jsonl or .parquet, as Hugging Face's", _recognise, HfImageFolderSource
+    "hf_imagefolder",
+    "images with metadata.csv, .jsonl or .parquet, as Hugging Face's",
+    _recognise,
+    HfImageFolderSource,
+    in_objects=True,
 )

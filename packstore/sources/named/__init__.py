@@ -158,7 +158,7 @@ class NamedSource(FileRowSource):
 
 def named(source: type[NamedSource]) -> Kind:
     """The kind of a layout."""
-    return Kind(source.kind, f"{source.title} as published", source.recognise, source)
+    return Kind(source.kind, f"{source.title} as published", source.recognise, source, in_objects=True)
 
 
 def find_base(tree: Tree, signs: Sequence[str]) -> str | None:

@@ -383,4 +383,4 @@ def _open(path: Path, options: SourceOptions) -> Source:
     return IlsvrcSource(path, options)
 
 
-KIND = Kind("ilsvrc", "ILSVRC 2012 as downloaded", _recognise, _open)
+KIND = Kind("ilsvrc", "ILSVRC 2012 as downloaded", _recognise, _open, in_objects=True)

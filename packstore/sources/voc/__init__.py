@@ -194,4 +194,4 @@ def _open(path: Path, options: SourceOptions) -> Source:
     return VocBesideSource(path, options) if tree is None or _find_base(tree) is None else VocSource(path, options)
 
 
-KIND = Kind("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, _open)
+KIND = Kind("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, _open, in_objects=True)

@@ -236,4 +236,4 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.PARTIAL if any(file.kind in READ for file in find_files(tree)) else Certainty.CERTAIN
 
 
-KIND = Kind("yolo", "YOLO: images and labels, with data.yaml", _recognise, YoloSource)
+KIND = Kind("yolo", "YOLO: images and labels, with data.yaml", _recognise, YoloSource, in_objects=True)

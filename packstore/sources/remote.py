@@ -1,0 +1,339 @@
+"""Folders in object stores as sources: directories are what lies between the slashes of names.
+
+A directory is listed by one request for each 1,000 of its names; what lies in it is then known without further ones.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import hashlib
+import os
+import re
+import stat
+import tempfile
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import IO, Any
+
+from packstore.core.errors import SampleError, SourceError, UsageError, printable
+from packstore.core.urls import UrlPath, location
+from packstore.images.sniff import begins_like_image
+from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, RemoteError, open_objects
+from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_image_name, is_passed_over
+from packstore.sources.tree import Found, Tree, changed_since
+
+_KNOWN_NAMES = 200_000
+"""Names in directories that are known at a time; those of one directory are, however many."""
+_START = 16
+_ATTEMPTS = 4
+_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+COPY = "copy it to this machine (aws s3 sync, rclone), and give the copy"
+
+_NOTHING = ObjectInfo("", 0, None, 0.0)
+Names = Mapping[str, "ObjectInfo | None"]
+"""What lies in a directory: by its name, an object; or None for a directory."""
+
+
+class Bucket:
+    """The directories of a bucket, of which it keeps the last that were listed.
+
+    Attributes:
+        objects: The whole bucket.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.objects: ObjectStore = open_objects(url)
+        if not self.objects.can_list:
+            raise UsageError(f"{url} cannot be listed, so no folder there is a source: copy it to this machine")
+        self._known: OrderedDict[str, Names] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def directory(self, name: str) -> Names:
+        """What lies in a directory; nothing where there is none. Raises :class:`RemoteError`."""
+        with self._lock:
+            if name in self._known:
+                self._known.move_to_end(name)
+                return self._known[name]
+        if self._is_absent(name):
+            return {}
+        files, directories = self.objects.directory(name)
+        found: dict[str, ObjectInfo | None] = {
+            file.name.rpartition("/")[2]: file for file in files if file.name != name
+        }
+        found.update((directory.rpartition("/")[2], None) for directory in directories)
+        with self._lock:
+            self._known[name] = found
+            while len(self._known) > 1 and sum(map(len, self._known.values())) > _KNOWN_NAMES:
+                self._known.popitem(last=False)
+        return found
+
+    def find(self, name: str) -> ObjectInfo | None:
+        """The object of a name, or None for a directory. Raises :class:`FileNotFoundError` and :class:`RemoteError`.
+
+        Asks of the directory above only where that is known: who may read a folder may not list what it lies in."""
+        parent, _, last = name.rpartition("/")
+        known = self._known.get(parent) if name else None
+        if known is not None and last in known:
+            return known[last]
+        if known is None and not self._is_absent(parent):
+            if not name or self.directory(name):
+                return None
+            with suppress(MissingObjectError):
+                return self.objects.head(name)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+    def _is_absent(self, directory: str) -> bool:
+        """Whether what is known of the directories above says that there is none of this name."""
+        while directory:
+            directory, _, last = directory.rpartition("/")
+            known = self._known.get(directory)
+            if known is not None and known.get(last, _NOTHING) is not None:
+                return True
+        return False
+
+    def forget(self) -> None:
+        """The next questions ask again."""
+        with self._lock:
+            self._known.clear()
+
+
+_buckets: ContextVar[dict[str, Bucket] | None] = ContextVar("known buckets", default=None)
+
+
+@contextmanager
+def known_buckets() -> Iterator[None]:
+    """Until its end, what was listed of a bucket is known: one kind of source after the other asks about a path."""
+    token = _buckets.set({})
+    try:
+        yield
+    finally:
+        _buckets.reset(token)
+
+
+class RemotePath(UrlPath):
+    """A URL of which one can ask what lies there, as of any path. Only what :class:`ObjectTree` reads is a source
+    there; it is a path because sources have one.
+
+    Raises :class:`SourceError` where the store cannot be reached."""
+
+    def within(self) -> tuple[Bucket, str]:
+        """Its bucket, and its path in it."""
+        scheme, _, rest = str(self).partition("://")
+        bucket, _, name = rest.partition("/")
+        url = f"{scheme}://{bucket}/"
+        known = _buckets.get()
+        if known is None:
+            return Bucket(url), name
+        if url not in known:
+            known[url] = Bucket(url)
+        return known[url], name
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        bucket, name = self.within()
+        with _explained():
+            found = bucket.find(name)
+        size, modified = (0, 0.0) if found is None else (found.nbytes, found.modified)
+        mode = stat.S_IFDIR if found is None else stat.S_IFREG
+        return os.stat_result((mode, 0, 0, 1, 0, 0, size, modified, modified, modified))
+
+    def exists(self, **_: Any) -> bool:
+        return self._mode() != 0
+
+    def is_dir(self, **_: Any) -> bool:
+        return stat.S_ISDIR(self._mode())
+
+    def is_file(self, **_: Any) -> bool:
+        return stat.S_ISREG(self._mode())
+
+    def iterdir(self) -> Iterator[RemotePath]:  # type: ignore[override]
+        bucket, name = self.within()
+        with _explained():
+            names = bucket.directory(name)
+        return (self / each for each in names)
+
+    def open(self, mode: str = "r", *_: Any, **__: Any) -> IO[Any]:  # type: ignore[override]
+        """The object, fetched whole into a file without a name. Raises :class:`OSError`."""
+        if mode != "rb":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        self.stat()
+        bucket, name = self.within()
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+        try:
+            with _explained():
+                for piece in bucket.objects.stream(name):
+                    file.write(piece)
+            file.seek(0)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def tree(self) -> ObjectTree | None:
+        """The folder there; None where nothing lies there. Raises :class:`SourceError` for an object."""
+        if self.is_file():
+            raise self.is_one_object()
+        return ObjectTree(self) if self.is_dir() else None
+
+    def is_one_object(self) -> SourceError:
+        """The error for what is a file and no folder."""
+        return SourceError(f"{printable(str(self))} is one object; sources in object stores are folders: {COPY}")
+
+    def _mode(self) -> int:
+        try:
+            return self.stat().st_mode
+        except FileNotFoundError:
+            return 0
+
+
+def source_path(path: str | os.PathLike[str]) -> Path:
+    """The path of a source, which may be a URL."""
+    place = location(path)
+    return RemotePath(place) if isinstance(place, UrlPath) else place
+
+
+class ObjectTree(Tree):
+    """The objects below a URL.
+
+    Their ETags prove what is read where they are MD5 digests, as S3's of objects that were not uploaded in parts.
+    """
+
+    def __init__(self, path: RemotePath) -> None:
+        self.root = str(path)
+        self._bucket, self._top = path.within()
+        self._md5, self._proven = True, False
+
+    def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
+        found = self._names(directory)
+        if not found:
+            raise SourceError(f"{self.name(directory)} cannot be listed: nothing lies there")
+        passed: builtins.list[str] = []
+        directories: builtins.list[str] = []
+        images: builtins.list[ObjectInfo] = []
+        for name, info in sorted(found.items()):
+            if info is None:
+                (passed if is_passed_over(name) else directories).append(name)
+                continue
+            image = is_image_name(name)
+            if image or (image is None and begins_like_image(self._begin(info, _START))):
+                images.append(info)
+            else:
+                passed.append(name)
+        count_passed_over(passed, ignored)
+        return Listing(
+            (-1, hash(self._inside(directory))),  # a directory has no identity but its path
+            [info.name.rpartition("/")[2] for info in images],
+            [info.nbytes for info in images],
+            [_nanoseconds(info) for info in images],
+            [_version(info) for info in images],
+            directories,
+        )
+
+    def names(self, directory: str) -> Iterator[tuple[str, bool]]:
+        for name, info in self._names(directory).items():
+            yield name, info is None
+
+    def stat(self, file: str) -> Found:
+        info = self._find(file)
+        if info is None:
+            return Found(NO_FILE, is_directory=True)
+        return Found(info.nbytes, _nanoseconds(info), _version(info))
+
+    def start(self, file: str, size: int) -> bytes:
+        try:
+            info = self._find(file)
+        except FileNotFoundError:
+            return b""
+        return b"" if info is None else self._begin(info, size)
+
+    def part(self, file: str, place: int, size: int) -> bytes:
+        info = self._find(file)
+        if info is None:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
+        stop = min(place + size, info.nbytes)
+        try:
+            with _explained():
+                return self._bucket.objects.get(info.name, place, stop) if place < stop else b""
+        except MissingObjectError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file) from None
+
+    def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
+        if size_bytes > max_bytes:
+            raise SampleError(
+                key, f"has {size_bytes} bytes, more than the {max_bytes} that an image within max_pixels can have"
+            )
+        try:
+            with _explained():
+                info, data = self._read(self._inside(key))
+        except MissingObjectError:
+            raise SampleError(key, "is not there any more: it was there when it was listed") from None
+        if len(data) != size_bytes or _nanoseconds(info) != modified_ns:
+            raise SampleError(key, changed_since(size_bytes, len(data)))
+        return data
+
+    def close(self) -> None:
+        self._bucket.forget()
+
+    def _read(self, name: str) -> tuple[ObjectInfo, bytes]:
+        """An object that its ETag proves; or, where that is no digest, one that reads the same twice."""
+        info, data = self._bucket.objects.read(name)
+        digest = _MD5.fullmatch(info.etag or "") if self._md5 else None
+        for _ in range(_ATTEMPTS):
+            if digest is None or hashlib.md5(data, usedforsecurity=False).hexdigest() == digest[1]:
+                self._proven |= digest is not None
+                return info, data
+            before = data
+            info, data = self._bucket.objects.read(name)
+            if data == before:
+                self._md5 = self._proven
+                return info, data
+            digest = _MD5.fullmatch(info.etag or "")
+        raise RemoteError(f"{self.name(name)} reads differently each time: the network or the server alters bytes")
+
+    def _begin(self, info: ObjectInfo, size: int) -> bytes:
+        try:
+            with _explained():
+                return self._bucket.objects.get(info.name, 0, min(size, info.nbytes)) if info.nbytes else b""
+        except MissingObjectError:
+            return b""  # reading it says so
+
+    def _find(self, file: str) -> ObjectInfo | None:
+        """Lists the whole directory that it lies in: who asks about a file asks about its neighbours, too."""
+        if file:
+            self._names(file.rpartition("/")[0])
+        with _explained():
+            return self._bucket.find(self._inside(file))
+
+    def _names(self, directory: str) -> Names:
+        with _explained():
+            return self._bucket.directory(self._inside(directory))
+
+    def _inside(self, path: str) -> str:
+        return f"{self._top}/{path}" if self._top and path else self._top or path
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """A store that cannot be reached is no fault of a sample, which might be skipped for it: the source cannot be
+    read. Lets :class:`MissingObjectError` through."""
+    try:
+        yield
+    except MissingObjectError:
+        raise
+    except RemoteError as error:
+        raise SourceError(str(error)) from None
+
+
+def _nanoseconds(info: ObjectInfo) -> int:
+    """Of the time of modification, which headers give in seconds and listings, with some servers, in milliseconds."""
+    return int(info.modified) * 1_000_000_000
+
+
+def _version(info: ObjectInfo) -> int:
+    """A number for the ETag, which another content changes, whatever its size and time."""
+    digest = hashlib.sha256((info.etag or "").encode()).digest()
+    return int.from_bytes(digest[:7], "big") if info.etag else 0

@@ -1,0 +1,246 @@
+"""Folders in object stores as sources: the same as on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packstore
+from packstore.core.errors import DestinationError, PackstoreError, SampleError, SourceError, UsageError
+from packstore.core.registry import SOURCES
+from packstore.objects import connection, open_objects
+from packstore.sources import open_source, remote
+from tests.makers.all_layouts import LAYOUTS
+from tests.makers.datasets import make_folder
+from tests.makers.s3 import Double, Fault
+
+ALWAYS = 1 << 30
+
+
+def upload(folder: Path, url: str) -> str:
+    """The URL that a copy of a folder lies at."""
+    objects = open_objects(url)
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            objects.create(file.relative_to(folder).as_posix(), file.read_bytes())
+    return url
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "photos", per_class=7)
+
+
+@pytest.fixture
+def raw(s3_double: Double, folder: Path) -> str:
+    url = upload(folder, "s3://bucket/raw/photos")
+    s3_double.requests.clear()
+    return url
+
+
+def look(path: str | Path, root: Path) -> Any:
+    """All that a source says of what lies there, or why it is none, in words without the place."""
+    try:
+        with closing(open_source(path)) as source:
+            survey = source.survey()
+            entries = list(source.entries())
+            found = [(entry.key, entry.split, entry.labels, entry.size_bytes) for entry in entries]
+            return (
+                *(source.kind, source.evidence, survey.splits, survey.columns, survey.size_bytes, survey.ignored),
+                *(found, [repr(source.image(entry)) for entry in entries]),
+            )
+    except PackstoreError as error:
+        return type(error).__name__, str(error).replace(f"file://{root}", "").replace(str(root), "")
+
+
+@pytest.mark.sampled(12, fast=1)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_read_as_on_this_machine_or_refused(name: str, tmp_path: Path) -> None:
+    """``file://`` has all that object stores have but the network."""
+    path = LAYOUTS[name][1](tmp_path)
+    here, there = look(path, tmp_path), look(f"file://{path}", tmp_path)
+    if here != there:
+        kind = here[0]
+        assert there[0] == "SourceError", (here, there)
+        assert "copy it to this machine (aws s3 sync, rclone), and give the copy" in there[1]
+        assert not path.is_dir() or kind == "ilsvrc" or kind not in SOURCES or not SOURCES[kind].in_objects
+
+
+@pytest.mark.slow
+def test_the_store_is_the_same(s3: str, folder: Path, tmp_path: Path) -> None:
+    """Against moto, with every column and in every split."""
+    url = upload(folder, s3)
+    here = packstore.convert(folder, tmp_path / "here.lmdb")
+    there = packstore.convert(url, tmp_path / "there.lmdb")
+    assert there.manifest.dataset_digest == here.manifest.dataset_digest
+    assert there.manifest.splits == here.manifest.splits
+    assert there.manifest.origin.kind == here.manifest.origin.kind
+    assert packstore.verify(tmp_path / "here.lmdb", against=url).ok
+    assert packstore.verify(tmp_path / "there.lmdb", against=folder).ok
+
+
+@pytest.mark.slow
+def test_commands(raw: str, folder: Path, tmp_path: Path) -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "packstore", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    said = run("info", raw)
+    assert raw in said
+    assert "imagefolder" in said
+    assert f"packstore convert {raw}" in said
+    out = str(tmp_path / "out.lmdb")
+    said = run("convert", raw, out)
+    assert f"packstore verify {out} --against {raw}" in said
+    assert "compared with" in run("verify", out, "--against", raw)
+    run("append", out, raw, "--on-duplicate", "skip")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [None, "processes:2"])
+def test_from_one_url_to_another(
+    raw: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str | None
+) -> None:
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+    out = "s3://bucket/packed/photos.lmdb"
+    report = packstore.convert(raw, out, cluster=cluster, shard_size=20_000)
+    here = packstore.convert(folder, tmp_path / "here.lmdb", shard_size=20_000)
+    assert report.manifest.dataset_digest == here.manifest.dataset_digest
+    assert packstore.verify(out, against=raw).ok
+
+
+@pytest.mark.parametrize("out", ["s3://bucket/raw/photos/out.lmdb", "s3://bucket/raw"])
+def test_a_destination_within_its_source(raw: str, out: str) -> None:
+    with pytest.raises(DestinationError, match="lies inside"):
+        packstore.convert(raw, out, format="lmdb")
+
+
+def test_requests(s3_double: Double, raw: str, tmp_path: Path) -> None:
+    """A listing for each folder, whatever the number of kinds that ask; a request for each image."""
+    report = packstore.convert(raw, tmp_path / "out.lmdb")
+    listings = [name for method, name in s3_double.requests if method == "LIST"]
+    read = [name for method, name in s3_double.requests if method == "GET" and name.startswith("raw/photos/")]
+    folders = {name.rpartition("/")[0] for name in s3_double.objects}
+    images = [name for name in read if not name.endswith((".json", ".txt"))]
+    assert len(images) == report.manifest.records
+    assert len(listings) <= 2 * len(folders) + 12
+
+
+def test_names_of_all_sorts(s3_double: Double, tmp_path: Path, folder: Path) -> None:
+    image = next(folder.rglob("*.jpg")).read_bytes()
+    names = ["a b/ä%20+.jpg", "a b/#?&=.jpg", "c/日本.jpg", "c/x.JPG"]
+    for name in names:
+        s3_double.objects[f"set/{name}"] = image
+    s3_double.objects["set/"] = s3_double.objects["set/c/"] = b""  # as consoles make folders
+    s3_double.objects["set/c/.DS_Store"] = b"1"
+    with closing(open_source("s3://bucket/set")) as source:
+        entries = list(source.entries())
+        assert sorted(entry.key for entry in entries) == sorted(names)
+        assert {source.read(entry) for entry in entries} == {image}
+        assert source.survey().ignored == {"hidden": 1}
+
+
+def test_a_whole_bucket(s3_double: Double, folder: Path) -> None:
+    for file in folder.rglob("*.*"):
+        s3_double.objects[file.relative_to(folder).as_posix()] = file.read_bytes()
+    with closing(open_source("s3://bucket")) as source, closing(open_source(folder)) as here:
+        assert [entry.key for entry in source.entries()] == [entry.key for entry in here.entries()]
+
+
+@pytest.mark.parametrize("kind", ["503", "cut", "flipped", "slow"])
+def test_faults_cost_time_alone(s3_double: Double, raw: str, folder: Path, tmp_path: Path, kind: str) -> None:
+    """A flipped bit shows in the MD5 that an ETag is."""
+    s3_double.faults.append(Fault(kind, "GET", r"\.(jpg|png)$", times=3))
+    report = packstore.convert(raw, tmp_path / "out.lmdb")
+    assert s3_double.faults[0].times == 0
+    expected = packstore.convert(folder, tmp_path / "here.lmdb").manifest.dataset_digest
+    assert report.manifest.dataset_digest == expected
+
+
+def test_etags_that_are_no_digests(s3_double: Double, raw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with encryption by keys of KMS: what reads the same twice is taken, and from then on read once."""
+    monkeypatch.setattr("tests.makers.s3._etag", lambda data: f'"{len(data):032x}"')
+    with closing(open_source(raw)) as source:
+        entries = list(source.entries())
+        s3_double.requests.clear()
+        assert [len(source.image(entry)) for entry in entries] == [entry.size_bytes for entry in entries]
+        assert len(s3_double.requests) == len(entries) + 1
+
+
+@pytest.mark.parametrize("kind", ["503", "403", "silent"])
+def test_a_store_that_fails_is_no_bad_sample(
+    s3_double: Double, raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """With ``on_error="skip"`` all samples would be skipped for it."""
+    monkeypatch.setattr(connection, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "RETRY_SECONDS", 0.6)
+    s3_double.faults.append(Fault(kind, "GET", r"\.(jpg|png)$", times=ALWAYS))
+    with pytest.raises(SourceError, match=f"^{raw}/.* cannot be read: [^\n]*$") as caught:
+        packstore.convert(raw, tmp_path / "out.lmdb", on_error="skip")
+    assert not isinstance(caught.value, SampleError)
+
+
+def test_what_changes_meanwhile_is_a_bad_sample(s3_double: Double, raw: str) -> None:
+    with closing(open_source(raw)) as source:
+        first, second, *_ = source.entries()
+        s3_double.objects[f"raw/photos/{first.key}"] += b"more"
+        del s3_double.objects[f"raw/photos/{second.key}"]
+        with pytest.raises(SampleError, match="has changed since it was listed"):
+            source.read(first)
+        with pytest.raises(SampleError, match="is not there any more"):
+            source.read(second)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "error", "match"),
+    [
+        ("s3://bucket/none", {}, SourceError, "s3://bucket/none: No such file or directory"),
+        ("s3://bucket/raw/set.tar", {}, SourceError, "s3://bucket/raw/set.tar is one object; sources .* are folders"),
+        ("s3://bucket/rows", {}, SourceError, "s3://bucket/rows holds no images and no store"),
+        ("s3://bucket/rows", {"kind": "tfrecord"}, UsageError, "sources of kind tfrecord are read from this machine"),
+        ("s3://user:word@bucket/x", {}, UsageError, "holds a user name or a password"),
+        ("ftp://host/x", {}, UsageError, "URLs of ftp:// are not supported"),
+        ("http://127.0.0.1:9/x", {}, UsageError, "cannot be listed"),
+        ("raw", {"labels": "s3://bucket/labels.csv"}, UsageError, "is a URL"),
+    ],
+)
+def test_refusals(
+    s3_double: Double, raw: str, url: str, options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    s3_double.objects |= {"raw/set.tar": b"x" * 1000, "rows/a.tfrecord": b"1234"}
+    with pytest.raises(error, match=match) as caught:
+        open_source(url, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_which_alone_one_has_the_right(s3_double: Double, raw: str) -> None:
+    """Listing the bucket may be forbidden."""
+    s3_double.faults.append(Fault("403", "LIST", r"^(raw/)?$", times=ALWAYS))
+    with closing(open_source(raw)) as source:
+        assert source.survey().records
+    assert s3_double.faults[0].times == ALWAYS
+
+
+def test_few_directories_are_known_at_a_time(s3_double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So memory does not grow with the source."""
+    monkeypatch.setattr(remote, "_KNOWN_NAMES", 100)
+    for directory in range(30):
+        s3_double.objects |= {f"many/{directory:02}/{number}.jpg": b"\xff\xd8\xff" for number in range(30)}
+    most = 0
+
+    class Watched(remote.Bucket):
+        def directory(self, name: str) -> remote.Names:
+            nonlocal most
+            found = super().directory(name)
+            most = max(most, sum(map(len, self._known.values())))
+            return found
+
+    monkeypatch.setattr(remote, "Bucket", Watched)
+    with closing(open_source("s3://bucket/many")) as source:
+        assert source.survey().records == 900
+    assert 30 <= most <= 100
