@@ -9,12 +9,15 @@ from itertools import islice
 from pathlib import Path
 
 from packstore.core.errors import PackstoreError
+from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Kind
 from packstore.sources.listing import is_image_name, is_passed_over
 from packstore.sources.remote import RemotePath
 
 _LOOKED_AT, _TRIED, _DEPTH = 256, 16, 3
-_LIKE_SPLIT = re.compile(rf"({'|'.join(SPLIT_ORDER)}|unlabell?ed)([_-]?(\d+|images?|imgs?|data|set))*")
+_LIKE_SPLIT = re.compile(
+    rf"({'|'.join(SPLIT_ORDER)}|unlabell?ed)([_-]?(\d+|images?|imgs?|data|set|[ab]))*|folds?[_-]?\d+"
+)
 
 
 def find_within(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
@@ -49,13 +52,15 @@ def only_folder(path: Path) -> Path | None:
     return folders[0] if bare and any(place.is_dir() for place in inside) else None
 
 
-def folders_like_splits(path: Path) -> list[Path]:
-    """The folders in a folder, where the names of all begin like those of splits (``train2017``, ``test_images``), and
-    one at least is not that of a split; else none."""
-    folders = [place for place in _visible(path) if place.is_dir()]
-    names = [place.name.lower() for place in folders]
-    if all(map(_LIKE_SPLIT.fullmatch, names)) and not all(name in SPLIT_ORDER for name in names):
-        return folders
+def folders_like_splits(path: Path) -> list[str]:
+    """The names of the folders in a folder or an archive, where all begin like those of splits (``train2017``,
+    ``test_images``, ``trainA``) or are folds, and one at least is not that of a split; else none."""
+    tree = open_tree(path)
+    found = [] if tree is None else islice(tree.names(""), _LOOKED_AT)
+    names = sorted(name for name, is_directory in found if is_directory and not is_passed_over(name))
+    lower = [name.lower() for name in names]
+    if all(map(_LIKE_SPLIT.fullmatch, lower)) and not all(name in SPLIT_ORDER for name in lower):
+        return names
     return []
 
 

@@ -56,13 +56,14 @@ def lies_within(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | None
     )
 
 
-def like_splits(path: Path, folders: Sequence[Path], kind: str) -> AmbiguousSourceError:
+def like_splits(path: Path, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
     """The error for an image folder of ``kind`` whose folders seem to be splits by their names."""
-    shown = ", ".join(printable(folder.name) for folder in folders)
+    shown, is_folder = ", ".join(map(printable, folders)), path.is_dir()
+    give = "give one of them" if is_folder else "unpack it and give one of them"
     return AmbiguousSourceError(
         f"{printable(str(path))} holds folders that seem to be splits, and would be classes ({shown}): call them "
-        f"train, val and test, give one of them, or pack them as classes with --source {kind}",
-        [*(Answer(source=folder) for folder in folders), Answer(("--source", kind))],
+        f"train, val and test, {give}, or pack them as classes with --source {kind}",
+        [*(Answer(source=path / name) for name in folders if is_folder), Answer(("--source", kind))],
         path,
     )
 

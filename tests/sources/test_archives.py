@@ -387,3 +387,13 @@ def test_a_zip_of_windows_may_have_backslashes(tmp_path: Path) -> None:
     (tmp_path / "b.zip").write_bytes(zipped({"../a/1.png": tiny(1)}))
     with pytest.raises(SourceError, match=r"b\.zip: \.\./a/1\.png leads out of the archive"):
         convert(tmp_path / "b.zip", tmp_path / "b.h5")
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+def test_tars_joined_by_cat_are_refused(suffix: str, tmp_path: Path) -> None:
+    """Programs stop at the end of the first."""
+    joined = b"".join(tar({f"{label}/{n}.png": tiny(n) for n in range(2)}) for label in "ab")
+    path = tmp_path / f"x.{suffix}"
+    path.write_bytes(gzip.compress(joined) if suffix == "tar.gz" else joined)
+    with pytest.raises(SourceError, match="there is more behind its end: unpack it with tar --ignore-zeros"):
+        open_source(path)

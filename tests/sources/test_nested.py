@@ -77,7 +77,16 @@ def test_two_data_sets_in_one_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [["train2017", "val2017"], ["train", "test1"], ["test_images", "train_images"], ["train2017"]]
+    "names",
+    [
+        ["train2017", "val2017"],
+        ["train", "test1"],
+        ["test_images", "train_images"],
+        ["train2017"],
+        ["trainA", "trainB", "testA", "testB"],
+        ["train_A", "train_B"],
+        ["fold0", "fold1"],
+    ],
 )
 def test_folders_that_seem_to_be_splits_are_no_classes(names: list[str], tmp_path: Path) -> None:
     fill(tmp_path / "set", {f"{name}/{n}.jpg": jpeg(n) for name in names for n in range(3)})
@@ -88,6 +97,11 @@ def test_folders_that_seem_to_be_splits_are_no_classes(names: list[str], tmp_pat
     for place in places:
         with closing(open_source(place)) as source:
             assert (source.kind, source.survey().records) == ("flat", 3)
+    if len(names) == 1:
+        return  # in an archive, that is the root
+    with pytest.raises(AmbiguousSourceError, match="unpack it and give one of them, or pack them as classes") as caught:
+        open_source(Path(shutil.make_archive(str(tmp_path / "x"), "zip", tmp_path / "set")))
+    assert caught.value.answers == (Answer(("--source", "imagefolder")),)
 
 
 def test_classes_beside_something_like_a_split(tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ def _members(file: IO[bytes], start: int = 0) -> Iterator[tarfile.TarInfo]:
             else:
                 archive.offset = next_header(member)
         _refuse_cut(file, archive.offset)
+        if not start:
+            _refuse_more(file, archive.offset)
 
 
 def _refuse_cut(file: IO[bytes], end: int) -> None:
@@ -136,6 +138,14 @@ def _refuse_cut(file: IO[bytes], end: int) -> None:
         raise tarfile.ReadError("it is cut off")
     if any(block):
         raise tarfile.ReadError(f"the header at byte {end} is broken")
+
+
+def _refuse_more(file: IO[bytes], end: int) -> None:
+    """Raises :class:`tarfile.ReadError` where more than zeros are right behind the end, as in tars that ``cat`` has
+    joined: what they hold would be lost. The zeros of a tar fill a record, of some KB mostly."""
+    file.seek(end)
+    if file.read(_STEP).strip(b"\0"):
+        raise tarfile.ReadError("there is more behind its end: unpack it with tar --ignore-zeros, give the folder")
 
 
 def _add(builder: IndexBuilder, file: IO[bytes], member: tarfile.TarInfo, folder: str = "") -> None:
