@@ -142,14 +142,18 @@ def _by_text(counts: Counter[int]) -> dict[str, int]:
 @contextlib.contextmanager
 def task_folder(run: str) -> Iterator[Path]:
     """A folder of its own on this machine's disk, under ``TMPDIR``. Removes those that killed tasks of the run left."""
-    _remove_left(Path(tempfile.gettempdir()), f"packstore-{run}-")
-    folder = Path(tempfile.mkdtemp(prefix=f"packstore-{run}-"))
+    root, prefix = Path(tempfile.gettempdir()), f"packstore-{run}-"
+    _remove_left(root, prefix)
+    made = Path(tempfile.mkdtemp(prefix="packstore-new-"))
+    folder = root / (prefix + made.name.rpartition("-")[2])
     try:
-        with (folder / _LOCK).open("xb") as held:
+        with (made / _LOCK).open("xb") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
+            made.rename(folder)  # whoever finds it by this name finds it locked
             yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for path in (made, folder):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_left(directory: Path, prefix: str) -> None:
@@ -160,5 +164,5 @@ def _remove_left(directory: Path, prefix: str) -> None:
             with (folder / _LOCK).open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # it has just been made, or its task runs, or has just ended
+        except OSError:  # its task runs, or has just ended
             continue

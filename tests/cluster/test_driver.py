@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import pickle
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.cluster import driver
+from packstore.cluster import driver, task
 from packstore.cluster.receipts import Receipt
 from packstore.cluster.run import Run
 from packstore.cluster.runners import InThisProcess, Processes
@@ -109,6 +110,29 @@ def test_the_same_bytes_by_processes(folder: Path, tmp_path: Path, encoding: str
     packstore.convert(folder, store, **options)
     packstore.convert(folder, url, cluster="processes:2", workers=1, **options)
     assert_same(url, store)
+
+
+def test_folders_of_tasks_are_left_alone_while_these_run(scratch: Path) -> None:
+    """A task removes what killed ones left, and no other's folder, at whatever moment it looks."""
+    (scratch / "packstore-convert-x-foreign").mkdir()
+    left = scratch / "packstore-convert-x-left"
+    left.mkdir()
+    (left / task._LOCK).touch()
+    real, seen = fcntl.flock, []
+
+    def looking(file: Any, operation: int) -> None:
+        if not operation & fcntl.LOCK_NB:
+            task._remove_left(scratch, "packstore-convert-x-")
+            seen.append(sorted(path.name.rpartition("-")[0] for path in scratch.iterdir()))
+        real(file, operation)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fcntl, "flock", looking)
+        with task.task_folder("convert-x") as folder, task.task_folder("convert-x") as other:
+            assert folder.is_dir()
+            assert other.is_dir()
+    assert seen == [["packstore-convert-x", "packstore-new"], ["packstore-convert-x"] * 2 + ["packstore-new"]]
+    assert [path.name for path in scratch.iterdir()] == ["packstore-convert-x-foreign"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -11,7 +12,7 @@ from packstore.cluster.driver import Driver
 from packstore.cluster.runners import InThisProcess, Outcome
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import location
-from packstore.objects import ObjectStore, open_objects
+from packstore.objects import MissingObjectError, ObjectStore, open_objects
 from packstore.objects.location import parse_url
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, make_plan
@@ -97,9 +98,12 @@ def drive(
 
 
 def objects_at(url: str) -> dict[str, bytes]:
-    """All objects, by name."""
-    objects = open_objects(url)
-    return {info.name: objects.get(info.name) for info in objects.list()}
+    """All objects, by name; without those that go away meanwhile."""
+    objects, found = open_objects(url), dict[str, bytes]()
+    for info in objects.list():
+        with contextlib.suppress(MissingObjectError):
+            found[info.name] = objects.get(info.name)
+    return found
 
 
 def expected_objects(store: Path) -> dict[str, bytes]:
