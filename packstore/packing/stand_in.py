@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from packstore.core.errors import DestinationError, printable
@@ -16,14 +16,17 @@ from packstore.core.urls import UrlPath
 from packstore.stores.builder.work_directory import WorkDirectory
 from packstore.stores.ownership import remove_unfinished
 
+_AT_ONCE = 64
 
-def stand_in_folder(url: UrlPath) -> Path:
+
+def stand_in_folder(url: UrlPath, number: int = 0) -> Path:
     """The folder in which this user makes what goes to a URL, in the system's folder for temporary files (TMPDIR).
 
-    The same for each run, so that one that is interrupted leaves nothing that the next does not find. Raises
-    :class:`DestinationError` where somebody else has made it."""
+    The same for each run, so that one that is interrupted leaves nothing that the next does not find; several runs at
+    once take several numbers. Raises :class:`DestinationError` where somebody else has made it."""
     root = Path(tempfile.gettempdir(), f"packstore-{os.getuid() if hasattr(os, 'getuid') else 'user'}")
-    folder = root / hashlib.sha256(str(url).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    digest = hashlib.sha256(str(url).encode("utf-8", "surrogateescape")).hexdigest()
+    folder = root / f"{digest[:16]}-{number}"
     with writing(folder):
         for path in (root, folder):
             path.mkdir(mode=0o700, exist_ok=True)
@@ -38,9 +41,8 @@ def stand_in(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
     """A local path of the same name, and a work directory that no other process has meanwhile.
 
     What is there in the end is removed."""
-    folder = stand_in_folder(url)
+    folder, work = _held_folder(url)
     path = folder / url.name
-    work = WorkDirectory(folder / "upload")
     try:
         remove_unfinished(path)  # of a run that was killed
         yield path, work
@@ -48,3 +50,12 @@ def stand_in(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
         remove_unfinished(path)
         work.remove()
         remove_empty(folder)
+
+
+def _held_folder(url: UrlPath) -> tuple[Path, WorkDirectory]:
+    """The first folder for a URL in which no other process is at work, and its work directory."""
+    for number in range(_AT_ONCE):
+        folder = stand_in_folder(url, number)
+        with suppress(DestinationError):
+            return folder, WorkDirectory(folder / "upload")
+    raise DestinationError(f"{_AT_ONCE} processes of this machine write to {url} already; wait for some of them")

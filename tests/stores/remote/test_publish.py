@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -298,9 +300,7 @@ class TestAppend:
             nonlocal raced
             if not raced:
                 raced = True
-                monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # as on another machine
                 packstore.append(url, second)
-                monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
             return publish(*arguments)
 
         def counted(*arguments: Any) -> Any:
@@ -319,6 +319,20 @@ class TestAppend:
         assert open_store(url).manifest.dataset_digest == open_store(stores[0]).manifest.dataset_digest
         assert packstore.verify(url).ok
 
+    def test_several_at_once(self, stores: tuple[Path, str], tmp_path: Path) -> None:
+        """Each is there in the end, whole, and once."""
+        names = ["second", "third", "fourth"]
+        sources = [photos(tmp_path, name, color) for color, name in enumerate(names)]
+        command = [sys.executable, "-m", "packstore", "append", stores[1]]
+        runs = [subprocess.Popen([*command, str(source), "--quiet"], stderr=subprocess.PIPE) for source in sources]
+        assert [(run.communicate()[1], run.returncode) for run in runs] == [(b"", 0)] * 3
+        for source in sources:
+            packstore.append(stores[0], source)
+        keys = [sorted(map(reader.key, range(len(reader)))) for reader in map(open_store, stores)]
+        assert keys[0] == keys[1]
+        assert newest_version(open_objects(stores[1])) == 4
+        assert packstore.verify(stores[1]).ok
+
     def test_keys_that_the_winner_has_brought(
         self, stores: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -329,9 +343,7 @@ class TestAppend:
             nonlocal raced
             if not raced:
                 raced = True
-                monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
                 packstore.append(url, photos(tmp_path / "again", "second", 5))
-                monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
             return publish(*arguments)
 
         monkeypatch.setattr("packstore.packing.append.publish", late)
