@@ -13,6 +13,7 @@ import pytest
 
 import packstore
 from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError
+from packstore.core.registry import ENCODINGS
 from packstore.core.urls import UrlPath, location
 from packstore.objects import ObjectStore, RemoteError, open_objects
 from packstore.packing.stand_in import stand_in_folder
@@ -81,6 +82,27 @@ def test_a_store_is_uploaded(place: str, tmp_path: Path) -> None:
     assert len(names) == 3 + len(head.shards or ())
     files = {file.name[:11]: file.read_bytes() for file in path.iterdir() if file.name.startswith("shard-")}
     assert {name[7:18]: objects.get(name) for name in names if name.startswith("shards/")} == files
+    assert packstore.verify(url, against=path).ok
+
+
+@pytest.mark.sampled(fast=0)
+@pytest.mark.parametrize("encoding", [*ENCODINGS.built_in])
+@pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
+def test_every_format_and_encoding(tmp_path: Path, suffix: str, encoding: str) -> None:
+    """The bytes of the shards, the digest and what a dataset gives are those of the local store."""
+    path, url = tmp_path / f"x.{suffix}", f"{(tmp_path / 'bucket').as_uri()}/x.{suffix}"
+    arrays = encoding not in ("original", "seekable", "jpeg")
+    options: dict[str, Any] = {"size": 8} if arrays else {}
+    packstore.convert(photos(tmp_path, "first", 1), path, encoding=encoding, shard_size=300, **options)
+    packstore.select(path, url)
+    here, there = (packstore.PackedDataset(place, "train", columns=["image", "label", "key"]) for place in (path, url))
+    assert there.manifest.dataset_digest == here.manifest.dataset_digest
+    for (image, *rest), (other, *others) in zip(here, there, strict=True):
+        assert image.equal(other)
+        assert rest == others
+    shards = [open_objects(url).get(info.name) for info in open_objects(url).list("shards/")]
+    inner = ["*/data.mdb"] if suffix == "lmdb" else ["shard-*"]
+    assert sorted(shards) == sorted(file.read_bytes() for name in inner for file in path.glob(name))
     assert packstore.verify(url, against=path).ok
 
 

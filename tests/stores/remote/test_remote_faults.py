@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.core.errors import StoreError, UsageError
+from packstore.core.errors import DestinationError, MissingStoreError, StoreError, UsageError
 from packstore.core.urls import UrlPath
 from packstore.objects import RemoteError, connection, open_objects
 from packstore.stores import open_store
@@ -96,6 +96,33 @@ def test_verifying_asks_for_each_object_once(server: Double) -> None:
     assert packstore.verify(URL).ok
     fetched = [name for method, name in server.requests if method == "GET" and "/shards/" in name]
     assert len(fetched) == len(set(fetched)) == len([name for name in server.objects if "/shards/" in name])
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_reading_by_http(server: Double, path: Path, copied: bool) -> None:
+    """Nothing can be listed there, so the hint says which version is the newest; or it is that of a plain copy."""
+    if copied:
+        server.objects.clear()
+        for file in path.iterdir():
+            server.objects[f"x.h5/{file.name}"] = file.read_bytes()
+    url = f"http://127.0.0.1:{server.port}/bucket/x.h5"
+    server.requests.clear()
+    with open_store(url) as reader:
+        assert len(server.requests) <= 4
+        assert_holds(reader, RECORDS)
+    assert packstore.verify(url).ok
+    assert packstore.verify(url, quick=True).ok
+    del server.objects[next(name for name in server.objects if "shard-00001" in name)]
+    (problem,) = packstore.verify(url, quick=True).problems
+    assert problem.shard == "shard-00001.h5"
+    for call in (lambda: packstore.append(url, path), lambda: packstore.select(path, url)):
+        with pytest.raises(DestinationError, match="is read only"):
+            call()
+
+
+def test_http_without_a_store(s3_double: Double) -> None:
+    with pytest.raises(MissingStoreError, match="there is no store"):
+        open_store(f"http://127.0.0.1:{s3_double.port}/bucket/x.h5")
 
 
 @pytest.mark.parametrize("call", [packstore.open, packstore.PackedDataset, packstore.verify])
