@@ -15,6 +15,7 @@ from packstore.core.errors import Answer
 from packstore.sources import open_source
 from packstore.sources.annotations import find_annotations
 from packstore.sources.tree import FolderTree
+from tests.makers.annotated import fill, jpeg, mask, voc_xml
 from tests.makers.images import encode, picture
 
 LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
@@ -254,3 +255,24 @@ def test_images_that_were_packed_alone_are_verified_against_their_folder(tmp_pat
         convert(tmp_path / "cub", tmp_path / "x.lmdb")
     convert(tmp_path / "cub", tmp_path / "x.lmdb", source_kind="imagefolder")
     assert verify(tmp_path / "x.lmdb", against=tmp_path / "cub").ok
+
+
+def test_masks_in_folders_of_classes_are_no_class(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {f"{label}/{n}.jpg": jpeg(n) for label in ("cat", "dog") for n in range(3)}
+    files |= {f"masks/{label}/{n}.png": mask(n) for label in ("cat", "dog") for n in range(3)}
+    with pytest.raises(AmbiguousSourceError, match="masks has files of the same names as dog"):
+        open_source(fill(tmp_path, files))
+
+
+@pytest.mark.parametrize(
+    ("more", "kinds"),
+    [
+        ({"labels/a.txt": "0 0.5 0.5 0.1 0.1\n"}, ["yolo", "voc"]),
+        ({"masks/a.png": mask(1)}, ["voc"]),
+    ],
+)
+def test_two_kinds_of_labels_are_a_question(more: dict[str, str | bytes], kinds: list[str], tmp_path: Path) -> None:
+    files = {"images/a.jpg": jpeg(1), "annotations/a.xml": voc_xml("a", ("cat", (1, 1, 2, 2), 0))}
+    with pytest.raises(AmbiguousSourceError, match="say which, with --source") as caught:
+        open_source(fill(tmp_path, {**files, **more}))
+    assert [answer.options for answer in caught.value.answers] == [("--source", kind) for kind in kinds]

@@ -4,6 +4,7 @@ it; what only looks like one is a question.
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -98,3 +99,8 @@ def test_the_train_archive_and_its_folder_are_told_apart(tmp_path: Path) -> None
     with closing(open_source(path)) as alone, closing(open_source(tmp_path)) as folder:
         assert (alone.kind, folder.kind) == ("imagefolder", "ilsvrc")
         assert [f"train/{entry.key}" for entry in alone.entries()] == [entry.key for entry in folder.entries()]
+
+
+def test_every_kind_has_the_suite() -> None:
+    text = "\n".join(file.read_text(encoding="utf-8") for file in Path(__file__).parent.glob("test_*.py"))
+    assert set(re.findall(r'^    kind = "(\w+)"$', text, re.M)) >= set(SOURCES.built_in)

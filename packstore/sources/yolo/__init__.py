@@ -23,6 +23,7 @@ from packstore.sources.beside import finite, is_folder, join, read_whole, yolo_b
 from packstore.sources.coco.files import READ, find_files
 from packstore.sources.rows import FileRow, FileRowSource, InTree
 from packstore.sources.tree import Tree
+from packstore.sources.voc.beside import find_pairs
 from packstore.sources.yolo.layout import Layout, descriptions, folders_of_images, listed, read_layout
 
 _LEAST, _MOST = -0.01, 1.01
@@ -225,15 +226,16 @@ def _has_labels(tree: Tree, images: str) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A file like ``data.yaml``, or labels of YOLO in the folder beside ``images``. Annotations of COCO beside them are
-    a question: either may be of some splits only."""
+    """A file like ``data.yaml``, or labels of YOLO in the folder beside ``images``. Annotations of COCO or of Pascal VOC
+    beside them are a question: either may be of some images only."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
     places = (place for places in folders_of_images(tree).values() for place in places)
     if not descriptions(tree) and not any(_has_labels(tree, place) for place in places):
         return Certainty.NO
-    return Certainty.PARTIAL if any(file.kind in READ for file in find_files(tree)) else Certainty.CERTAIN
+    others = any(file.kind in READ for file in find_files(tree)) or find_pairs(tree)
+    return Certainty.PARTIAL if others else Certainty.CERTAIN
 
 
 KIND = Kind("yolo", "YOLO: images and labels, with data.yaml", _recognise, YoloSource, in_objects=True)
