@@ -241,10 +241,10 @@ def _masks(folders: list[_Folder]) -> dict[str, str]:
     for mask, _ in holding:
         parts = mask.path.split("/")
         for n, part in enumerate(parts[:-1]):  # masks/cat beside cat
-            image = by_path.get("/".join((*parts[:n], *parts[n + 1 :]))) if _MASKS.fullmatch(part.lower()) else None
-            if image is not None and 2 * len(_stems(mask.images) & _stems(image.images)) >= len(image.images):
+            own = by_path.get("/".join((*parts[:n], *parts[n + 1 :]))) if _MASKS.fullmatch(part.lower()) else None
+            if own is not None and 2 * len(_stems(mask.images) & _stems(own.images)) >= len(own.images):
                 place = "/".join(parts[: n + 1])
-                found[place] = f"{printable(place)} has files of the same names as {printable(image.path)}"
+                found[place] = f"{printable(place)} has files of the same names as {printable(own.path)}"
     with_images = {place for folder, _ in holding for place in _at_and_above(folder.path)}
     for folder in folders:
         below = [f"{folder.path}/{name}" if folder.path else name for name in folder.folders]

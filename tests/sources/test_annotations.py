@@ -143,13 +143,6 @@ INNOCENT: dict[str, dict[str, str]] = {
 }
 
 
-def fill(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_annotations_are_found(name: str, tmp_path: Path) -> None:
     files, expected = LAYOUTS[name]

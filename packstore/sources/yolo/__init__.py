@@ -226,7 +226,7 @@ def _has_labels(tree: Tree, images: str) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A file like ``data.yaml``, or labels of YOLO in the folder beside ``images``. Annotations of COCO or of Pascal VOC
+    """A file like ``data.yaml``, or labels of YOLO in the folder beside ``images``. Annotations of COCO or Pascal VOC
     beside them are a question: either may be of some images only."""
     tree = open_tree(path)
     if tree is None:
