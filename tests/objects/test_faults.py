@@ -24,7 +24,14 @@ ALWAYS = 1 << 30
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second is silence, and there is time enough for a busy machine to get through."""
+    monkeypatch.setattr(connection, "SILENCE_SECONDS", 1.0)
+
+
+@pytest.fixture
+def _impatient(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no patience helps."""
     monkeypatch.setattr(connection, "SILENCE_SECONDS", 0.3)
     monkeypatch.setattr(connection, "RETRY_SECONDS", 0.6)
 
@@ -67,6 +74,7 @@ def test_reads_outlast_faults(s3_double: Double, store: ObjectStore, kind: str, 
     assert s3_double.faults[0].times == 0
 
 
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("way", list(READS))
 @pytest.mark.parametrize(
     ("kind", "match"),
@@ -83,6 +91,7 @@ def test_reads_end_in_one_line(s3_double: Double, store: ObjectStore, kind: str,
         READS[way](store)
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_a_body_that_breaks_off_for_ever(s3_double: Double, store: ObjectStore) -> None:
     """Halves of halves of it come, until none is left but the last byte."""
     s3_double.faults.append(Fault("cut", "GET", times=ALWAYS))
@@ -139,6 +148,7 @@ def test_a_lost_reply_is_not_taken_for_another_content(s3_double: Double, store:
     assert s3_double.objects["x/a"] == DATA
 
 
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("kind", ["503", "silent", "403", "expired", "lost"])
 def test_creating_ends_in_one_line(s3_double: Double, store: ObjectStore, kind: str) -> None:
     s3_double.faults.append(Fault(kind, "PUT", times=ALWAYS))
@@ -174,6 +184,7 @@ def test_listings_outlast_faults(s3_double: Double, store: ObjectStore, kind: st
     assert sorted(info.name for info in store.list("many/")) == [f"many/{number:04}" for number in range(2500)]
 
 
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("kind", ["503", "silent", "403", "expired"])
 def test_listings_end_in_one_line(s3_double: Double, store: ObjectStore, kind: str) -> None:
     s3_double.faults.append(Fault(kind, "LIST", times=ALWAYS))
@@ -181,6 +192,7 @@ def test_listings_end_in_one_line(s3_double: Double, store: ObjectStore, kind: s
         list(store.list())
 
 
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("conditional", [False, "refused"])
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_a_server_without_conditional_puts_is_refused(
@@ -221,7 +233,6 @@ def test_one_of_sixteen_writers_wins(
 ) -> None:
     """Against moto."""
     monkeypatch.setattr(connection, "SILENCE_SECONDS", 15.0)
-    monkeypatch.setattr(connection, "RETRY_SECONDS", 45.0)
     if kind == "parts":
         monkeypatch.setattr(direct_module, "_SINGLE_BYTES", 10)
     stores = [open_objects(s3) for _ in range(16)]
@@ -327,6 +338,7 @@ def test_http_is_read_only(s3_double: Double, call: Callable[[ObjectStore], obje
         call(store)
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_no_server(monkeypatch: pytest.MonkeyPatch, store: ObjectStore) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with one_line(r"no connection to the server \(tried \d+ times\); check the endpoint"):

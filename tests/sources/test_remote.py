@@ -177,8 +177,8 @@ def test_a_store_that_fails_is_no_bad_sample(
     s3_double: Double, raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """With ``on_error="skip"`` all samples would be skipped for it."""
-    monkeypatch.setattr(connection, "SILENCE_SECONDS", 0.3)
-    monkeypatch.setattr(connection, "RETRY_SECONDS", 0.6)
+    monkeypatch.setattr(connection, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(connection, "RETRY_SECONDS", 2.0)
     s3_double.faults.append(Fault(kind, "GET", r"\.(jpg|png)$", times=ALWAYS))
     with pytest.raises(SourceError, match=f"^{raw}/.* cannot be read: [^\n]*$") as caught:
         packstore.convert(raw, tmp_path / "out.lmdb", on_error="skip")
