@@ -23,9 +23,8 @@ RECORDS = make_records("uint8", 12)
 ALWAYS = 1 << 30
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "SILENCE_SECONDS", 0.5)
     monkeypatch.setattr(connection, "RETRY_SECONDS", 1.5)
 
 
@@ -51,6 +50,7 @@ def test_reading_goes_on(server: Double, kind: str, where: str) -> None:
     assert server.faults[0].times == 0
 
 
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("where", ["versions/0", "tables/", "shards/"])
 @pytest.mark.parametrize("kind", ["503", "403", "expired", "flipped"])
 def test_what_stays_wrong_is_one_line(server: Double, kind: str, where: str) -> None:
