@@ -10,9 +10,10 @@ import pytest
 
 import packstore
 from packstore.core.urls import location
+from packstore.objects import open_objects
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan
-from tests.makers.clusters import expected_objects, objects_at
+from tests.makers.clusters import assert_same, expected_objects, objects_at
 from tests.makers.datasets import make_folder
 
 DRIVER = """
@@ -42,6 +43,18 @@ def test_several_drivers_at_once(tmp_path: Path, s3: str, monkeypatch: pytest.Mo
     assert committed == expected_objects(tmp_path / "x.h5")
     monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
     assert packstore.verify(url, against=folder).ok
+
+
+@pytest.mark.slow
+def test_from_s3_to_s3(tmp_path: Path, s3: str) -> None:
+    """Each process opens the source at its URL for itself."""
+    folder = make_folder(tmp_path / "photos", per_class=2)
+    objects = open_objects(f"{s3}/photos")
+    for file in folder.rglob("*.*"):
+        objects.create(file.relative_to(folder).as_posix(), file)
+    packstore.convert(f"{s3}/photos", tmp_path / "x.h5", shard_size=30_000)
+    packstore.convert(f"{s3}/photos", f"{s3}/x.h5", shard_size=30_000, cluster="processes:2", workers=1)
+    assert_same(f"{s3}/x.h5", tmp_path / "x.h5")
 
 
 def test_a_plan_for_a_server_that_is_not_asked(tmp_path: Path) -> None:

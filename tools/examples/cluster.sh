@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packs a data set to S3 on a Ray cluster while a worker and the driver are killed, compares every byte with what
+# Packs a data set from S3 to S3 on a Ray cluster while a worker and the driver are killed, compares every byte with what
 # one machine packs, and trains two ranks from a cold cache; one is killed, and three go on.
 #
 #   tools/examples/cluster.sh [FOLDER]
@@ -29,19 +29,27 @@ moto_server -H 127.0.0.1 -p "$port" >"$work/s3.log" 2>&1 &
 pids+=($!)
 export AWS_ENDPOINT_URL=http://127.0.0.1:$port AWS_ACCESS_KEY_ID=example AWS_SECRET_ACCESS_KEY=example
 export AWS_REGION=us-east-1 AWS_METADATA_ENDPOINT=http://127.0.0.1:9
-python - <<'PYTHON'
+python - "$folder" <<'PYTHON'
+import sys
 import time
+from pathlib import Path
 
 import boto3
 
+s3, folder = boto3.client("s3"), Path(sys.argv[1])
 for _ in range(100):
     try:
-        boto3.client("s3").create_bucket(Bucket="packed")
+        s3.create_bucket(Bucket="raw")
         break
     except Exception:  # it is not up yet
         time.sleep(0.2)
+s3.create_bucket(Bucket="packed")
+files = [file for file in folder.rglob("*") if file.is_file()]
+for file in files:
+    s3.upload_file(str(file), "raw", f"{folder.name}/{file.relative_to(folder)}")
+print(f"{len(files)} files at s3://raw/{folder.name}")
 PYTHON
-source=$folder
+source=s3://raw/$(basename "$folder")
 store=s3://packed/images.lmdb
 shard_size=$(($(du -sb "$folder" | cut -f1) / 30))
 
