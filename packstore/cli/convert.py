@@ -18,6 +18,7 @@ from packstore.cli.common import (
     PixelCount,
     PluginChoice,
     StorePath,
+    cache_options,
     describe_normalization,
     echo_rows,
     human_bytes,
@@ -99,6 +100,7 @@ _LISTED = 10
               help="turbojpeg, simplejpeg, jpeg4py, opencv or pillow.")  # fmt: skip
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+@cache_options
 def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
     """Pack SOURCE into a new store at DEST.
 

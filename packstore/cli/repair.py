@@ -15,6 +15,7 @@ from packstore.cli.common import (
     PluginChoice,
     StorePath,
     array_options,
+    cache_options,
     expecting_store,
     progress_bar,
     quantity,
@@ -52,6 +53,7 @@ _LISTED = 50
 @click.option("--decoder", default="auto", show_default=True, metavar="NAME", help="Decoder, as for convert.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only what is lost.")
+@cache_options
 def repair(damaged: Path, source: Path, out: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     """Write to FIXED what DAMAGED was, with its damaged records taken from SOURCE.
 
