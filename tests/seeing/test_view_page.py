@@ -312,6 +312,39 @@ def test_light_and_dark(browser: Any, stores: Stores) -> None:
             assert page.evaluate(colour) == light != dark
 
 
+def test_a_store_at_a_url_is_fetched_as_it_is_seen(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard that came damaged is shown as such, and the others are there."""
+    from packstore.core.urls import UrlPath, location
+    from packstore.stores.remote.publish import upload_store
+
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+    make_large(tmp_path / "large", 20, 500)
+    url = location(f"{(tmp_path / 'bucket').as_uri()}/large")
+    assert isinstance(url, UrlPath)
+    upload_store(tmp_path / "large", url)
+    with open_store(url) as reader:
+        assert reader.manifest.shards is not None
+        digests = {shard.digest for shard in reader.manifest.shards}
+    assert len(digests) == 1, "all shards are one object in the cache"
+    (shard, *_) = sorted((tmp_path / "bucket" / "large" / "shards").iterdir())
+    content = shard.read_bytes()
+    shard.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    with served(url) as address, opened(browser, address) as page:
+        page.wait_for_selector("#place-0 .broken:has-text('damaged')")
+        assert "came damaged" in page.get_attribute("#place-0", "title")
+        assert page.inner_text("#place-0 .key") == "its shard cannot be read"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.goto(f"{address.partition('?')[0]}#record=600")
+        page.wait_for_selector(".canvas img.main")
+        assert str(url) in page.inner_text("#record-view")
+        page.keyboard.press("g")
+        page.keyboard.press("End")
+        page.wait_for_selector("#place-9999 img")
+        wait(page, "document.querySelector('#place-9999 .key').textContent.startsWith('photo-')")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_nothing_stands_in_the_way_of_a_screen_reader(browser: Any, tmp_path: Path, theme: str) -> None:
     """By the rules of axe-core, in windows of three widths."""

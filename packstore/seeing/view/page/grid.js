@@ -295,7 +295,8 @@ export class Grid {
         const why = await ask(image.src).catch((error) => error);
         if (why.status === 503) word = "not fetched";
         if (!image.isConnected) return;
-        tile.title = tile.querySelector(".key bdi").textContent = why.message ?? "";
+        tile.title = why.message ?? "";
+        tile.querySelector(".key bdi").textContent = "its shard cannot be read";
       }
       image.replaceWith(make("span", { class: "broken" }, word));
       if (word === "damaged") tile.classList.add("damaged");

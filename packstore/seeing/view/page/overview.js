@@ -154,7 +154,7 @@ function fillClasses(place, answer, split) {
   const empty = sums.filter((n) => n === 0).length;
   const told = [
     `${number(answer.classes)} classes, ${least === most ? number(most) : `${number(least)} to ${number(most)}`} ${answer.together ? "records with each" : "records each"}`,
-    empty ? `${number(empty)} empty` : null, missing ? `${number(missing)} records without` : null,
+    empty && answer.seen === store.records ? `${number(empty)} empty` : null, missing ? `${number(missing)} records without` : null,
     unreadable ? `${number(unreadable)} unreadable` : null,
     answer.seen < store.records ? `from a sample of ${number(answer.seen)} records` : null,
     listed.length < order.length ? `the ${MOST_CLASSES / 2} largest and smallest are listed` : null,
