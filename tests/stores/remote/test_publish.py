@@ -85,7 +85,7 @@ def test_a_store_is_uploaded(place: str, tmp_path: Path) -> None:
     assert packstore.verify(url, against=path).ok
 
 
-@pytest.mark.sampled(fast=0)
+@pytest.mark.sampled(5, fast=0)
 @pytest.mark.parametrize("encoding", [*ENCODINGS.built_in])
 @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
 def test_every_format_and_encoding(tmp_path: Path, suffix: str, encoding: str) -> None:
@@ -341,6 +341,7 @@ class TestAppend:
         assert open_store(url).manifest.dataset_digest == open_store(stores[0]).manifest.dataset_digest
         assert packstore.verify(url).ok
 
+    @pytest.mark.sampled(1, fast=0)
     def test_several_at_once(self, stores: tuple[Path, str], tmp_path: Path) -> None:
         """Each is there in the end, whole, and once."""
         names = ["second", "third", "fourth"]

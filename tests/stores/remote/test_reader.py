@@ -69,7 +69,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-@pytest.mark.sampled(fast=6)
+@pytest.mark.sampled(9, fast=4)
 @pytest.mark.parametrize("sharded", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("format", FORMATS)
@@ -144,6 +144,7 @@ def test_a_shard_is_fetched_once_and_when_it_is_needed(bucket: Path, tmp_path: P
         assert requests == []
 
 
+@pytest.mark.slow
 def test_a_cache_smaller_than_the_store(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = make_records("uint8", 40)
     url = put(bucket, tmp_path, records, shard_size=200)
@@ -171,7 +172,7 @@ def test_a_dataset_travels(bucket: Path, tmp_path: Path) -> None:
     assert [other[i][0].tolist() for i in range(len(other))] == expected
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(1, fast=0)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader(bucket: Path, tmp_path: Path, method: str) -> None:
     """Forked after the parent has used the object store."""

@@ -51,6 +51,7 @@ def test_reading_goes_on(server: Double, kind: str, where: str) -> None:
 
 
 @pytest.mark.usefixtures("_impatient")
+@pytest.mark.sampled(5, fast=2)
 @pytest.mark.parametrize("where", ["versions/0", "tables/", "shards/"])
 @pytest.mark.parametrize("kind", ["503", "403", "expired", "flipped"])
 def test_what_stays_wrong_is_one_line(server: Double, kind: str, where: str) -> None:
