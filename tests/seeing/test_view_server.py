@@ -484,7 +484,7 @@ def test_what_audit_found_is_marked(tmp_path: Path) -> None:
         assert about["marks"] == {"leakage": 2}
         rows = ask(client, "/api/rows", stop=9, mark="leakage")["rows"]
         assert [(row["record"], row["marks"]) for row in rows] == [(0, ["leakage"]), (2, ["leakage"])]
-        assert ask(client, "/api/record/2")["findings"]
+        assert ask(client, "/api/record/2")["findings"] == ["same bytes in the splits train, val: also record 0"]
 
 
 def test_all_records_are_verified_on_demand(stores: Stores, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ MOST_MARKED = 10_000
 
 _MOST_BYTES = 1 << 30
 _KEPT_TEXTS = 5
+_NAMED = 3
+"""Other records of a finding that are named at each."""
 
 
 @dataclass
@@ -111,7 +113,8 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
             continue
         marked.setdefault(mark, set()).update(records)
         for record in records:
-            findings.say(record, text)
+            others = [str(other) for other in records[: _NAMED + 1] if other != record][:_NAMED]
+            findings.say(record, f"{text}: also record {', '.join(others)}" if others else text)
     findings.records = {mark: np.array(sorted(records), np.int64) for mark, records in marked.items()}
     return findings
 
