@@ -67,16 +67,16 @@ def prefetch(url: Path, workers: int, quiet: bool) -> None:
                 f"the cache {printable(str(reader.cache.root))} is too small: the store needs {nbytes:,} bytes, "
                 f"it may hold {budget:,}; give it more with --cache-size or PACKSTORE_CACHE_SIZE"
             )
+        absent = len(reader.cache.missing(shard.digest for shard in shards))
         with progress_bar(quiet) as progress:
             done_bytes = 0
             for number, _ in enumerate(ordered_map(reader.prefetch, range(len(shards)), workers)):
                 done_bytes += shards[number].nbytes
                 progress(Progress("fetch", number + 1, len(shards), done_bytes))
         if not quiet:
-            counts = reader.counts
             click.echo(
-                f"{printable(str(reader.cache.root))}: {quantity(counts.misses, 'shard')} fetched, "
-                f"{human_bytes(counts.fetched_bytes)}; {counts.hits:,} were there"
+                f"{printable(str(reader.cache.root))}: {quantity(absent, 'shard')} fetched, "
+                f"{human_bytes(reader.counts.fetched_bytes)}; {len(shards) - absent:,} were there"
             )
 
 
