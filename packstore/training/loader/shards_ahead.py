@@ -56,8 +56,8 @@ class ShardsAhead:
         self._sizes: list[int] = sizes[reads.shards[left]].tolist()
         self._room = room
         self._now = first
-        self._taken = 0  # how many of the list are fetched, or being fetched
-        self._held: list[tuple[int, int]] = []  # those of them that batches may need still: last batch, place in list
+        self._taken = 0  # how many of the list are fetched, being fetched, or left to those that need them
+        self._held: list[tuple[int, int]] = []  # those before it that batches may need still: last batch, place in list
         self._held_bytes = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -109,6 +109,9 @@ class ShardsAhead:
                 place = heapq.heappop(self._held)[1]
                 self._held_bytes -= self._sizes[place]
                 done.append(self._shards[place])
+            while self._taken < len(self._shards) and self._last[self._taken] < batches:  # too late for those
+                done.append(self._shards[self._taken])
+                self._taken += 1
             needed = {self._shards[place] for _, place in self._held} if done else set()
             if done or (self._taken < len(self._first) and self._first[self._taken] <= batches):
                 self._changed.notify_all()
@@ -129,15 +132,16 @@ class ShardsAhead:
         with self._changed:
             while not self._closed and self._taken < len(self._shards):
                 place = self._taken
-                if self._last[place] >= self._now and self._held_bytes + self._sizes[place] <= self._room:
-                    self._taken += 1
-                    self._held_bytes += self._sizes[place]
-                    heapq.heappush(self._held, (self._last[place], place))
-                    return place
-                if self._first[place] <= self._now:  # too late, or the room is for what is needed at the same time
-                    self._taken += 1
-                else:
+                fits = self._last[place] >= self._now and self._held_bytes + self._sizes[place] <= self._room
+                if not fits and self._first[place] > self._now:
                     self._changed.wait()
+                    continue
+                self._taken += 1
+                self._held_bytes += self._sizes[place]
+                heapq.heappush(self._held, (self._last[place], place))
+                if fits:
+                    return place
+                # It is too late, or the room is for what is needed at the same time: whoever needs it fetches it.
             return None
 
 
