@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,6 +80,13 @@ class Cache:
         ``address`` is what it is known by: its URL and whatever changes with its content (an ETag).
         """
         return self._open(hashlib.sha256(address.encode()).hexdigest() + ".learnt", nbytes, fetch, None)
+
+    def age(self, digest: str, used: float) -> None:
+        """Makes an object, where it is there, one that was last used at ``used``, in seconds since 1970: it leaves
+        before those that were used since."""
+        path = self._folder.whole / digest
+        with suppress(OSError):  # it has left, or is another user's
+            os.utime(path, ns=(int(used * 1e9), path.stat().st_mtime_ns))
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         """Those of ``digests`` that are not in the cache, in their order."""

@@ -70,6 +70,7 @@ class RemoteReader(ShardedReader):
         self.counts = FetchCounts()
         self._objects = objects
         self._counting = threading.Lock()
+        self._since: dict[int, float] = {}  # when shards that were fetched ahead were
         self._failed: dict[int, tuple[float, type[StoreError], str]] = {}
         self.nbytes = int(table.table["nbytes"].sum())
         # Half of it: others use the cache, too, and what is open cannot leave it.
@@ -80,6 +81,7 @@ class RemoteReader(ShardedReader):
         no others to make room, but raises :class:`CacheFullError`."""
         if number not in self._open:
             os.close(self._fetched_now(number, ahead=True))
+            self._since[number] = time.time()
 
     def let_go(self, numbers: Collection[int]) -> None:
         """Says that these shards are not needed soon: where not all have room, they may leave the cache first."""
@@ -87,6 +89,10 @@ class RemoteReader(ShardedReader):
             with self._lock:
                 for number in numbers:
                     self._open.pop(number, None)
+            # Reading has made them the newest of the cache: they would outlive what was fetched ahead of them.
+            for number in numbers:
+                if (since := self._since.pop(number, None)) is not None:
+                    self.cache.age(self._table[number].digest, since)
 
     def places(self) -> list[str]:
         return [f"{self.path}/{name}" for name in self.head.shards]
