@@ -6,6 +6,7 @@ import configparser
 import http.client
 import importlib.util
 import os
+import re
 from contextlib import closing
 from http import HTTPStatus
 from pathlib import Path
@@ -90,6 +91,10 @@ def credentials(location: Location) -> dict[str, Any]:
     cloud for minutes, on a machine that stands in none."""
     cloud = _CLOUDS[location.scheme]
     profile = _profile(location) if location.scheme == "s3" else {}
+    if location.scheme == "s3":
+        for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+            _check_endpoint(name, os.environ.get(name))
+        _check_endpoint("endpoint_url of the AWS profile", profile.get("endpoint"))
     if any(all(os.environ.get(name) for name in each.split()) for each in cloud.credentials):
         return profile
     if profile.keys() & {"access_key_id", "credential_provider"}:
@@ -105,6 +110,14 @@ def credentials(location: Location) -> dict[str, Any]:
             "read). This machine has none of its own: no metadata service of a cloud answers"
         )
     return profile
+
+
+def _check_endpoint(name: str, url: str | None) -> None:
+    """Raises :class:`RemoteError` for an address without http://, at which obstore panics."""
+    if url and not re.match(r"https?://[^/@]+(/|$)", url, re.IGNORECASE):
+        raise RemoteError(
+            f"{name} is no URL of a server, such as http://127.0.0.1:9000, without a user name or a password"
+        )
 
 
 def _profile(location: Location) -> dict[str, Any]:
