@@ -97,6 +97,16 @@ def test_the_least_recently_used_goes_first(cache: Cache, origin: Origin) -> Non
     assert len(origin.fetched) == 4
 
 
+def test_what_is_made_old_leaves_first(cache: Cache, origin: Origin) -> None:
+    origin.read(cache, 0, 1, 2)
+    mtime = whole(cache, origin, 2).stat().st_mtime_ns
+    cache.age(origin.digests[2], 1.5)
+    cache.age(origin.digests[7], 1.5)  # which is not there
+    assert (whole(cache, origin, 2).stat().st_atime, whole(cache, origin, 2).stat().st_mtime_ns) == (1.5, mtime)
+    origin.read(cache, 3)
+    assert cache.missing(origin.digests[:4]) == [origin.digests[2]]
+
+
 def test_what_is_open_stays_and_a_full_cache_says_what_it_needs(cache: Cache, origin: Origin) -> None:
     held = [origin.open(cache, number) for number in (0, 1)]
     origin.read(cache, 2, 3, 4, 5)

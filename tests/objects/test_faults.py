@@ -299,6 +299,16 @@ def test_a_metadata_service_that_has_none(s3_double: Double, monkeypatch: pytest
         open_objects("s3://bucket/x").get("a")
 
 
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9", "ftp://127.0.0.1", "http://", "http://me:secret@127.0.0.1:9"])
+def test_an_endpoint_that_is_no_url(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """obstore panics at one."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with one_line("AWS_ENDPOINT_URL is no URL of a server, such as http://"):
+        open_objects("s3://bucket/x").get("a")
+
+
 def test_az_needs_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with one_line("set AZURE_STORAGE_ACCOUNT_NAME"):

@@ -16,6 +16,7 @@ from packstore.core.errors import DestinationError, SourceError, StoreError, Usa
 from packstore.core.registry import ENCODINGS
 from packstore.core.urls import UrlPath, location
 from packstore.objects import ObjectStore, RemoteError, open_objects
+from packstore.packing import append as append_module
 from packstore.packing.stand_in import stand_in_folder
 from packstore.stores import open_store
 from packstore.stores.remote import publish as publish_module
@@ -316,7 +317,7 @@ class TestAppend:
             (second / "train" / "ant").rename(second / "train" / "aardvark")
         url = stores[1]
         publish, raced, packed = publish_module.publish, False, 0
-        pack = packstore.packing.append._pack
+        pack = append_module._pack
 
         def late(*arguments: Any) -> int:
             nonlocal raced
@@ -332,7 +333,7 @@ class TestAppend:
 
         with monkeypatch.context() as patch:
             patch.setattr("packstore.packing.append.publish", late)
-            patch.setattr("packstore.packing.append._pack", counted)
+            patch.setattr(append_module, "_pack", counted)
             packstore.append(url, third)
         assert packed == (3 if new_class else 2)
         assert newest_version(open_objects(url)) == 3
