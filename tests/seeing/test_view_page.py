@@ -127,6 +127,12 @@ def test_a_million_records_are_scrolled_through(browser: Any, large: Path, width
         current = page.evaluate("Number(document.querySelector('.tile.current').id.slice(6))")
         assert current > columns
         wait(page, f"location.hash.includes('at={current}')")
+        # A list that comes to rest after a tile was chosen does not take that tile out of the address.
+        page.mouse.wheel(0, 40)
+        wait(page, "grid.scrollTop > 0")
+        page.keyboard.press("End")
+        page.wait_for_timeout(300)
+        assert "at=999999" in page.evaluate("location.hash")
 
 
 def test_records_are_filtered_searched_and_every_state_has_a_link(browser: Any, stores: Stores) -> None:

@@ -183,12 +183,14 @@ export class Grid {
     this.top = this.scaled && !far ? this.top + step : this.ofBar(now);
     this.top = Math.max(0, Math.min(this.top, this.farthest));
     this.fast = far || Math.abs(step) > this.height;
+    this.chosen = false;
     clearTimeout(this.resting);
     this.resting = setTimeout(() => {
       this.fast = false;
       if (this.scaled) this.settle();
       this.draw();
-      if (!$("grid-view").hidden) go({ at: Math.floor(this.top / this.rowHeight) * this.columns || null }, { replace: true });
+      // A tile that was chosen meanwhile is the place, not what is at the top.
+      if (!$("grid-view").hidden && !this.chosen) go({ at: Math.floor(this.top / this.rowHeight) * this.columns || null }, { replace: true });
     }, 90);
     if (!this.frame) this.frame = requestAnimationFrame(() => { this.frame = 0; this.draw(); });
   }
@@ -323,6 +325,7 @@ export class Grid {
 
   choose(place) {
     this.current = Math.max(0, Math.min(place, this.count - 1));
+    this.chosen = true;
     this.reveal();
     go({ at: this.current || null }, { replace: true });
   }
@@ -331,6 +334,7 @@ export class Grid {
     const row = this.row(place);
     if (!row) return;
     this.current = place;
+    this.chosen = true;
     go({ at: place || null }, { replace: true });
     go({ record: row.record });
   }
