@@ -25,7 +25,7 @@ from packstore.core.checksums import (
     value_hashes,
 )
 from packstore.core.columns import NUMPY_DTYPE, ColumnData
-from packstore.core.errors import PackstoreError, StoreError
+from packstore.core.errors import PackstoreError, StoreError, UnreachableError
 from packstore.core.manifest import Column
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
@@ -263,6 +263,8 @@ def open_files(reader: Reader) -> Iterator[OpenFile | None]:
     for number, shard in enumerate(reader.manifest.shards or ()):
         try:
             yield OpenFile(start, shard.name, reader.shard(number))
+        except UnreachableError:  # which says nothing about the shard
+            raise
         except StoreError:
             yield None
         start += shard.records

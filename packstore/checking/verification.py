@@ -133,7 +133,8 @@ def verify(
         The report; damage is in it, not raised.
 
     Raises:
-        StoreError: ``path`` does not open as a store at all; a :class:`MissingStoreError` where nothing is.
+        StoreError: ``path`` does not open as a store at all; a :class:`MissingStoreError` where nothing is; a
+            :class:`~packstore.core.errors.UnreachableError` where a shard of it cannot be fetched now.
         UsageError: There is nothing to compare with.
         SourceError: The source to compare with cannot be read.
     """

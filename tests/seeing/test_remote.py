@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,26 @@ class TestView:
             for path in ("/api/store", "/api/rows?start=0&stop=9", "/api/record/0", "/thumbnail/96/0", "/", "/page.js"):
                 text = client.get(path).content.decode()
                 assert not any(value in text for value in SECRETS.values())
+
+
+@pytest.mark.parametrize("far", range(3))
+@pytest.mark.parametrize("check", [packstore.verify, packstore.audit, partial(packstore.audit, pixels=True)])
+def test_an_outage_is_an_error_and_no_damage(
+    url: UrlPath, monkeypatch: pytest.MonkeyPatch, check: Any, far: int
+) -> None:
+    stream, begun = ObjectStore.stream, []
+
+    def broken(self: ObjectStore, name: str) -> Iterator[bytes]:
+        begun.append(name)
+        if len(begun) > far:
+            raise RemoteError(f"{name} cannot be read: no connection")
+        return stream(self, name)
+
+    with monkeypatch.context() as without:
+        without.setattr(ObjectStore, "stream", broken)
+        with pytest.raises(UnreachableError, match=r"cannot be fetched: .* no connection"):
+            check(url)
+    assert check(url).ok if check is packstore.verify else not check(url).counts.get("damaged")
 
 
 def test_a_failed_fetch_is_not_tried_again_at_once(url: UrlPath, fetched: list[str], monkeypatch: Any) -> None:

@@ -98,7 +98,8 @@ def audit(
         The report. What is damaged is in it too, and ends nothing.
 
     Raises:
-        StoreError: ``store`` does not open; a :class:`MissingStoreError` where nothing is.
+        StoreError: ``store`` does not open; a :class:`MissingStoreError` where nothing is; a
+            :class:`~packstore.core.errors.UnreachableError` where a shard of it cannot be fetched now.
         UsageError: Options that do not go together.
     """
     options = AuditOptions(

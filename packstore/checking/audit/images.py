@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, printable
+from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UnreachableError, printable
 from packstore.core.manifest import Manifest
 from packstore.images.decoders import Decoder
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
@@ -118,6 +118,8 @@ class Inspection:
             except DecodeError as error:
                 seen.findings.append(("undecodable", record, str(error)))
                 continue
+            except UnreachableError:
+                raise
             except (PackstoreError, IndexError) as error:
                 seen.findings.append(("damaged", record, _in_short(error)))
                 continue
@@ -204,6 +206,8 @@ class Inspection:
         except DecodeError as error:
             seen.findings.append(("undecodable", record, f"column {name!r}: {error}"))
             return
+        except UnreachableError:
+            raise
         except (PackstoreError, IndexError) as error:
             seen.findings.append(("damaged", record, _in_short(error)))
             return
