@@ -192,6 +192,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
     # A second signal must not interrupt the cleaning up.
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
+    if objects := sys.modules.get("packstore.objects"):
+        objects.interrupt()
     raise _StoppedError(number)
 
 

@@ -30,10 +30,11 @@ def view(store: Path, port: int, no_browser: bool, audit: Path | None, verified:
       packstore verify imagenet.lmdb --json > damage.json
       packstore view imagenet.lmdb --verified damage.json
     """
+    from packstore.objects import interrupt
     from packstore.seeing.view.serve import serve
 
     with expecting_store(store):
-        serve(store, _announce, port=port, browser=not no_browser, audit=audit, verified=verified)
+        serve(store, _announce, interrupt, port=port, browser=not no_browser, audit=audit, verified=verified)
 
 
 def _announce(address: str) -> None:

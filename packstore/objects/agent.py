@@ -24,8 +24,8 @@ from packstore.objects.direct import Direct
 from packstore.objects.location import Location
 from packstore.objects.values import RemoteError
 
-_BATCH = 256  # what a listing sends at once
-_STREAMS = ("stream", "list")
+AT_ONCE = {"stream": 1, "list": 256}
+"""How many of the values that a method yields come at once."""
 
 _forked = False
 _agent: Agent | None = None
@@ -186,9 +186,9 @@ def _serve(connection: Connection) -> None:
 
 
 def _answer(connection: Connection, method: str, value: Any) -> None:
-    if method not in _STREAMS:
+    if method not in AT_ONCE:
         connection.send((False, value))
         return
-    while batch := list(islice(value, 1 if method == "stream" else _BATCH)):
+    while batch := list(islice(value, AT_ONCE[method])):
         connection.send((False, batch))
     connection.send((False, []))

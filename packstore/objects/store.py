@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from packstore.objects.agent import agent
+from packstore.objects.agent import AT_ONCE, agent
 from packstore.objects.direct import Direct
+from packstore.objects.interrupts import in_batches, interruptible
 from packstore.objects.location import Location, parse_url
 from packstore.objects.values import ObjectInfo, RemoteError
 
@@ -115,14 +116,14 @@ class ObjectStore:
     def _call(self, method: str, *arguments: Any) -> Any:
         process = agent()
         if process is None:
-            return getattr(self._direct, method)(*arguments)
+            return interruptible(getattr(self._direct, method), *arguments)
         self._refuse_memory()
         return process.call(self._location, method, *arguments)
 
     def _iterate(self, method: str, *arguments: Any) -> Iterator[Any]:
         process = agent()
         if process is None:
-            yield from getattr(self._direct, method)(*arguments)
+            yield from in_batches(getattr(self._direct, method)(*arguments), AT_ONCE[method])
         else:
             self._refuse_memory()
             yield from process.iterate(self._location, method, *arguments)

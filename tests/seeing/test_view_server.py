@@ -607,7 +607,7 @@ def test_whatever_is_damaged_every_question_is_answered(
 def test_what_is_missing_is_named(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "starlette", None)
     with pytest.raises(UsageError, match=r"needs starlette: pip install 'packstore\[view\]'"):
-        serve(stores("files.lmdb"), pytest.fail, browser=False)
+        serve(stores("files.lmdb"), pytest.fail, pytest.fail, browser=False)
 
 
 def test_a_port_that_is_taken_is_named(stores: Stores) -> None:
@@ -616,4 +616,4 @@ def test_a_port_that_is_taken_is_named(stores: Stores) -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} is taken"):
-            serve(stores("files.lmdb"), pytest.fail, port=port, browser=False)
+            serve(stores("files.lmdb"), pytest.fail, pytest.fail, port=port, browser=False)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import FrameType
 
 from packstore.core.errors import UsageError
 from packstore.seeing.view.findings import read_findings
@@ -21,6 +22,7 @@ _HOST = "127.0.0.1"
 def serve(
     path: Path,
     announce: Callable[[str], None],
+    stopping: Callable[[], None],
     *,
     port: int = 0,
     browser: bool = True,
@@ -32,6 +34,7 @@ def serve(
     Args:
         path: A store of any format.
         announce: Is given the address, which holds the token, as soon as the server listens.
+        stopping: Is called when a signal comes, before what is under way is waited for.
         port: To listen at; 0 for one that is free.
         browser: Open the address in the browser, too.
         audit: What ``packstore audit --json FILE`` wrote, to mark records by.
@@ -50,6 +53,11 @@ def serve(
 
     from packstore.seeing.view.app import make_app
     from packstore.seeing.view.site import Site
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            stopping()
+            super().handle_exit(sig, frame)
 
     with open_store(path) as reader, closing(_listening(port)) as listener:
         findings = read_findings(audit, verified, reader.manifest)
@@ -70,7 +78,7 @@ def serve(
             # It may wait for the browser to start.
             threading.Thread(target=_open_browser, args=(address,), daemon=True).start()
         try:
-            uvicorn.Server(config).run(sockets=[listener])
+            Server(config).run(sockets=[listener])
         finally:
             site.close()
 

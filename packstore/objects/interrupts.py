@@ -1,0 +1,94 @@
+"""Requests that a signal ends at once: obstore looks for none until the server answers, which may take a minute."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as TooLateError  # of 3.10 not the builtin one
+from contextlib import suppress
+from itertools import islice
+from queue import SimpleQueue
+from typing import Any
+
+from packstore.objects.values import RemoteError
+
+_LAST_SECONDS = 3.0
+"""What a request may take after an interrupt: one that cleans up, of a server that answers."""
+
+_idle: list[_Worker] = []
+_pending: set[Future[Any]] = set()
+_interrupted = threading.Event()
+
+
+def interrupt() -> None:
+    """Ends all requests under way in this process with a :class:`RemoteError`, for a program that is about to end;
+    those that come later may take a few seconds. A signal's handler may call it."""
+    _interrupted.set()
+    for future in tuple(_pending):
+        _give_up(future)
+
+
+def interruptible(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``function`` returns or raises, from another thread, while this one listens to signals."""
+    try:
+        worker = _idle.pop()
+    except IndexError:
+        worker = _Worker()
+        worker.start()
+    future: Future[Any] = Future()
+    _pending.add(future)
+    try:
+        worker.tasks.put((future, function, arguments))
+        # Looked at after the future has become one that `interrupt` finds.
+        return future.result(_LAST_SECONDS if _interrupted.is_set() else None)
+    except TooLateError:
+        _give_up(future)
+        return future.result()
+    finally:
+        _pending.discard(future)
+
+
+def in_batches(values: Iterator[Any], count: int) -> Iterator[Any]:
+    """What ``values`` yields; up to ``count`` at once are waited for by :func:`interruptible`."""
+    while batch := interruptible(lambda: list(islice(values, count))):
+        yield from batch
+
+
+def _give_up(future: Future[Any]) -> None:
+    with suppress(InvalidStateError):  # it was answered at this moment
+        future.set_exception(RemoteError("interrupted"))
+
+
+class _Worker(threading.Thread):
+    """Runs one call after another; a daemon, for which the end of the process does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__(name="packstore-request", daemon=True)
+        self.tasks: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            future, function, arguments = self.tasks.get()
+            try:
+                answer, error = function(*arguments), None
+            except BaseException as raised:  # it is the caller's
+                answer, error = None, raised
+            _idle.append(self)
+            with suppress(InvalidStateError):  # the caller was interrupted
+                if error is None:
+                    future.set_result(answer)
+                else:
+                    future.set_exception(error)
+            del future, function, arguments, answer, error  # no thread that waits may keep bytes alive
+
+
+def _after_fork() -> None:
+    """Threads are not copied."""
+    _idle.clear()
+    _pending.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
