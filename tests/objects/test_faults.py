@@ -24,20 +24,19 @@ ALWAYS = 1 << 30
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second is silence, and there is time enough for a busy machine to get through."""
+def _a_second_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SILENCE_SECONDS", 1.0)
 
 
 @pytest.fixture
-def _impatient(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _impatient(_a_second_is_silence: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no patience helps."""
     monkeypatch.setattr(connection, "SILENCE_SECONDS", 0.3)
     monkeypatch.setattr(connection, "RETRY_SECONDS", 0.6)
 
 
 @pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patient(_a_second_is_silence: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For what has to succeed: on a busy machine the server is silent for longer now and then."""
     monkeypatch.setattr(connection, "RETRY_SECONDS", 20.0)
 
