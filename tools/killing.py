@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ SYSCALLS = (
     "fdatasync,ftruncate,fallocate"
 )
 """System calls that change a file system."""
+_PR_SET_PTRACER = 0x59616D61
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lmdb": (".lmdb", {"encoding": "original"}),
@@ -252,6 +254,21 @@ def wait_for_lock(out: Path) -> None:
         time.sleep(0.01)
 
 
+@dataclass
+class Known:
+    """What is known of uninterrupted runs of a case, once for all kills of the same images.
+
+    Attributes:
+        content: The files of the store.
+        seconds: What a run took.
+        calls: Its system calls, as (name, which of this name).
+    """
+
+    content: dict[str, bytes]
+    seconds: float
+    calls: list[tuple[str, int]] = field(default_factory=list)
+
+
 class Killer:
     """Kills conversions of one folder in a directory of its own.
 
@@ -259,26 +276,25 @@ class Killer:
     again, must complete it, to the byte, and leave nothing else behind.
     """
 
-    def __init__(self, images: Path, scratch: Path, seed: int) -> None:
+    def __init__(self, images: Path, scratch: Path, seed: int, known: dict[str, Known] | None = None) -> None:
+        """``known`` is shared by those that kill conversions of the same images."""
         small_steps()
         self._images = images
         self._scratch = scratch
         self._random = random.Random(seed)
-        self._references: dict[str, dict[str, bytes]] = {}
-        self._seconds: dict[str, float] = {}
+        self._known = {} if known is None else known
         self.tally = Tally()
 
     def reference(self, case: str) -> dict[str, bytes]:
         """What an uninterrupted conversion gives."""
-        if case not in self._references:
+        if case not in self._known:
             path = self._scratch / f"reference{CASES[case][0]}"
             prepare(case, self._images, path, overwrite=False)
             started = time.monotonic()
             run_case(case, self._images, path)
-            self._seconds[case] = time.monotonic() - started
-            self._references[case] = content(path)
+            self._known[case] = Known(content(path), time.monotonic() - started)
             _remove(path)
-        return self._references[case]
+        return self._known[case].content
 
     def at_random(self, case: str, *, overwrite: bool) -> None:
         """Kills one conversion one to three times in a row, each at a random moment, and then lets it end."""
@@ -287,7 +303,7 @@ class Killer:
         for _ in range(self._random.randint(1, 3)):
             child = in_child(lambda: run_case(case, self._images, out, overwrite=overwrite))
             # Started from a process that has loaded everything, a run takes about as long as the reference did.
-            time.sleep(self._random.random() * 1.3 * self._seconds[case])
+            time.sleep(self._random.random() * 1.3 * self._known[case].seconds)
             os.kill(child, signal.SIGKILL)
             if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):
                 break  # it was quicker
@@ -307,10 +323,10 @@ class Killer:
             if number % every != first:
                 continue
             before = prepare(case, self._images, out, overwrite=False)
-            inject = ["-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={count}"]
-            done = self._traced(case, out, inject)
-            if done.returncode != -signal.SIGKILL:
-                raise LossError(f"{case}: {call} number {count}: exit code {done.returncode}: {done.stderr}")
+            _, status, said = self._traced(case, out, f"trace={call}", f"inject={call}:signal=KILL:when={count}")
+            if not os.WIFSIGNALED(status):
+                raise LossError(f"{case}: {call} number {count}: exit code {os.waitstatus_to_exitcode(status)}: {said}")
+            wait_for_lock(out)
             self.tally.kills += 1
             self.tally.calls[call] += 1
             self.look(f"{case} at {call} number {count}", out, before)
@@ -319,7 +335,7 @@ class Killer:
     def look(self, case: str, out: Path, before: dict[str, bytes]) -> None:
         """The destination is what it was, or complete."""
         there = named_content(out) if out.exists() else {}
-        if there == self._references[case.partition(" at ")[0]]:
+        if there == self._known[case.partition(" at ")[0]].content:
             self.tally.complete += 1
         elif there != before:
             self.tally.losses.append(f"{case}: after a kill something else lies at the destination")
@@ -364,48 +380,54 @@ class Killer:
             for path in self._scratch.iterdir():
                 _remove(path)
 
-    def _calls(self, case: str, out: Path) -> Iterator[tuple[str, int]]:
-        """The calls of an uninterrupted run, as (name, which of this name). Threads count by themselves for strace, so
-        only those of the first, which does all but the syncing, are listed."""
-        log = self._scratch.with_name(f"{self._scratch.name}.trace")
-        # The first call of all is that by which the program began: it tells which thread is the first.
-        prepare(case, self._images, out, overwrite=False)
-        done = self._traced(case, out, ["-e", f"trace=execve,{SYSCALLS}"], log)
-        if done.returncode:
-            raise LossError(f"{case}: the traced run failed: {done.stderr}")
-        _remove(out)
-        lines = log.read_text(errors="replace").splitlines()
-        log.unlink()
-        first = lines[0].split(None, 1)[0]
-        seen: Counter[str] = Counter()
-        for line in lines:
-            thread, _, rest = line.partition(" ")
-            name = rest.lstrip().partition("(")[0]
-            if thread == first and name in SYSCALLS.split(","):
-                seen[name] += 1
-                yield name, seen[name]
+    def _calls(self, case: str, out: Path) -> list[tuple[str, int]]:
+        """The calls of an uninterrupted run. Threads count by themselves for strace, so only those of the first, which
+        does all but the syncing, are listed."""
+        known = self._known[case]
+        if not known.calls:
+            log = self._scratch.with_name(f"{self._scratch.name}.trace")
+            prepare(case, self._images, out, overwrite=False)
+            child, status, said = self._traced(case, out, f"trace={SYSCALLS}", log=log)
+            if status:
+                raise LossError(f"{case}: the traced run failed: {said}")
+            _remove(out)
+            lines = log.read_text(errors="replace").splitlines()
+            log.unlink()
+            seen: Counter[str] = Counter()
+            for line in lines:
+                thread, _, rest = line.partition(" ")
+                name = rest.lstrip().partition("(")[0]
+                if thread == str(child) and name in SYSCALLS.split(","):
+                    seen[name] += 1
+                    known.calls.append((name, seen[name]))
+        return known.calls
 
-    def _traced(
-        self, case: str, out: Path, arguments: list[str], log: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        program = (
-            "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]; import killing; killing.small_steps(); "
-            "from pathlib import Path; killing.run_case(sys.argv[5], Path(sys.argv[3]), Path(sys.argv[4]))"
-        )
-        here = Path(__file__).resolve().parent
-        strace = ["strace", "-f", "-qq", "-o", str(log or os.devnull), *arguments]
-        command = [
-            *strace,
-            sys.executable,
-            "-B",
-            "-c",
-            program,
-            str(here),
-            str(here.parent),
-            str(self._images),
-            str(out),
-        ]
-        return subprocess.run([*command, case], capture_output=True, text=True, check=False)
+    def _traced(self, case: str, out: Path, *expressions: str, log: Path | None = None) -> tuple[int, int, str]:
+        """Runs a case in a forked child to which strace attaches: its id, its wait status, and what strace says.
+
+        A Python of its own would have to import everything each time, which takes longer than all the rest.
+        """
+        ready, go = os.pipe()
+
+        def run() -> None:
+            ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)  # strace is no ancestor of it
+            os.read(ready, 1)
+            run_case(case, self._images, out)
+
+        child = in_child(run)
+        try:
+            arguments = [*(word for each in expressions for word in ("-e", each)), "-p", str(child)]
+            with subprocess.Popen(
+                ["strace", "-f", "-o", str(log or os.devnull), *arguments], stderr=subprocess.PIPE, text=True
+            ) as strace:
+                assert strace.stderr is not None
+                said = strace.stderr.readline()  # that it is attached
+                os.write(go, b"x")
+                status = os.waitpid(child, 0)[1]
+                return child, status, said + strace.stderr.read()
+        finally:
+            os.close(ready)
+            os.close(go)
 
 
 def can_trace() -> bool:

@@ -14,8 +14,14 @@ from tests.makers.tools import load_tool
 killing: Any = load_tool("killing.py")
 
 
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder of images, and what is known of uninterrupted conversions of it."""
+    return make_folder(tmp_path_factory.mktemp("images") / "photos"), {}
+
+
 @pytest.fixture
-def killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Any:
+def killer(images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Any:
     from packstore.packing import records as record_packing
     from packstore.stores.builder import journal as receipts
     from packstore.stores.lmdb import store as lmdb_store
@@ -29,7 +35,8 @@ def killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) 
         monkeypatch.setattr(module, name, getattr(module, name))  # to be set back
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    return killing.Killer(make_folder(tmp_path / "photos"), scratch, seed=rng.randrange(1 << 30))
+    folder, known = images
+    return killing.Killer(folder, scratch, seed=rng.randrange(1 << 30), known=known)
 
 
 @pytest.mark.slow
@@ -47,6 +54,7 @@ def test_killed_at_random_moments_nothing_is_lost(killer: Any, case: str, overwr
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.sampled(1)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("first", range(80))
 @pytest.mark.parametrize("case", [case for case in killing.CASES if case not in killing.WRITERS])
 def test_killed_at_system_calls_nothing_is_lost(killer: Any, case: str, first: int, need: Any) -> None:
