@@ -20,7 +20,7 @@ from packstore.core.errors import CacheError, CacheFullError, DamagedObjectError
 
 _log = logging.getLogger(__name__)
 
-Fetch = Callable[[], Iterable[bytes]]
+Fetch = Callable[[], Iterable[bytes | memoryview]]
 """Begins to fetch an object; its bytes in pieces of any size."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")

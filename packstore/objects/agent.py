@@ -189,6 +189,8 @@ def _answer(connection: Connection, method: str, value: Any) -> None:
     if method not in AT_ONCE:
         connection.send((False, value))
         return
+    if method == "stream":
+        value = map(bytes, value)  # a view of obstore's memory does not pickle
     while batch := list(islice(value, AT_ONCE[method])):
         connection.send((False, batch))
     connection.send((False, []))

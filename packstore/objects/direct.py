@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 WORK = "_work"
 """Where objects lie that last only as long as a command: probes, and uploads before they have their name."""
-STEP_BYTES = 4 << 20
-"""What :meth:`Direct.stream` yields at once, at least, but for the last piece."""
+STEP_BYTES = 1 << 20
+"""What :meth:`Direct.stream` yields at once, at least, but for the last piece: what a processor's cache holds."""
 _SINGLE_BYTES = 64 << 20  # a conditional put holds all of it in memory
 _PART_BYTES = 16 << 20
 _PARTS = 9_000  # S3 allows 10,000
@@ -66,10 +66,10 @@ class Direct:
         info, _ = next(reply)
         return info, b"".join(piece for _, piece in reply)
 
-    def stream(self, name: str) -> Iterator[bytes]:
+    def stream(self, name: str) -> Iterator[memoryview]:
         return (piece for _, piece in self._reply(name) if piece)
 
-    def _reply(self, name: str) -> Iterator[tuple[ObjectInfo, bytes]]:
+    def _reply(self, name: str) -> Iterator[tuple[ObjectInfo, memoryview]]:
         """An object's bytes, piece by piece, each with what the object is; at first none.
 
         obstore asks again for the rest of a body that breaks off, but only within its time from the first byte on;
@@ -88,10 +88,10 @@ class Direct:
                     if info is None:
                         info = self._info(dict(found.meta))
                         expected = info.nbytes
-                        yield info, b""
+                        yield info, memoryview(b"")
                     for piece in found.stream(STEP_BYTES):
                         seen += len(piece)
-                        yield info, bytes(piece)
+                        yield info, memoryview(piece)
                 except PreconditionError:
                     raise RemoteError(f"{self.location.shown(name)} was replaced while it was read") from None
                 except GenericError:

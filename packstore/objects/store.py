@@ -59,8 +59,8 @@ class ObjectStore:
         data: bytes = self._call("get", name, start, stop)
         return data
 
-    def stream(self, name: str) -> Iterator[bytes]:
-        """An object's bytes, some MB at a time. Raises :class:`MissingObjectError` at the first."""
+    def stream(self, name: str) -> Iterator[bytes | memoryview]:
+        """An object's bytes, a MB or more at a time. Raises :class:`MissingObjectError` at the first."""
         return self._iterate("stream", name)
 
     def read(self, name: str) -> tuple[ObjectInfo, bytes]:

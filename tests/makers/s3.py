@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import re
@@ -310,5 +311,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, body.encode(), {"Content-Type": "application/xml"})
 
 
+@functools.lru_cache(maxsize=64)  # of large objects it takes longer than to send them
 def _etag(data: bytes) -> str:
     return f'"{hashlib.md5(data).hexdigest()}"'

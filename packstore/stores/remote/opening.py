@@ -72,7 +72,7 @@ def _copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore, Obje
 def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: Format | None) -> Reader:
     """Fetches a store of one file whole. Nothing but its size is known, so its own checksums have to prove it."""
 
-    def fetch() -> Iterator[bytes]:
+    def fetch() -> Iterator[bytes | memoryview]:
         return objects.stream(info.name)
 
     version = info.etag or f"{info.modified}"

@@ -187,7 +187,7 @@ def _local(place: str, shard: Shard, format: str) -> Iterator[Path]:
         yield file
 
 
-def _digest(data: Iterator[bytes]) -> str:
+def _digest(data: Iterator[bytes | memoryview]) -> str:
     digest = hashlib.sha256()
     for piece in data:
         digest.update(piece)

@@ -195,7 +195,7 @@ class RemoteReader(ShardedReader):
         shard: Shard = self._table[number]
         name, fetched = self.head.shards[number], 0
 
-        def fetch() -> Iterator[bytes]:
+        def fetch() -> Iterator[bytes | memoryview]:
             nonlocal fetched
             for data in self._objects.stream(name):
                 fetched += len(data)

@@ -41,7 +41,7 @@ def download(url: UrlPath, file: Path, digest: str) -> None:
 def shard_manifest(url: UrlPath, digest: str, nbytes: int, format: str) -> Manifest:
     """The manifest of a shard, which is fetched into the cache for it. Raises :class:`StoreError`."""
 
-    def fetch() -> Iterator[bytes]:
+    def fetch() -> Iterator[bytes | memoryview]:
         return open_objects(url.parent).stream(url.name)
 
     descriptor = default_cache().open(digest, nbytes, fetch)
