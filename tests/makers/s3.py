@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
 BUCKET = "bucket"
+_PIECE = 1 << 18
 SECRET = "secret-of-the-tests"
 KEY_ID = "AKIAEXAMPLE12345"
 
@@ -98,6 +100,7 @@ class Double:
         requests: What was asked for: method and name.
         conditional: Whether ``If-None-Match`` is obeyed; ``refused``: answered by 501.
         latency: Seconds that each answer takes.
+        rate: Bytes a second of the line to it, which all answers share; 0 for no limit.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -105,10 +108,12 @@ class Double:
     requests: list[tuple[str, str]] = field(default_factory=list)
     conditional: bool | str = True
     latency: float = 0.0
+    rate: float = 0.0
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.Lock)
     closed: Any = field(default_factory=threading.Event)
     port: int = 0
+    line_free: float = 0.0
 
     def fault(self, method: str, key: str) -> str:
         with self.lock:
@@ -118,6 +123,13 @@ class Double:
                     fault.times -= 1
                     return fault.kind
         return ""
+
+    def take_line(self, nbytes: int) -> None:
+        """Waits until the line has carried ``nbytes`` more."""
+        with self.lock:
+            self.line_free = max(self.line_free, time.monotonic()) + nbytes / self.rate
+            end = self.line_free
+        self.closed.wait(end - time.monotonic())
 
 
 @contextmanager
@@ -201,8 +213,10 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "cut":
             body = body[: len(body) // 2]
             self.close_connection = True
-        step = max(1, len(body) // 10) if kind == "slow" else len(body) or 1
+        step = max(1, len(body) // 10) if kind == "slow" else _PIECE if self.state.rate else len(body) or 1
         for place in range(0, len(body), step):
+            if self.state.rate:
+                self.state.take_line(min(step, len(body) - place))
             self.wfile.write(body[place : place + step])
             self.wfile.flush()
             if kind == "slow":
