@@ -34,6 +34,7 @@ __all__ = [
     "format_of",
     "is_store",
     "open_store",
+    "with_checksums",
 ]
 
 
@@ -55,7 +56,11 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
     if checksums not in ("auto", "always", "never"):
         raise UsageError(f"checksums should be 'auto', 'always' or 'never', got {checksums!r}")
     refuse_empty(path)
-    reader = opening.open_reader(location(path))
+    return with_checksums(opening.open_reader(location(path)), checksums)
+
+
+def with_checksums(reader: Reader, checksums: Checksums) -> Reader:
+    """An open store whose records are checked when they are read; see :func:`open_store`."""
     if checksums == "never":
         return reader
     if checksums == "always":

@@ -16,11 +16,14 @@ from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Column, Manifest
 from packstore.core.registry import notebook_html
-from packstore.core.urls import location
+from packstore.core.urls import UrlPath, location
 from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
-from packstore.stores import Checksums, open_store
+from packstore.stores import Checksums, open_store, with_checksums
 from packstore.stores.base import Reader
+from packstore.stores.remote.head import RemoteHead
+from packstore.stores.remote.opening import open_again
+from packstore.stores.remote.reader import RemoteReader
 from packstore.training.augment.targets import check_targets
 from packstore.training.item_options import check_output, choose_columns, choose_orientation, choose_split, column_names
 from packstore.training.pictures import Pictures
@@ -72,7 +75,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
                    ``(n, *shape)``; with ``"numpy"`` an array
     =============  ==============================================================================================
 
-    The object pickles as path and options; each process, forked or spawned, opens the store for itself.
+    The object pickles as path and options; each process, forked or spawned, opens the store for itself: at a URL, the
+    version that was the newest when the dataset was made.
 
     Args:
         path: A store of any format, or the URL of one.
@@ -153,6 +157,9 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.decoder = get_decoder(decoder, max_pixels=self.max_pixels)
         self.checksums: Checksums = checksums
         self._reader: Reader | None = self._open()
+        remote = self._reader.unchecked
+        # Other processes open this version, whatever has been appended since. A plain copy of a local store has none.
+        self._head = remote.head if isinstance(remote, RemoteReader) and remote.head.version is not None else None
         self._pid = os.getpid()
         self.manifest: Manifest = self._reader.manifest
         self.split = choose_split(self.manifest, split)
@@ -205,7 +212,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         """The open store; opened anew in each process, because C libraries do not survive a fork."""
         reader = self._reader  # a copy: another thread may close the dataset meanwhile
         if reader is None or self._pid != os.getpid():
-            reader = self._open()
+            reader = self._open(self._head)
             if reader.manifest != self.manifest:
                 raise StoreError(f"{self.path} has been replaced by another store; open it again as a new dataset")
             self._loaded = {}
@@ -301,7 +308,9 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         ]
         return "\n".join(lines)
 
-    def _open(self) -> Reader:
+    def _open(self, head: RemoteHead | None = None) -> Reader:
+        if head is not None and isinstance(self.path, UrlPath):
+            return with_checksums(open_again(self.path, head), self.checksums)
         reader = open_store(self.path, self.checksums)
         try:
             reader.check_files()  # now, and not hours later

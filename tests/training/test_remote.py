@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -216,6 +217,26 @@ def test_worker_processes_of_a_dataloader(local: Path, s3: str, method: str) -> 
     wanted, targets = expected[:]
     assert torch.equal(images, wanted)
     assert torch.equal(labels, targets)
+
+
+def test_another_process_reads_the_version_that_the_dataset_was_made_of(local: Path, tmp_path: Path) -> None:
+    """Somebody appends, and replaces the store, while an epoch is under way."""
+    place = location((tmp_path / "bucket" / "c.pth").as_uri())
+    assert isinstance(place, UrlPath)
+    upload_store(local, place)
+    dataset, expected = PackedDataset(place, "test"), PackedDataset(local, "test")
+    packstore.append(place, make_cifar10(tmp_path, 8), on_duplicate="skip")
+    grown = PackedDataset(place, "test")
+    other = pickle.loads(pickle.dumps(dataset))
+    dataset.close()
+    for again in (dataset, other):
+        assert len(again) == len(expected)
+        assert all(torch.equal(again[item][0], expected[item][0]) for item in (0, 7, 39))
+    packstore.convert(make_cifar10(tmp_path / "others", 3), tmp_path / "other.pth", encoding="uint8", shard_size=3072)
+    upload_store(tmp_path / "other.pth", place, overwrite=True)
+    dataset.close()
+    assert torch.equal(dataset[20][0], expected[20][0])
+    assert len(PackedDataset(place, "test")) < len(expected) <= len(grown)
 
 
 def _train(rank: int, address: str, url: str, out: Any) -> None:

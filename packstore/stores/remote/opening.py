@@ -16,7 +16,7 @@ from packstore.core.urls import UrlPath
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, open_objects
 from packstore.stores.base import Reader
 from packstore.stores.format import Format
-from packstore.stores.remote.head import read_head
+from packstore.stores.remote.head import RemoteHead, read_head
 from packstore.stores.remote.reader import RemoteReader
 
 _START_BYTES = 512
@@ -36,6 +36,11 @@ def open_remote(path: UrlPath) -> Reader:
         place = open_objects(path.parent)
         return _open_copied(path, place, place.head(path.name), None)
     return RemoteReader(path, objects, head)
+
+
+def open_again(path: UrlPath, head: RemoteHead) -> RemoteReader:
+    """Opens a store at a URL as it was, without a request: the objects of a version never change."""
+    return RemoteReader(path, open_objects(path), head)
 
 
 def read_remote_manifest(path: UrlPath) -> Manifest:
