@@ -149,6 +149,19 @@ class Lanes:
         return deck
 
 
+def reads_in_sequence(starts: NDArray[np.int64], count: int, batch_size: int) -> Reads:
+    """The shards that are read where ``count`` records come one after another.
+
+    Args:
+        starts: The first record of each shard, ascending from 0; a shard may be empty.
+        count: Number of records.
+        batch_size: Records a batch.
+    """
+    stops = np.append(starts[1:], count)
+    numbers = np.flatnonzero(stops > starts)
+    return Reads(numbers, starts[numbers] // batch_size, (stops[numbers] - 1) // batch_size)
+
+
 def grouped(records: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Brings entries of the same shard together, for :class:`Lanes` of a part of a store.
 

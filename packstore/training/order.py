@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.training.lanes import Lanes, Reads, grouped
+from packstore.training.lanes import Lanes, Reads, grouped, reads_in_sequence
 from packstore.training.permutation import BLOCKS, MAX_LENGTH, TAIL, permute, permute_within
 from packstore.training.random_draws import Array, Draws
 
@@ -180,11 +180,7 @@ class Order:
             return self.lanes.reads(epoch, self.rank, self.world_size)
         if self.shards is None or self.shuffle or self.indices is not None:
             return None
-        stops = np.append(self.shards[1:], self.length)
-        numbers = np.flatnonzero(stops > self.shards)
-        return Reads(
-            numbers, self.shards[numbers] // self.global_batch_size, (stops[numbers] - 1) // self.global_batch_size
-        )
+        return reads_in_sequence(self.shards, self.length, self.global_batch_size)
 
     def _numpy_sequence(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if positions.size and self.block is not None:

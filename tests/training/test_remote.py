@@ -175,17 +175,56 @@ def test_a_window_that_does_not_fit_is_told(url: str, new_cache: NewCache, caplo
     assert not caplog.records
 
 
-def test_eight_nodes_fetch_each_shard_about_once(url: str, new_cache: NewCache) -> None:
+@pytest.mark.slow
+def test_eight_nodes_fetch_each_shard_about_once_an_epoch(url: str, new_cache: NewCache) -> None:
     """Each has a cache of its own, with room for a fraction of the store. 50 shards, of 4 records."""
     nbytes = shard_bytes(url)
-    fetched, seen = 0.0, list[str]()
+    fetched, seen = 0.0, list[list[str]]([[], [], []])
     for rank in range(8):
         new_cache(f"node {rank}", 9 * max(nbytes))
         loader = loader_of(url, 2, shuffle=True, window=16, rank=rank, world_size=8)
-        seen += [key for batch in keys(loader) for key in batch]
+        for epoch in seen:
+            epoch += [key for batch in keys(loader) for key in batch]
         fetched += loader.stats()["fetched_bytes"]
-    assert len(set(seen)) == len(seen) == 200
-    assert fetched <= 1.3 * sum(nbytes[:50])
+    assert all(len(set(epoch)) == len(epoch) == 200 for epoch in seen)
+    assert fetched <= 3 * 1.3 * sum(nbytes[:50])
+
+
+def test_the_next_epoch_begins_with_shards_that_are_there(url: str, new_cache: NewCache) -> None:
+    new_cache("small", 16 * max(shard_bytes(url)))
+    loader = loader_of(url, 4, shuffle=True, window=4, prefetch=1, workers=1)
+    for _ in loader:
+        pass
+    reads = loader._epochs.reads(1)
+    assert reads is not None
+    needed = [int(shard) for shard in reads.shards[reads.first == 0]]
+    for _ in range(3000):
+        if remote_of(loader).at_hand(needed).all():
+            break
+        time.sleep(0.01)
+    loader.reset_stats()
+    next(iter(loader))
+    assert loader.stats()["cache_misses"] == 0
+
+
+def test_shards_are_fetched_ahead_of_what_becomes_resident(
+    local: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packstore.training.loader.resident._LOADED_BYTES", 8 * 3072)
+    loader, expected = (loader_of(path, shuffle="lanes", resident=True) for path in (url, local))
+    ahead, prefetch = list[int](), RemoteReader.prefetch
+
+    def noted(reader: RemoteReader, number: int) -> None:
+        ahead.append(number)
+        prefetch(reader, number)
+
+    monkeypatch.setattr(RemoteReader, "prefetch", noted)
+    for (images, names), (wanted, wanted_names) in zip(loader, expected, strict=True):
+        assert torch.equal(images, wanted)
+        assert names == wanted_names
+    assert ahead
+    assert set(ahead) <= set(range(50))
+    assert loader.stats()["fetched_bytes"] == sum(shard_bytes(url)[:50])
 
 
 def test_an_epoch_goes_on_with_three_ranks(url: str) -> None:

@@ -108,6 +108,35 @@ def test_a_shard_of_two_lanes_stays_for_the_second() -> None:
         assert reader.left == [2]
 
 
+def test_then_what_the_next_epoch_needs_first() -> None:
+    reader = Reader()
+    two, following = reads((0, 0, 1), (1, 2, 3)), reads((4, 0, 1), (5, 0, 1), (6, 2, 3), (7, 2, 3))
+    with ShardsAhead(reader, two, SIZES, 0, 300, following) as ahead:
+        until(lambda: settled(ahead))
+        assert sorted(reader.fetched) == [0, 1, 4]
+        ahead.given(2)
+        assert reader.left == [0]
+    until(lambda: not any(thread.is_alive() for thread in ahead._threads))
+    assert sorted(reader.fetched) == [0, 1, 4, 5]
+
+
+def test_an_epoch_that_is_broken_off_fetches_nothing_for_the_next() -> None:
+    reader = Reader()
+    ahead = ShardsAhead(reader, reads((0, 0, 1), (1, 2, 3)), SIZES, 0, 100, reads((4, 0, 1)))
+    until(lambda: settled(ahead))
+    ahead.__exit__(GeneratorExit, None, None)
+    until(lambda: not any(thread.is_alive() for thread in ahead._threads))
+    assert reader.fetched == [0]
+
+
+def test_what_has_no_room_at_the_end_is_not_waited_for() -> None:
+    reader = Reader()
+    with ShardsAhead(reader, reads((0, 0, 9)), SIZES, 0, 100, reads((4, 0, 0), (5, 0, 0))) as ahead:
+        until(lambda: settled(ahead))
+    until(lambda: not any(thread.is_alive() for thread in ahead._threads))
+    assert reader.fetched == [0, 4]
+
+
 def test_errors_are_left_to_those_that_need_the_shard(caplog: pytest.LogCaptureFixture) -> None:
     full = CacheFullError(10, 5, 0, Path("cache"))
     reader = Reader({0: StoreError("shard 0 is gone"), 1: full})

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError
 from packstore.stores.remote.reader import RemoteReader
 from packstore.training.dataset import PackedDataset
-from packstore.training.lanes import Reads, grouped
+from packstore.training.lanes import Reads, grouped, reads_in_sequence
 from packstore.training.loader.options import LoaderOptions, as_indices
 from packstore.training.order import Order
 from packstore.training.random_draws import with_occurrences
@@ -49,7 +49,7 @@ class Epochs:
         self.shuffle = "lanes" if lanes else "full" if options.shuffle else None
         if options.window is not None and not lanes and options.block is None:
             raise UsageError("window is of shuffle='lanes' or of block: add one of them, or leave it out")
-        shards = np.clip(dataset.reader.part_starts - self.first_record, 0, self._records)
+        self._shards = shards = np.clip(dataset.reader.part_starts - self.first_record, 0, self._records)
         if lanes and self._subset is not None and self._subset_ids is not None:
             chosen, shards = grouped(self._subset, shards)
             self._subset_ids = self._subset_ids[chosen]
@@ -91,6 +91,10 @@ class Epochs:
     def reads(self, epoch: int) -> Reads | None:
         """The shards that this rank reads; None where that is not known."""
         return None if self._sampler is not None else self.order.reads(epoch)
+
+    def reads_of_all(self, step: int) -> Reads:
+        """The shards of the split, where its records come one after another, ``step`` at a time."""
+        return reads_in_sequence(self._shards, self._records, step)
 
     @property
     def shards_digest(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +18,7 @@ from packstore.training.loader.by_engine import ByEngine
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.residence import PaddedLayout
+from packstore.training.loader.shards_ahead import ShardsAhead
 from packstore.training.loader.single_threaded import begin_in_fork
 from packstore.training.random_draws import MASK
 from packstore.training.ring import ProducerStream, Ring, is_within, transport_to
@@ -163,27 +164,33 @@ class Resident:
         step = max(1, _LOADED_BYTES // max(1, int(np.prod(assembler.shape)) * assembler.dtype.itemsize))
         ring = Ring(transport_to(device), 2)
         whole: torch.Tensor | PaddedImages | None = None
-        for first in range(0, count, step):
-            last = min(first + step, count)
-            slot = ring.acquire()
-            assert slot is not None
-            buffer = ring.buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
-            prepared = assembler.prepare(buffer, np.arange(start + first, start + last), 0, 0, errors, check_all=True)
-            assembler.fill(prepared, 0, last - first, errors)
-            slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
-            images = slot.shipment.receive()
-            images = images if pre_transform is None else pre_transform(images)
-            if whole is None and self._layout is not None:
-                whole = self._layout.crop.new_padded_images(count, images, self._layout.mirrored)
-            elif whole is None and pipeline.kernel is not None and is_channels_last(images):
-                rows = torch.empty((count, *assembler.shape), dtype=images.dtype, device=device)
-                whole = assembler.as_images(rows)
-            elif whole is None:
-                whole = torch.empty((count, *images.shape[1:]), dtype=images.dtype, device=device)
-            if isinstance(whole, PaddedImages):
-                whole.put(first, images)
-            else:
-                whole[first:last] = images
-            ring.release(slot, ())
+        ahead = ShardsAhead.of(pipeline.dataset.reader, self._epochs.reads_of_all(step))
+        with ahead or nullcontext():
+            for first in range(0, count, step):
+                last = min(first + step, count)
+                slot = ring.acquire()
+                assert slot is not None
+                buffer = ring.buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
+                prepared = assembler.prepare(
+                    buffer, np.arange(start + first, start + last), 0, 0, errors, check_all=True
+                )
+                assembler.fill(prepared, 0, last - first, errors)
+                slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
+                images = slot.shipment.receive()
+                images = images if pre_transform is None else pre_transform(images)
+                if whole is None and self._layout is not None:
+                    whole = self._layout.crop.new_padded_images(count, images, self._layout.mirrored)
+                elif whole is None and pipeline.kernel is not None and is_channels_last(images):
+                    rows = torch.empty((count, *assembler.shape), dtype=images.dtype, device=device)
+                    whole = assembler.as_images(rows)
+                elif whole is None:
+                    whole = torch.empty((count, *images.shape[1:]), dtype=images.dtype, device=device)
+                if isinstance(whole, PaddedImages):
+                    whole.put(first, images)
+                else:
+                    whole[first:last] = images
+                ring.release(slot, ())
+                if ahead is not None:
+                    ahead.given(first // step + 1)
         assert whole is not None  # a loader has records
         return whole

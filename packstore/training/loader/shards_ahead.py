@@ -33,13 +33,22 @@ class FetchingReader(Protocol):
 
 
 class ShardsAhead:
-    """Fetches the shards of an epoch in the order in which they are needed, as many ahead as there is room for.
+    """Fetches the shards of an epoch in the order in which they are needed, as many ahead as there is room for; then
+    those that the next epoch needs first, also after this one has ended.
 
     The shards that batches need now are part of that room. What cannot be fetched is left to the thread that needs it,
     which tries again and raises.
     """
 
-    def __init__(self, reader: FetchingReader, reads: Reads, sizes: NDArray[np.int64], first: int, room: int) -> None:
+    def __init__(
+        self,
+        reader: FetchingReader,
+        reads: Reads,
+        sizes: NDArray[np.int64],
+        first: int,
+        room: int,
+        following: Reads | None = None,
+    ) -> None:
         """
         Args:
             reader: The open store.
@@ -47,19 +56,23 @@ class ShardsAhead:
             sizes: ``(shards,)``, bytes of each shard of the store.
             first: The batch that the epoch begins or goes on with.
             room: Bytes of shards that may be there at a time.
+            following: What it reads in the next epoch. Of that, as many bytes are fetched as batches need at a time.
         """
         self._reader = reader
-        left = reads.last >= first
-        self._shards: list[int] = reads.shards[left].tolist()
-        self._first: list[int] = reads.first[left].tolist()
-        self._last: list[int] = reads.last[left].tolist()
-        self._sizes: list[int] = sizes[reads.shards[left]].tolist()
+        reads = Reads(*(column[reads.last >= first] for column in reads))
+        self._own = len(reads.shards)
+        if following is not None:
+            reads = _followed(reads, following, sizes)
+        self._shards: list[int] = reads.shards.tolist()
+        self._first: list[int] = reads.first.tolist()
+        self._last: list[int] = reads.last.tolist()
+        self._sizes: list[int] = sizes[reads.shards].tolist()
         self._room = room
         self._now = first
         self._taken = 0  # how many of the list are fetched, being fetched, or left to those that need them
         self._held: list[tuple[int, int]] = []  # those before it that batches may need still: last batch, place in list
         self._held_bytes = 0
-        self._closed = False
+        self._closed = self._ending = False
         self._changed = threading.Condition()
         self._process = os.getpid()
         self._threads = [
@@ -70,8 +83,11 @@ class ShardsAhead:
             thread.start()
 
     @classmethod
-    def of(cls, reader: Reader, reads: Reads | None, first: int) -> ShardsAhead | None:
-        """For a dataset's reader; None where no shards are fetched, or nobody knows which will be."""
+    def of(
+        cls, reader: Reader, reads: Reads | None, first: int = 0, following: Reads | None = None
+    ) -> ShardsAhead | None:
+        """For a dataset's reader; None where no shards are fetched, or nobody knows which will be. ``following``: what
+        the next epoch reads."""
         remote, table = reader.unchecked, reader.manifest.shards
         if reads is None or table is None or not isinstance(remote, RemoteReader):
             return None
@@ -87,17 +103,20 @@ class ShardsAhead:
                 f"{needed:,}",
                 f"{room:,}",
             )
-        return cls(remote, reads, sizes, first, room)
+        return cls(remote, reads, sizes, first, room, following)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Ends the threads; what one of them is fetching comes to its end first."""
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Lets the threads end when they have fetched what the next epoch needs first; after an error, or where an
+        epoch is broken off, with what they are fetching."""
         if os.getpid() != self._process:
             return  # in a forked child there are no threads, and their lock may be held for ever
         with self._changed:
-            self._closed = True
+            self._closed, self._ending = kind is not None, True
+            self._taken = max(self._taken, self._own)
+            self._held, self._held_bytes = [], 0
             self._changed.notify_all()
 
     def given(self, batches: int) -> None:
@@ -134,6 +153,8 @@ class ShardsAhead:
                 place = self._taken
                 fits = self._last[place] >= self._now and self._held_bytes + self._sizes[place] <= self._room
                 if not fits and self._first[place] > self._now:
+                    if self._ending:
+                        return None
                     self._changed.wait()
                     continue
                 self._taken += 1
@@ -152,3 +173,14 @@ def most_at_a_time(reads: Reads, sizes: NDArray[np.int64]) -> int:
     np.add.at(change, reads.first, bytes_of)
     np.add.at(change, reads.last + 1, -bytes_of)
     return int(np.cumsum(change).max())
+
+
+def _followed(reads: Reads, following: Reads, sizes: NDArray[np.int64]) -> Reads:
+    """What an epoch reads, and then what the next one reads first."""
+    few = np.cumsum(sizes[following.shards]) <= most_at_a_time(following, sizes)
+    batches = int(reads.last.max(initial=0)) + 1
+    return Reads(
+        np.concatenate([reads.shards, following.shards[few]]),
+        np.concatenate([reads.first, following.first[few] + batches]),
+        np.concatenate([reads.last, following.last[few] + batches]),
+    )

@@ -36,7 +36,8 @@ class Streaming:
 
     def batches(self, epoch: int, first: int) -> Generator[Batch, None, None]:
         """The batches of ``epoch`` from number ``first`` on. Threads work only while this runs."""
-        ahead = ShardsAhead.of(self._pipeline.dataset.reader, self._epochs.reads(epoch), first)
+        reads, following = self._epochs.reads(epoch), self._epochs.reads(epoch + 1)
+        ahead = ShardsAhead.of(self._pipeline.dataset.reader, reads, first, following)
         if ahead is None:
             yield from self._batches(epoch, first)
             return
