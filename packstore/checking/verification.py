@@ -16,7 +16,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.urls import UrlPath, location
-from packstore.images.decoders import Decoder, get_decoder
+from packstore.images.decoders import Buffer, Decoder, get_decoder
 from packstore.images.seekable import check_index
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources import open_source
@@ -208,18 +208,19 @@ class _Verification:
         reader, total = self.reader, len(self.reader)
 
         def check(batch: range) -> tuple[range, int, list[tuple[int, str]]]:
-            nbytes, problems = 0, []
+            files: dict[int, Buffer] = {}
+            problems: list[tuple[int, str]] = []
             for record in batch:
                 try:
-                    data = reader.view(record)
-                    nbytes += memoryview(data).nbytes
-                    decoder.decode(data)
-                    wrong = check_index(data)
-                    if wrong is not None:
-                        problems.append((record, wrong))
-                except (DecodeError, StoreError) as error:
+                    files[record] = reader.view(record)
+                except StoreError as error:
                     problems.append((record, f"does not decode: {error}"))
-            return batch, nbytes, problems
+            images = decoder.decode_each(list(files.values()))
+            for (record, data), image in zip(files.items(), images, strict=True):
+                wrong = f"does not decode: {image}" if isinstance(image, DecodeError) else check_index(data)
+                if wrong is not None:
+                    problems.append((record, wrong))
+            return batch, sum(memoryview(data).nbytes for data in files.values()), sorted(problems)
 
         starts = range(0, total, _DECODED_BATCH)
         ranges = (range(start, min(start + _DECODED_BATCH, total)) for start in starts)

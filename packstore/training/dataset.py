@@ -202,10 +202,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The items at ``indices``. torch's ``DataLoader`` calls this for a batch, which it collates itself."""
         records = self._records(indices)
-        images = self._gathered_images(records)
-        if images is None:
-            return [self._item(record) for record in records.tolist()]
-        return [self._item(record, image) for record, image in zip(records.tolist(), images.unbind(), strict=True)]
+        return self._items(records)
 
     @property
     def reader(self) -> Reader:
@@ -339,6 +336,10 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         numbers = np.array(items, np.int64)
         return np.where(numbers < 0, numbers + self._length, numbers) + self._start
 
+    def _items(self, records: NDArray[np.int64]) -> list[Any]:
+        images = self._each_image(records)
+        return [self._item(record, image) for record, image in zip(records.tolist(), images, strict=True)]
+
     def _item(self, record: int, image: Any = None) -> Any:
         if self._wrapper is not None:
             item: Any = self._wrapped(self._wrapper, record, image)
@@ -396,7 +397,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     def _batch(self, records: NDArray[np.int64]) -> Any:
         if self._wrapper is not None or self.transforms is not None:
-            return [self._item(record) for record in records.tolist()]
+            return self._items(records)
         if self.output == "dict":
             return {name: self._batch_of(name, records) for name in self.columns}
         values = [self._batch_of(name, records) for name in self.columns]
@@ -405,11 +406,11 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     def _batch_of(self, name: str, records: NDArray[np.int64]) -> Any:
         """One column of a batch: gathered at once where it is an array, else put together from single values."""
         if name == "image":
-            images = self._gathered_images(records)
-            if images is not None and self.transform is None:
-                return images
-            one_by_one = [None] * len(records) if images is None else images.unbind()
-            return self._stack([self._value(name, r, i) for r, i in zip(records.tolist(), one_by_one, strict=True)])
+            batch = self._gathered_images(records) if self.transform is None else None
+            if batch is not None:
+                return batch
+            images = self._each_image(records)
+            return self._stack([self._value(name, r, i) for r, i in zip(records.tolist(), images, strict=True)])
         column = self.manifest.column(name)
         transformed = name == "label" and self.target_transform is not None
         singly = transformed or column.nullable or column.type in ("image", "mask")
@@ -457,6 +458,15 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         images = np.take(whole, records, axis=0)
         reader.check_images(records, images)  # the copies, which nothing changes any more
         return self.pictures.finish(torch.from_numpy(images))
+
+    def _each_image(self, records: NDArray[np.int64]) -> Iterable[Any]:
+        """The images of ``records`` in the form that items have; None for each where these have none."""
+        if "image" not in self.columns:
+            return [None] * len(records)
+        gathered = self._gathered_images(records)
+        return (
+            self.pictures.of_each(self._form, self.reader, records.tolist()) if gathered is None else gathered.unbind()
+        )
 
     def _pictures(self, column: Column) -> Pictures:
         normalization = self.manifest.normalization

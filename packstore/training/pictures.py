@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ from packstore.stores.base import Reader
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+_TOGETHER = 16
+"""Image files that are read before any of them is decoded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +54,23 @@ class Pictures:
         if output == "numpy":
             return self.numpy(reader, record)
         return self.finish(torch.from_numpy(self.pixels(reader, record)))
+
+    def of_each(self, output: str, reader: Reader, records: Sequence[int]) -> Iterator[Any]:
+        """:meth:`of` each of ``records``; image files are decoded together, which takes less time."""
+        if self.column.layout is not None or self.column.nullable or output == "bytes":
+            yield from (self.of(output, reader, record) for record in records)
+            return
+        for first in range(0, len(records), _TOGETHER):
+            some = records[first : first + _TOGETHER]
+            files = [stored_bytes(reader, self.column, record) for record in some]
+            images = self.decoder.decode_each(files, exif_transpose=self.exif_transpose)
+            for record, image in zip(some, images, strict=True):
+                if isinstance(image, DecodeError):
+                    raise at_record(image, reader, record, self.column.name)
+                if output == "pil":
+                    yield _picture(image)
+                else:
+                    yield image if output == "numpy" else self.finish(torch.from_numpy(image))
 
     @property
     def floats(self) -> bool:
@@ -91,10 +112,8 @@ class Pictures:
 
     def pil(self, reader: Reader, record: int) -> Image:
         """One image as a picture, its normalisation undone."""
-        from PIL.Image import fromarray
-
         if not self.floats:
-            return fromarray(self.pixels(reader, record))
+            return _picture(self.pixels(reader, record))
         pixels = self.numpy(reader, record).astype(np.float32)
         if self.normalization is not None:
             mean, std = (
@@ -102,7 +121,13 @@ class Pictures:
                 for values in (self.normalization.mean, self.normalization.std)
             )
             pixels = pixels * std + mean
-        return fromarray((pixels * 255).round().clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
+        return _picture((pixels * 255).round().clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
+
+
+def _picture(pixels: NDArray[np.uint8]) -> Image:
+    from PIL.Image import fromarray
+
+    return fromarray(pixels)
 
 
 def stored_bytes(reader: Reader, column: Column, record: int) -> Buffer:

@@ -40,6 +40,7 @@ from tests.makers.engine_checks import (
     check_refusals,
     check_resizing,
     check_rewriting,
+    check_together,
     cut,
     good,
     large,
@@ -73,6 +74,7 @@ def engines() -> list[Engine]:
     [
         pytest.param(check_pixels, marks=pytest.mark.slow),
         check_resizing,
+        check_together,
         check_forms,
         check_index,
         pytest.param(check_guard_pages, marks=pytest.mark.slow),
@@ -322,10 +324,10 @@ def test_what_is_accepted_turbojpeg_accepts_with_the_same_pixels(choice: st.Data
 
 @pytest.fixture(scope="module")
 def fuzzer(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[Path, list[Path]]:
-    """``engine_fuzz.c`` with sanitizers, and seeds for it. Optimising it would take longer than 30,000 inputs do."""
+    """``engine_fuzz.c`` with sanitizers, and seeds for it."""
     folder = tmp_path_factory.mktemp("fuzz")
     program = folder / "engine_fuzz"
-    command = ["gcc", "-std=gnu11", "-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    command = ["gcc", "-std=gnu11", "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     sources = [ROOT / "tests" / "makers" / "engine_fuzz.c", *FILES]
     built = (
         shutil.which("gcc") is not None

@@ -638,7 +638,33 @@ def is_marker(data: bytes, at: int) -> bool:
     return data[at] == 0xFF and data[at + 1] not in (0, *range(0xD0, 0xD8))
 
 
+def check_together(engine: Engine) -> None:
+    """Files whose symbols are decoded in turn give what each gives alone, beside files that are refused, too."""
+    files = {name: data for name, (data, _) in good().items()} | refused_files()
+    rng = np.random.default_rng(3)
+    for _ in range(3):
+        names = [list(files)[i] for i in rng.permutation(len(files))]
+        found = engine.decode_each([files[name] for name in names], MAX_PIXELS)
+        for name, image in zip(names, found, strict=True):
+            assert (image is None) == (name not in good()), name
+            if image is not None:
+                np.testing.assert_array_equal(image, good()[name][1], name)
+        sizes = [good()[name][1].shape[:2] if name in good() else (9, 9) for name in names]
+        boxes = np.array([next(some_boxes(*size, seed, 1)) for seed, size in enumerate(sizes)])
+        mirrored, made = rng.random(len(names)) < 0.5, np.full((len(names), 13, 17, 3), 7, np.uint8)
+        wanted = np.full((len(names), 2), (13, 17))
+        requests = Requests([files[name] for name in names])
+        requests.want(boxes, wanted, np.full((len(names), 4), (0, 0, 13, 17)), mirrored, made)
+        refused = engine.run(requests, 0, len(names), MAX_PIXELS)
+        for i, name in enumerate(names):
+            alone = run(engine, files[name], tuple(boxes[i].tolist()), (13, 17), None, bool(mirrored[i]))
+            assert refused[i] == (alone is None), name
+            if alone is not None:
+                np.testing.assert_array_equal(made[i], alone, name)
+
+
 def check_all(engine: Engine) -> None:
+    check_together(engine)
     check_refusals(engine)
     check_index(engine)
     check_rewriting(engine)

@@ -4,8 +4,9 @@
  *     engine_fuzz COUNT SEED FILE ...
  *
  * Every buffer is a block of its own on the heap, of exactly the size that the engine is told, so that a byte too far
- * is seen. The decoders with and without vector instructions have to answer alike, down to the last byte. Prints how
- * many inputs were tried, and how many accepted; ends with 1 where answers differ.
+ * is seen. The decoders with and without vector instructions have to answer alike, down to the last byte, and so has
+ * each request alone as among others. Prints how many inputs were tried, and how many accepted; ends with 1 where
+ * answers differ.
  */
 #include "../../packstore/images/engine/engine.h"
 
@@ -21,6 +22,8 @@ int64_t packstore_engine_rewrite(struct decoder *, const uint8_t *, int64_t, int
 int64_t packstore_engine_segments(const struct decoder *);
 void packstore_engine_rewritten(struct decoder *, int64_t, uint8_t *, uint8_t *, int64_t *);
 int packstore_engine_check_rewritten(struct decoder *, const uint8_t *, int64_t);
+
+enum { TOGETHER = 5 }; /* requests of a call, at most */
 
 static uint64_t state;
 
@@ -124,6 +127,47 @@ static int64_t side(int64_t most)
     }
 }
 
+/* Bytes that are enough for an answer. */
+static size_t room(const struct request *request)
+{
+    return (size_t)(3 * request->window.height * request->window.width * 4);
+}
+
+/* A request for anything of a file; or of pixels, or planes, in memory of their own at `*raw`. */
+static struct request wanted(const struct file *file, int64_t kind, uint8_t **raw)
+{
+    struct request request = {.source = file->at, .nbytes = file->nbytes, .mirrored = (int64_t)any(2)};
+    int64_t sizes[2];
+    packstore_engine_sizes((const uint8_t *const *)&file->at, &file->nbytes, 1, sizes);
+    if (sizes[0] * sizes[1] > 1 << 20)
+        sizes[0] = sizes[1] = 64;
+    if (kind != UINT8 || !any(8)) {
+        request.height = 1 + (int64_t)any(40), request.width = 1 + (int64_t)any(40);
+        request.nbytes = 3 * request.height * request.width * size_of(kind);
+        request.source = *raw = malloc((size_t)request.nbytes);
+        for (int64_t i = 0; i < request.nbytes; i++) /* of floating point, numbers: of others any bits may come */
+            (*raw)[i] = (uint8_t)any(kind == UINT8 ? 256 : 0x70);
+        sizes[0] = request.height, sizes[1] = request.width;
+        if (!any(9))
+            request.nbytes += (int64_t)any(9) - 4;
+    }
+    request.box = any(3) ? (struct box){0, 0, sizes[0], sizes[1]}
+                         : (struct box){side(sizes[0]), side(sizes[1]), side(sizes[0]), side(sizes[1])};
+    if (any(2)) {
+        request.box.top = (int64_t)any((uint64_t)(sizes[0] > 0 ? sizes[0] : 1));
+        request.box.left = (int64_t)any((uint64_t)(sizes[1] > 0 ? sizes[1] : 1));
+        request.box.height = 1 + (int64_t)any((uint64_t)(sizes[0] > request.box.top ? sizes[0] - request.box.top : 1));
+        request.box.width = 1 + (int64_t)any((uint64_t)(sizes[1] > request.box.left ? sizes[1] - request.box.left : 1));
+    }
+    bool same = any(2);
+    request.size_height = same ? request.box.height : side(50);
+    request.size_width = same ? request.box.width : side(50);
+    request.window = (struct box){0, 0, 1 + (int64_t)any(40), 1 + (int64_t)any(40)};
+    if (any(2))
+        request.window.top = side(50) - 25, request.window.left = side(50) - 25;
+    return request;
+}
+
 int main(int count, char **arguments)
 {
     int64_t tried = 0, accepted = 0, total = atoll(arguments[1]);
@@ -134,7 +178,7 @@ int main(int count, char **arguments)
         seeds[i - 3] = load(arguments[i]);
     while (tried < total) {
         struct file file = mutated(&seeds[any((uint64_t)count - 3)]);
-        int64_t sizes[2], interval = side(12), made[2];
+        int64_t interval = side(12), made[2];
         uint8_t *scans[2] = {NULL, NULL}, tables[2][4 * (16 + 256)];
         for (int i = 0; i < 2; i++)
             if ((made[i] = packstore_engine_rewrite(decoders[i], file.at, file.nbytes, interval))) {
@@ -149,61 +193,45 @@ int main(int count, char **arguments)
             return 1;
         }
         free(scans[0]), free(scans[1]);
-        packstore_engine_sizes((const uint8_t *const *)&file.at, &file.nbytes, 1, sizes);
-        if (sizes[0] * sizes[1] > 1 << 20)
-            sizes[0] = sizes[1] = 64;
-        for (int n = 0; n < 3; n++, tried++) {
-            struct request request = {.source = file.at, .nbytes = file.nbytes, .mirrored = (int64_t)any(2)};
-            struct form form = {UINT8, UINT8, 0, CONSTANT, {1, 2, 3, 4, 5, 6}, 0};
-            if (any(2)) {
-                form.to = (int64_t)any(4), form.planes = (int64_t)any(2), form.padding = (int64_t)any(4);
-                form.fill = any(3) ? 0 : (float)any(256);
-            }
-            uint8_t *raw = NULL;
-            if (!any(6)) { /* pixels or planes */
-                form.from = (int64_t)any(4);
-                form.to = form.from == UINT8 ? form.to : (int64_t)any(3);
-                request.height = 1 + (int64_t)any(40), request.width = 1 + (int64_t)any(40);
-                request.nbytes = 3 * request.height * request.width * size_of(form.from);
-                request.source = raw = malloc((size_t)request.nbytes);
-                for (int64_t i = 0; i < request.nbytes;
-                     i++) /* of floating point, numbers: of others any bits may come */
-                    raw[i] = (uint8_t)any(form.from == UINT8 ? 256 : 0x70);
-                sizes[0] = request.height, sizes[1] = request.width;
-                if (!any(9))
-                    request.nbytes += (int64_t)any(9) - 4;
-            }
-            request.box = any(3) ? (struct box){0, 0, sizes[0], sizes[1]}
-                                 : (struct box){side(sizes[0]), side(sizes[1]), side(sizes[0]), side(sizes[1])};
-            if (any(2)) {
-                request.box.top = (int64_t)any((uint64_t)(sizes[0] > 0 ? sizes[0] : 1));
-                request.box.left = (int64_t)any((uint64_t)(sizes[1] > 0 ? sizes[1] : 1));
-                request.box.height =
-                    1 + (int64_t)any((uint64_t)(sizes[0] > request.box.top ? sizes[0] - request.box.top : 1));
-                request.box.width =
-                    1 + (int64_t)any((uint64_t)(sizes[1] > request.box.left ? sizes[1] - request.box.left : 1));
-            }
-            bool same = any(2);
-            request.size_height = same ? request.box.height : side(50);
-            request.size_width = same ? request.box.width : side(50);
-            request.window = (struct box){0, 0, 1 + (int64_t)any(40), 1 + (int64_t)any(40)};
-            if (any(2))
-                request.window.top = side(50) - 25, request.window.left = side(50) - 25;
-            if (!any(30))
-                form.from = (int64_t)any(7) - 1, form.padding = (int64_t)any(7) - 1, form.fill = 1e9f;
-            size_t nbytes = (size_t)(3 * request.window.height * request.window.width * 4);
-            uint8_t *out[2], refused[2];
-            for (int i = 0; i < 2; i++) {
-                request.to = out[i] = calloc(1, nbytes);
-                packstore_engine_run(decoders[i], &request, 1, &form, 1 << 20, &refused[i]);
-            }
-            accepted += !refused[0];
-            if (refused[0] != refused[1] || (!refused[0] && memcmp(out[0], out[1], nbytes))) {
+        struct file files[2] = {file, mutated(&seeds[any((uint64_t)count - 3)])};
+        struct request requests[TOGETHER];
+        struct form form = {UINT8, UINT8, 0, CONSTANT, {1, 2, 3, 4, 5, 6}, 0};
+        if (any(2)) {
+            form.to = (int64_t)any(4), form.planes = (int64_t)any(2), form.padding = (int64_t)any(4);
+            form.fill = any(3) ? 0 : (float)any(256);
+        }
+        if (!any(6)) { /* planes, or pixels only */
+            form.from = (int64_t)any(4);
+            form.to = form.from == UINT8 ? form.to : (int64_t)any(3);
+        }
+        uint8_t *raw[TOGETHER] = {NULL}, *out[2][TOGETHER], refused[2][TOGETHER];
+        int n = 1 + (int)any(TOGETHER);
+        for (int i = 0; i < n; i++)
+            requests[i] = wanted(&files[any(2)], form.from, &raw[i]);
+        if (!any(30))
+            form.from = (int64_t)any(7) - 1, form.padding = (int64_t)any(7) - 1, form.fill = 1e9f;
+        for (int d = 0; d < 2; d++) {
+            for (int i = 0; i < n; i++)
+                requests[i].to = out[d][i] = calloc(1, room(&requests[i]));
+            packstore_engine_run(decoders[d], requests, n, &form, 1 << 20, refused[d]);
+        }
+        for (int i = 0; i < n; i++, tried++) {
+            accepted += !refused[0][i];
+            if (refused[0][i] != refused[1][i] ||
+                (!refused[0][i] && memcmp(out[0][i], out[1][i], room(&requests[i])))) {
                 printf("input %lld: with and without vector instructions it differs\n", (long long)tried);
                 return 1;
             }
-            free(out[0]), free(out[1]), free(raw);
+            requests[i].to = out[1][i];
+            packstore_engine_run(decoders[0], &requests[i], 1, &form, 1 << 20, refused[1]);
+            if (refused[0][i] != refused[1][0] ||
+                (!refused[0][i] && memcmp(out[0][i], out[1][i], room(&requests[i])))) {
+                printf("input %lld: alone it differs\n", (long long)tried);
+                return 1;
+            }
+            free(out[0][i]), free(out[1][i]), free(raw[i]);
         }
+        free(files[1].at);
         free(file.at);
     }
     for (int i = 0; i < 2; i++)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 import packstore
 from packstore import DecodeError, PackedDataset, StoreError, UsageError
 from tests.makers.datasets import CLASSES, make_cifar10, make_folder
+from tests.makers.engine_checks import noisy, save
 
 SUFFIXES = ("lmdb", "h5", "pth")
 SIZE = (20, 24)
@@ -284,6 +285,42 @@ def test_a_record_that_does_not_decode_is_named(tmp_path: Path) -> None:
     packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb", check="none")
     with pytest.raises(DecodeError, match=r"record 0 \(a\.jpg\)"):
         PackedDataset(tmp_path / "a.lmdb")[0]
+
+
+@pytest.mark.parametrize("encoding", ["original", "seekable"])
+def test_files_that_are_decoded_together_are_those_decoded_alone(tmp_path: Path, encoding: str) -> None:
+    """More of them than one call decodes, of many sizes and kinds, one of them lying on its side."""
+    (tmp_path / "photos").mkdir()
+    for number in range(19):
+        options: dict[str, Any] = {"progressive": number == 3}
+        if number == 7:
+            exif = Image.Exif()
+            exif[274] = 6
+            options["exif"] = exif
+        picture = Image.fromarray(noisy(9 + 7 * number, 80 - 3 * number, number))
+        picture.save(tmp_path / "photos" / f"{number:02}.jpg", **options)
+    Image.fromarray(noisy(20, 30)).save(tmp_path / "photos" / "x.png")
+    packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb", encoding=encoding)
+    wanted = [19, *range(18, -1, -1), 3]
+    for output in ("tensor", "numpy", "pil", "bytes"):
+        for turned in (False, True):
+            ds = PackedDataset(tmp_path / "a.lmdb", output=output, exif_transpose=turned)
+            alone = [np.asarray(ds[i]) for i in wanted]
+            for together in (ds.__getitems__(wanted), ds[wanted]):
+                for one, other in zip(alone, together, strict=True):
+                    np.testing.assert_array_equal(one, np.asarray(other))
+
+
+def test_a_record_that_does_not_decode_is_named_among_others(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in "acd":
+        (tmp_path / "photos" / f"{name}.jpg").write_bytes(save(noisy(20, 30)))
+    (tmp_path / "photos" / "b.jpg").write_bytes(b"\xff\xd8\xff no JPEG")
+    packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb", check="none")
+    ds = PackedDataset(tmp_path / "a.lmdb")
+    for read in (lambda: ds[:], lambda: ds.__getitems__([0, 1, 2])):
+        with pytest.raises(DecodeError, match=r"record 1 \(b\.jpg\)"):
+            read()
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ library finds anything to complain about. Importing this module loads no image l
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from packstore.core.errors import DecodeError, UsageError, printable
@@ -120,6 +121,20 @@ class Decoder:
         view = memoryview(data).cast("B")
         image = self._decode(view, info)
         return upright(image, read_orientation(view, info)) if exif_transpose else image
+
+    def decode_each(
+        self, files: Sequence[Buffer], *, exif_transpose: bool = False
+    ) -> Iterator[NDArray[np.uint8] | DecodeError]:
+        """What :meth:`decode` gives of each of ``files``, or raises; our engine takes less time for them together."""
+        views = [memoryview(data).cast("B") for data in files]
+        engine = self._get_engine()
+        known = repeat(None) if engine is None else engine.decode_each(views, self.max_pixels)
+        for view, pixels in zip(views, known, strict=False):
+            try:
+                image = self._decode_otherwise(view, None) if pixels is None else pixels
+                yield upright(image, read_orientation(view, None)) if exif_transpose else image
+            except DecodeError as error:
+                yield error
 
     def decode_small(self, data: Buffer, side: int, *, exif_transpose: bool = False) -> NDArray[np.uint8]:
         """A small version of the image in ``data``, to look at.
@@ -300,8 +315,10 @@ class Decoder:
     def _decode(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8]:
         engine = self._get_engine()
         pixels = None if engine is None else engine.decode(data, self.max_pixels)
-        if pixels is not None:
-            return pixels
+        return self._decode_otherwise(data, info) if pixels is None else pixels
+
+    def _decode_otherwise(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8]:
+        """What our engine does not take."""
         header = _fast_header(data, info) if self._fast is not None else None
         if self._fast is None or header is None:
             return _pillow.decode(data, self.max_pixels)

@@ -4,7 +4,8 @@
  *
  * headers.c   markers and their segments up to the scan
  * seek.c      the seek index of packstore (packstore/images/seekable/index.py)
- * entropy.c   Huffman decoding, two restart segments at a time
+ * tables.c    Huffman tables
+ * entropy.c   Huffman decoding, two restart segments or two images at a time
  * pixels.c    a box of an image, from coded data to rows of RGB
  * idct.c      the inverse DCT: that of libjpeg-turbo, bit for bit
  * colours.c   upsampling and colours: likewise
@@ -18,6 +19,7 @@
  * optimal.c   optimal Huffman tables: those of libjpeg
  * rewrite.c   a scan with other restart markers and optimal tables: that of jpegtran, byte for byte; and its check
  * kernels.c   the loops that there are twice
+ * answer.c    requests: what is wanted of an image
  * batch.c     what Python calls
  *
  * Files come from anybody, so no number in them is believed. Everything that is not flawless, or not known here, is
@@ -48,7 +50,7 @@
 enum { FLOAT32, FLOAT16, BFLOAT16, UINT8 };
 enum { CONSTANT, EDGE, REFLECT, SYMMETRIC }; /* what padding shows */
 enum { AC_TABLE, DC_TABLE, BAND_TABLE };     /* the last for bands of coefficients of progressive scans */
-enum { DONE = 0, REFUSED = 1, NO_MORE = 2 };
+enum { DONE = 0, REFUSED = 1, NO_MORE = 2, BEGUN = 3 };
 enum {
     COMPONENTS = 3,    /* at most */
     MCU_BLOCKS = 6,    /* at most, with the samplings that are known here */
@@ -114,6 +116,7 @@ struct block_tables {
 
 /* A restart segment being decoded, as far as it is kept while other work is done. */
 struct lane {
+    struct decoder *decoder;
     uint64_t taken; /* bits read of those at `at`; from bit 8 on: number of the next coefficient */
     const uint8_t *at, *end;
     const struct huffman *table;
@@ -121,9 +124,16 @@ struct lane {
     const struct block_tables *block, *block_end;
     int64_t mcu, count, left; /* first of the stretch; its MCUs; those of the segment from there on */
     bool open, cut_short;     /* whether it has a segment; whether more of that follows than is wanted */
+    int outcome;              /* once it has ended: NO_MORE or REFUSED */
     int predicted[COMPONENTS];
     uint8_t *room;         /* the segment without stuffing */
     int16_t *coefficients; /* of a stretch; zeros between stretches */
+};
+
+/* Lanes that are decoded together: those of one image, or one each of two. */
+struct team {
+    struct lane *lanes[LANES];
+    int count;
 };
 
 /* Memory that grows and is used again. */
@@ -182,8 +192,8 @@ struct code;
 
 /* The loops that there are twice, for AVX2 and for any processor. */
 struct kernels {
-    int (*one_lane)(struct decoder *, struct lane *);
-    int (*two_lanes)(struct decoder *, struct lane *);
+    int (*one_lane)(struct lane *const *);
+    int (*two_lanes)(struct lane *const *);
     int (*segment_tokens)(struct decoder *, struct lane *);
     uint8_t *(*write_bits)(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
     int (*samples)(struct decoder *, const struct lane *, int *predicted);
@@ -234,10 +244,24 @@ struct rewriting {
     struct headers headers;                     /* of the old file; without its tables and what points into it */
 };
 
+/* What is being made of a request for pixels. */
+struct making {
+    const struct request *request; /* NULL for none */
+    const struct form *form;
+    bool resized;
+    int kind;           /* of what is made before it is converted */
+    uint8_t *to;        /* where that goes: the answer itself where nothing is converted */
+    struct box visible; /* the part of the window that lies in the resized box */
+    struct box box;     /* of the image, whose pixels are needed */
+    uint8_t *shown;     /* where the visible part goes */
+    uint8_t *refused;
+};
+
 struct decoder {
+    struct decoder *second; /* for the image that is decoded together with this one's */
+    struct making making;
     const struct kernels *kernels;
     stretch_function *use_stretch;
-    int lane_count;       /* one keeps the order of the scan */
     const uint8_t *place; /* the order of the coefficients of a block */
     struct rewriting rewriting;
     uint32_t crc[8][256];
@@ -282,22 +306,27 @@ int read_huffman(struct headers *, const uint8_t *at, const uint8_t *end);
 void make_crc_table(uint32_t table[8][256]);
 int locate_segments(struct decoder *, const uint8_t *file, int64_t nbytes);
 
-/* entropy.c */
-extern const uint8_t natural_place[256], scan_place[256];
+/* tables.c */
 int make_table(struct huffman *, const struct huffman_spec *, int kind);
 int make_tables(struct decoder *);
+
+/* entropy.c */
+extern const uint8_t natural_place[256], scan_place[256];
 const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end);
 int open_segment(struct decoder *, struct lane *);
 int close_segment(struct lane *);
+int join(struct team *, struct decoder *);
+struct decoder *decode_together(struct team *, int *outcome);
 int decode_segments(struct decoder *);
-int one_lane_plain(struct decoder *, struct lane *);
-int two_lanes_plain(struct decoder *, struct lane *);
-int one_lane_avx2(struct decoder *, struct lane *);
-int two_lanes_avx2(struct decoder *, struct lane *);
+int one_lane_plain(struct lane *const *);
+int two_lanes_plain(struct lane *const *);
+int one_lane_avx2(struct lane *const *);
+int two_lanes_avx2(struct lane *const *);
 
 /* pixels.c */
 int prepare_scan(struct decoder *, const uint8_t *file, int64_t nbytes);
-int decode_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struct box *, uint8_t *to);
+int begin_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struct box *);
+int write_pixels(struct decoder *, const struct box *, uint8_t *to);
 
 /* idct.c */
 int samples_plain(struct decoder *decoder, const struct lane *lane, int *predicted);
@@ -385,7 +414,12 @@ int check_rewritten(struct decoder *, const uint8_t *file, int64_t nbytes);
 uint8_t *write_bits_plain(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
 uint8_t *write_bits_avx2(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
 
+/* answer.c */
+void answer_all(struct decoder *, const struct request *, int64_t count, const struct form *, int64_t max_pixels,
+                uint8_t *refused);
+
 /* batch.c */
+void keep_little(struct decoder *);
 int make_room(struct room *, size_t size);
 
 #endif

@@ -1,7 +1,5 @@
-/* Huffman decoding of restart segments, two at a time: ITU-T T.81, F.2.2, C.2 and B.1.1.5. */
+/* Huffman decoding of restart segments, two at a time: ITU-T T.81, F.2.2 and B.1.1.5. */
 #include "reader.h"
-
-enum { ESCAPE = 128, END_OF_BLOCK = 128, NO_CODE = 192, K = 8 };
 
 /*
  * Where the symbol puts its value after which the next coefficient is `k`: in natural order, after Figure A.6, or in
@@ -15,115 +13,6 @@ const uint8_t scan_place[256] = {
     63, 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,
     21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42,
     43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, [65 ... 255] = 63};
-
-/* How far k moves by a symbol: F.2.2.1 and F.2.2.2. */
-static uint32_t advance_of(int kind, int symbol)
-{
-    return kind == DC_TABLE ? 1 : symbol ? (uint32_t)(symbol >> 4) + 1 : END_OF_BLOCK;
-}
-
-/* Whether 8-bit samples can make the symbols: F.1.2.1, F.1.2.2 and G.1.2.2. Of others libjpeg's implementations differ.
- */
-static int check_symbols(const struct huffman *table)
-{
-    for (int i = 0; i < table->total; i++) {
-        int symbol = table->values[i], size = symbol & 15;
-        bool ends = !size && symbol < 0xF0 && (table->kind == BAND_TABLE || !symbol);
-        if (table->kind == DC_TABLE ? symbol > DC_BITS : size > AC_BITS || !(size || ends || symbol == 0xF0))
-            return REFUSED;
-    }
-    return DONE;
-}
-
-/* C.2 and F.2.2.3, with a lookup of LOOKUP_BITS bits that finds most codes and the values behind them at once. */
-static int fill_table(struct huffman *table)
-{
-    uint32_t *at = table->look, *end = table->look + (1 << LOOKUP_BITS);
-    int code = 0, p = 0;
-    for (int length = 1; length <= 16; length++, code <<= 1) {
-        table->offset[length] = p - code;
-        for (int i = 0; i < table->counts[length - 1]; i++, p++, code++) {
-            if (code >= (1 << length) - 1) /* of ones only: there is none, C.2 */
-                return REFUSED;
-            if (length > LOOKUP_BITS)
-                continue;
-            int size = table->values[p] & 15, span = 1 << (LOOKUP_BITS - length);
-            uint32_t advance = advance_of(table->kind, table->values[p]) << K;
-            if (!size || length + size > LOOKUP_BITS) {
-                uint32_t entry =
-                    size ? ESCAPE | (uint32_t)length | advance | (uint32_t)size << 16 : (uint32_t)length | advance;
-                for (int n = 0; n < span; n++)
-                    *at++ = entry;
-                continue;
-            }
-            int each = span >> size;
-            for (int bits = 0; bits < 1 << size; bits++) {
-                uint32_t entry = (uint32_t)(length + size) | advance | (uint32_t)extend((uint32_t)bits, size) << 16;
-                for (int n = 0; n < each; n++)
-                    *at++ = entry;
-            }
-        }
-        table->largest[length] = table->counts[length - 1] ? code - 1 : -1;
-    }
-    while (at < end) /* longer codes, or none */
-        *at++ = ESCAPE;
-    return DONE;
-}
-
-int make_table(struct huffman *table, const struct huffman_spec *spec, int kind)
-{
-    if (table->known && table->kind == kind && table->total == spec->total &&
-        !memcmp(table->counts, spec->counts, 16) && !memcmp(table->values, spec->values, (size_t)spec->total))
-        return DONE;
-    table->known = false;
-    table->kind = kind;
-    table->total = spec->total;
-    memcpy(table->counts, spec->counts, 16);
-    memset(table->values, 0, sizeof table->values);
-    memcpy(table->values, spec->values, (size_t)spec->total);
-    if (check_symbols(table) || fill_table(table))
-        return REFUSED;
-    table->known = true;
-    return DONE;
-}
-
-/* The tables that the scan uses, and their sequence over the blocks of a stretch. */
-int make_tables(struct decoder *decoder)
-{
-    const struct headers *headers = &decoder->headers;
-    for (int i = 0; i < headers->components; i++) {
-        int dc = headers->component[i].dc, ac = headers->component[i].ac;
-        if (make_table(&decoder->dc[dc], &headers->dc[dc], DC_TABLE) ||
-            make_table(&decoder->ac[ac], &headers->ac[ac], AC_TABLE))
-            return REFUSED;
-    }
-    for (int i = 0; i < STRETCH; i++) {
-        const struct component *component = &headers->component[headers->component_of[i % headers->blocks]];
-        decoder->sequence[i] = (struct block_tables){&decoder->dc[component->dc], &decoder->ac[component->ac]};
-    }
-    return DONE;
-}
-
-/* The symbol at the top of `bits` that the lookup does not hold; `entry` is what that says. */
-static NOT_INLINE uint32_t long_symbol(const struct huffman *table, uint64_t bits, uint32_t entry)
-{
-    int length = entry & 63, size = entry >> 16;
-    uint32_t advance = (entry >> K) & 255;
-    if (!length) {
-        for (length = LOOKUP_BITS + 1; length <= 16; length++)
-            if ((int32_t)(bits >> (64 - length)) <= table->largest[length])
-                break;
-        if (length > 16)
-            return NO_CODE << K;
-        uint8_t symbol = table->values[(table->offset[length] + (int)(bits >> (64 - length))) & 255];
-        size = symbol & 15;
-        advance = advance_of(table->kind, symbol);
-        if (!size)
-            return (uint32_t)length | advance << K;
-    }
-    int value = extend((uint32_t)(bits << length >> (64 - size)), size);
-    return (uint32_t)(length + size) | advance << K | (uint32_t)value << 16;
-}
 
 /* Copies coded data without the zero bytes behind 0xFF (B.1.1.5) up to the next marker; its place, or NULL for none. */
 const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end)
@@ -210,8 +99,9 @@ int open_segment(struct decoder *decoder, struct lane *lane)
 }
 
 /* Finishes what the lane has decoded and gives it more: DONE, REFUSED or NO_MORE. */
-static NOT_INLINE int next_stretch(struct decoder *decoder, struct lane *lane)
+static NOT_INLINE int next_stretch(struct lane *lane)
 {
+    struct decoder *decoder = lane->decoder;
     const struct headers *headers = &decoder->headers;
     if (lane->count) {
         if (decoder->use_stretch(decoder, lane, lane->predicted) != DONE)
@@ -300,20 +190,30 @@ INLINE int decode_dc(struct hot *hot)
     return hot->taken >> K == 1 ? DONE : REFUSED;
 }
 
+/* Keeps what the loop has of all lanes; the number of the one that stops, and why. */
+INLINE int stop(struct lane *const *lanes, const struct hot *hot, const int count, int stopped, int outcome)
+{
+#pragma GCC unroll 2
+    for (int i = 0; i < count; i++)
+        end_lane(lanes[i], &hot[i]);
+    lanes[stopped]->outcome = outcome;
+    return stopped;
+}
+
 /*
  * Decodes with `lanes`, `count` of them, a symbol of each in turn, so that their chains of lookups overlap (F.2.2.2),
- * until there is no more to do for one. That one is its answer; or -1 where something is not flawless.
+ * until one has no more to do (NO_MORE), or finds what is not flawless (REFUSED): its number; its `outcome` says which.
  *
  * Each symbol that is not looked up takes 27 bits at most, after a refill; 5 that are take 55, of the 57 at least that
  * a refill brings. Within a block 64 symbols are read before it shows that the data have ended: AHEAD bytes.
  */
-INLINE int run(struct decoder *decoder, struct lane *lanes, const int count)
+INLINE int run(struct lane *const *lanes, const int count)
 {
     struct hot hot[LANES];
-    const uint8_t *place = decoder->place;
+    const uint8_t *place = lanes[0]->decoder->place; /* that of all */
 #pragma GCC unroll 2
     for (int i = 0; i < count; i++) {
-        hot[i] = begin_lane(&lanes[i]);
+        hot[i] = begin_lane(lanes[i]);
     }
     for (;;) {
 #pragma GCC unroll 2
@@ -337,89 +237,115 @@ INLINE int run(struct decoder *decoder, struct lane *lanes, const int count)
                 if (UNLIKELY(hot[i].taken >= 64 << K)) { /* the end of a block */
                     unsigned k = (unsigned)(hot[i].taken >> K);
                     if (UNLIKELY((k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE))
-                        return -1;
+                        return stop(lanes, hot, count, i, REFUSED);
                     hot[i].taken &= 255;
                     hot[i].out += 64;
-                    if (UNLIKELY(++hot[i].block == lanes[i].block_end || hot[i].at > lanes[i].end + 8)) {
-                        struct lane *lane = &lanes[i];
-                        if (hot[i].at > lane->end + 8)
-                            return -1;
-                        end_lane(lane, &hot[i]);
-                        int outcome = next_stretch(decoder, lane);
-                        if (outcome != DONE) {
-#pragma GCC unroll 2
-                            for (int j = 0; j < count; j++)
-                                if (j != i)
-                                    end_lane(&lanes[j], &hot[j]);
-                            return outcome == NO_MORE ? i : -1;
-                        }
-                        hot[i] = begin_lane(lane);
+                    if (UNLIKELY(++hot[i].block == lanes[i]->block_end || hot[i].at > lanes[i]->end + 8)) {
+                        if (hot[i].at > lanes[i]->end + 8)
+                            return stop(lanes, hot, count, i, REFUSED);
+                        end_lane(lanes[i], &hot[i]);
+                        int outcome = next_stretch(lanes[i]);
+                        if (outcome != DONE)
+                            return stop(lanes, hot, count, i, outcome);
+                        hot[i] = begin_lane(lanes[i]);
                     }
                     if (UNLIKELY(decode_dc(&hot[i]) != DONE))
-                        return -1;
+                        return stop(lanes, hot, count, i, REFUSED);
                 }
             }
     }
 }
 
-int one_lane_plain(struct decoder *decoder, struct lane *lanes)
+int one_lane_plain(struct lane *const *lanes)
 {
-    return run(decoder, lanes, 1);
+    return run(lanes, 1);
 }
 
-int two_lanes_plain(struct decoder *decoder, struct lane *lanes)
+int two_lanes_plain(struct lane *const *lanes)
 {
-    return run(decoder, lanes, 2);
+    return run(lanes, 2);
 }
 
 #ifdef HAS_AVX2
-AVX2 int one_lane_avx2(struct decoder *decoder, struct lane *lanes)
+AVX2 int one_lane_avx2(struct lane *const *lanes)
 {
-    return run(decoder, lanes, 1);
+    return run(lanes, 1);
 }
 
-AVX2 int two_lanes_avx2(struct decoder *decoder, struct lane *lanes)
+AVX2 int two_lanes_avx2(struct lane *const *lanes)
 {
-    return run(decoder, lanes, 2);
+    return run(lanes, 2);
 }
 #endif
 
-/* A lane's first block begins: NO_MORE where there is nothing for it. */
-static int begin(struct decoder *decoder, struct lane *lane)
+/* Gives a place in the team to a lane of the decoder, and decodes where it begins: NO_MORE where it has nothing to do.
+ */
+static int begin(struct team *team, struct lane *lane)
 {
-    int outcome = next_stretch(decoder, lane);
+    int outcome = next_stretch(lane);
     if (outcome != DONE)
         return outcome;
     struct hot hot = begin_lane(lane);
     outcome = decode_dc(&hot);
     end_lane(lane, &hot);
+    if (outcome == DONE)
+        team->lanes[team->count++] = lane;
     return outcome;
 }
 
-static int decode_with_lanes(struct decoder *decoder)
+/* Takes what the decoder has out of the team. */
+static int leave(struct team *team, struct decoder *decoder, int outcome)
 {
-    struct lane *lanes = decoder->lanes;
-    int begun = 0, outcome = DONE;
-    while (begun < decoder->lane_count && (outcome = begin(decoder, &lanes[begun])) == DONE)
-        begun++;
-    if (outcome == REFUSED || !begun)
-        return REFUSED;
-    int ended = begun == LANES ? decoder->kernels->two_lanes(decoder, lanes) : LANES;
-    for (int i = 0; i < begun; i++) /* what is left */
-        if (ended < 0 || (i != ended && decoder->kernels->one_lane(decoder, &lanes[i]) < 0))
-            return REFUSED;
-    return DONE;
+    int left = 0;
+    for (int i = 0; i < team->count; i++)
+        if (team->lanes[i]->decoder != decoder)
+            team->lanes[left++] = team->lanes[i];
+    team->count = left;
+    if (outcome != DONE)
+        memset(decoder->coefficients, 0, sizeof decoder->coefficients); /* zeros for the next image */
+    return outcome;
 }
 
-/* Decodes the segments that are needed; `use_stretch` gets all coefficients. */
+/* Begins to decode the segments that are needed, together with what the team decodes; `use_stretch` gets all
+ * coefficients. */
+int join(struct team *team, struct decoder *decoder)
+{
+    for (int i = 0; i < LANES; i++)
+        decoder->lanes[i] = (struct lane){
+            .decoder = decoder, .room = decoder->unstuffed[i].at, .coefficients = decoder->coefficients[i]};
+    return begin(team, &decoder->lanes[0]) == DONE ? DONE : leave(team, decoder, REFUSED);
+}
+
+/* Decodes until an image of the team has ended: its decoder; `*outcome` is DONE or REFUSED. An image that is alone has
+ * both lanes. */
+struct decoder *decode_together(struct team *team, int *outcome)
+{
+    for (;;) {
+        struct lane *alone = team->count == 1 ? team->lanes[0] : NULL;
+        struct decoder *decoder = team->lanes[0]->decoder;
+        if (alone && begin(team, &decoder->lanes[alone == decoder->lanes]) == REFUSED) {
+            *outcome = leave(team, decoder, REFUSED);
+            return decoder;
+        }
+        const struct kernels *kernels = decoder->kernels;
+        int ended = team->count == 1 ? kernels->one_lane(team->lanes) : kernels->two_lanes(team->lanes);
+        struct lane *lane = team->lanes[ended];
+        decoder = lane->decoder;
+        team->lanes[ended] = team->lanes[--team->count];
+        bool more = team->count && team->lanes[0]->decoder == decoder;
+        if (lane->outcome == REFUSED || !more) {
+            *outcome = leave(team, decoder, lane->outcome == REFUSED ? REFUSED : DONE);
+            return decoder;
+        }
+    }
+}
+
+/* Decodes the segments that are needed of one image. */
 int decode_segments(struct decoder *decoder)
 {
-    for (int i = 0; i < LANES; i++) {
-        decoder->lanes[i] = (struct lane){.room = decoder->unstuffed[i].at, .coefficients = decoder->coefficients[i]};
-    }
-    if (decode_with_lanes(decoder) != DONE) {
-        memset(decoder->coefficients, 0, sizeof decoder->coefficients); /* zeros for the next image */
-        return REFUSED;
-    }
-    return DONE;
+    struct team team = {.count = 0};
+    int outcome = join(&team, decoder);
+    if (outcome == DONE)
+        decode_together(&team, &outcome);
+    return outcome;
 }

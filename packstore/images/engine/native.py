@@ -6,7 +6,7 @@ import ctypes
 import functools
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import repeat
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_INTERFACE = 9
+_INTERFACE = 10
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
 _FIELDS = 16
 """Numbers of a request in ``batch.c``, 8 bytes each."""
@@ -26,6 +26,9 @@ _BOX, _RESIZED, _WINDOW, _MIRRORED = slice(4, 8), slice(8, 10), slice(10, 14), 1
 _KINDS: list[Any] = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.uint8)]
 """In the order of ``engine.h``; uint16 for bfloat16."""
 _PADDING = ("constant", "edge", "reflect", "symmetric")
+
+_TOGETHER, _PIXELS_TOGETHER = 16, 1 << 24
+"""How many whole images a call makes, at most, and of how many pixels where it makes more than one."""
 
 _thread = threading.local()
 
@@ -137,6 +140,15 @@ class Requests:
         fields[:, _TO] = out.ctypes.data + np.arange(len(fields)) * out.strides[0]
         self._kept.append(out)
 
+    def want_whole(self, first: int, images: Sequence[NDArray[np.uint8]]) -> None:
+        """Says that all pixels of the JPEG files from ``first`` on are wanted, and what they are written to."""
+        self._form = _Form(_KINDS.index(np.uint8), _KINDS.index(np.uint8), factors=(ctypes.c_float * 6)())
+        fields = self._fields[first : first + len(images)]
+        sizes = np.array([image.shape[:2] for image in images], np.int64)
+        fields[:, _BOX][:, 2:] = fields[:, _RESIZED] = fields[:, _WINDOW][:, 2:] = sizes
+        fields[:, _TO] = [image.ctypes.data for image in images]
+        self._kept[1:] = [images]
+
     def part(self, first: int, stop: int) -> tuple[int, int, Any]:
         """Address and number of these requests, and their form."""
         if not 0 <= first <= stop <= len(self):
@@ -189,6 +201,24 @@ class Engine:
         self._library.packstore_engine_run(self._decoder, *requests.part(first, stop), max_pixels, refused.ctypes.data)
         return refused
 
+    def decode_each(self, files: Sequence[Any], max_pixels: int) -> Iterator[NDArray[np.uint8] | None]:
+        """What :meth:`decode` gives of each of some JPEG files, which takes less time than one by one: of two files
+        without restart markers, symbols are decoded in turn."""
+        requests = Requests(files)
+        sizes = requests.sizes()
+        pixels = sizes.prod(1)
+        sizes[pixels > max_pixels] = 0
+        first = 0
+        while first < len(files):
+            most = int(np.searchsorted(pixels[first : first + _TOGETHER].cumsum(), _PIXELS_TOGETHER, "right"))
+            stop = min(first + max(most, 1), len(files))
+            images = [np.empty((*size, 3), np.uint8) for size in sizes[first:stop].tolist()]
+            requests.want_whole(first, images)
+            refused = self.run(requests, first, stop, max_pixels)
+            for image, unknown in zip(images, refused.tolist(), strict=True):
+                yield None if unknown else image
+            first = stop
+
     def rewrite(self, data: bytes, interval: int) -> Rewritten | None:
         """The scan of a JPEG file with a restart marker after every ``interval`` MCUs and optimal Huffman tables; None
         where the file is refused. Without the GIL."""
@@ -215,8 +245,11 @@ class Engine:
             address, size, library = _address(data), self._size, self._library
             if not library.packstore_engine_size(address, len(data), max_pixels, self._size_at):
                 return None
-            whole = np.empty((*size.tolist(), 3), np.uint8)
-            refused = library.packstore_engine_whole(self._decoder, address, len(data), max_pixels, whole.ctypes.data)
+            height, width = size.tolist()
+            whole = np.empty((height, width, 3), np.uint8)
+            refused = library.packstore_engine_whole(
+                self._decoder, address, len(data), height, width, max_pixels, whole.ctypes.data
+            )
             return None if refused else whole
         if min(box[2:]) < 1 or box[2] * box[3] > max_pixels:
             return None
@@ -297,7 +330,7 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_sizes.restype = None
     library.packstore_engine_size.argtypes = (pointer, number, number, pointer)
     library.packstore_engine_size.restype = ctypes.c_int
-    library.packstore_engine_whole.argtypes = (pointer, pointer, number, number, pointer)
+    library.packstore_engine_whole.argtypes = (pointer, pointer, number, number, number, number, pointer)
     library.packstore_engine_whole.restype = ctypes.c_int
     library.packstore_engine_run.argtypes = (pointer, pointer, number, pointer, number, pointer)
     library.packstore_engine_run.restype = None

@@ -102,8 +102,8 @@ static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, 
     return wide + (left & 1);
 }
 
-/* The pixels of the box, from the planes. */
-static int write_pixels(struct decoder *decoder, const struct box *box, uint8_t *to)
+/* The pixels of the box, from the planes: (height, width, 3), RGB, and nothing behind them. */
+int write_pixels(struct decoder *decoder, const struct box *box, uint8_t *to)
 {
     const struct headers *headers = &decoder->headers;
     int64_t left = box->left - decoder->column0 * headers->mcu_width, top = decoder->row0 * headers->mcu_height;
@@ -135,15 +135,11 @@ int prepare_scan(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
     return make_segments(decoder, file, nbytes);
 }
 
-/* The pixels of a box of a JPEG file whose headers were read: (height, width, 3), RGB, and nothing behind them. */
-int decode_box(struct decoder *decoder, const uint8_t *file, int64_t nbytes, const struct box *box, uint8_t *to)
+/* Gets ready to decode a box of a JPEG file whose headers were read; then write_pixels() has its pixels. */
+int begin_box(struct decoder *decoder, const uint8_t *file, int64_t nbytes, const struct box *box)
 {
     choose_mcus(decoder, box);
     decoder->use_stretch = decoder->kernels->samples;
-    decoder->lane_count = LANES;
     decoder->place = natural_place;
-    if (make_tables(decoder) || make_planes(decoder) || make_segments(decoder, file, nbytes) ||
-        decode_segments(decoder))
-        return REFUSED;
-    return write_pixels(decoder, box, to);
+    return make_tables(decoder) || make_planes(decoder) || make_segments(decoder, file, nbytes) ? REFUSED : DONE;
 }

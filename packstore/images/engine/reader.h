@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+enum { ESCAPE = 128, END_OF_BLOCK = 128, NO_CODE = 192, K = 8 }; /* see struct huffman */
+
 /* `count` bits at the high end of `bits`; those below are right as well, or zero. `at` is what follows. */
 struct reader {
     uint64_t bits;
@@ -34,6 +36,9 @@ INLINE int extend(uint32_t bits, int size)
 {
     return (int)bits - (bits < 1u << size >> 1 ? (1 << size) - 1 : 0);
 }
+
+/* tables.c */
+uint32_t long_symbol(const struct huffman *table, uint64_t bits, uint32_t entry);
 
 /* tokens.c: see fill_symbols() there */
 void fill_symbols(uint32_t *to, const struct huffman *table);

@@ -173,7 +173,6 @@ int check_rewritten(struct decoder *decoder, const uint8_t *file, int64_t nbytes
             return REFUSED;
     }
     decoder->use_stretch = compare_stretch;
-    decoder->lane_count = LANES;
     decoder->place = scan_place;
     if (make_tables(decoder) || prepare_scan(decoder, file, nbytes) || decoder->scan)
         return REFUSED;

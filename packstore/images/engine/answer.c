@@ -1,0 +1,281 @@
+/* Answers requests: plans what is needed of an image, has it decoded, two JPEG files at a time, and makes of its pixels
+ * what is wanted. */
+#include "engine.h"
+
+#include <string.h>
+
+static bool is_within(const struct box *box, int64_t height, int64_t width)
+{
+    return box->top >= 0 && box->left >= 0 && box->height > 0 && box->width > 0 && box->top <= height - box->height &&
+           box->left <= width - box->width;
+}
+
+static bool is_side(int64_t side)
+{
+    return side > 0 && side <= MOST_SIDE;
+}
+
+/* Whether a JPEG file's headers can be right: a block takes two bits at least. */
+static int check_file(struct decoder *decoder, const struct request *request, int64_t max_pixels)
+{
+    struct headers *headers = &decoder->headers;
+    if (read_headers(headers, request->source, request->nbytes) != DONE)
+        return REFUSED;
+    int64_t blocks = (int64_t)headers->rows * headers->across * headers->blocks;
+    bool possible = (request->nbytes - headers->scan_at) * 4 >= blocks;
+    return possible && (int64_t)headers->height * headers->width <= max_pixels &&
+                   is_within(&request->box, headers->height, headers->width)
+               ? DONE
+               : REFUSED;
+}
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The part of the window that lies in the resized box; and where in what is made it begins, counted in pixels. */
+static struct box visible_part(const struct request *request, int64_t *at)
+{
+    const struct box *window = &request->window;
+    struct box visible = {window->top < 0 ? -window->top : 0, window->left < 0 ? -window->left : 0,
+                          smaller(window->height, request->size_height - window->top),
+                          smaller(window->width, request->size_width - window->left)};
+    visible.height -= visible.top;
+    visible.width -= visible.left;
+    *at =
+        visible.top * window->width + (request->mirrored ? window->width - visible.left - visible.width : visible.left);
+    return visible;
+}
+
+/* The window of planes that are resized, in planes of float32. */
+static int make_planes(struct decoder *decoder, const struct request *request, int kind, float *to)
+{
+    const struct box *window = &request->window;
+    struct float_taps *across = &decoder->float_across, *down = &decoder->float_down;
+    int64_t at, plane = window->height * window->width;
+    struct box visible = visible_part(request, &at);
+    if (visible.height != window->height || visible.width != window->width)
+        memset(to, 0, (size_t)(3 * plane) * sizeof(float));
+    if (visible.height <= 0 || visible.width <= 0)
+        return DONE;
+    if (make_float_taps(across, request->box.width, request->size_width, window->left + visible.left, visible.width,
+                        request->mirrored) ||
+        make_float_taps(down, request->box.height, request->size_height, window->top + visible.top, visible.height,
+                        false))
+        return REFUSED;
+    return resize_planes(decoder, kind, request->source, request->height, request->width, &request->box, to + at, plane,
+                         window->width, visible.height, visible.width);
+}
+
+/* What was made becomes the answer. */
+static void convert(struct decoder *decoder)
+{
+    const struct making *making = &decoder->making;
+    const struct request *request = making->request;
+    int64_t pixels = request->window.height * request->window.width;
+    if (making->to == request->to)
+        return;
+    if (making->kind == UINT8)
+        convert_pixels(decoder, making->form, making->to, request->to, pixels);
+    else
+        convert_planes(decoder, making->form, making->kind, making->to, request->to, pixels);
+}
+
+/* From the pixels of `making->box`, which begin at `pixels`: of what may be read from there on there are `nbytes`. */
+static int make_visible(struct decoder *decoder, const uint8_t *pixels, int64_t stride, int64_t nbytes)
+{
+    const struct making *making = &decoder->making;
+    const struct box *visible = &making->visible;
+    int64_t to_stride = 3 * making->request->window.width;
+    if (making->resized)
+        return resize(decoder, pixels, nbytes, making->box.height, stride, making->shown, to_stride, visible->height,
+                      visible->width);
+    uint8_t *to = making->shown;
+    for (int64_t y = 0; to != pixels && y < visible->height; y++, pixels += stride, to += to_stride) {
+        if (making->request->mirrored)
+            decoder->kernels->mirror(to, pixels, visible->width);
+        else
+            memcpy(to, pixels, (size_t)(3 * visible->width));
+    }
+    return DONE;
+}
+
+/* Where the pixels of a JPEG file's box go: where they are to be seen, if nothing comes between. NULL for no memory. */
+static uint8_t *decoded(struct decoder *decoder)
+{
+    const struct making *making = &decoder->making;
+    const struct request *request = making->request;
+    if (!making->resized && !request->mirrored && making->visible.width == request->window.width)
+        return making->shown;
+    size_t nbytes = (size_t)(3 * making->box.height * making->box.width);
+    return make_room(&decoder->pixels, nbytes) == DONE ? decoder->pixels.at : NULL;
+}
+
+/* The box of the image whose pixels the visible part needs. */
+static int plan_box(struct decoder *decoder)
+{
+    struct making *making = &decoder->making;
+    const struct request *request = making->request;
+    const struct box *box = &request->box, *window = &request->window, *visible = &making->visible;
+    struct taps *across = &decoder->across, *down = &decoder->down;
+    int64_t top = window->top + visible->top, left = window->left + visible->left;
+    if (!making->resized) {
+        making->box = (struct box){box->top + top, box->left + left, visible->height, visible->width};
+        return DONE;
+    }
+    if (make_taps(across, box->width, request->size_width, left, visible->width, request->mirrored, 4) ||
+        make_taps(down, box->height, request->size_height, top, visible->height, false, 2))
+        return REFUSED;
+    making->box = (struct box){box->top + down->first, box->left + across->first, down->stop - down->first,
+                               across->stop - across->first};
+    return DONE;
+}
+
+/* Bytes, three channels in turn: makes what is wanted of pixels, and begins to decode what is wanted of a JPEG file. */
+static int begin_pixels(struct decoder *decoder, struct team *team)
+{
+    struct making *making = &decoder->making;
+    const struct request *request = making->request;
+    int64_t at;
+    making->visible = visible_part(request, &at);
+    const struct box *visible = &making->visible;
+    bool whole = visible->height == request->window.height && visible->width == request->window.width;
+    if (request->height && !making->resized) {
+        place(decoder, request, making->form, making->to);
+        return DONE;
+    }
+    if (!whole && !making->resized && (making->form->padding != CONSTANT || making->form->fill != 0))
+        return REFUSED;
+    if (!whole)
+        memset(making->to, 0, (size_t)(3 * request->window.height * request->window.width));
+    if (visible->height <= 0 || visible->width <= 0)
+        return DONE;
+    making->shown = making->to + 3 * at;
+    if (plan_box(decoder) != DONE)
+        return REFUSED;
+    if (request->height) {
+        int64_t first = 3 * (making->box.top * request->width + making->box.left);
+        return make_visible(decoder, request->source + first, 3 * request->width, request->nbytes - first);
+    }
+    if (begin_box(decoder, request->source, request->nbytes, &making->box) != DONE || join(team, decoder) != DONE)
+        return REFUSED;
+    return BEGUN;
+}
+
+/* Begins with an image that is known to be well described: DONE, REFUSED, or BEGUN where it is decoded first. */
+static int begin_image(struct decoder *decoder, struct team *team)
+{
+    struct making *making = &decoder->making;
+    const struct request *request = making->request;
+    const struct form *form = making->form;
+    const struct box *window = &request->window;
+    int64_t pixels = window->height * window->width;
+    bool resized = request->size_height != request->box.height || request->size_width != request->box.width;
+    making->resized = resized;
+    making->kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
+    bool as_it_is = making->kind == form->to && form->planes == (making->kind != UINT8);
+    if (request->height && !resized && !request->mirrored && !window->top && !window->left &&
+        window->height == request->height && window->width == request->width) {
+        if (making->kind == UINT8)
+            convert_pixels(decoder, form, request->source, request->to, pixels);
+        else
+            convert_planes(decoder, form, making->kind, request->source, request->to, pixels);
+        return DONE;
+    }
+    if (!as_it_is && make_room(&decoder->made, (size_t)(3 * pixels * size_of(making->kind))) != DONE)
+        return REFUSED;
+    making->to = as_it_is ? request->to : decoder->made.at;
+    int outcome = DONE;
+    if (form->from == UINT8)
+        outcome = begin_pixels(decoder, team);
+    else if (resized)
+        outcome = make_planes(decoder, request, (int)form->from, (float *)making->to);
+    else
+        place(decoder, request, form, making->to);
+    if (outcome == DONE)
+        convert(decoder);
+    return outcome;
+}
+
+/* Ends with an image that was decoded. */
+static int end_image(struct decoder *decoder)
+{
+    const struct box *box = &decoder->making.box;
+    uint8_t *pixels = decoded(decoder);
+    int64_t stride = 3 * box->width;
+    if (!pixels || write_pixels(decoder, box, pixels) != DONE ||
+        make_visible(decoder, pixels, stride, stride * box->height) != DONE)
+        return REFUSED;
+    convert(decoder);
+    return DONE;
+}
+
+/* Begins with an image as begin_image() does. */
+static int begin_request(struct decoder *decoder, struct team *team, int64_t max_pixels)
+{
+    const struct request *request = decoder->making.request;
+    const struct form *form = decoder->making.form;
+    const struct box *window = &request->window;
+    if (!is_side(request->size_height) || !is_side(request->size_width) || !is_side(window->height) ||
+        !is_side(window->width) || window->top < -MOST_SIDE || window->top > MOST_SIDE || window->left < -MOST_SIDE ||
+        window->left > MOST_SIDE || request->nbytes < 0)
+        return REFUSED;
+    if (request->height || form->from != UINT8) {
+        if (!is_side(request->height) || !is_side(request->width) ||
+            !is_within(&request->box, request->height, request->width) ||
+            request->nbytes != 3 * request->height * request->width * size_of(form->from))
+            return REFUSED;
+    } else if (check_file(decoder, request, max_pixels) != DONE) {
+        return REFUSED;
+    }
+    return begin_image(decoder, team);
+}
+
+static bool is_known(const struct form *form)
+{
+    return form->from >= FLOAT32 && form->from <= UINT8 && form->to >= FLOAT32 && form->to <= UINT8 &&
+           (form->to != UINT8 || form->from == UINT8) && form->padding >= CONSTANT && form->padding <= SYMMETRIC &&
+           (form->from != UINT8 || (form->fill >= 0 && form->fill <= 255));
+}
+
+/* The request that the decoder was given has its answer. */
+static void end_request(struct decoder *decoder, int outcome)
+{
+    *decoder->making.refused = outcome != DONE;
+    decoder->making.request = NULL;
+    keep_little(decoder);
+}
+
+/* Whether another image is to be decoded together with the team's: one of several segments has both lanes itself, which
+ * then share its tables and stay in the caches. */
+static bool has_room(const struct team *team)
+{
+    const struct decoder *decoder = team->count ? team->lanes[0]->decoder : NULL;
+    return !decoder || (team->count < LANES && decoder->next_segment == decoder->segments);
+}
+
+/* Answers requests: `refused` says of each whether somebody else has to. */
+void answer_all(struct decoder *decoder, const struct request *requests, int64_t count, const struct form *form,
+                int64_t max_pixels, uint8_t *refused)
+{
+    struct team team = {.count = 0};
+    int64_t next = 0;
+    memset(refused, 1, (size_t)count);
+    if (!is_known(form))
+        return;
+    while (team.count || next < count) {
+        if (next < count && has_room(&team)) {
+            struct decoder *idle = decoder->making.request ? decoder->second : decoder;
+            idle->making = (struct making){.request = &requests[next], .form = form, .refused = &refused[next]};
+            next++;
+            int outcome = begin_request(idle, &team, max_pixels);
+            if (outcome != BEGUN)
+                end_request(idle, outcome);
+            continue;
+        }
+        int outcome;
+        struct decoder *ended = decode_together(&team, &outcome);
+        end_request(ended, outcome == DONE ? end_image(ended) : REFUSED);
+    }
+}

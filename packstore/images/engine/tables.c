@@ -1,0 +1,111 @@
+/* Huffman tables: ITU-T T.81, C.2 and F.2.2.3. */
+#include "reader.h"
+
+/* How far k moves by a symbol: F.2.2.1 and F.2.2.2. */
+static uint32_t advance_of(int kind, int symbol)
+{
+    return kind == DC_TABLE ? 1 : symbol ? (uint32_t)(symbol >> 4) + 1 : END_OF_BLOCK;
+}
+
+/* Whether 8-bit samples can make the symbols: F.1.2.1, F.1.2.2 and G.1.2.2. Of others libjpeg's implementations differ.
+ */
+static int check_symbols(const struct huffman *table)
+{
+    for (int i = 0; i < table->total; i++) {
+        int symbol = table->values[i], size = symbol & 15;
+        bool ends = !size && symbol < 0xF0 && (table->kind == BAND_TABLE || !symbol);
+        if (table->kind == DC_TABLE ? symbol > DC_BITS : size > AC_BITS || !(size || ends || symbol == 0xF0))
+            return REFUSED;
+    }
+    return DONE;
+}
+
+/* C.2 and F.2.2.3, with a lookup of LOOKUP_BITS bits that finds most codes and the values behind them at once. */
+static int fill_table(struct huffman *table)
+{
+    uint32_t *at = table->look, *end = table->look + (1 << LOOKUP_BITS);
+    int code = 0, p = 0;
+    for (int length = 1; length <= 16; length++, code <<= 1) {
+        table->offset[length] = p - code;
+        for (int i = 0; i < table->counts[length - 1]; i++, p++, code++) {
+            if (code >= (1 << length) - 1) /* of ones only: there is none, C.2 */
+                return REFUSED;
+            if (length > LOOKUP_BITS)
+                continue;
+            int size = table->values[p] & 15, span = 1 << (LOOKUP_BITS - length);
+            uint32_t advance = advance_of(table->kind, table->values[p]) << K;
+            if (!size || length + size > LOOKUP_BITS) {
+                uint32_t entry =
+                    size ? ESCAPE | (uint32_t)length | advance | (uint32_t)size << 16 : (uint32_t)length | advance;
+                for (int n = 0; n < span; n++)
+                    *at++ = entry;
+                continue;
+            }
+            int each = span >> size;
+            for (int bits = 0; bits < 1 << size; bits++) {
+                uint32_t entry = (uint32_t)(length + size) | advance | (uint32_t)extend((uint32_t)bits, size) << 16;
+                for (int n = 0; n < each; n++)
+                    *at++ = entry;
+            }
+        }
+        table->largest[length] = table->counts[length - 1] ? code - 1 : -1;
+    }
+    while (at < end) /* longer codes, or none */
+        *at++ = ESCAPE;
+    return DONE;
+}
+
+int make_table(struct huffman *table, const struct huffman_spec *spec, int kind)
+{
+    if (table->known && table->kind == kind && table->total == spec->total &&
+        !memcmp(table->counts, spec->counts, 16) && !memcmp(table->values, spec->values, (size_t)spec->total))
+        return DONE;
+    table->known = false;
+    table->kind = kind;
+    table->total = spec->total;
+    memcpy(table->counts, spec->counts, 16);
+    memset(table->values, 0, sizeof table->values);
+    memcpy(table->values, spec->values, (size_t)spec->total);
+    if (check_symbols(table) || fill_table(table))
+        return REFUSED;
+    table->known = true;
+    return DONE;
+}
+
+/* The tables that the scan uses, and their sequence over the blocks of a stretch. */
+int make_tables(struct decoder *decoder)
+{
+    const struct headers *headers = &decoder->headers;
+    for (int i = 0; i < headers->components; i++) {
+        int dc = headers->component[i].dc, ac = headers->component[i].ac;
+        if (make_table(&decoder->dc[dc], &headers->dc[dc], DC_TABLE) ||
+            make_table(&decoder->ac[ac], &headers->ac[ac], AC_TABLE))
+            return REFUSED;
+    }
+    for (int i = 0; i < STRETCH; i++) {
+        const struct component *component = &headers->component[headers->component_of[i % headers->blocks]];
+        decoder->sequence[i] = (struct block_tables){&decoder->dc[component->dc], &decoder->ac[component->ac]};
+    }
+    return DONE;
+}
+
+/* The symbol at the top of `bits` that the lookup does not hold; `entry` is what that says. */
+uint32_t long_symbol(const struct huffman *table, uint64_t bits, uint32_t entry)
+{
+    int length = entry & 63, size = entry >> 16;
+    uint32_t advance = (entry >> K) & 255;
+    if (!length) {
+        for (length = LOOKUP_BITS + 1; length <= 16; length++)
+            if ((int32_t)(bits >> (64 - length)) <= table->largest[length])
+                break;
+        if (length > 16)
+            return NO_CODE << K;
+        uint8_t symbol = table->values[(table->offset[length] + (int)(bits >> (64 - length))) & 255];
+        size = symbol & 15;
+        advance = advance_of(table->kind, symbol);
+        if (!size)
+            return (uint32_t)length | advance << K;
+    }
+    int value = extend((uint32_t)(bits << length >> (64 - size)), size);
+    return (uint32_t)(length + size) | advance << K | (uint32_t)value << 16;
+}
