@@ -36,9 +36,9 @@ UNTIL = int(os.environ.get("PACKSTORE_TEST_UNTIL", "0"))
 # No deadlines and no complaints of slowness: the machines are shared, so time says nothing about the code.
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fast", _COMMON, max_examples=8)
-settings.register_profile("dev", _COMMON, max_examples=40)
+settings.register_profile("dev", _COMMON, max_examples=25)
 # The same examples each time, so that a red CI run means that a change broke something.
-settings.register_profile("ci", _COMMON, max_examples=40, derandomize=True, print_blob=True)
+settings.register_profile("ci", _COMMON, max_examples=25, derandomize=True, print_blob=True)
 settings.register_profile("soak", _COMMON, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 

@@ -101,7 +101,7 @@ def test_the_same_bytes(folder: Path, whole: Path, url: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3, fast=0)
+@pytest.mark.sampled(2, fast=0)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_the_same_bytes_by_processes(folder: Path, tmp_path: Path, encoding: str, suffix: str) -> None:

@@ -52,6 +52,7 @@ def url(tmp_path: Path) -> str:
     return f"{(tmp_path / 'objects').as_uri()}/x.h5"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_ray")
 def test_a_pass_on_ray(tmp_path: Path, url: str) -> None:
     """A worker is killed before a receipt; the bytes are those of one machine, and each task has a name."""

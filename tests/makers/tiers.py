@@ -42,17 +42,17 @@ SUITES = {
     "test_what_was_handed_out_outlives_close": pytest.mark.sampled(2),
 }
 """Tests of the suites in ``packstore.testing``, which know nothing of our tiers; of others with ``records`` of several
-kinds two are in the fast tier."""
+kinds a run takes three, and two are in the fast tier."""
 
 CASES = {"SourceSuite": 12, "ExportSuite": 10}
 """Of each test in these suites, which dozens of kinds inherit, a run takes so many cases."""
 
-SLOW_CASES = 3
-"""Of each other test that is marked ``slow`` where it is defined, a run takes so many cases."""
+SLOW_CASES, MANY_CASES = 2, 8
+"""Of each other test a run takes so many cases: of one that is marked ``slow`` where it is defined, and of the rest."""
 
 
 def examples(count: int) -> settings:
-    """``count`` examples of Hypothesis in the default tier, and in the others as many more or fewer as they take."""
+    """``count`` examples of Hypothesis where other tests take 40, so that each tier has its share of them."""
     return settings(max_examples=max(1, count * settings().max_examples // 40))
 
 
@@ -72,7 +72,7 @@ def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
     A test marked ``sampled(n)`` runs ``n`` of its cases, drawn with ``seed``; the others become ``soak``. With
     ``per="suffix"`` it runs ``n`` for each value of that parameter (or parameters, separated by blanks), with
     ``fast=m`` ``m`` of those in the fast tier; the others become ``slow``, as do those beyond ``FAST_CASES`` of a test.
-    A test marked ``slow`` and not ``sampled`` runs ``SLOW_CASES`` of its cases.
+    A test that is not ``sampled`` runs ``SLOW_CASES`` of its cases when it is marked ``slow``, else ``MANY_CASES``.
     """
     order = {name: random.Random(seed).choice(orders) for name, orders in ORDERS.items()}
     grids: defaultdict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
@@ -84,7 +84,7 @@ def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
             continue
         suite = SUITES.get(item.name.partition("[")[0])
         if suite or "records" in params:
-            item.add_marker(suite or pytest.mark.sampled(fast=2))
+            item.add_marker(suite or pytest.mark.sampled(3, fast=2))
         test = item.nodeid.partition("[")[0]
         if inherited := _suite_of(item):
             group = grids[inherited, item.name.partition("[")[0]]
@@ -108,7 +108,7 @@ def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
             continue
         group = drawn[test, slow]
         group.append(item)
-        if slow and len(group) > SLOW_CASES:
+        if len(group) > (SLOW_CASES if slow else MANY_CASES):
             item.add_marker("soak")
         elif not slow and len(group) > FAST_CASES:
             item.add_marker("slow")

@@ -23,6 +23,7 @@ from packstore.stores.builder import StoreBuilder
 from tests.makers.datasets import make_folder, pixels
 from tests.makers.images import all_images
 from tests.makers.samples import COCO_CLASSES, VOC_CLASSES, Voc, coco, jpeg, palette_png, same
+from tests.makers.tiers import examples
 
 FORMATS = [".lmdb", ".h5", ".pth"]
 COCO = {
@@ -525,7 +526,7 @@ def datasets(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(dataset=datasets(), suffix=st.sampled_from(FORMATS), shards=st.sampled_from([None, 1500]))
 def test_whatever_is_written_comes_back(tmp_path: Path, dataset: Any, suffix: str, shards: int | None) -> None:
     fields, samples = dataset

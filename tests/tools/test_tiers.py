@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.makers.tiers import FAST_CASES, SLOW_CASES, assign_tiers, longest_first
+from tests.makers.tiers import FAST_CASES, MANY_CASES, SLOW_CASES, assign_tiers, longest_first
 
 
 class Case:
@@ -39,7 +39,7 @@ def tiers(*marks: pytest.MarkDecorator, seed: int = 1) -> dict[str, list[tuple[i
 @pytest.mark.parametrize(
     ("marks", "fast", "slow"),
     [
-        ([], FAST_CASES, 30 - FAST_CASES),
+        ([], FAST_CASES, MANY_CASES - FAST_CASES),
         ([pytest.mark.sampled(fast=2)], min(2, FAST_CASES), 30 - min(2, FAST_CASES)),
         ([pytest.mark.sampled(6)], FAST_CASES, 6 - FAST_CASES),
         ([pytest.mark.sampled(2, per="kind")], FAST_CASES, 6 - FAST_CASES),
