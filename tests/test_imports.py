@@ -39,7 +39,7 @@ ROOMS = (
     Room("images", "core", "numpy torch PIL pillow_heif turbojpeg simplejpeg jpeg4py cv2"),
     Room("objects", "core", "obstore"),
     Room("stores", "core objects cache", "numpy xxhash h5py lmdb"),
-    Room("sources", "core images stores objects", "numpy xxhash torch h5py lmdb pyarrow zarr zstandard"),
+    Room("sources", "core cache images stores objects", "numpy xxhash torch h5py lmdb pyarrow zarr zstandard"),
     Room("exports", "core images stores", "numpy h5py zarr pyarrow xxhash"),
     Room("packing", "core images objects stores sources cluster", "numpy xxhash"),
     Room("cluster", "core images objects stores sources packing", "numpy ray"),

@@ -79,7 +79,11 @@ class Cache:
 
         ``address`` is what it is known by: its URL and whatever changes with its content (an ETag).
         """
-        return self._open(hashlib.sha256(address.encode()).hexdigest() + ".learnt", nbytes, fetch, None)
+        return self._open(_learnt(address), nbytes, fetch, None)
+
+    def learnt_file(self, address: str) -> Path:
+        """Where an object of :meth:`open_learnt` lies as long as its descriptor is open."""
+        return self._folder.whole / _learnt(address)
 
     def age(self, digest: str, used: float) -> None:
         """Makes an object, where it is there, one that was last used at ``used``, in seconds since 1970: it leaves
@@ -227,6 +231,10 @@ class Cache:
                     if error.errno != errno.ENOSPC:
                         raise
                     raise self._folder.no_space(nbytes) from error
+
+
+def _learnt(address: str) -> str:
+    return hashlib.sha256(address.encode()).hexdigest() + ".learnt"
 
 
 def _digest_of(descriptor: int) -> str:

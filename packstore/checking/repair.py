@@ -141,6 +141,7 @@ def repair(
                 max_pixels=max_pixels,
                 packed_as=manifest,
                 skip_bad=bool(manifest.skipped),
+                progress=report,
             )
             with closing(opened):
                 check = StoreCheck(reader, workers=workers, progress=report)

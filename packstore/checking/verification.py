@@ -245,6 +245,7 @@ class _Verification:
             max_pixels=options.max_pixels,
             packed_as=self.reader.manifest,
             skip_bad=bool(self.reader.manifest.skipped),
+            progress=self.progress,
         )
         with closing(source):
             comparison = Comparison(self.reader, source, options.decoder)

@@ -134,7 +134,7 @@ def _show_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
     from packstore.sources import open_source
 
     given = {"kind" if name == "source_kind" else name: value for name, value in options.items()}
-    with progress_bar(as_json) as progress, closing(open_source(path, **given)) as source:
+    with progress_bar(as_json) as progress, closing(open_source(path, **given, progress=progress)) as source:
         survey = source.survey(None, progress)
         if as_json:
             text = json.dumps(source_to_json(source, survey), indent=2)

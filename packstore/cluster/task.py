@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import platform
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +16,7 @@ from packstore.core.checksums import file_digest
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
+from packstore.core.scratch import scratch_folder
 from packstore.core.shards import Shard
 from packstore.objects import ObjectStore
 from packstore.packing.keys import key_hashes
@@ -31,9 +27,6 @@ from packstore.sources.base import Entry, Source
 from packstore.stores import open_store
 from packstore.stores.format import Format
 from packstore.stores.remote.publish import upload_shard
-
-_LOCK = ".packstore-task"
-"""A file in the folder of a task, locked as long as the task runs: what a killed one has left has none."""
 
 _sources: dict[tuple[str, str], Source] = {}
 """The sources that this process has opened, by destination and run."""
@@ -93,7 +86,7 @@ def run_task(job: Job, number: int, entries: Sequence[Entry]) -> Receipt:
         StoreError: It cannot be written, or a receipt is there that says something else.
     """
     plan, objects = job.plan, job.run.objects
-    with task_folder(job.run.name) as folder:
+    with scratch_folder(job.run.name) as folder:
         path = folder / FORMATS[plan.format].shard_name(number)
         packed = pack_shard(plan, entries, path)
         receipt = _receipt(number, entries, packed)
@@ -137,32 +130,3 @@ def _uploaded(receipt: Receipt, manifest: Manifest, path: Path, objects: ObjectS
 
 def _by_text(counts: Counter[int]) -> dict[str, int]:
     return {str(label): count for label, count in counts.items()}
-
-
-@contextlib.contextmanager
-def task_folder(run: str) -> Iterator[Path]:
-    """A folder of its own on this machine's disk, under ``TMPDIR``. Removes those that killed tasks of the run left."""
-    root, prefix = Path(tempfile.gettempdir()), f"packstore-{run}-"
-    _remove_left(root, prefix)
-    made = Path(tempfile.mkdtemp(prefix="packstore-new-"))
-    folder = root / (prefix + made.name.rpartition("-")[2])
-    try:
-        with (made / _LOCK).open("xb") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            made.rename(folder)  # whoever finds it by this name finds it locked
-            yield folder
-    finally:
-        for path in (made, folder):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove_left(directory: Path, prefix: str) -> None:
-    for folder in directory.glob(f"{prefix}*"):
-        try:
-            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-                continue
-            with (folder / _LOCK).open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # its task runs, or has just ended
-            continue

@@ -93,6 +93,7 @@ def make_plan(
         layout=options.layout,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
+        progress=progress,
     )
     return plan_of(opened, destination, options, progress)
 

@@ -15,6 +15,7 @@ from typing import Any
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, SourceError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
+from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import annotated
@@ -22,7 +23,7 @@ from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.nested import find_within, folders_like_splits, only_folder
 from packstore.sources.refusals import lies_within, like_splits, only_unpacked, undecided, unrecognised
-from packstore.sources.remote import COPY, RemotePath, known_buckets, source_path
+from packstore.sources.remote import OnlyCopiedError, RemotePath, known_buckets, source_path
 from packstore.stores import is_store
 
 __all__ = ["Certainty", "Entry", "Kind", "Source", "SourceOptions", "Survey", "kind_of", "open_source"]
@@ -42,11 +43,13 @@ def open_source(
     image_key: str | None = None,
     label_key: str | None = None,
     layout: str | None = None,
+    progress: ProgressCallback = no_progress,
 ) -> Source:
     """Opens the source at ``path``.
 
     Args:
-        path: A file or directory; or the URL of a folder of images or of a store: ``s3://bucket/imagenet``.
+        path: A file or directory, or a URL: ``s3://bucket/imagenet``. There folders of images and stores are read as
+            they lie; anything else is fetched into the local cache first.
         kind: The name of its kind, one of :data:`packstore.core.registry.SOURCES`; None recognises it. A name decides
             where a folder is ambiguous: ``imagefolder`` takes all top folders as classes where some look like splits
             and others hold images as well.
@@ -59,11 +62,11 @@ def open_source(
         image_key: See :class:`SourceOptions`.
         label_key: See :class:`SourceOptions`.
         layout: See :class:`SourceOptions`.
+        progress: Called when an object is fetched.
 
     Raises:
         AmbiguousSourceError: Something annotates the images that no kind reads, and ``kind`` is None.
-        UsageError: The URL of a kind that is read from this machine only, an unknown kind, labels for a kind that has
-            its own, or names of arrays for a kind that has none.
+        UsageError: An unknown kind, labels for a kind that has its own, or names of arrays for a kind that has none.
         SourceError: There is nothing at ``path``, or nothing of a known kind.
     """
     refuse_empty(path)
@@ -84,14 +87,26 @@ def open_source(
     if isinstance(place, RemotePath) and (is_store(place) if named is None else named.name == "store"):
         store: Kind = SOURCES["store"]
         return store.open(place, options)
-    if named is not None and not named.reads(place):
-        raise UsageError(f"{printable(str(place))}: sources of kind {named.name} are read from this machine: {COPY}")
+    try:
+        return _opened(place, named, options, packed_as)
+    except OnlyCopiedError:
+        from packstore.sources.copied import CopiedSource
+
+        assert isinstance(place, RemotePath)
+        with _asking_about(place):
+            return CopiedSource(place, lambda copy: _opened(copy, named, options, packed_as), progress)
+
+
+def _opened(place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None) -> Source:
+    """See :func:`open_source`. Raises :class:`OnlyCopiedError` for a URL of what is read from copies."""
     try:
         place.stat()
     except PackstoreError:  # of which one is a ValueError, too
         raise
     except (OSError, ValueError) as error:
         raise SourceError(_unreachable(place, error)) from None
+    if named is not None and not named.reads(place):
+        raise OnlyCopiedError(f"{printable(str(place))} is of kind {named.name}")
     with _asking_about(place), kept_indexes(), known_buckets():
         if named is None:
             try:
@@ -210,7 +225,7 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
     if options.labels is None and (within := find_within(path, _certain)):
         raise lies_within(path, within)
     if isinstance(path, RemotePath) and not (options.named or _holds_images(path)):
-        raise _not_remote(path)
+        raise OnlyCopiedError(f"{printable(str(path))} holds no images and no store")
     if possible:
         if path.is_file() and (tree := open_tree(path)) is not None:
             raise only_unpacked(path, tree)
@@ -256,13 +271,6 @@ def _ask_about_classes(path: Path) -> None:
 def _holds_images(path: RemotePath) -> bool:
     tree = path.tree()
     return tree is not None and tree.holds_images("", ())
-
-
-def _not_remote(path: Path) -> SourceError:
-    return SourceError(
-        f"{printable(str(path))} holds no images and no store, and nothing else is read from object stores (packstore "
-        f"guide sources): {COPY}"
-    )
 
 
 def _unreachable(path: Path, error: OSError | ValueError) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import ManifestError, SourceError, UsageError, printable
+from packstore.core.errors import ManifestError, SourceError, printable
 from packstore.core.fields import Field
 from packstore.core.manifest import MAX_JSON_BYTES
 from packstore.core.registry import SOURCES
@@ -21,7 +21,7 @@ from packstore.sources.archives.tar import TAR_FAULTS, first_names, is_tar
 from packstore.sources.archives.zip import is_zip
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.refusals import first_bytes
-from packstore.sources.remote import COPY
+from packstore.sources.remote import OnlyCopiedError
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.tree import Tree
 
@@ -136,8 +136,7 @@ def _open(path: Path, options: SourceOptions) -> Source:
     else:
         kind: Kind = SOURCES[sheet.source]
         if not kind.reads(path):
-            shown = printable(str(path))
-            raise UsageError(f"{shown} is an export as {kind.name}, which is read only from this machine: {COPY}")
+            raise OnlyCopiedError(f"{printable(str(path))} is an export as {kind.name}")
         opened = kind.open(path, options)
     opened.evidence = SHEET
     return opened

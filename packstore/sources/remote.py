@@ -33,11 +33,14 @@ _KNOWN_NAMES = 200_000
 _START = 16
 _ATTEMPTS = 4
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
-COPY = "copy it to this machine (aws s3 sync, rclone), and give the copy"
 
 _NOTHING = ObjectInfo("", 0, None, 0.0)
 Names = Mapping[str, "ObjectInfo | None"]
 """What lies in a directory: by its name, an object; or None for a directory."""
+
+
+class OnlyCopiedError(SourceError):
+    """What lies at a URL is no folder of images: if it is a source, then one that is read from local copies."""
 
 
 class Bucket:
@@ -180,9 +183,9 @@ class RemotePath(UrlPath):
             raise self.is_one_object()
         return ObjectTree(self) if self.is_dir() else None
 
-    def is_one_object(self) -> SourceError:
+    def is_one_object(self) -> OnlyCopiedError:
         """The error for what is a file and no folder."""
-        return SourceError(f"{printable(str(self))} is one object; sources in object stores are folders: {COPY}")
+        return OnlyCopiedError(f"{printable(str(self))} is one object")
 
     def _mode(self) -> int:
         try:

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.cluster import driver, task
+from packstore.cluster import driver
 from packstore.cluster.receipts import Receipt
 from packstore.cluster.run import Run
 from packstore.cluster.runners import InThisProcess, Processes
 from packstore.cluster.task import Job
+from packstore.core import scratch as scratch_module
 from packstore.core.errors import DestinationError, SampleError, SourceError, StoreError, UsageError
 from packstore.core.progress import Progress
 from packstore.objects import open_objects
@@ -117,18 +118,18 @@ def test_folders_of_tasks_are_left_alone_while_these_run(scratch: Path) -> None:
     (scratch / "packstore-convert-x-foreign").mkdir()
     left = scratch / "packstore-convert-x-left"
     left.mkdir()
-    (left / task._LOCK).touch()
+    (left / scratch_module._LOCK).touch()
     real, seen = fcntl.flock, []
 
     def looking(file: Any, operation: int) -> None:
         if not operation & fcntl.LOCK_NB:
-            task._remove_left(scratch, "packstore-convert-x-")
+            scratch_module._remove_left(scratch, "packstore-convert-x-")
             seen.append(sorted(path.name.rpartition("-")[0] for path in scratch.iterdir()))
         real(file, operation)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fcntl, "flock", looking)
-        with task.task_folder("convert-x") as folder, task.task_folder("convert-x") as other:
+        with scratch_module.scratch_folder("convert-x") as folder, scratch_module.scratch_folder("convert-x") as other:
             assert folder.is_dir()
             assert other.is_dir()
     assert seen == [["packstore-convert-x", "packstore-new"], ["packstore-convert-x"] * 2 + ["packstore-new"]]

@@ -31,11 +31,16 @@ class Elsewhere(InThisProcess):
 
 @pytest.mark.slow
 @pytest.mark.sampled(6)
+@pytest.mark.parametrize("at_a_url", [False, True])
 @pytest.mark.parametrize("layout", [layout for layout, (kind, _) in LAYOUTS.items() if kind is not None])
-def test_the_same_bytes_of_any_source(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_bytes_of_any_source(
+    layout: str, at_a_url: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
     kind, make = LAYOUTS[layout]
     (tmp_path / "source").mkdir()
     path = make(tmp_path / "source")
+    place = path.as_uri() if at_a_url else path
     options: dict[str, Any] = {"source_kind": kind, "shard_size": 600, "on_error": "skip"}
     monkeypatch.setattr(driver, "InThisProcess", Elsewhere)
     url = f"{tmp_path.as_uri()}/objects/x.h5"
@@ -43,7 +48,7 @@ def test_the_same_bytes_of_any_source(layout: str, tmp_path: Path, monkeypatch: 
         packstore.convert(path, tmp_path / "x.h5", **options)
     except PackstoreError as error:  # of some, keys come twice
         with pytest.raises(type(error), match=re.escape(str(error))):
-            packstore.convert(path, url, **options)
+            packstore.convert(place, url, **options)
     else:
-        packstore.convert(path, url, **options)
+        packstore.convert(place, url, **options)
         assert_same(url, tmp_path / "x.h5")

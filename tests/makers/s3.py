@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
@@ -69,6 +70,17 @@ def moto_process() -> Iterator[int]:
             yield port
         finally:
             process.stdin.close()
+
+
+def upload(folder: Path, url: str) -> str:
+    """The URL that a copy of a folder lies at."""
+    from packstore.objects import open_objects
+
+    objects = open_objects(url)
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            objects.create(file.relative_to(folder).as_posix(), file.read_bytes())
+    return url
 
 
 @dataclass

@@ -136,7 +136,8 @@ class _OpenHdf5(OpenArrays):
         sources = dataset.virtual_sources() if dataset.is_virtual else ()
         outside += [source.file_name for source in sources if source.file_name != "."]
         for file in outside:
-            if not (self._path.parent / file).resolve().is_relative_to(self._folder):
+            place = self._path.parent / file
+            if not (place.parent.resolve() / place.name).is_relative_to(self._folder):  # it may be a link itself
                 raise SourceError(
                     f"{self._shown}: the values of {printable(name)} lie outside its folder, in {printable(file)}; "
                     "that is not followed"

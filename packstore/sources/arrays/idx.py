@@ -149,7 +149,7 @@ class IdxSource(ArraySource):
             return _EMNIST.get(self._set.removeprefix("emnist-"))
         if self._set == "qmnist":
             return _MNIST
-        folder = self._files[0].resolve().parent
+        folder = self._files[0].parent.resolve()
         for name in (folder.name, folder.parent.name):
             for said, classes in (
                 ("fashion", _FASHION),

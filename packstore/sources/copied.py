@@ -1,0 +1,245 @@
+"""Archives, record files and arrays at URLs, read from copies in the local cache.
+
+Their readers map files and seek in them, so the objects are fetched whole, each once a machine, and opened through a
+folder of links. They stay in the cache as long as the source is open; their sum has to fit into its budget.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from packstore.cache import Cache, default_cache
+from packstore.core.columns import ImageData
+from packstore.core.errors import SampleError, SourceError, StoreError, printable
+from packstore.core.files import allow_open_files, release_open_files
+from packstore.core.parallel import ordered_map
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.scratch import scratch_folder
+from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, RemoteError, open_objects
+from packstore.sources.base import Entry, Sample, Source, Survey
+from packstore.sources.remote import RemotePath
+
+_AT_ONCE = 4
+_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+
+Objects = tuple[ObjectInfo, ...]
+
+
+class CopiedSource(Source):
+    """Wraps the source that copies of the objects at a URL are.
+
+    Its entries have no times of change, which copies do not share: :meth:`stamp` is of the objects.
+    """
+
+    def __init__(
+        self, path: RemotePath, opener: Callable[[Path], Source], progress: ProgressCallback = no_progress
+    ) -> None:
+        """
+        Args:
+            path: Of an object, or of a folder of objects.
+            opener: Opens the source of the copies.
+            progress: Called when an object is there.
+
+        Raises:
+            SourceError: They cannot be fetched, have no room in the cache, or are no source.
+        """
+        store, found = listed(path)
+        with ExitStack() as stack, _of(path):
+            self._copy = str(place := stack.enter_context(copies(path, store, found, default_cache(), progress)))
+            with self._named(path):
+                self._source = opener(place)
+            super().__init__(path, self._source.options)
+            stack.callback(self._source.close)
+            self._end = weakref.finalize(self, _close, os.getpid(), stack.pop_all())
+        self.kind, self.normalization = self._source.kind, self._source.normalization
+        self.evidence = self._source.evidence
+        self._found = _stamp(path, found)
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        with self._named(self.path):
+            survey = self._source.survey(split, progress)
+        self.evidence = self._source.evidence  # of some kinds it says what was counted
+        return survey
+
+    def entries(self, split: str | None = None) -> Iterator[Entry]:
+        with self._named(self.path):
+            entries = self._source.entries(split)
+        return self._unchanging(entries)
+
+    def read(self, entry: Entry) -> ImageData | Sample:
+        with self._named(self.path):
+            return self._source.read(entry)
+
+    def image(self, entry: Entry) -> ImageData:
+        with self._named(self.path):
+            return self._source.image(entry)
+
+    def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        return self._source.fetch(entries)
+
+    def workers(self) -> int:
+        return self._source.workers()
+
+    def nbytes(self, entry: Entry) -> int:
+        return self._source.nbytes(entry)
+
+    def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+        return self._unchanging(self._source.some(split, records, count))
+
+    def stamp(self) -> str:
+        assert isinstance(self.path, RemotePath)
+        now = _stamp(self.path, listed(self.path)[1])
+        if now != self._found:
+            raise SourceError(f"{printable(str(self.path))} has changed since it was fetched; run this again")
+        return now
+
+    def close(self) -> None:
+        self._end()
+
+    def _unchanging(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        with self._named(self.path):
+            for entry in entries:
+                yield entry._replace(changed_ns=0)
+
+    @contextmanager
+    def _named(self, path: Path) -> Iterator[None]:
+        """Names objects by their URLs in messages."""
+        try:
+            yield
+        except SampleError as error:
+            raise SampleError(error.key, error.reason.replace(self._copy, str(path))) from error
+        except SourceError as error:
+            error.args = tuple(
+                part.replace(self._copy, str(path)) if isinstance(part, str) else part for part in error.args
+            )
+            raise
+
+
+def listed(path: RemotePath) -> tuple[ObjectStore, Objects]:
+    """The bucket of a URL, and the object there, or all below it, by name. Raises :class:`SourceError`."""
+    scheme, _, rest = str(path).partition("://")
+    bucket, _, name = rest.partition("/")
+    store = open_objects(f"{scheme}://{bucket}/")
+    with _of(path):
+        if name:
+            try:
+                return store, (store.head(name),)
+            except MissingObjectError:
+                pass
+        below = (info for info in store.list(f"{name}/" if name else "") if not info.name.endswith("/"))
+        found = tuple(sorted(below))
+    if not found:
+        raise SourceError(f"{printable(str(path))}: nothing is there")
+    return store, found
+
+
+@contextmanager
+def copies(
+    path: RemotePath, store: ObjectStore, found: Objects, cache: Cache, progress: ProgressCallback
+) -> Iterator[Path]:
+    """A file or folder that holds what ``found`` holds: links to files in the cache, which stay there meanwhile.
+
+    Raises :class:`SourceError` where the cache has no room for all, and :class:`StoreError`."""
+    name = str(path).partition("://")[2].partition("/")[2]
+    total = sum(info.nbytes for info in found)
+    if total > cache.budget:
+        raise SourceError(
+            f"{printable(str(path))} is read from copies on this machine, and needs {total:,} bytes of the "
+            f"{cache.budget:,} that the cache {printable(str(cache.root))} may hold; give it more with --cache-size or "
+            "PACKSTORE_CACHE_SIZE, or another disk with --cache or PACKSTORE_CACHE"
+        )
+    done_bytes = 0
+    with scratch_folder("source") as folder, ExitStack() as held:
+        granted = allow_open_files(len(found))
+        held.callback(release_open_files, granted)
+        if granted < len(found):
+            raise SourceError(
+                f"{printable(str(path))} has {len(found):,} objects, and only {granted:,} files may be open at a time; "
+                "raise that (ulimit -n), or pack it in parts"
+            )
+
+        def link(info: ObjectInfo) -> int:
+            _link(folder / path.name / _inside(path, info.name, name), store, info, cache, held)
+            return info.nbytes
+
+        for done, nbytes in enumerate(ordered_map(link, found, _AT_ONCE)):
+            done_bytes += nbytes
+            progress(Progress("fetch", done + 1, len(found), done_bytes))
+        yield folder / path.name
+
+
+def _link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Cache, held: ExitStack) -> None:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not info.nbytes:
+            place.touch()
+            return
+        address = f"{store.url}/{info.name} {info.etag or info.modified} {info.nbytes}"
+        held.callback(os.close, cache.open_learnt(address, info.nbytes, lambda: _proven(store, info)))
+        place.symlink_to(cache.learnt_file(address))
+    except OSError as error:
+        raise SourceError(f"{_shown(store, info)} cannot be copied: {error.strerror or error}") from error
+
+
+def _inside(path: Path, name: str, top: str) -> str:
+    """The path of an object below the folder ``top``; empty for the object ``top`` itself."""
+    inside = name if not top else name[len(top) + 1 :]
+    if inside and (any(part in ("", ".", "..") for part in inside.split("/")) or "\0" in inside):
+        raise SourceError(f"{printable(str(path))} holds {printable(name)!r}, which can be the path of no file")
+    return inside
+
+
+def _proven(store: ObjectStore, info: ObjectInfo) -> Iterator[bytes | memoryview]:
+    """An object's bytes. Raises :class:`RemoteError` before the last one where they are not those of its ETag;
+    where that is no MD5, where a second reading gives others; and where it has been replaced."""
+    digest = _MD5.fullmatch(info.etag or "")
+    whole = hashlib.md5(usedforsecurity=False) if digest else hashlib.sha256()
+    last = b""
+    for piece in store.stream(info.name):
+        whole.update(piece)
+        yield last
+        yield piece[:-1]
+        last = bytes(piece[-1:])
+    if digest is None:
+        again = hashlib.sha256()
+        for piece in store.stream(info.name):
+            again.update(piece)
+        expected = again.hexdigest()
+    else:
+        expected = digest[1]
+    if store.head(info.name)[:3] != info[:3]:
+        raise RemoteError(f"{_shown(store, info)} was replaced while it was read")
+    if whole.hexdigest() != expected:
+        raise RemoteError(f"{_shown(store, info)} reads differently each time: the network or the server alters bytes")
+    yield last
+
+
+def _shown(store: ObjectStore, info: ObjectInfo) -> str:
+    return printable(f"{store.url}/{info.name}")
+
+
+def _stamp(path: Path, found: Objects) -> str:
+    digest = hashlib.sha256()
+    for info in found:
+        digest.update(repr((info.name, info.nbytes, info.etag or info.modified)).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+@contextmanager
+def _of(path: Path) -> Iterator[None]:
+    """A store that cannot be reached, or a cache that has no room, means that the source cannot be read."""
+    try:
+        yield
+    except StoreError as error:
+        raise SourceError(str(error)) from error
+
+
+def _close(process: int, stack: ExitStack) -> None:
+    if os.getpid() == process:
+        stack.close()
