@@ -106,19 +106,29 @@ class Cache:
         return self._folder.clean(keep)
 
     def doubt(self, digest: str) -> None:
-        """Has an object proven again when it is next opened: somebody found damage in it."""
+        """Has an object proven again when it is next opened: somebody found damage in it. Does nothing where it is not
+        ours to change."""
         path = self._folder.whole / digest
         with self._folder.writing():
             try:
                 os.utime(path, ns=(path.lstat().st_atime_ns, 1), follow_symlinks=False)
-            except FileNotFoundError:
-                return
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.EROFS, errno.EPERM, errno.EACCES):
+                    raise
 
     def _open(self, name: str, nbytes: int, fetch: Fetch, digest: str | None) -> int:
+        removed = 0
         while True:
-            descriptor = self._pin(name, nbytes, digest)
-            if descriptor is None:
-                descriptor = self._fetch(name, nbytes, fetch, digest)
+            try:
+                descriptor = self._pin(name, nbytes, digest)
+                if descriptor is None:
+                    descriptor = self._fetch(name, nbytes, fetch, digest)
+            except CacheError as error:
+                # Somebody removes the folder, which is allowed at any time; it is made again.
+                removed += isinstance(error.__cause__, FileNotFoundError)
+                if not isinstance(error.__cause__, FileNotFoundError) or removed > _TRIES:
+                    raise
+                continue
             if descriptor is not None:
                 return descriptor
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packstore.cache.locks import NoLocksError, hold, lock, release
-from packstore.core.errors import CacheError, CacheFullError, printable
+from packstore.core.errors import CacheError, CacheFullError, DiskFullError, printable
 from packstore.core.files import beyond_standard_streams
 
 MARKER = "packstore-cache"
@@ -39,7 +39,7 @@ It can be removed at any time; packstore cache list and packstore cache clean lo
 """
 _WHOLE = re.compile(r"[0-9a-f]{64}(\.learnt)?")
 _PART = re.compile(r"[0-9a-f]{64}(\.learnt)?\.[0-9a-f]{8,16}")
-_NOT_COUNTED = {"lost+found", MARKER}
+_NOT_COUNTED = {"lost+found", MARKER, "whole", "part"}  # the last two of a cache whose removal is under way
 _BUSY_SECONDS = 60.0
 _GLANCE_SECONDS = 0.05
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -222,10 +222,10 @@ class Folder:
             path.unlink()
         release(descriptor)
 
-    def no_space(self, nbytes: int) -> CacheError:
+    def no_space(self, nbytes: int) -> DiskFullError:
         """The error where the disk has no room."""
         free = _free_bytes(self.root)
-        return CacheError(
+        return DiskFullError(
             f"the disk of the cache {printable(str(self.root))} is full: an object needs {nbytes:,} bytes, {free:,} "
             "are free; make room, or name another folder with --cache or PACKSTORE_CACHE"
         )

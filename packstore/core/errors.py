@@ -88,6 +88,10 @@ class DestinationError(StoreError):
     """A destination that may not be written: it exists, lies inside the source, has no space, no permission."""
 
 
+class UnreachableError(StoreError):
+    """A part of a store cannot be fetched now: no network, no credentials, no room for it. Nothing is damaged."""
+
+
 class CacheError(StoreError):
     """The local cache of remote stores cannot be used: no permission, no file locks, no space, a damaged object."""
 
@@ -96,11 +100,11 @@ class DamagedObjectError(CacheError):
     """An object came with other bytes than its digest says, each time that it was fetched."""
 
 
-class UnreachableError(StoreError):
-    """A part of a store cannot be fetched now: no network, no credentials, no room for it. Nothing is damaged."""
+class DiskFullError(CacheError, UnreachableError):
+    """The disk of the cache has no room for an object beside those in use."""
 
 
-class CacheFullError(CacheError):
+class CacheFullError(CacheError, UnreachableError):
     """The budget of the cache has no room for an object beside those in use.
 
     Attributes:

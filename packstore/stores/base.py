@@ -248,6 +248,9 @@ class Reader(ABC):
         ``bool (n,)``."""
         return np.ones(len([*numbers]), np.bool_)
 
+    def doubt(self, index: int) -> None:  # noqa: B027 - most stores have no cache
+        """Says that a record does not match its checksum: a cache's copy of it is proven before it is used again."""
+
     @property
     def unchecked(self) -> Reader:
         """A reader of the same open files that compares nothing with checksums; this one where it does not either."""

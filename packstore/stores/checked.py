@@ -73,6 +73,9 @@ class CheckedReader(Reader):
     def at_hand(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
         return self._reader.at_hand(numbers)
 
+    def doubt(self, index: int) -> None:
+        self._reader.doubt(index)
+
     @property
     def part_starts(self) -> NDArray[np.int64]:
         return self._reader.part_starts
@@ -126,7 +129,9 @@ class CheckedReader(Reader):
         found = row_checksum(self._row, fields)
         if found != expected:
             what = "row checksum (label, key, other fields)"
-            raise CorruptRecordError(index, self._key(index), f"{expected:016x}", f"{found:016x}", what)
+            key = self._key(index)
+            self.doubt(index)
+            raise CorruptRecordError(index, key, f"{expected:016x}", f"{found:016x}", what)
         for column in self._row:
             wrong = no_class(column, fields[column.name]) if column.classes is not None else None
             if wrong is not None:
@@ -139,7 +144,9 @@ class CheckedReader(Reader):
             expected = int(self._reader.value("checksum", index))
         found = image_checksum(data)
         if found != expected:
-            raise CorruptRecordError(index, self._key(index), f"{expected:016x}", f"{found:016x}")
+            key = self._key(index)
+            self.doubt(index)
+            raise CorruptRecordError(index, key, f"{expected:016x}", f"{found:016x}")
 
     def close(self) -> None:
         self._reader.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import os
 import threading
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from packstore.cache import Cache, default_cache
 from packstore.core.checksums import joined_records_digest
-from packstore.core.errors import CacheFullError, DamagedObjectError, StoreError, UnreachableError
+from packstore.core.errors import CacheFullError, DamagedObjectError, DiskFullError, StoreError, UnreachableError
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.shards import Shard
 from packstore.core.urls import UrlPath
@@ -78,7 +79,7 @@ class RemoteReader(ShardedReader):
 
     def prefetch(self, number: int) -> None:
         """Fetches a shard into the cache, unless it is there, and does not open it. Raises as :meth:`shard`; it closes
-        no others to make room, but raises :class:`CacheFullError`."""
+        no others to make room, but raises :class:`CacheFullError` or :class:`DiskFullError`."""
         if number not in self._open:
             os.close(self._fetched_now(number, ahead=True))
             self._since[number] = time.time()
@@ -93,6 +94,12 @@ class RemoteReader(ShardedReader):
             for number in numbers:
                 if (since := self._since.pop(number, None)) is not None:
                     self.cache.age(self._table[number].digest, since)
+
+    def doubt(self, index: int) -> None:
+        number = bisect.bisect_right(self._starts, index) - 1
+        self.cache.doubt(self._table[number].digest)
+        with self._lock:
+            self._open.pop(number, None)
 
     def places(self) -> list[str]:
         return [f"{self.path}/{name}" for name in self.head.shards]
@@ -130,11 +137,14 @@ class RemoteReader(ShardedReader):
 
     def _check_object(self, number: int, shard: Shard, progress: ProgressCallback) -> Iterator[Problem]:
         try:
-            if not self.cache.missing([shard.digest]):  # it is proven there, which says nothing of the object
+            if not self.cache.missing([shard.digest]):  # that says nothing of the object
+                self.cache.doubt(shard.digest)
                 digest = self._digest(self.head.shards[number])
                 if digest != shard.digest:
                     yield Problem(f"its SHA-256 is {digest}, expected {shard.digest}", shard=shard.name)
             reader = self.shard(number)
+        except UnreachableError:
+            raise
         except StoreError as error:
             yield Problem(str(error), shard=shard.name, lost=True)
             return
@@ -174,8 +184,14 @@ class RemoteReader(ShardedReader):
             self.counts.waiting_seconds += time.monotonic() - started
 
     def _open_shard(self, number: int, held: int | None) -> Reader:
-        # Without a descriptor it was open when it was asked for, and was let go since.
-        return super()._open_shard(number, self._fetched(number) if held is None else held)
+        try:
+            # Without a descriptor it was open when it was asked for, and was let go since.
+            return super()._open_shard(number, self._fetched(number) if held is None else held)
+        except UnreachableError:
+            raise
+        except StoreError:
+            self.cache.doubt(self._table[number].digest)
+            return super()._open_shard(number, self._fetched(number))
 
     def _fetched(self, number: int) -> int:
         """A descriptor of a shard in the cache. Raises what it raised a moment ago, without asking again."""
@@ -185,7 +201,7 @@ class RemoteReader(ShardedReader):
                 raise kind(said)
         try:
             return self._fetched_now(number)
-        except CacheFullError:
+        except (CacheFullError, DiskFullError):
             raise  # there may be room at once
         except StoreError as error:
             self._failed[number] = time.monotonic(), type(error), str(error)
@@ -206,10 +222,11 @@ class RemoteReader(ShardedReader):
             try:
                 descriptor = self.cache.open(shard.digest, shard.nbytes, fetch)
                 break
-            except CacheFullError as error:
-                if ahead or error.nbytes > error.budget:
+            except (CacheFullError, DiskFullError) as error:
+                if ahead or (isinstance(error, CacheFullError) and error.nbytes > error.budget):
                     raise
                 with self._lock:
+                    self._bounded = True  # somebody else has taken the room, too
                     opened = bool(self._open)
                     self._let_go()
                 if not opened:

@@ -57,6 +57,7 @@ class Suspects:
             key = self.reader.unchecked.key(record)
         except StoreError:
             key = "its key is damaged, too"
+        self.reader.doubt(record)
         return CorruptRecordError(record, key, f"{expected:016x}", f"{found:016x}")
 
 

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import CacheFullError, StoreError
+from packstore.core.errors import CacheFullError, DiskFullError, StoreError
 from packstore.stores.base import Reader
 from packstore.stores.remote.reader import RemoteReader
 from packstore.training.lanes import Reads
@@ -72,7 +72,7 @@ class ShardsAhead:
         self._taken = 0  # how many of the list are fetched, being fetched, or left to those that need them
         self._held: list[tuple[int, int]] = []  # those before it that batches may need still: last batch, place in list
         self._held_bytes = 0
-        self._closed = self._ending = False
+        self._closed = self._ending = self._failed = False
         self._changed = threading.Condition()
         self._process = os.getpid()
         self._threads = [
@@ -141,10 +141,12 @@ class ShardsAhead:
         while (place := self._take()) is not None:
             try:
                 self._reader.prefetch(self._shards[place])
-            except CacheFullError:
+            except (CacheFullError, DiskFullError):
                 pass  # others use the cache, too; there is room when this shard is needed, or an error then
             except StoreError as error:
-                _log.warning("not fetched ahead: %s", error)
+                # One line for all that fail.
+                _log.log(logging.DEBUG if self._failed else logging.WARNING, "not fetched ahead: %s", error)
+                self._failed = True
 
     def _take(self) -> int | None:
         """The next one of the list, as soon as there is room for it; None where there is none."""

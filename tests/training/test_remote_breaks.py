@@ -1,0 +1,205 @@
+"""What breaks while a model trains from a store at a URL: the batches stay those of the local store, or one line says
+why there are none."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import http.server
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import packstore
+from packstore import PackedDataset, PackedLoader
+from packstore.cache import Cache, default_cache, folder
+from packstore.core.errors import CorruptRecordError, DiskFullError, StoreError
+from packstore.core.urls import UrlPath, location
+from packstore.stores import open_store
+from packstore.stores.remote.publish import upload_store
+
+RECORDS, SHARDS, SIDE = 96, 12, 16
+_ALLOCATE = folder._allocate
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    path = tmp_path / "x.lmdb"
+    rng = np.random.default_rng(3)
+    images = [(rng.integers(0, 256, (SIDE, SIDE, 3), np.uint8), number % 7) for number in range(RECORDS)]
+    packstore.convert(images, path, encoding="uint8", shard_size=RECORDS // SHARDS * SIDE * SIDE * 3)
+    return path
+
+
+@pytest.fixture
+def url(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UrlPath:
+    """Its copy in the folder ``bucket``; the cache is the folder ``cache``."""
+    place = location(f"{(tmp_path / 'bucket').as_uri()}/x.lmdb")
+    assert isinstance(place, UrlPath)
+    upload_store(local, place)
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "100MB")
+    return place
+
+
+@pytest.fixture
+def shards(url: UrlPath, tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "bucket" / url.name / "shards").iterdir())
+
+
+@pytest.fixture
+def cache(url: UrlPath) -> Cache:
+    return default_cache()
+
+
+def batches(path: str | Path, epochs: int = 2, **options: Any) -> Iterator[torch.Tensor]:
+    dataset = PackedDataset(path)
+    loader = PackedLoader(dataset, 4, shuffle="lanes", window=3, resident=False, workers=1, prefetch=1, **options)
+    for _ in range(epochs):
+        for images, _labels in loader:
+            yield images
+
+
+def trained(local: Path, path: str | Path, breaking: Callable[[int], None] = lambda batch: None) -> int:
+    """Trains, with ``breaking`` called before each batch; how many batches there were, all of them right."""
+    given = 0
+    for expected, found in zip(batches(local), batches(path), strict=True):
+        assert torch.equal(found, expected)
+        given += 1
+        breaking(given)
+    return given
+
+
+def rot(path: Path, place: int | None = None) -> None:
+    """Changes a byte as a bad disk does, without a new date; all of them without ``place``."""
+    found = path.stat()
+    data = bytearray(path.read_bytes())
+    if place is None:
+        data[:] = bytes(len(data))
+    else:
+        data[place] ^= 4
+    path.write_bytes(data)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_the_cache_is_removed_while_a_model_trains(
+    local: Path, url: UrlPath, cache: Cache, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(local) as reader:
+        assert reader.manifest.shards is not None
+        sizes = [shard.nbytes for shard in reader.manifest.shards]
+    monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(int(share * sum(sizes))))
+
+    def remove(batch: int) -> None:
+        if batch % 5 == 0:
+            shutil.rmtree(cache.root, ignore_errors=True)
+
+    assert trained(local, url, remove) == 2 * RECORDS // 4
+
+
+def test_a_disk_that_others_fill_is_shared(
+    local: Path, url: UrlPath, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the tenth batch on it has room for as many shards as batches need, and not for all that were open."""
+    room = 1 << 40
+
+    def allocate(descriptor: int, nbytes: int) -> None:
+        if nbytes + sum(path.stat().st_size for path in cache.root.rglob("*") if path.is_file()) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        _ALLOCATE(descriptor, nbytes)
+
+    def fill(batch: int) -> None:
+        nonlocal room
+        if batch == 10:
+            room = max(5 * nbytes + 1000, 0)
+
+    with open_store(local) as reader:
+        assert reader.manifest.shards is not None
+        nbytes = max(shard.nbytes for shard in reader.manifest.shards)
+    monkeypatch.setattr(folder, "_allocate", allocate)
+    assert trained(local, url, fill) == 2 * RECORDS // 4
+    room = nbytes
+    shutil.rmtree(cache.root)
+    monkeypatch.setattr("packstore.stores.remote.reader._PATIENCE_SECONDS", 0.05)
+    with pytest.raises(DiskFullError, match=r"the disk of the cache .* is full: an object needs [\d,]+ bytes"):
+        trained(local, url)
+
+
+@pytest.mark.parametrize("how", ["deleted", "changed", "cut", "swapped"])
+def test_objects_change_on_the_server(
+    local: Path, url: UrlPath, shards: list[Path], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first epoch; the cache has room for less than half of them."""
+    monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(5 * max(path.stat().st_size for path in shards)))
+
+    def change(batch: int) -> None:
+        if batch == 2:
+            contents = [path.read_bytes() for path in shards]
+            for number, path in enumerate(shards):
+                match how:
+                    case "deleted":
+                        path.unlink()
+                    case "changed":
+                        path.write_bytes(bytes(len(contents[number])))
+                    case "cut":
+                        path.write_bytes(contents[number][:-100])
+                    case _:
+                        path.write_bytes(contents[number - 1])
+
+    with pytest.raises(StoreError, match=r"shard shard-000\d\d.lmdb of .* (is missing|cannot be fetched)"):
+        trained(local, url, change)
+
+
+@pytest.mark.parametrize("checksums", ["always", "auto"])
+def test_a_rotten_copy_is_fetched_again_once_it_is_found(
+    local: Path, url: UrlPath, cache: Cache, checksums: Any
+) -> None:
+    """The file is no longer than its date says: nothing shows that it has changed but its bytes."""
+    with open_store(local) as beside:
+        expected = [bytes(beside.read(record)) for record in range(RECORDS)]
+    with open_store(url) as reader:
+        assert bytes(reader.read(0)) == expected[0]
+    (copy,) = (cache.root / "whole").iterdir()
+    rot(copy, copy.read_bytes().index(expected[0][:64]))
+    with open_store(url, checksums) as reader:
+        with pytest.raises(CorruptRecordError, match=r"record 0 .* is damaged"):
+            [reader.read(0) for _ in range(16)]
+        assert [bytes(reader.read(record)) for record in range(RECORDS)] == expected
+    rot(copy)
+    with open_store(url, checksums) as reader:
+        assert bytes(reader.read(0)) == expected[0]
+
+
+def test_verify_is_about_the_objects_and_not_about_their_copies(url: UrlPath, cache: Cache, shards: list[Path]) -> None:
+    assert packstore.verify(url).ok
+    for copy in (cache.root / "whole").iterdir():
+        rot(copy, 5000)
+    assert packstore.verify(url).ok
+    rot(shards[3], 5000)
+    assert not packstore.verify(url).ok
+
+
+class _Files(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_server_of_files_without_ranges(local: Path, url: UrlPath, tmp_path: Path, copied: bool) -> None:
+    """``python -m http.server``, over the objects of a store and over a plain copy of a local one."""
+    handler = functools.partial(_Files, directory=str(tmp_path if copied else tmp_path / "bucket"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            assert trained(local, f"http://127.0.0.1:{server.server_address[1]}/x.lmdb") == 2 * RECORDS // 4
+        finally:
+            server.shutdown()
