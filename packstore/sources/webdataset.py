@@ -74,11 +74,14 @@ class _Members:
         keys: Their keys.
         counts: Number of files of each.
         files: Four numbers a file: its field, where its content begins, its size, and the time of modification.
+        alike: How many samples have files of the same fields, by the numbers of these: what is asked of all samples is
+            asked of these few.
     """
 
     keys: list[str] = field(default_factory=list)
     counts: array[int] = field(default_factory=lambda: array("q"))
     files: array[int] = field(default_factory=lambda: array("q"))
+    alike: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
 
 class WebDatasetSource(RowSource):
@@ -111,8 +114,13 @@ class WebDatasetSource(RowSource):
             if its != split:
                 continue
             for key, files in self._samples(number):
-                size, modified = next(((s, m) for each, _, s, m in files if each in main), (0, 0))
-                rest = sum(size for _, _, size, _ in files) - size
+                size = modified = rest = 0
+                found = False
+                for extension, _, nbytes, changed in files:
+                    if not found and extension in main:
+                        size, modified, found = nbytes, changed, True
+                    else:
+                        rest += nbytes
                 yield Row(key, (number, files), size, rest, modified)
 
     def values(self, ref: Any) -> dict[str, Any]:
@@ -166,11 +174,19 @@ class WebDatasetSource(RowSource):
         self._open.cache_clear()
 
     def _samples(self, number: int) -> Iterator[tuple[str, tuple[tuple[str, int, int, int], ...]]]:
-        members, first = self._index[number], 0
+        members, names = self._index[number], self._names
+        numbers = iter(members.files)
+        files = zip(map(names.__getitem__, numbers), numbers, numbers, numbers, strict=True)
         for key, count in zip(members.keys, members.counts, strict=True):
-            numbers = iter(members.files[4 * first : 4 * (first + count)])
-            first += count
-            yield key, tuple((self._names[n], place, *rest) for n, place, *rest in zip(*[numbers] * 4, strict=True))
+            yield key, tuple(islice(files, count))
+
+    def _alike(self) -> Counter[tuple[str, ...]]:
+        """How many samples have files of the same extensions, by these."""
+        found: Counter[tuple[str, ...]] = Counter()
+        for members in self._index:
+            for numbers, count in members.alike.items():
+                found[tuple(self._names[number] for number in numbers)] += count
+        return found
 
     @cached_property
     def _index(self) -> list[_Members]:
@@ -202,21 +218,18 @@ class WebDatasetSource(RowSource):
     def _twice(self, columns: Mapping[str, str]) -> set[str]:
         """The columns of which some sample has two files of different extensions, such as a JPEG and a PNG."""
         found: set[str] = set()
-        for number in range(len(self._shards)):
-            for _, files in self._samples(number):
-                extensions = {extension for extension, *_ in files}
-                names = Counter(columns[extension] for extension in extensions)
-                found.update(name for name, count in names.items() if count > 1)
+        for extensions in self._alike():
+            names = Counter(columns[extension] for extension in set(extensions))
+            found.update(name for name, count in names.items() if count > 1)
         return found
 
     def fields(self) -> dict[str, Field]:
         """See :meth:`RowSource.fields`: from the names of all files and the values of the first samples."""
         have: Counter[str] = Counter()
         total = 0
-        for number in range(len(self._shards)):
-            for _, files in self._samples(number):
-                have.update({self._columns[extension] for extension, *_ in files})
-                total += 1
+        for extensions, count in self._alike().items():
+            have.update(dict.fromkeys((self._columns[extension] for extension in extensions), count))
+            total += count
         probes = [self._probe(number) for number in range(len(self._shards))]
         samples = list(islice(chain.from_iterable(probes), _PROBED))
         declared: dict[str, Field] = {}
@@ -311,6 +324,7 @@ def _members(tar: OpenTar, path: Path, numbers: dict[str, int]) -> _Members:
                 number = numbers.setdefault(extension, len(numbers))
                 modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
                 found.files.extend((number, member.offset_data, member.size, modified))
+            found.alike[tuple(numbers[extension] for extension, _ in files)] += 1
     except TAR_FAULTS as error:
         raise SourceError(f"{printable(str(path))} is no tar that can be read, or it is damaged: {error}") from None
     return found
