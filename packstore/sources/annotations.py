@@ -21,6 +21,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
 from packstore.sources.tree import Tree
 
 _TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst")
+_SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _OPAQUE = (".mat", ".parquet", ".arrow", ".feather")
 """Files of these kinds are not opened: beside images they hold their labels."""
 _SIDECARS = (".txt", ".json", ".xml", ".caption", ".yaml", ".npy", ".npz", ".mat", ".cls")
@@ -33,6 +34,12 @@ _MASKS = re.compile(
 )
 _IMAGES = re.compile(r"(images?|imgs?|jpegimages|leftimg8bit|inputs?|photos?|pictures?|rgb)")
 _BESIDE = re.compile(r"(.+)[_-](masks?|labels?|seg|segmentation|gt|ground_?truth|trimap|depth|matte)")
+_PAIRS = (
+    ("left", "right"), ("input", "target"), ("inputs", "targets"), ("input", "output"), ("inputs", "outputs"),
+    ("source", "target"), ("before", "after"), ("low", "high"), ("lr", "hr"), ("lq", "gt"), ("blur", "sharp"),
+    ("noisy", "clean"), ("image_2", "image_3"), ("rgb", "thermal"), ("vis", "ir"),
+)  # fmt: skip
+"""Names of two folders whose images of one name are one sample: stereo, restoration, change detection."""
 _KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
 _NAMED = 4
 _FOLDERS, _NAMES, _FILES, _BYTES = 256, 256, 64, 1 << 18
@@ -107,13 +114,14 @@ def find_further(tree: Tree) -> list[str]:
 
 
 def _all_annotations(tree: Tree, folders: list[_Folder]) -> list[str]:
-    found = [*_masks(folders).values(), *_masks_beside(folders), *_further(tree, folders)]
+    found = [*_masks(folders).values(), *_pairs(folders), *_masks_beside(folders), *_further(tree, folders)]
     return list(dict.fromkeys(found))
 
 
 def _further(tree: Tree, folders: list[_Folder]) -> list[str]:
     found = [*_sidecars(folders)]
     known = {stem for folder in folders for stem in _stems(folder.images)}
+    splits = [_stems(folder.images) for folder in folders if folder.images and folder.path.lower() in SPLIT_ORDER]
     read = 0
     for folder in folders:
         for name in folder.others:
@@ -123,7 +131,7 @@ def _further(tree: Tree, folders: list[_Folder]) -> list[str]:
                 found.append(shown)
             elif lower.endswith(_TEXT) and read < _FILES and not lower.startswith(("readme", "license")):
                 read += 1
-                if _mentions(tree.start(path, _BYTES), known):
+                if _mentions(tree.start(path, _BYTES), [known, *(splits if lower.endswith(_SHEETS) else ())]):
                     found.append(f"{shown} (it names the images)")
                 elif _KEPT.fullmatch(path.lower()) and _stem(name) not in known:
                     found.append(shown)
@@ -263,6 +271,17 @@ def _at_and_above(path: str) -> Iterator[str]:
         path = path.rpartition("/")[0]
 
 
+def _pairs(folders: list[_Folder]) -> Iterator[str]:
+    """Two folders side by side that hold two images of each sample, by their names and those of their images."""
+    holding = {folder.path.lower(): folder for folder in folders if folder.images}
+    for path, one in holding.items():
+        above, slash, name = path.rpartition("/")
+        for first, second in _PAIRS:
+            other = holding.get(f"{above}{slash}{second}") if name == first else None
+            if other is not None and 2 * len(_stems(one.images) & _stems(other.images)) >= len(one.images):
+                yield f"{printable(one.path)} and {printable(other.path)} have files of the same names"
+
+
 def _masks_beside(folders: list[_Folder]) -> Iterator[str]:
     """Masks that lie in the folder of their images: ``a_mask.png`` beside ``a.jpg``."""
     for folder in folders:
@@ -274,7 +293,8 @@ def _masks_beside(folders: list[_Folder]) -> Iterator[str]:
             yield f"masks beside their images in {printable(folder.path) or 'the folder itself'} ({mask}, {image})"
 
 
-def _mentions(text: bytes, known: set[str]) -> bool:
-    """Whether the beginning of a file names images, by their stems: three of them, or all where there are fewer."""
+def _mentions(text: bytes, groups: list[set[str]]) -> bool:
+    """Whether the beginning of a file names images of some group, by their stems: three of them, or all where there are
+    fewer. A table is often of one split alone, so each is a group."""
     words = {os.path.splitext(word.decode("utf-8", "surrogateescape"))[0] for word in _WORD.findall(text)}  # noqa: PTH122
-    return bool(known) and len(words & known) >= min(_MENTIONS, len(known))
+    return any(len(words & group) >= min(_MENTIONS, len(group)) for group in groups if group)

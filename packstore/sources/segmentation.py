@@ -164,7 +164,7 @@ class SegmentationSource(FileRowSource):
             if is_directory or path in used or is_image_name(name):
                 continue
             if _MEANINGS.fullmatch(name):
-                ignored[f"lists of what the values of masks mean ({printable(path)})"] += 1
+                ignored[f"names of the values of masks, which a store does not hold ({printable(path)})"] += 1
             else:
                 count_passed_over([name], ignored)
 

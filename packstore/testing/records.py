@@ -7,10 +7,12 @@ import hashlib
 import itertools
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import xxhash
 from numpy.typing import NDArray
 
@@ -229,6 +231,20 @@ def assert_holds(reader: Reader, records: Records) -> None:
             assert column.shape == expected.shape
             assert np.array_equal(column, expected)
             assert not (column[0].size and column[0].flags.writeable)
+
+
+def open_files(folder: Path) -> list[str]:
+    """The files below ``folder`` that this process has open; skips the test where that cannot be told.
+
+    What other tests have left elsewhere may be closed by a thread, or by the garbage collector, at any time."""
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.is_dir():
+        pytest.skip("open files are listed in /proc")
+    found = []
+    for descriptor in descriptors.iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile, as that of the listing is
+            found.append(str(descriptor.readlink()))
+    return [file for file in found if file.startswith(f"{folder}/")]
 
 
 def listing(directory: Path) -> set[str]:

@@ -93,6 +93,23 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
         },
         "val/val_annotations.txt (it names the images)",
     ),
+    "a few images of Kaggle's": (
+        {
+            **{f"train/{number}.jpg": "" for number in range(2)},
+            **{f"test/{number}.jpg": "" for number in range(2, 5)},
+            "train.csv": "id,label\n0,dog\n1,cat\n",
+        },
+        "train.csv (it names the images)",
+    ),
+    "two cameras": (
+        {
+            f"{split}/{side}/{number}.png": ""
+            for split in ("train", "val")
+            for side in ("Left", "right")
+            for number in "123"
+        },
+        "train/Left and train/right have files of the same names",
+    ),
     "coco in full": (
         {
             **{f"train2017/{number:012}.jpg": "" for number in range(9)},
@@ -139,6 +156,8 @@ INNOCENT: dict[str, dict[str, str]] = {
     "hidden": {"cat/a.jpg": "", ".labels.csv": "a,1", ".git/config.txt": "a"},
     "masks as a class": {"masks/1.jpg": "", "faces/2.jpg": "", "masks/3.jpg": "", "faces/4.jpg": ""},
     "names that end like masks": {"cat/red_label.jpg": "", "cat/blue_label.jpg": "", "cat/plain.jpg": ""},
+    "a table of numbers": {"cat/1.jpg": "", "dog/2.jpg": "", "dog/3.jpg": "", "losses.csv": "1,0.5\n"},
+    "left and right": {"left/1.jpg": "", "left/2.jpg": "", "right/3.jpg": "", "right/4.jpg": ""},
     "nothing": {},
 }
 

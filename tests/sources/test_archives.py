@@ -384,6 +384,14 @@ def test_a_zip_of_windows_may_have_backslashes(tmp_path: Path) -> None:
             member.create_system = 0
             archive.writestr(member, tiny(n))
     assert convert(tmp_path / "a.zip", tmp_path / "a.h5").manifest.classes == ("a", "b")
+    with zipfile.ZipFile(tmp_path / "unix.zip", "w") as archive:  # where a backslash may be part of a name
+        for n, name in enumerate(("a\\1.png", "b\\2.png", "c.png")):
+            archive.writestr(name, tiny(n))
+    with pytest.raises(SourceError, match=r"unix\.zip holds a\\1\.png, .* not certain; unpack it into folders"):
+        open_source(tmp_path / "unix.zip")
+    with zipfile.ZipFile(tmp_path / "unix.zip", "a") as archive:
+        archive.writestr("d/3.png", tiny(3))
+    assert convert(tmp_path / "unix.zip", tmp_path / "unix.h5").manifest.classes == ("d",)
     (tmp_path / "b.zip").write_bytes(zipped({"../a/1.png": tiny(1)}))
     with pytest.raises(SourceError, match=r"b\.zip: \.\./a/1\.png leads out of the archive"):
         convert(tmp_path / "b.zip", tmp_path / "b.h5")

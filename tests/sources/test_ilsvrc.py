@@ -196,6 +196,18 @@ def test_validation_images_in_any_archive(kind: str, place: str, tmp_path: Path)
         assert (source.kind, rows(source)) == ("ilsvrc", expected)
 
 
+def test_an_archive_of_validation_images_beside_the_devkit(tmp_path: Path) -> None:
+    folder = make_layout("ilsvrc", tmp_path)
+    with closing(open_source(folder)) as source:
+        expected = [values for _, values in rows(source, "val")]
+    (folder / "val.tar.gz").write_bytes(gzip.compress((folder / VAL).read_bytes()))
+    (folder / VAL).unlink()
+    (folder / TRAIN).unlink()
+    with closing(open_source(folder)) as source:
+        assert source.kind == "ilsvrc"
+        assert [values for _, values in rows(source)] == expected
+
+
 @pytest.mark.parametrize("place", ["images", "ILSVRC2012_img_val", "x/y", "validation"])
 def test_validation_images_are_no_class(place: str, tmp_path: Path) -> None:
     folder = make_layout("ilsvrc", tmp_path / "all")

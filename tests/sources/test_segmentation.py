@@ -217,9 +217,9 @@ def test_values_of_masks_are_untouched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("classes.txt", "lists of what the values of masks mean (classes.txt)"),
-        ("masks/class_names.csv", "lists of what the values of masks mean (masks/class_names.csv)"),
-        ("label_colors.txt", "lists of what the values of masks mean (label_colors.txt)"),
+        ("classes.txt", "names of the values of masks, which a store does not hold (classes.txt)"),
+        ("masks/class_names.csv", "names of the values of masks, which a store does not hold (masks/class_names.csv)"),
+        ("label_colors.txt", "names of the values of masks, which a store does not hold (label_colors.txt)"),
         ("notes.txt", "not images (.txt)"),
         ("masks/notes.txt", "not images (.txt)"),
     ],

@@ -40,6 +40,7 @@ def read_zip(path: Path) -> Index:
 def _index(data: mmap.mmap, name: str) -> Index:
     count, size, start = _directory(data, name)
     builder, position, seen = IndexBuilder(), start, set[bytes]()
+    odd, has_folders = "", False
     for _ in range(count):
         if position + _CENTRAL.size > start + size:
             raise SourceError(f"{name} is a damaged zip: its directory ends before its {count} files")
@@ -54,8 +55,12 @@ def _index(data: mmap.mmap, name: str) -> Index:
         position += name_size + extra_size + comment_size
         nbytes, stored, place = _large(extra, nbytes, stored, place)
         shown = _text(raw, flags)
-        if made_by >> 8 == 0 and "/" not in shown:
-            shown = shown.replace("\\", "/")  # as some programs for Windows write them, against the format
+        if "/" not in shown and "\\" in shown:
+            if made_by >> 8 == 0:
+                shown = shown.replace("\\", "/")  # as some programs for Windows write them, against the format
+            else:
+                odd = odd or shown
+        has_folders = has_folders or "/" in shown
         if shown.endswith("/"):
             continue
         if flags & _ENCRYPTED:
@@ -69,6 +74,11 @@ def _index(data: mmap.mmap, name: str) -> Index:
             builder.add(shown, Member(nbytes, place, stored, method, check, _modified(date, time)))
         except SourceError as error:
             raise SourceError(f"{name}: {error}") from None
+    if odd and not has_folders:
+        raise SourceError(
+            f"{name} holds {printable(odd[:100])}, and no name with a slash: whether these are folders is not certain; "
+            "unpack it into folders, and give the one above them"
+        )
     return builder.index(zipped=True)
 
 

@@ -278,6 +278,11 @@ def _look(path: Path) -> _Found:
         elif tar is not None:
             found.parts[split] = _Part(tar, "", in_classes=split == "train")
     found.devkit = _devkit_in(path)
+    if found.devkit is not None and "val" not in found.parts:
+        files = (entry for entry in sorted(islice(path.iterdir(), _BESIDE)) if "val" in entry.name.lower())
+        archive = next((file for file in files if file.is_file() and _is_val_archive(file)), None)
+        if archive is not None:
+            found.parts["val"] = _Part(archive, "", in_classes=False)
     return found
 
 
