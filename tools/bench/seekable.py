@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The crop-seekable JPEG: how much larger files get, how fast they are rewritten, and what a crop costs to decode
-and to resize.
+"""The crop-seekable JPEG: how much larger files get, how fast they are rewritten, beside the engine's part of that
+alone, and what a crop costs to decode and to resize.
 
     .venv/bin/python tools/bench/seekable.py IMAGES [--repeats 5] [--workers N] [--prices]
 
@@ -94,21 +94,54 @@ def sizes(files: list[bytes], made: list[bytes]) -> str:
     )
 
 
-def rewriting(images: Path, workers: int | None, repeats: int) -> str:
+def bare_rewriting(files: list[bytes], intervals: list[int], workers: int, check: list[bytes] | None) -> None:
+    """The engine's own work, in plain threads; with ``check``, what was made, also its comparison with what went in."""
+
+    def part(first: int) -> None:
+        engine = get_engine()
+        assert engine is not None
+        for number in range(first, len(files), workers):
+            engine.rewrite(files[number], intervals[number])
+            if check is not None:
+                engine.confirms(check[number])
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(part, range(workers)))
+
+
+def rewriting(images: Path, files: list[bytes], made: list[bytes], workers: int | None, repeats: int) -> str:
+    """Converting beside the engine's work on the files that it rewrites, which are in memory."""
     cores = default_workers()
+    pairs = [(old, new, index.interval) for old, new in zip(files, made, strict=True) if (index := read_index(new))]
+    olds, news, intervals = map(list, zip(*pairs, strict=True))
     scratch = Path(tempfile.mkdtemp())
-    rates, shares = [], []
+    records = 0
+
+    def conversion() -> None:
+        nonlocal records
+        shutil.rmtree(scratch / "a.lmdb", ignore_errors=True)
+        records = convert(images, scratch / "a.lmdb", encoding="seekable", workers=workers).manifest.records
+
+    threads = workers or cores
+    jobs = {
+        "packstore.convert": conversion,
+        "bare: rewriting and its check": partial(bare_rewriting, olds, intervals, threads, news),
+        "bare: rewriting": partial(bare_rewriting, olds, intervals, threads, None),
+    }
+    rows = []
     try:
-        for _ in range(repeats):
-            shutil.rmtree(scratch / "a.lmdb", ignore_errors=True)
-            start, used = time.perf_counter(), processor()
-            report = convert(images, scratch / "a.lmdb", encoding="seekable", workers=workers)
-            wall = time.perf_counter() - start
-            rates.append(report.manifest.records / wall)
-            shares.append((processor() - used) / wall / cores)
+        for clock in (time.perf_counter, processor):
+            times = {
+                name: median(values) / (records if name == "packstore.convert" else len(pairs))
+                for name, values in in_turn(jobs, repeats, clock).items()
+            }
+            what = "images/s" if clock is time.perf_counter else "µs of processor an image"
+            for name, seconds in times.items():
+                rate = f"{1 / seconds:,.0f}" if clock is time.perf_counter else f"{seconds * 1e6:,.0f}"
+                rows.append([name, f"{rate} {what}", f"{seconds / times['packstore.convert']:.2f}"])
     finally:
         shutil.rmtree(scratch)
-    return f"Rewriting: {median(rates):.0f} images/s, {median(shares):.0%} of {cores} cores busy with it"
+    return table([f"rewriting, {threads} threads", "", "convert's share of its speed"], rows)
 
 
 def crops(made: list[bytes], wanted: list[Box], repeats: int) -> str:
@@ -252,7 +285,7 @@ def main() -> None:
         with ThreadPoolExecutor(options.workers) as pool:
             made = list(pool.map(rewritten, files))
         print(sizes(files, made))
-        print(rewriting(options.images, options.workers, options.repeats))
+        print(rewriting(options.images, files, made, options.workers, options.repeats))
         print(splicing(made, wanted, options.repeats))
         print()
         print(crops(made, wanted, options.repeats))
