@@ -13,6 +13,7 @@ from packstore.cluster.receipts import Receipt, total
 from packstore.cluster.run import SharedPlan, changed, run_of, settle
 from packstore.cluster.runners import InThisProcess, Processes, Runner
 from packstore.cluster.task import Job
+from packstore.cluster.under_way import UnderWay
 from packstore.core.errors import SampleError, SourceError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
@@ -93,7 +94,7 @@ class Driver:
 
     def _pack(self, shared: SharedPlan, runner: Runner) -> None:
         """Runs all tasks that have no receipt. Raises what the first of those that fail raised."""
-        plan, under_way = self._plan, set[int]()
+        plan, under_way = self._plan, UnderWay()
         assert plan.shards is not None
         number = -1
         for number, entries in enumerate(plan.shards.shards(plan.source.entries(plan.options.split))):
@@ -106,7 +107,7 @@ class Driver:
             if self._failed:
                 break
             runner.submit(number, entries)
-            under_way.add(number)
+            under_way.begin(number, entries)
         # What a machine alone would have raised: that of the first.
         while any(not self._failed or task < min(self._failed) for task in under_way):
             self._collect(runner, under_way)
@@ -115,9 +116,16 @@ class Driver:
         if number + 1 != len(shared.cuts):
             raise changed(plan, f"{len(shared.cuts):,} shards at first, {number + 1:,} in the end")
 
-    def _collect(self, runner: Runner, under_way: set[int]) -> None:
-        for number, result in runner.wait():
-            under_way.discard(number)
+    def _collect(self, runner: Runner, under_way: UnderWay) -> None:
+        """Waits for an outcome. Of a task that is late a second copy begins; the first outcome of one counts."""
+        for number, entries in under_way.late(runner.at_once):
+            runner.submit(number, entries)
+            under_way.begin(number, entries)
+        for number, result in runner.wait(under_way.seconds_to_late()):
+            if number not in under_way:
+                continue
+            if under_way.end(number):
+                runner.drop(number)
             if isinstance(result, Receipt):
                 self._receipts[number] = result
             else:

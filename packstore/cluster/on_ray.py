@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from packstore.cluster.receipts import Receipt
-from packstore.cluster.runners import TRIES, Outcome, Runner, attempt_pickled
+from packstore.cluster.runners import ENDING_SECONDS, TRIES, Outcome, Runner, attempt_pickled
 from packstore.cluster.task import Job
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.sources.base import Entry
-
-_ENDING_SECONDS = 10.0
 
 
 class OnRay(Runner):
@@ -47,16 +45,25 @@ class OnRay(Runner):
     @property
     def slots(self) -> int:
         """Twice as many as the cluster runs at once, which grows and shrinks: so no core waits for a next task."""
-        return 2 * max(1, int(self._ray.cluster_resources().get("CPU", 1) // self._cores))
+        return 2 * self.at_once
+
+    @property
+    def at_once(self) -> int:
+        return max(1, int(self._ray.cluster_resources().get("CPU", 1) // self._cores))
 
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
         named = self._task.options(name=f"packstore shard {number + 1:,} {self._of}")
         self._refs[named.remote(self._job, number, entries)] = number
 
-    def wait(self) -> list[Outcome]:
-        self._ray.wait(list(self._refs), num_returns=1)
+    def wait(self, seconds: float | None = None) -> list[Outcome]:
+        self._ray.wait(list(self._refs), num_returns=1, timeout=seconds)
         ready, _ = self._ray.wait(list(self._refs), num_returns=len(self._refs), timeout=0)
         return [Outcome(self._refs.pop(ref), self._result(ref)) for ref in ready]
+
+    def drop(self, number: int) -> None:
+        for ref in [ref for ref, its in self._refs.items() if its == number]:
+            del self._refs[ref]
+            self._ray.cancel(ref, force=True)
 
     def close(self) -> None:
         refs = list(self._refs)
@@ -65,7 +72,7 @@ class OnRay(Runner):
             for ref in refs:
                 self._ray.cancel(ref, force=force)
             if refs:
-                _, refs = self._ray.wait(refs, num_returns=len(refs), timeout=_ENDING_SECONDS)
+                _, refs = self._ray.wait(refs, num_returns=len(refs), timeout=ENDING_SECONDS)
         if self._connected:
             self._ray.shutdown()
             self._connected = False

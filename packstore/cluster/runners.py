@@ -9,12 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from packstore.cluster.receipts import Receipt
@@ -25,6 +28,9 @@ from packstore.sources.base import Entry
 TRIES = 3
 """How often a task is begun whose worker dies: a machine may go away, but a task that kills each worker has a fault of
 its own, such as too little memory for it."""
+
+ENDING_SECONDS = 10.0
+"""How long tasks that are interrupted may tidy up."""
 
 
 class Outcome(NamedTuple):
@@ -42,13 +48,22 @@ class Runner(ABC):
     def slots(self) -> int:
         """How many tasks may be under way."""
 
-    @abstractmethod
-    def submit(self, number: int, entries: Sequence[Entry]) -> None:
-        """Begins a task; only while fewer than :attr:`slots` are under way."""
+    @property
+    def at_once(self) -> int:
+        """How many tasks run at once: the others under way wait for a worker."""
+        return self.slots
 
     @abstractmethod
-    def wait(self) -> list[Outcome]:
-        """Waits until one task or more have ended, and returns what became of them."""
+    def submit(self, number: int, entries: Sequence[Entry]) -> None:
+        """Begins a task, or another copy of it."""
+
+    @abstractmethod
+    def wait(self, seconds: float | None = None) -> list[Outcome]:
+        """Waits until one task or more have ended, and returns what became of them: nothing after ``seconds``."""
+
+    def drop(self, number: int) -> None:
+        """Ends the copies of a task that are still under way; they may have an outcome nevertheless."""
+        return
 
     def close(self) -> None:
         """Ends all tasks that are under way. Idempotent."""
@@ -73,22 +88,24 @@ class InThisProcess(Runner):
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
         self._task = number, entries
 
-    def wait(self) -> list[Outcome]:
+    def wait(self, seconds: float | None = None) -> list[Outcome]:
         assert self._task is not None
         return [attempt(self._job, *self._task)]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Worker:
     process: subprocess.Popen[bytes]
     connection: Connection
     task: tuple[int, Sequence[Entry]] | None = None
+    has_job: bool = False
 
 
 class Processes(Runner):
     """Processes of this machine. One that dies is replaced, and its task begun again.
 
-    They are fresh interpreters: nothing of this one is forked, and its ``__main__`` need not be importable.
+    They are fresh interpreters: nothing of this one is forked, and its ``__main__`` need not be importable. A thread
+    talks to each, because one that hangs may leave a message half read or half sent.
     """
 
     slots = 1
@@ -97,34 +114,43 @@ class Processes(Runner):
         self.slots = count
         self._pickled = pickle.dumps(job)
         self._workers: list[_Worker] = []
+        self._dropped: list[_Worker] = []
         self._tries: dict[int, int] = {}
+        self._answers: SimpleQueue[tuple[_Worker, Receipt | BaseException | None]] = SimpleQueue()
 
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
         worker = next((worker for worker in self._workers if worker.task is None), None) or self._start()
         worker.task = number, entries
-        # A worker that has died meanwhile is noticed by wait().
-        with contextlib.suppress(OSError):
-            worker.connection.send(worker.task)
+        threading.Thread(target=self._talk, args=(worker,), name="packstore-worker", daemon=True).start()
 
-    def wait(self) -> list[Outcome]:
+    def wait(self, seconds: float | None = None) -> list[Outcome]:
+        until = None if seconds is None else time.monotonic() + seconds
         while True:
-            busy = {worker.connection: worker for worker in self._workers if worker.task is not None}
-            found = [self._outcome(busy[connection]) for connection in wait(list(busy))]  # type: ignore[index]
-            if outcomes := [outcome for outcome in found if outcome is not None]:
-                return outcomes
+            try:
+                worker, result = self._answers.get(timeout=None if until is None else max(0, until - time.monotonic()))
+            except Empty:
+                return []
+            if worker in self._workers and (outcome := self._outcome(worker, result)) is not None:
+                return [outcome]
+
+    def drop(self, number: int) -> None:
+        for worker in [worker for worker in self._workers if worker.task is not None and worker.task[0] == number]:
+            self._workers.remove(worker)
+            self._dropped.append(worker)
+            _end(worker)
 
     def close(self) -> None:
         for worker in self._workers:
-            worker.connection.close()  # an idle one ends by itself
-            if worker.task is not None:
-                worker.process.terminate()
-        for worker in self._workers:
+            _end(worker)
+        until = time.monotonic() + ENDING_SECONDS
+        for worker in [*self._workers, *self._dropped]:
             try:
-                worker.process.wait(10)
+                worker.process.wait(max(0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
         self._workers.clear()
+        self._dropped.clear()
 
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
@@ -140,19 +166,29 @@ class Processes(Runner):
             )
         worker = _Worker(process, Connection(ours.detach()))
         self._workers.append(worker)
-        with contextlib.suppress(OSError):
-            worker.connection.send_bytes(self._pickled)
         return worker
 
-    def _outcome(self, worker: _Worker) -> Outcome | None:
-        """What a worker has sent; None where it has died and its task begins again."""
+    def _talk(self, worker: _Worker) -> None:
+        """Gives a worker its task, and puts what it answers where :meth:`wait` finds it: None where it has died."""
+        result: Receipt | BaseException | None = None
+        try:
+            if not worker.has_job:
+                worker.connection.send_bytes(self._pickled)
+                worker.has_job = True
+            worker.connection.send(worker.task)
+            result = worker.connection.recv()
+        except (EOFError, OSError):
+            worker.connection.close()
+        except Exception as error:  # what cannot be pickled, or unpickled here
+            result = error
+        self._answers.put((worker, result))
+
+    def _outcome(self, worker: _Worker, result: Receipt | BaseException | None) -> Outcome | None:
+        """What a worker has answered; None where it has died and its task begins again."""
         assert worker.task is not None
         number, entries = worker.task
-        try:
-            result: Receipt | BaseException = worker.connection.recv()
-        except (EOFError, OSError):
+        if result is None:
             code = worker.process.wait()
-            worker.connection.close()
             self._workers.remove(worker)
             tries = self._tries[number] = self._tries.get(number, 0) + 1
             if tries < TRIES:
@@ -163,6 +199,15 @@ class Processes(Runner):
             result = StoreError(f"{tries} workers in turn ended {how} while they packed shard {number}{memory}")
         worker.task = None
         return Outcome(number, result)
+
+
+def _end(worker: _Worker) -> None:
+    """Has a worker tidy up and end."""
+    if worker.task is None:
+        worker.connection.close()
+    else:
+        worker.process.terminate()
+    worker.process.send_signal(signal.SIGCONT)  # one that is stopped would notice neither
 
 
 def attempt(job: Job, number: int, entries: Sequence[Entry]) -> Outcome:

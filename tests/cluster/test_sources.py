@@ -40,6 +40,8 @@ def test_the_same_bytes_of_any_source(
     kind, make = LAYOUTS[layout]
     (tmp_path / "source").mkdir()
     path = make(tmp_path / "source")
+    if layout == "ILSVRC for validation":  # what lies beside an object is not fetched
+        path = path.parent
     place = path.as_uri() if at_a_url else path
     options: dict[str, Any] = {"source_kind": kind, "shard_size": 600, "on_error": "skip"}
     monkeypatch.setattr(driver, "InThisProcess", Elsewhere)

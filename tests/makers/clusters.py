@@ -23,17 +23,20 @@ from packstore.stores.remote.names import shard_objects, table_name, version_nam
 
 
 class KillingObjects(ObjectStore):
-    """Kills the process once before or after it creates an object whose name has ``part`` in it.
+    """Kills the process, or stops it, before or after it creates an object whose name has ``part`` in it: once, or
+    ``times``.
 
     ``folder`` remembers that it was done."""
 
-    def __init__(self, url: str, folder: Path, part: str, *, after: bool = False) -> None:
+    def __init__(
+        self, url: str, folder: Path, part: str, *, after: bool = False, sent: int = signal.SIGKILL, times: int = 1
+    ) -> None:
         super().__init__(parse_url(url))
-        self._arguments = url, folder, part, after
+        self._arguments = url, folder, part, after, sent, times
         folder.mkdir(exist_ok=True)
 
     def create(self, name: str, data: bytes | Path) -> bool:
-        _, _, part, after = self._arguments
+        _, _, part, after, _, _ = self._arguments
         if part in name and not after:
             self._kill()
         created = super().create(name, data)
@@ -42,19 +45,22 @@ class KillingObjects(ObjectStore):
         return created
 
     def _kill(self) -> None:
-        try:
-            (self._arguments[1] / "killed").touch(exist_ok=False)
-        except FileExistsError:
-            return
-        os.kill(os.getpid(), signal.SIGKILL)
+        _, folder, _, _, sent, times = self._arguments
+        for number in range(times):
+            with contextlib.suppress(FileExistsError):
+                (folder / f"killed{number or ''}").touch(exist_ok=False)
+                os.kill(os.getpid(), sent)
+                return
 
     def __reduce__(self) -> tuple[Any, ...]:
-        url, folder, part, after = self._arguments
-        return _killing, (url, folder, part, after)
+        return _killing, self._arguments
 
 
-def _killing(url: str, folder: Path, part: str, after: bool) -> KillingObjects:
-    return KillingObjects(url, folder, part, after=after)
+def _killing(url: str, folder: Path, part: str, after: bool, sent: int, times: int) -> KillingObjects:
+    objects = KillingObjects(url, folder, part, after=after, sent=sent, times=times)
+    if part == "start":
+        objects._kill()
+    return objects
 
 
 class NamingObjects(ObjectStore):
@@ -80,7 +86,7 @@ class NamingObjects(ObjectStore):
 class Twice(InThisProcess):
     """Runs each task twice, as stragglers may be."""
 
-    def wait(self) -> list[Outcome]:
+    def wait(self, seconds: float | None = None) -> list[Outcome]:
         first, second = super().wait(), super().wait()
         assert first == second
         return first
