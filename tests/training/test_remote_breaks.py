@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import errno
 import functools
+import hashlib
 import http.server
+import multiprocessing
 import os
+import random
 import shutil
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,7 @@ from packstore.core.errors import CorruptRecordError, DiskFullError, StoreError
 from packstore.core.urls import UrlPath, location
 from packstore.stores import open_store
 from packstore.stores.remote.publish import upload_store
+from tests.makers.caching import used_bytes
 
 RECORDS, SHARDS, SIDE = 96, 12, 16
 _ALLOCATE = folder._allocate
@@ -185,6 +191,59 @@ def test_verify_is_about_the_objects_and_not_about_their_copies(url: UrlPath, ca
     assert packstore.verify(url).ok
     rot(shards[3], 5000)
     assert not packstore.verify(url).ok
+
+
+def _train(url: UrlPath, report: Path) -> None:
+    """A digest for each batch of two epochs."""
+    with report.open("ab", buffering=0) as file:
+        for images in batches(url):
+            file.write(hashlib.sha256(images.numpy().tobytes()).hexdigest().encode())
+
+
+@pytest.mark.soak
+def test_trainers_are_killed_at_random_places(
+    local: Path, url: UrlPath, cache: Cache, shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three at a time share a cache with room for less than the store."""
+    budget = 10 * max(path.stat().st_size for path in shards)
+    monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(budget))
+    expected = b"".join(hashlib.sha256(images.numpy().tobytes()).hexdigest().encode() for images in batches(local))
+    with open_store(url) as reader:  # makes the cache
+        reader.read(0)
+    context, rng = multiprocessing.get_context("fork"), random.Random(1)
+    trainers: list[tuple[multiprocessing.process.BaseProcess, Path]] = []
+    kills = peak = 0
+    for number in range(60):
+        report = tmp_path / f"{number}.batches"
+        report.touch()
+        process = context.Process(target=_train, args=(url, report))
+        process.start()
+        trainers.append((process, report))
+        if len(trainers) < 3:
+            continue
+        process, report = trainers.pop(rng.randrange(3))
+        end, enough = time.monotonic() + 60, 64 * rng.randrange(2 * RECORDS // 4 + 2)
+        while process.is_alive() and report.stat().st_size < enough:
+            assert time.monotonic() < end
+            peak = max(peak, used_bytes(cache))
+            time.sleep(0.003)
+        if process.is_alive():
+            kills += 1
+            process.kill()
+        process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)
+        found = report.read_bytes()
+        assert expected.startswith(found[: len(found) // 64 * 64])
+    for process, _ in trainers:
+        process.join(60)
+        assert process.exitcode == 0
+    assert kills > 10
+    assert peak <= budget
+    assert trained(local, url) == 2 * RECORDS // 4
+    cache.clean(budget)
+    assert os.listdir(cache.root / "part") == []
+    for path in (cache.root / "whole").iterdir():
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
 
 
 class _Files(http.server.SimpleHTTPRequestHandler):
