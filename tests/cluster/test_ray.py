@@ -52,6 +52,7 @@ def url(tmp_path: Path) -> str:
     return f"{(tmp_path / 'objects').as_uri()}/x.h5"
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.usefixtures("_ray")
 def test_a_pass_on_ray(tmp_path: Path, url: str) -> None:
@@ -71,6 +72,7 @@ def test_a_pass_on_ray(tmp_path: Path, url: str) -> None:
     assert names == {f"packstore shard {number + 1} of {shards}: {other}" for number in range(shards)}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_ray")
 def test_failures_on_ray(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_folder(tmp_path / "photos", per_class=2)
@@ -97,6 +99,7 @@ def test_failures_on_ray(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPat
     assert "instead of 9.9" in str(result)
 
 
+@pytest.mark.slow
 def test_no_cluster_at_an_address(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ray: Any = pytest.importorskip("ray")
 

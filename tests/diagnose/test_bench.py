@@ -423,6 +423,7 @@ def test_a_plot_without_matplotlib_is_a_clear_error(monkeypatch: pytest.MonkeyPa
         check_chart(tmp_path / "a.png")
 
 
+@pytest.mark.slow
 def test_a_plot(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from packstore.diagnose.bench.plot import plot

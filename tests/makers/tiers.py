@@ -47,7 +47,7 @@ kinds a run takes three, and two are in the fast tier."""
 CASES = {"SourceSuite": 12, "ExportSuite": 10}
 """Of each test in these suites, which dozens of kinds inherit, a run takes so many cases."""
 
-SLOW_CASES, MANY_CASES = 2, 8
+SLOW_CASES, MANY_CASES = 1, 6
 """Of each other test a run takes so many cases: of one that is marked ``slow`` where it is defined, and of the rest."""
 
 

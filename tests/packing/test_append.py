@@ -109,6 +109,7 @@ def test_a_store_of_one_file_becomes_the_first_shard(part: Part, tmp_path: Path,
     assert packstore.verify(store).ok
 
 
+@pytest.mark.slow
 def test_the_order_of_classes_stays(part: Part, tmp_path: Path) -> None:
     packstore.convert(part("first", lambda key: "/bee/" in key), tmp_path / "x.h5", shard_size=4000)
     report = packstore.append(tmp_path / "x.h5", part("second", lambda key: "/bee/" not in key))

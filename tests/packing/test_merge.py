@@ -95,6 +95,7 @@ def test_shards_are_linked_without_being_opened(
     assert digest(tmp_path / "out.lmdb") == digest(tmp_path / "whole.lmdb")
 
 
+@pytest.mark.slow
 def test_formats_may_differ(stores: Path, tmp_path: Path) -> None:
     report = packstore.merge([stores / "first_s.lmdb", stores / "second.pth"], tmp_path / "out.h5")
     assert (report.linked, report.copied) == (0, 36)

@@ -114,6 +114,7 @@ def test_a_store_of_every_type_goes_on(tmp_path: Path, suffix: str) -> None:
     assert report.manifest.dataset_digest == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard_size", [None, 4000])
 def test_large_arrays_go_on_to_the_byte(
     tmp_path: Path, shard_size: int | None, monkeypatch: pytest.MonkeyPatch

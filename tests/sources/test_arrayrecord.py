@@ -154,6 +154,7 @@ def test_a_chunk_that_is_damaged(place: int, value: bytes, sound: bool, tmp_path
     assert [column.nullable for column in report.manifest.columns if column.name == "label"] == [False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["zstd", "uncompressed"])
 def test_damage_in_what_the_library_wrote_is_seen(name: str, tmp_path: Path) -> None:
     path = written(name, tmp_path)

@@ -41,6 +41,7 @@ def together(parts: Sequence[PackedLoader]) -> list[list[str]]:
     return [[key for part in step for key in part] for step in zip(*map(keys, parts), strict=True)]
 
 
+@pytest.mark.slow
 def test_global_batches_do_not_depend_on_the_ranks(dataset: PackedDataset) -> None:
     whole = together(loaders(dataset, 1))
     assert sorted(key for batch in whole for key in batch) == sorted(dataset.keys)
@@ -99,6 +100,7 @@ def test_a_state_of_another_order_is_refused(dataset: PackedDataset, options: di
         PackedLoader(dataset, 4, **LANES | options).load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_a_state_of_other_shards_is_refused(dataset: PackedDataset, tmp_path: Path) -> None:
     """The same records in other shards come in another order."""
     packstore.convert(make_cifar10(tmp_path), tmp_path / "d.lmdb", encoding="uint8", shard_size=3 * 3072)

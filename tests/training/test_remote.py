@@ -82,6 +82,7 @@ def remote_of(loader: PackedLoader) -> RemoteReader:
     return reader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"shuffle": "full"}, {"shuffle": "lanes", "window": 6}, {"sampler": [5, 3]}])
 def test_batches_are_those_of_the_local_store(local: Path, url: str, options: dict[str, Any]) -> None:
     pairs = zip(loader_of(url, **options), loader_of(local, **options), strict=True)
@@ -100,6 +101,7 @@ def test_lanes_are_the_default(local: Path, url: str) -> None:
     loader_of(url, shuffle=True, window=3)
 
 
+@pytest.mark.slow
 def test_stats_say_what_was_fetched(local: Path, url: str) -> None:
     loader = loader_of(url, shuffle=True)
     keys(loader)
@@ -121,6 +123,7 @@ def test_stats_say_what_was_fetched(local: Path, url: str) -> None:
     assert "fetched_bytes" not in loader_of(local).stats()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"shuffle": True, "window": 4}, {"shuffle": False}])
 def test_a_small_cache_is_enough(url: str, options: dict[str, Any], new_cache: NewCache) -> None:
     nbytes = shard_bytes(url)
@@ -149,6 +152,7 @@ def test_shards_to_come_are_there_before_they_are_needed(url: str) -> None:
     assert loader.stats()["cache_misses"] == 0
 
 
+@pytest.mark.slow
 def test_a_fetch_that_hangs_holds_up_no_batch(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     monkeypatch.setattr(RemoteReader, "prefetch", lambda *_: gate.wait(60))
@@ -227,6 +231,7 @@ def test_shards_are_fetched_ahead_of_what_becomes_resident(
     assert loader.stats()["fetched_bytes"] == sum(shard_bytes(url)[:50])
 
 
+@pytest.mark.slow
 def test_an_epoch_goes_on_with_three_ranks(url: str) -> None:
     options: dict[str, Any] = {"shuffle": True, "window": 12}
     whole = keys(loader_of(url, 12, **options))
