@@ -46,9 +46,10 @@ class StorePath(LocalPath):
     """A path, or a URL."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from packstore.core.urls import location
+        from packstore.core.urls import UrlPath, location
 
-        return location(super().convert(value, param, ctx))
+        place = location(value) if isinstance(value, str) else value  # before Path makes one slash of several
+        return place if isinstance(place, UrlPath) else location(super().convert(value, param, ctx))
 
 
 class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on

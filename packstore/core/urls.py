@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packstore.core.errors import UsageError, printable
 from packstore.core.files import split_url
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class UrlPath(_LocalPath):
     def __str__(self) -> str:
         text = super().__str__()
         scheme, _, rest = text.partition(":")
-        if not rest.startswith("/"):  # relative to a URL
+        if rest and not rest.startswith("/"):  # relative to a URL
             return text
         return f"{scheme.lower()}:{'///' if scheme.lower() == 'file' else '//'}{rest.lstrip('/')}"
 
@@ -45,7 +46,14 @@ class UrlPath(_LocalPath):
 
 def location(path: str | os.PathLike[str]) -> Path:
     """``path`` as a :class:`Path`; as a :class:`UrlPath` where it is a URL, also after :class:`Path` has made one slash
-    of two. A local path that looks like a URL, and whose first folder is there, stays one."""
+    of two. A local path that looks like a URL, and whose first folder is there, stays one.
+
+    Raises :class:`UsageError` for a URL that has no bucket before its path."""
     if isinstance(path, UrlPath):
         return path
-    return Path(path) if split_url(path) is None else UrlPath(path)
+    url = split_url(path)
+    if url is None:
+        return Path(path)
+    if ":///" in (text := os.fspath(path)) and url[0] not in ("file", "memory"):
+        raise UsageError(f"{printable(text)} names no bucket: write {url[0]}://bucket/path")
+    return UrlPath(path)

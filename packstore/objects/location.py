@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
@@ -11,6 +12,8 @@ from packstore.core.errors import UsageError, printable
 from packstore.core.files import split_url
 
 SCHEMES = ("s3", "gs", "az", "http", "https", "file", "memory")
+_QUERY = re.compile(r"\?(versionId|generation|versionid|snapshot|X-Amz-\w+|sv|sig)=")
+"""What asks for a version of an object, or signs a URL. Any other question mark may be part of a name."""
 
 
 class Location(NamedTuple):
@@ -69,6 +72,11 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
                 "manifests and logs; give one without"
             )
         prefix = unquote(prefix)
+    elif _QUERY.search(prefix):
+        raise UsageError(
+            f"{printable(os.fspath(url)).partition('?')[0]} is given with a query ('?…'), and older versions of "
+            "objects are not read; give the URL without"
+        )
     if not bucket and scheme != "memory":
         raise UsageError(f"{scheme}:// needs a {'host' if scheme in ('http', 'https') else 'bucket'}")
     return Location(scheme, bucket, prefix.strip("/"))

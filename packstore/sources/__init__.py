@@ -275,6 +275,8 @@ def _holds_images(path: RemotePath) -> bool:
 
 def _unreachable(path: Path, error: OSError | ValueError) -> str:
     name = printable(str(path))
+    if isinstance(error, FileNotFoundError) and isinstance(path, RemotePath):
+        return f"{name}: nothing is there: no store, no object of this name, and none below it"
     if isinstance(error, FileNotFoundError) and path.is_symlink():
         return f"{name} is a link to nowhere: {printable(str(path.readlink()))} does not exist"
     return f"{name}: {printable(str(error)) if isinstance(error, ValueError) else error.strerror or error}"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from packstore.packing.options import ConvertOptions
 from packstore.stores.remote.cleaning import GRACE_SECONDS, find_needless
 from tests.makers.clusters import KillingObjects, Twice, assert_same, drive, expected_objects, objects_at, plan_for
 from tests.makers.datasets import make_folder
+from tests.makers.images import tiny
 
 PASSING: dict[str, Any] = {"shard_size": 30_000}
 ENCODINGS: dict[str, dict[str, Any]] = {
@@ -174,6 +176,25 @@ def _start_dead(start: Any) -> Any:
         return worker
 
     return started
+
+
+@pytest.mark.slow
+def test_memory_of_a_worker_is_bounded(tmp_path: Path) -> None:
+    """Whatever the size of its range: a shard of 72 MB takes a fraction of that."""
+    image = tiny(1)
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    for number in range(72):
+        (tmp_path / "photos" / "a" / f"{number}.png").write_bytes(image + number.to_bytes(4, "big") * (1 << 18))
+    tracemalloc.start()
+    try:
+        report = drive(tmp_path / "photos", f"{tmp_path.as_uri()}/x.h5", shard_size="4GiB", workers=1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert report.manifest.shards is not None
+    assert len(report.manifest.shards) == 1
+    assert report.manifest.image.nbytes > 72 << 20
+    assert peak < 32 << 20
 
 
 def test_each_task_twice(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

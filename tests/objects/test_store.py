@@ -90,7 +90,11 @@ def test_empty_objects(store: ObjectStore) -> None:
 
 
 @pytest.mark.slow
-def test_objects_in_parts(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("copies", [True, False])
+def test_objects_in_parts(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: bool) -> None:
+    """With what S3 copies at once, and with more: it has no way to put either at once."""
+    if not copies:
+        monkeypatch.setattr(direct_module, "_COPY_BYTES", 100)
     monkeypatch.setattr(direct_module, "_SINGLE_BYTES", 100)
     monkeypatch.setattr(direct_module, "_PART_BYTES", 5 << 20)
     file = tmp_path / "big"

@@ -195,12 +195,15 @@ def test_what_changes_meanwhile_is_a_bad_sample(s3_double: Double, raw: str) -> 
 @pytest.mark.parametrize(
     ("url", "options", "error", "match"),
     [
-        ("s3://bucket/none", {}, SourceError, "s3://bucket/none: No such file or directory"),
+        ("s3://bucket/none", {}, SourceError, "s3://bucket/none: nothing is there: no store"),
         ("s3://bucket/raw/set.tar", {}, SourceError, "s3://bucket/raw/set.tar is a file that begins .*: no store"),
         ("s3://bucket/rows", {}, SourceError, "s3://bucket/rows holds no images .*: give a folder of images"),
         ("s3://bucket/rows", {"kind": "tfrecord"}, SourceError, "s3://bucket/rows: the file ends within the header"),
-        ("s3://bucket/none", {"kind": "tfrecord"}, SourceError, "s3://bucket/none: No such file or directory"),
+        ("s3://bucket/none", {"kind": "tfrecord"}, SourceError, "s3://bucket/none: nothing is there: no store"),
         ("s3://user:word@bucket/x", {}, UsageError, "holds a user name or a password"),
+        ("s3://", {}, UsageError, "s3:// needs a bucket"),
+        ("s3:///x", {}, UsageError, "s3:///x names no bucket: write s3://bucket/path"),
+        ("s3://bucket/x?versionId=3", {}, UsageError, "^s3://bucket/x is given with a query .*; give the URL without"),
         ("ftp://host/x", {}, UsageError, "URLs of ftp:// are not supported"),
         ("http://127.0.0.1:9/x", {}, UsageError, "cannot be listed"),
         ("raw", {"labels": "s3://bucket/labels.csv"}, UsageError, "is a URL"),
