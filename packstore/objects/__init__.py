@@ -5,7 +5,7 @@ The only user of obstore, which ``pip install 'packstore[remote]'`` brings.
 
 from __future__ import annotations
 
-from packstore.objects.interrupts import interrupt
+from packstore.objects.interrupts import interrupt, refused
 from packstore.objects.location import is_url
 from packstore.objects.store import ObjectStore, open_objects
 from packstore.objects.values import ConflictError, MissingObjectError, ObjectInfo, RemoteError
@@ -19,4 +19,5 @@ __all__ = [
     "interrupt",
     "is_url",
     "open_objects",
+    "refused",
 ]

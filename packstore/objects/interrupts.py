@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as TooLateError  # of 3.10 not the builtin one
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any
@@ -20,28 +20,41 @@ _LAST_SECONDS = 3.0
 _idle: list[_Worker] = []
 _pending: set[Future[Any]] = set()
 _interrupted = threading.Event()
+_refused = 0
 
 
 def interrupt() -> None:
     """Ends all requests under way in this process with a :class:`RemoteError`, for a program that is about to end;
     those that come later may take a few seconds. A signal's handler may call it."""
     _interrupted.set()
-    for future in tuple(_pending):
-        _give_up(future)
+    _give_up_pending()
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Ends all requests under way in this process with a :class:`RemoteError`, and those that are made meanwhile."""
+    global _refused
+    _refused += 1
+    try:
+        _give_up_pending()
+        yield
+    finally:
+        _refused -= 1
 
 
 def interruptible(function: Callable[..., Any], *arguments: Any) -> Any:
     """What ``function`` returns or raises, from another thread, while this one listens to signals."""
-    try:
-        worker = _idle.pop()
-    except IndexError:
-        worker = _Worker()
-        worker.start()
     future: Future[Any] = Future()
     _pending.add(future)
     try:
+        if _refused:  # looked at after those who end requests can find this one
+            raise RemoteError("interrupted")
+        try:
+            worker = _idle.pop()
+        except IndexError:
+            worker = _Worker()
+            worker.start()
         worker.tasks.put((future, function, arguments))
-        # Looked at after the future has become one that `interrupt` finds.
         return future.result(_LAST_SECONDS if _interrupted.is_set() else None)
     except TooLateError:
         _give_up(future)
@@ -54,6 +67,11 @@ def in_batches(values: Iterator[Any], count: int) -> Iterator[Any]:
     """What ``values`` yields; up to ``count`` at once are waited for by :func:`interruptible`."""
     while batch := interruptible(lambda: list(islice(values, count))):
         yield from batch
+
+
+def _give_up_pending() -> None:
+    for future in tuple(_pending):
+        _give_up(future)
 
 
 def _give_up(future: Future[Any]) -> None:

@@ -142,3 +142,30 @@ def test_ctrl_c_ends_the_page(s3_double: Double, tmp_path: Path, monkeypatch: An
         with pytest.raises(urllib.error.HTTPError, match="503") as refused:
             answer.result()
         refused.value.close()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_an_epoch(s3_double: Double, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+    packstore.convert(
+        make_folder(tmp_path / "photos"), "s3://bucket/x.lmdb", shard_size=3000, encoding="uint8", size=16
+    )
+    loader = packstore.PackedLoader(packstore.PackedDataset("s3://bucket/x.lmdb", "train"), 4, resident=False)
+    silent = Fault("silent", "GET", r"\.lmdb$", 1 << 30)
+    s3_double.faults.append(silent)
+    main = threading.get_ident()
+
+    def stop() -> None:
+        while silent.times == 1 << 30:
+            time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)  # to the process, it may interrupt another thread
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    before = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(loader))
+    assert time.monotonic() - before < 30, "it asks again for three quarters of a minute"
+    stopping.join()
+    s3_double.faults.clear()
+    assert sum(len(images) for images, _ in loader) == len(loader.dataset)

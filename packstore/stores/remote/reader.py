@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from packstore.core.errors import CacheFullError, DamagedObjectError, DiskFullEr
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.shards import Shard
 from packstore.core.urls import UrlPath
-from packstore.objects import MissingObjectError, ObjectStore
+from packstore.objects import MissingObjectError, ObjectStore, refused
 from packstore.stores.base import Problem, Reader
 from packstore.stores.remote.head import RemoteHead, newest_version
 from packstore.stores.remote.names import SHARDS
@@ -83,6 +84,13 @@ class RemoteReader(ShardedReader):
         if number not in self._open:
             os.close(self._fetched_now(number, ahead=True))
             self._since[number] = time.time()
+
+    @contextmanager
+    def without_requests(self) -> Iterator[None]:
+        """Ends the requests that threads of this process wait for, and refuses others meanwhile."""
+        with refused():
+            yield
+        self._failed.clear()  # what was refused may be there
 
     def let_go(self, numbers: Collection[int]) -> None:
         """Says that these shards are not needed soon: where not all have room, they may leave the cache first."""

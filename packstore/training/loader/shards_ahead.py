@@ -6,7 +6,8 @@ import heapq
 import logging
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, Self
 
 import numpy as np
@@ -30,6 +31,9 @@ class FetchingReader(Protocol):
 
     def let_go(self, numbers: Collection[int]) -> None:
         """Closes shards, so that they may leave."""
+
+    def without_requests(self) -> AbstractContextManager[None]:
+        """Ends the requests under way, and refuses others meanwhile."""
 
 
 class ShardsAhead:
@@ -113,8 +117,18 @@ class ShardsAhead:
         epoch is broken off, with what they are fetching."""
         if os.getpid() != self._process:
             return  # in a forked child there are no threads, and their lock may be held for ever
+        self._end(kind is not None)
+
+    @contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """Ends the threads, and refuses requests meanwhile: one to a server that is silent takes most of a minute."""
+        self._end(True)
+        with self._reader.without_requests():
+            yield
+
+    def _end(self, closed: bool) -> None:
         with self._changed:
-            self._closed, self._ending = kind is not None, True
+            self._closed, self._ending = closed or self._closed, True
             self._taken = max(self._taken, self._own)
             self._held, self._held_bytes = [], 0
             self._changed.notify_all()
@@ -145,7 +159,9 @@ class ShardsAhead:
                 pass  # others use the cache, too; there is room when this shard is needed, or an error then
             except StoreError as error:
                 # One line for all that fail.
-                _log.log(logging.DEBUG if self._failed else logging.WARNING, "not fetched ahead: %s", error)
+                _log.log(
+                    logging.DEBUG if self._failed or self._closed else logging.WARNING, "not fetched ahead: %s", error
+                )
                 self._failed = True
 
     def _take(self) -> int | None:

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 from packstore.core.parallel import default_workers
@@ -41,14 +41,14 @@ class Streaming:
         if ahead is None:
             yield from self._batches(epoch, first)
             return
-        with ahead, closing(self._batches(epoch, first)) as batches:
+        with ahead, closing(self._batches(epoch, first, ahead)) as batches:
             for batch in batches:  # enumerate would hold the batch
                 first += 1
                 ahead.given(first)
                 yield batch
                 del batch
 
-    def _batches(self, epoch: int, first: int) -> Generator[Batch, None, None]:
+    def _batches(self, epoch: int, first: int, ahead: ShardsAhead | None = None) -> Generator[Batch, None, None]:
         pipeline, options = self._pipeline, self._pipeline.options
         transport = self.transport = self.transport or transport_to(pipeline.dataset.device)
         ring = Ring(transport, options.prefetch + 1)
@@ -58,6 +58,13 @@ class Streaming:
         pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader", initializer=make_single_threaded)
         process, pending = os.getpid(), deque[Job]()
         starting = True
+
+        def end() -> None:
+            if os.getpid() == process:  # in a forked child there are no threads, and their locks may be held for ever
+                for job in pending:
+                    job.cancel()
+                pool.shutdown(wait=True, cancel_futures=True)
+
         pipeline.stats.start()
         try:
             ids_of_batches = self._epochs.batches(epoch, first)
@@ -78,8 +85,9 @@ class Streaming:
                     pending[0].send_early(ring)
                 yield batch
                 del batch  # the consumer's alone from here on, so that its memory is free before the next batch
+        except KeyboardInterrupt:
+            with nullcontext() if ahead is None else ahead.interrupted():
+                end()
+            raise
         finally:
-            if os.getpid() == process:  # in a forked child there are no threads, and their locks may be held for ever
-                for job in pending:
-                    job.cancel()
-                pool.shutdown(wait=True, cancel_futures=True)
+            end()
