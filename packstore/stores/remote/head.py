@@ -87,7 +87,7 @@ def _head_once(objects: ObjectStore, newest: int) -> RemoteHead:
         raise StoreError(f"{objects.url}/{name} names shards that end with {table.suffix!r}, not {suffix!r}")
     for place in _tables(manifest, newest, objects.can_list):
         try:
-            data = _at_most(objects, place, table.nbytes + 1)
+            data = objects.get(place, 0, table.nbytes + 1)
         except MissingObjectError:
             continue
         try:
@@ -96,16 +96,6 @@ def _head_once(objects: ObjectStore, newest: int) -> RemoteHead:
             raise ManifestError(f"{objects.url}/{place}: {error}") from None
         return RemoteHead(manifest, None if place == table.file else newest)
     raise StoreError(f"{objects.url}: its table of shards, {place}, is missing")
-
-
-def _at_most(objects: ObjectStore, name: str, nbytes: int) -> bytes:
-    """An object, or its beginning where it is larger. By no range: not every HTTP server knows them."""
-    data = bytearray()
-    for piece in objects.stream(name):
-        data += piece
-        if len(data) >= nbytes:
-            break
-    return bytes(data[:nbytes])
 
 
 def published_head(url: UrlPath) -> RemoteHead:
