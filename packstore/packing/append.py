@@ -35,7 +35,7 @@ from packstore.packing.conversion import run_plan
 from packstore.packing.copying import copy_records
 from packstore.packing.merge import renumbering
 from packstore.packing.plan import counted_options
-from packstore.packing.stand_in import stand_in
+from packstore.packing.stand_in import NOTE, note_publishing, published_by, stand_in
 from packstore.sources.store import StoreSource
 from packstore.stores import create_store, open_store
 from packstore.stores.base import Reader
@@ -195,7 +195,11 @@ def _append_at_url(
     url: UrlPath, source: Path, options: AppendOptions, progress: ProgressCallback, started: float
 ) -> AppendReport:
     """As :func:`append_source`. What is to be added is packed on this machine; of all else, only the keys are read."""
-    with stand_in(url) as (_, work):
+    with stand_in(url) as (place, work):
+        note = place.parent / NOTE
+        if (there := published_by(url, note)) is not None and there[0] == request_of(source, options):
+            note.unlink()
+            return AppendReport(url, there[1], {}, 0, (), 0, 0, time.monotonic() - started)
         before: tuple[AppendPlan, _Packed] | None = None
         for _ in range(_TRIES):
             head = published_head(url)
@@ -207,9 +211,12 @@ def _append_at_url(
                 packed = packed or _pack(plan, work, progress)
                 before = plan, packed
                 try:
-                    return _run(plan, packed, work, progress, started, head)
+                    report = _run(plan, packed, work, progress, started, head, note)
                 except LostRaceError as error:
                     _log.info("%s: what is there now is read first", error)
+                else:
+                    note.unlink(missing_ok=True)
+                    return report
     raise DestinationError(f"{url} was changed by others {_TRIES} times while this was appended; append again")
 
 
@@ -255,8 +262,10 @@ def _run(
     progress: ProgressCallback,
     started: float,
     there: RemoteHead | None = None,
+    note: Path | None = None,
 ) -> AppendReport:
-    """Puts what is packed into the store. ``there`` is the store's head, where it is at a URL."""
+    """Puts what is packed into the store. ``there`` is the store's head, where it is at a URL; ``note`` then a file
+    that says what is about to be published."""
     manifest, store = plan.manifest, plan.store
     added, other, skipped = packed.parts, packed.manifest, packed.skipped
     if added is None or other is None:
@@ -286,7 +295,10 @@ def _run(
     if there is None:
         grow(work, store, manifest, head, parts, first_new, plan.request)
     else:
-        publish(open_objects(store), head, parts, there.version or 0, progress)
+        assert note is not None
+        version = there.version or 0
+        note_publishing(note, plan.request, version + 1, head)
+        publish(open_objects(store), head, parts, version, progress)
     counts = Counter[str]()
     for name, count in (run for runs in added.runs for run in runs):
         counts[name] += count

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from packstore.core.errors import DestinationError, printable
+from packstore.core.errors import DestinationError, MissingStoreError, printable
 from packstore.core.files import remove_empty, writing
+from packstore.core.manifest import Manifest
 from packstore.core.urls import UrlPath
+from packstore.objects import open_objects
 from packstore.stores.builder.work_directory import WorkDirectory
 from packstore.stores.ownership import remove_unfinished
+from packstore.stores.remote.head import read_version
 
 _AT_ONCE = 64
+NOTE = "publishing.json"
+"""The name of a file beside a stand-in: what a run is about to publish."""
 
 
 def stand_in_folder(url: UrlPath, number: int = 0) -> Path:
@@ -59,3 +66,22 @@ def _held_folder(url: UrlPath) -> tuple[Path, WorkDirectory]:
         with suppress(DestinationError):
             return folder, WorkDirectory(folder / "upload")
     raise DestinationError(f"{_AT_ONCE} processes of this machine write to {url} already; wait for some of them")
+
+
+def note_publishing(note: Path, request: Mapping[str, Any], version: int, manifest: Manifest) -> None:
+    """Notes what a run was asked for, and what it is about to publish for that."""
+    with writing(note):
+        note.write_text(json.dumps({"request": request, "version": version, "digest": manifest.digest}), "utf-8")
+
+
+def published_by(url: UrlPath, note: Path) -> tuple[Any, Manifest] | None:
+    """What a run was asked for that was killed when its version was there already, and that version; None where the
+    note of no such run lies here."""
+    try:
+        noted = json.loads(note.read_bytes())
+        found = read_version(open_objects(url), noted["version"])
+    except (FileNotFoundError, MissingStoreError):
+        return None
+    except (ValueError, TypeError, KeyError):  # the machine failed while it was written, so nothing was published
+        return None
+    return (noted["request"], found) if found.digest == noted["digest"] else None

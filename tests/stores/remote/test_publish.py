@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import packstore
+from packstore.cli.append import describe_report
 from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError
 from packstore.core.registry import ENCODINGS
 from packstore.core.urls import UrlPath, location
@@ -280,6 +281,37 @@ class TestAppend:
         assert packstore.append(stores[1], second, on_duplicate="skip").added == {}
         assert newest_version(open_objects(stores[1])) == 2
         assert listing(temporary) <= {stand_in_folder(at(stores[1])).parent.name}
+
+    @pytest.mark.parametrize("committed", [True, False])
+    def test_killed_and_repeated(
+        self,
+        stores: tuple[Path, str],
+        tmp_path: Path,
+        temporary: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        committed: bool,
+    ) -> None:
+        """When the version is there, or just before: the second run succeeds, and a third finds duplicates."""
+        second, url = photos(tmp_path, "second", 2), stores[1]
+        publish = publish_module.publish
+
+        def killed(*arguments: Any) -> int:
+            if committed:
+                publish(*arguments)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("packstore.packing.append.publish", killed)
+            with pytest.raises(KeyboardInterrupt):
+                packstore.append(url, second)
+        report = packstore.append(url, second)
+        assert report.added == ({} if committed else {"train": 6})
+        assert ("killed when all was in already" in describe_report(report)) is committed
+        assert newest_version(open_objects(url)) == 2
+        assert report.manifest.digest == open_store(url).manifest.digest
+        with pytest.raises(SourceError, match="has 6 of the keys"):
+            packstore.append(url, second)
+        assert listing(temporary) <= {stand_in_folder(at(url)).parent.name}
 
     def test_stores(self, stores: tuple[Path, str], place: str, tmp_path: Path) -> None:
         """Linked where they lie, here or there."""
