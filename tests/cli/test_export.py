@@ -61,6 +61,7 @@ def test_what_cannot_be_is_one_line_and_exit_2(store: Path, arguments: tuple[str
     assert not (store.parent / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_source_is_packed_first(store: Path, tmp_path: Path) -> None:
     done = run("export", store.parent / "photos", tmp_path / "out.zip")
     assert done.returncode == 2

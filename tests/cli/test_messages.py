@@ -75,6 +75,7 @@ def test_a_newline_in_the_destination(folder: Path, tmp_path: Path) -> None:
     assert run(*map(os.fsdecode, words)).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_command_names_the_labels(folder: Path, tmp_path: Path) -> None:
     labels = tmp_path / "my labels.csv"
     labels.write_text("file,label\n" + "".join(f"{p.name},a\n" for p in (folder / "train" / "ant").iterdir()))
@@ -97,6 +98,7 @@ def test_a_source_where_a_store_is_expected(folder: Path, tmp_path: Path, comman
     assert run(*shlex.split(then), cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_other_sources_where_a_store_is_expected(folder: Path, tmp_path: Path) -> None:
     make_cifar10(tmp_path)
     said = run("verify", "cifar-10-batches-py", cwd=tmp_path).stderr

@@ -137,6 +137,7 @@ def test_no_colours_where_they_are_not_wanted(tmp_path: Path, environment: dict[
         assert ESCAPE not in in_terminal(*failing, **environment)
 
 
+@pytest.mark.slow
 def test_no_colours_in_pipes(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos", splits=())
     for arguments in (

@@ -25,6 +25,7 @@ def test_a_dry_run_asks_nothing_of_the_server(folder: Path, tmp_path: Path) -> N
     assert "free" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_store_at_a_url(folder: Path, tmp_path: Path) -> None:
     url = f"{tmp_path.as_uri()}/objects/x.h5"
     done = run("convert", folder, url, "--shard-size", "30KB", cwd=tmp_path)

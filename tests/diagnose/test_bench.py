@@ -439,6 +439,7 @@ def test_a_plot(folder: Path, tmp_path: Path) -> None:
 # tools/bench/peers.py ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_table_of_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools" / "bench"))
     report = importlib.import_module("peers_report")

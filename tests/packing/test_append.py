@@ -196,6 +196,7 @@ def test_a_source_without_splits_goes_into_one(part: Part, tmp_path: Path) -> No
     assert packstore.verify(tmp_path / "x.h5").ok
 
 
+@pytest.mark.slow
 def test_one_split_of_a_source(part: Part, tmp_path: Path) -> None:
     packstore.convert(part("first", lambda key: "/ant/" in key), tmp_path / "x.h5", shard_size=3000)
     report = packstore.append(tmp_path / "x.h5", part("second", lambda key: "/bee/" in key), split="val")

@@ -253,6 +253,7 @@ def test_a_zip_that_is_encrypted_or_holds_a_name_twice(tmp_path: Path) -> None:
         open_source(tmp_path / "b.zip")
 
 
+@pytest.mark.slow
 def test_every_changed_byte_of_an_image_in_a_zip_is_found(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     data = zipped({"a/x.png": tiny(1), "b/y.png": tiny(2)})

@@ -127,6 +127,7 @@ def test_an_archive_of_one_split_keeps_it(tmp_path: Path) -> None:
         assert (dict(survey.splits), survey.columns[0].classes) == ({"train": 4}, ("a", "b"))
 
 
+@pytest.mark.slow
 def test_questions_are_answered_by_the_commands_that_are_printed(tmp_path: Path) -> None:
     """Whole lines, for a shell, also where names need quotes; each of them packs."""
     folder = fill(tmp_path / "my download/a set", {f"train/{name}": data for name, data in PHOTOS.items()}).parent

@@ -75,6 +75,7 @@ def test_normalised_on_the_device(
         torch.testing.assert_close(found.cpu().float(), images.float(), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_buffers_are_page_locked_and_used_again(cuda: torch.device) -> None:
     transport = transport_to(cuda)
     assert isinstance(transport, CudaTransport)

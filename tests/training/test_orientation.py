@@ -185,6 +185,7 @@ def test_alone_each_image_has_its_own_size(stores: Stores) -> None:
         assert torch.equal(images[0], dataset[i][0])
 
 
+@pytest.mark.slow
 def test_the_dataset_overrides_what_the_store_wishes(photos: tuple[Path, Path], stores: Stores, tmp_path: Path) -> None:
     packstore.convert(photos[0], tmp_path / "plain.lmdb")
     wish = stores("original.lmdb")

@@ -91,6 +91,7 @@ def test_batches_are_those_of_the_local_store(local: Path, url: str, options: di
         assert names == expected_names
 
 
+@pytest.mark.slow
 def test_lanes_are_the_default(local: Path, url: str) -> None:
     lanes = loader_of(local, shuffle="lanes")
     default = loader_of(url, shuffle=True)
@@ -211,6 +212,7 @@ def test_the_next_epoch_begins_with_shards_that_are_there(url: str, new_cache: N
     assert loader.stats()["cache_misses"] == 0
 
 
+@pytest.mark.slow
 def test_shards_are_fetched_ahead_of_what_becomes_resident(
     local: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +265,7 @@ def test_worker_processes_of_a_dataloader(local: Path, s3: str, method: str) -> 
     assert torch.equal(labels, targets)
 
 
+@pytest.mark.slow
 def test_another_process_reads_the_version_that_the_dataset_was_made_of(local: Path, tmp_path: Path) -> None:
     """Somebody appends, and replaces the store, while an epoch is under way."""
     place = location((tmp_path / "bucket" / "c.pth").as_uri())
