@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -100,6 +101,28 @@ def test_failures_on_ray(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
+def _read(dataset: bytes, environment: dict[str, str]) -> list[tuple[bytes, int]]:
+    """All that a pickled dataset has, in a worker that was started before the server."""
+    os.environ |= environment
+    opened = pickle.loads(dataset)
+    return [(image.numpy().tobytes(), int(label)) for image, label in map(opened.__getitem__, range(len(opened)))]
+
+
+@pytest.mark.usefixtures("_ray")
+def test_reading_from_ray_tasks(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that share a cache get what this process gets."""
+    ray: Any = pytest.importorskip("ray")
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+    packstore.convert(make_folder(tmp_path / "photos", per_class=2), f"{s3}/x.h5", shard_size=30_000)
+    dataset = pickle.dumps(packstore.PackedDataset(f"{s3}/x.h5", split="train"))
+    expected = _read(dataset, {})
+    environment = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "PACKSTORE_"))}
+    task: Any = ray.remote(num_cpus=1)(_read)
+    found = ray.get([task.remote(dataset, environment) for _ in range(2)], timeout=120)
+    assert len(expected) > 0
+    assert found == [expected, expected]
+
+
 def test_no_cluster_at_an_address(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ray: Any = pytest.importorskip("ray")
 
