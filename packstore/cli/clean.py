@@ -101,7 +101,9 @@ def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> 
     objects, now = open_objects(url), time.time()
     found = find_needless(objects, now, grace_seconds)
     for name in found.busy:
-        click.echo(f"{url}: a conversion is at work ({name}), so all shards stay", err=True)
+        click.echo(
+            f"{url}: a conversion is at work, or was stopped and can go on ({name}), so all shards stay", err=True
+        )
     for name in found.foreign[:_LISTED]:
         click.echo(f"{url}: {printable(name)} is not packstore's, and stays", err=True)
     if not found.objects:

@@ -87,6 +87,10 @@ def info(
         if missing is not isinstance(path, UrlPath) and isinstance(error, (MissingStoreError, RemoteError)):
             raise
         _no_chart(plot)
+        if missing and _is_unfinished(path):
+            raise StoreError(
+                f"{printable(str(path))}: a conversion is at work, or was stopped: the same command goes on"
+            ) from None
         try:
             _show_source(path, as_json, options)
         except StoreError:  # it is meant to be a store
@@ -104,6 +108,14 @@ def info(
             from packstore.seeing.store_chart import plot_store
 
             plot_store(reader, plot)
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether a conversion has left its notes at a URL."""
+    from packstore.objects import open_objects
+
+    objects = open_objects(path)
+    return objects.can_list and any(each.name.endswith("/plan.json") for each in objects.list("_work/convert-"))
 
 
 def _costs(reader: Reader, nodes: int) -> list[Cost]:

@@ -74,8 +74,14 @@ class Driver:
         self._receipts = {receipt.number: receipt for receipt in run.receipts()}
         resumed = sum(receipt.records for receipt in self._receipts.values())
         self._tell()
-        with runner_of(Job(plan, run), len(shared.cuts)) as runner:
-            self._pack(shared, runner)
+        try:
+            with runner_of(Job(plan, run), len(shared.cuts)) as runner:
+                self._pack(shared, runner)
+        except BaseException as error:
+            error.add_note(
+                "what is packed so far is kept there: the same command goes on, with --restart from the beginning"
+            )
+            raise
         if plan.source.stamp() != self._stamp:
             raise changed(plan, "its stamp is another one")
         receipts = [self._receipts[number] for number in range(len(shared.cuts))]

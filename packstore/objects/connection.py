@@ -7,7 +7,6 @@ import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from packstore.core.errors import UsageError
 from packstore.objects.credentials import credentials
 from packstore.objects.location import Location
 from packstore.objects.values import RemoteError
@@ -28,12 +27,9 @@ _memory_lock = threading.Lock()
 
 
 def connect(location: Location) -> Connection:
-    """A connection of obstore; makes no request. Raises :class:`UsageError` without obstore, and :class:`RemoteError`
-    without credentials."""
-    try:
-        from obstore import store as kinds
-    except ImportError:
-        raise UsageError(f"{location.scheme}:// URLs need obstore: pip install 'packstore[remote]'") from None
+    """A connection of obstore; makes no request. Raises :class:`RemoteError` without credentials."""
+    from obstore import store as kinds
+
     client: ClientConfig = {
         "connect_timeout": f"{_CONNECT_SECONDS}s",
         "read_timeout": timedelta(seconds=SILENCE_SECONDS),

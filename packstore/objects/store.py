@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from packstore.core.errors import UsageError
 from packstore.objects.agent import AT_ONCE, agent
 from packstore.objects.direct import Direct
 from packstore.objects.interrupts import in_batches, interruptible
@@ -114,6 +117,7 @@ class ObjectStore:
         return open_objects, (self.url,)
 
     def _call(self, method: str, *arguments: Any) -> Any:
+        self._refuse_without_obstore()
         process = agent()
         if process is None:
             return interruptible(getattr(self._direct, method), *arguments)
@@ -121,12 +125,17 @@ class ObjectStore:
         return process.call(self._location, method, *arguments)
 
     def _iterate(self, method: str, *arguments: Any) -> Iterator[Any]:
+        self._refuse_without_obstore()
         process = agent()
         if process is None:
             yield from in_batches(getattr(self._direct, method)(*arguments), AT_ONCE[method])
         else:
             self._refuse_memory()
             yield from process.iterate(self._location, method, *arguments)
+
+    def _refuse_without_obstore(self) -> None:
+        if sys.modules.get("obstore") is None and find_spec("obstore") is None:
+            raise UsageError(f"{self._location.scheme}:// URLs need obstore: pip install 'packstore[remote]'")
 
     def _refuse_memory(self) -> None:
         if self._location.scheme == "memory":

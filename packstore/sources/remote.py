@@ -52,8 +52,6 @@ class Bucket:
 
     def __init__(self, url: str) -> None:
         self.objects: ObjectStore = open_objects(url)
-        if not self.objects.can_list:
-            raise UsageError(f"{url} cannot be listed, so no folder there is a source: copy it to this machine")
         self._known: OrderedDict[str, Names] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -65,6 +63,9 @@ class Bucket:
                 return self._known[name]
         if self._is_absent(name):
             return {}
+        if not self.objects.can_list:
+            shown = f"{self.objects.url}/{name}"
+            raise UsageError(f"{shown} cannot be listed, so no folder there is a source: copy it to this machine")
         files, directories = self.objects.directory(name)
         found: dict[str, ObjectInfo | None] = {
             file.name.rpartition("/")[2]: file for file in files if file.name != name
@@ -85,10 +86,12 @@ class Bucket:
         if known is not None and last in known:
             return known[last]
         if known is None and not self._is_absent(parent):
-            if not name or self.directory(name):
+            if self.objects.can_list and (not name or self.directory(name)):
                 return None
             with suppress(MissingObjectError):
                 return self.objects.head(name)
+            if not self.objects.can_list:
+                self.directory(name)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
     def _is_absent(self, directory: str) -> bool:

@@ -279,6 +279,12 @@ def test_indices_of_palette_png_are_read_as_the_guide_says(tmp_path: Path) -> No
     assert np.array_equal(read, np.asarray(Image.open(tmp_path / "masks" / "0.png")))
 
 
+def test_doctor_examines_no_url() -> None:
+    said = run("doctor", "s3://bucket/x.lmdb")
+    assert said.returncode == 2
+    assert "s3://bucket/x.lmdb is a URL; give a path on this machine: doctor examines this machine" in said.stderr
+
+
 def test_doctor_lists_the_library_for_heic() -> None:
     from packstore.diagnose.doctor import LIBRARIES
 

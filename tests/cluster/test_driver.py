@@ -31,6 +31,7 @@ from packstore.objects import open_objects
 from packstore.packing.options import ConvertOptions
 from packstore.stores.remote.cleaning import GRACE_SECONDS, find_needless
 from tests.makers.clusters import KillingObjects, Twice, assert_same, drive, expected_objects, objects_at, plan_for
+from tests.makers.command import run
 from tests.makers.datasets import make_folder
 from tests.makers.images import tiny
 
@@ -511,6 +512,7 @@ def test_clean_removes_what_an_interrupted_run_left(folder: Path, url: str) -> N
     objects, later = open_objects(url), time.time() + 2 * GRACE_SECONDS
     left = objects_at(url)
     assert len(left) > 4
+    assert "a conversion is at work, or was stopped: the same command goes on" in run("info", url).stderr
     drive(folder, url, shard_size=60_000)
     found = find_needless(objects, later)
     assert not found.foreign

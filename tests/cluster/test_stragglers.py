@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import tempfile
 import threading
@@ -120,19 +119,20 @@ def test_interrupted_while_all_workers_hang(
     workers: list[Any] = []
     start = Processes._start
     monkeypatch.setattr(Processes, "_start", lambda self: workers.append(start(self)) or workers[-1])
-    kills = tmp_path / "kills"
+    kills, main = tmp_path / "kills", threading.get_ident()
     objects = KillingObjects(url, kills, "done/", sent=signal.SIGSTOP, times=2)
 
     def interrupt() -> None:
         while len(list(kills.iterdir())) < 2:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(main, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         drive(folder, url, objects=objects, cluster="processes:2", **PASSING)
     thread.join()
+    assert "what is packed so far is kept there" in caught.value.__notes__[0]
     assert [worker.process.poll() is not None for worker in workers] == [True, True]
     assert not list((tmp_path / "scratch").iterdir())
 

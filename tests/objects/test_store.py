@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from packstore.core.errors import UsageError
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore, RemoteError, is_url, open_objects
 from packstore.objects import direct as direct_module
+from packstore.objects import store as store_module
 
 
 @pytest.fixture(params=["memory", "file", "s3"])
@@ -149,3 +151,12 @@ def test_urls() -> None:
     assert open_objects(Path("s3://bucket/x/")).url == "s3://bucket/x"
     assert open_objects("file:///a/b/").url == open_objects("file:/a/b").url == "file:///a/b"
     assert open_objects("https://host:80/a%20b").url == "https://host:80/a%20b"
+
+
+def test_without_obstore_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setattr(store_module, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"s3:// URLs need obstore: pip install 'packstore\[remote\]'"):
+        open_objects("s3://bucket/x").get("a")
+    with pytest.raises(UsageError, match="URLs need obstore"):
+        next(open_objects("memory://x/y").stream("a"))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
+import shutil
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -205,7 +208,6 @@ def test_what_changes_meanwhile_is_a_bad_sample(s3_double: Double, raw: str) -> 
         ("s3:///x", {}, UsageError, "s3:///x names no bucket: write s3://bucket/path"),
         ("s3://bucket/x?versionId=3", {}, UsageError, "^s3://bucket/x is given with a query .*; give the URL without"),
         ("ftp://host/x", {}, UsageError, "URLs of ftp:// are not supported"),
-        ("http://127.0.0.1:9/x", {}, UsageError, "cannot be listed"),
         ("raw", {"labels": "s3://bucket/labels.csv"}, UsageError, "is a URL"),
     ],
 )
@@ -222,6 +224,31 @@ def test_refusals(
     with pytest.raises(error, match=match) as caught, closing(open_source(url, **options)) as source:
         source.survey()
     assert "\n" not in str(caught.value)
+
+
+def test_a_web_server_has_archives_and_no_folders(folder: Path, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "web").mkdir()
+    shutil.make_archive(str(tmp_path / "web" / "photos"), "tar", folder)
+
+    class Files(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given, directory=str(tmp_path / "web"))
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            packstore.convert(f"{url}/photos.tar", tmp_path / "a.lmdb")
+            with pytest.raises(UsageError, match=f"{url}/photos cannot be listed, so no folder there is a source"):
+                open_source(f"{url}/photos")
+        finally:
+            server.shutdown()
+    packstore.convert(tmp_path / "web" / "photos.tar", tmp_path / "b.lmdb")
+    with packstore.open(tmp_path / "a.lmdb") as far, packstore.open(tmp_path / "b.lmdb") as near:
+        assert far.manifest.dataset_digest == near.manifest.dataset_digest
 
 
 def test_a_folder_of_which_alone_one_has_the_right(s3_double: Double, raw: str) -> None:
