@@ -55,7 +55,7 @@ class Builds:
         library = self._link("library", changed, folder, "-shared")
         if _fails(sys.executable, "-c", _CHECKS, library):
             return True
-        return _fails(self._link("fuzzer", changed, folder), 30_000, 1, *seeds)
+        return _fails(self._link("fuzzer", changed, folder), 100_000, 1, *seeds)
 
     def _write(self, mutation: Mutation, folder: Path) -> list[Path]:
         """The changed source in ``folder``, and which of its files are to be compiled."""
