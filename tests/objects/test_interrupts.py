@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.objects import RemoteError, interrupt, interrupts
+from packstore.objects import RemoteError, connection, interrupt, interrupts
 from packstore.objects.interrupts import in_batches, interruptible
 from tests.conftest import Need
 from tests.makers.datasets import make_folder
@@ -147,6 +147,7 @@ def test_ctrl_c_ends_the_page(s3_double: Double, tmp_path: Path, monkeypatch: An
 @pytest.mark.slow
 def test_ctrl_c_ends_an_epoch(s3_double: Double, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(connection, "SILENCE_SECONDS", 1.0)  # a request of the first epoch may be waited for
     packstore.convert(
         make_folder(tmp_path / "photos"), "s3://bucket/x.lmdb", shard_size=3000, encoding="uint8", size=16
     )
