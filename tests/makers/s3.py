@@ -69,7 +69,7 @@ def moto_process() -> Iterator[int]:
             urllib.request.urlopen(urllib.request.Request(url, b"", signed, method="PUT")).close()
             yield port
         finally:
-            process.stdin.close()
+            process.kill()  # that its input is closed it may not see: a forked process may have it open, too
 
 
 def upload(folder: Path, url: str) -> str:
