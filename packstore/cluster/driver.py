@@ -77,12 +77,11 @@ class Driver:
         try:
             with runner_of(Job(plan, run), len(shared.cuts)) as runner:
                 self._pack(shared, runner)
-        except Exception:
-            raise
         except BaseException as stopped:
-            stopped.add_note(
-                "what is packed so far is kept there: the same command goes on, with --restart from the start"
-            )
+            if not isinstance(stopped, Exception):  # a signal
+                stopped.add_note(
+                    "what is packed so far is kept there: the same command goes on, with --restart from the start"
+                )
             raise
         if plan.source.stamp() != self._stamp:
             raise changed(plan, "its stamp is another one")

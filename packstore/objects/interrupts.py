@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from concurrent.futures import TimeoutError as TooLateError  # of 3.10 not the builtin one
 from contextlib import contextmanager, suppress
 from itertools import islice
 from queue import SimpleQueue
@@ -56,7 +55,7 @@ def interruptible(function: Callable[..., Any], *arguments: Any) -> Any:
             worker.start()
         worker.tasks.put((future, function, arguments))
         return future.result(_LAST_SECONDS if _interrupted.is_set() else None)
-    except TooLateError:
+    except TimeoutError:
         _give_up(future)
         return future.result()
     finally:
