@@ -44,28 +44,57 @@ def refused() -> Iterator[None]:
 def interruptible(function: Callable[..., Any], *arguments: Any) -> Any:
     """What ``function`` returns or raises, from another thread, while this one listens to signals."""
     future: Future[Any] = Future()
-    _pending.add(future)
     try:
-        if _refused:  # looked at after those who end requests can find this one
-            raise RemoteError("interrupted")
-        try:
-            worker = _idle.pop()
-        except IndexError:
-            worker = _Worker()
-            worker.start()
-        worker.tasks.put((future, function, arguments))
-        return future.result(_LAST_SECONDS if _interrupted.is_set() else None)
-    except TimeoutError:
-        _give_up(future)
-        return future.result()
+        _begin(future, function, *arguments)
+        return _answer(future)
     finally:
         _pending.discard(future)
 
 
-def in_batches(values: Iterator[Any], count: int) -> Iterator[Any]:
-    """What ``values`` yields; up to ``count`` at once are waited for by :func:`interruptible`."""
-    while batch := interruptible(lambda: list(islice(values, count))):
-        yield from batch
+def in_batches(values: Iterator[Any], count: int, *, ahead: bool = False) -> Iterator[Any]:
+    """What ``values`` yields; up to ``count`` at once are waited for by :func:`interruptible`.
+
+    ``ahead``: the next ones are asked for while the caller is busy with those it has."""
+
+    def take() -> list[Any]:
+        return list(islice(values, count))
+
+    future: Future[Any] = Future()
+    try:
+        _begin(future, take)
+        while batch := _answer(future):
+            _pending.discard(future)
+            future = Future()
+            if ahead:
+                _begin(future, take)
+                yield from batch
+            else:
+                yield from batch
+                _begin(future, take)
+            del batch  # nothing that waits may keep bytes alive
+    finally:
+        _pending.discard(future)
+
+
+def _begin(future: Future[Any], function: Callable[..., Any], *arguments: Any) -> None:
+    """Has a thread answer ``future``."""
+    _pending.add(future)
+    if _refused:  # looked at after those who end requests can find this one
+        raise RemoteError("interrupted")
+    try:
+        worker = _idle.pop()
+    except IndexError:
+        worker = _Worker()
+        worker.start()
+    worker.tasks.put((future, function, arguments))
+
+
+def _answer(future: Future[Any]) -> Any:
+    try:
+        return future.result(_LAST_SECONDS if _interrupted.is_set() else None)
+    except TimeoutError:
+        _give_up(future)
+        return future.result()
 
 
 def _give_up_pending() -> None:

@@ -128,7 +128,8 @@ class ObjectStore:
         self._refuse_without_obstore()
         process = agent()
         if process is None:
-            yield from in_batches(getattr(self._direct, method)(*arguments), AT_ONCE[method])
+            values = getattr(self._direct, method)(*arguments)
+            yield from in_batches(values, AT_ONCE[method], ahead=method == "stream")
         else:
             self._refuse_memory()
             yield from process.iterate(self._location, method, *arguments)

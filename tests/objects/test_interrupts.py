@@ -51,6 +51,46 @@ def test_calls_return_and_raise_what_the_function_does() -> None:
     assert threading.current_thread() is not interruptible(threading.current_thread)
 
 
+def test_the_next_values_are_fetched_while_the_caller_is_busy(silence: threading.Event) -> None:
+    asked = [threading.Event() for _ in range(3)]
+
+    def values() -> Iterator[int]:
+        for number, event in enumerate(asked):
+            event.set()
+            yield number
+
+    taken = in_batches(values(), 1, ahead=True)
+    assert next(taken) == 0
+    assert asked[1].wait(30)  # without being asked for
+    assert not asked[2].is_set()  # one, and no more
+    assert list(taken) == [1, 2]
+    for event in asked:
+        event.clear()
+    taken = in_batches(values(), 1)
+    assert next(taken) == 0
+    assert not asked[1].wait(0.01)
+    assert list(taken) == [1, 2]
+    assert not interrupts._pending
+
+
+def test_what_is_fetched_ahead_and_not_taken_ends(silence: threading.Event) -> None:
+    def values() -> Iterator[int]:
+        yield 0
+        silence.wait()
+
+    taken = in_batches(values(), 1, ahead=True)
+    assert next(taken) == 0
+    assert len(interrupts._pending) == 1
+    interrupt()
+    with pytest.raises(RemoteError, match="interrupted"):
+        next(taken)
+    interrupts._interrupted.clear()
+    taken = in_batches(values(), 1, ahead=True)
+    assert next(taken) == 0
+    taken.close()  # type: ignore[attr-defined]
+    assert not interrupts._pending
+
+
 def test_threads_are_used_again(silence: threading.Event) -> None:
     before = {interruptible(threading.get_ident) for _ in range(50)}
     assert len(before) == 1
