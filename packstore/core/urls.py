@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     _LocalPath = Path
 else:
     _LocalPath = type(Path())  # Path itself cannot be inherited from before Python 3.12
+
+
+_NO_SLASHES = re.compile(r"(s3a?|gs|az|https?|file|memory):([^/].*)", re.IGNORECASE | re.DOTALL)
+"""What somebody wrote for a URL, and what would else name a new folder here."""
 
 
 class UrlPath(_LocalPath):
@@ -48,12 +53,20 @@ def location(path: str | os.PathLike[str]) -> Path:
     """``path`` as a :class:`Path`; as a :class:`UrlPath` where it is a URL, also after :class:`Path` has made one slash
     of two. A local path that looks like a URL, and whose first folder is there, stays one.
 
-    Raises :class:`UsageError` for a URL that has no bucket before its path."""
+    Raises :class:`UsageError` for a URL without slashes, and for one that has no bucket before its path."""
     if isinstance(path, UrlPath):
         return path
     url = split_url(path)
     if url is None:
-        return Path(path)
+        local = Path(path)
+        meant = _NO_SLASHES.fullmatch(text := os.fspath(path))
+        if meant is not None and not Path(local.parts[0]).exists():
+            slashes = ":///" if meant[1].lower() == "file" else "://"
+            raise UsageError(
+                f"{printable(text)} is no URL without its slashes: write {meant[1]}{slashes}{printable(meant[2])}, "
+                f"or ./{printable(text)} for a path on this machine"
+            )
+        return local
     if ":///" in (text := os.fspath(path)) and url[0] not in ("file", "memory"):
         raise UsageError(f"{printable(text)} names no bucket: write {url[0]}://bucket/path")
     return UrlPath(path)

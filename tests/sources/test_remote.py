@@ -15,6 +15,7 @@ import pytest
 
 import packstore
 from packstore.core.errors import DestinationError, PackstoreError, SampleError, SourceError, UsageError
+from packstore.core.urls import location
 from packstore.objects import connection
 from packstore.sources import open_source, remote
 from tests.makers.all_layouts import LAYOUTS
@@ -206,6 +207,13 @@ def test_what_changes_meanwhile_is_a_bad_sample(s3_double: Double, raw: str) -> 
         ("s3://user:word@bucket/x", {}, UsageError, "holds a user name or a password"),
         ("s3://", {}, UsageError, "s3:// needs a bucket"),
         ("s3:///x", {}, UsageError, "s3:///x names no bucket: write s3://bucket/path"),
+        (
+            "s3:bucket/x",
+            {},
+            UsageError,
+            "s3:bucket/x is no URL without its slashes: write s3://bucket/x, or ./s3:bucket",
+        ),
+        ("File:x", {}, UsageError, "write File:///x, or ./File:x for a path on this machine"),
         ("s3://bucket/x?versionId=3", {}, UsageError, "^s3://bucket/x is given with a query .*; give the URL without"),
         ("ftp://host/x", {}, UsageError, "URLs of ftp:// are not supported"),
         ("raw", {"labels": "s3://bucket/labels.csv"}, UsageError, "is a URL"),
@@ -224,6 +232,16 @@ def test_refusals(
     with pytest.raises(error, match=match) as caught, closing(open_source(url, **options)) as source:
         source.survey()
     assert "\n" not in str(caught.value)
+
+
+def test_local_paths_that_look_like_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert location("./s3:x") == Path("s3:x")
+    assert location("s4:x") == Path("s4:x")
+    with pytest.raises(UsageError, match="slashes"):
+        location("s3:x/y")
+    Path("s3:x").mkdir()
+    assert location("s3:x/y") == Path("s3:x/y")
 
 
 def test_a_web_server_has_archives_and_no_folders(folder: Path, cache: Path, tmp_path: Path) -> None:
