@@ -197,6 +197,7 @@ struct kernels {
     int (*segment_tokens)(struct decoder *, struct lane *);
     uint8_t *(*write_bits)(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
     int (*samples)(struct decoder *, const struct lane *, int *predicted);
+    const uint8_t *place; /* the order of the coefficients that `samples` takes */
     void (*colours)(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count);
     void (*blend)(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight);
     void (*widen)(uint8_t *to, const int16_t *from, int64_t count, int even, int odd, int shift);
@@ -329,6 +330,7 @@ int begin_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struc
 int write_pixels(struct decoder *, const struct box *, uint8_t *to);
 
 /* idct.c */
+extern const uint8_t paired_place[256];
 int samples_plain(struct decoder *decoder, const struct lane *lane, int *predicted);
 int samples_avx2(struct decoder *decoder, const struct lane *lane, int *predicted);
 

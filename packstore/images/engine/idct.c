@@ -94,7 +94,7 @@ INLINE int stretch_samples(struct decoder *decoder, const struct lane *lane, int
         bool wanted = in_row && column >= decoder->column0 && column < decoder->column1;
         for (int b = 0; b < headers->blocks; b++, coefficients += 64) {
             int i = headers->component_of[b], dc = predicted[i] += coefficients[0];
-            if (UNLIKELY(dc >= MOST_PREDICTED || dc < -MOST_PREDICTED))
+            if (UNLIKELY(dc >= MOST_PREDICTED || dc <= -MOST_PREDICTED))
                 return REFUSED;
             if (wanted &&
                 UNLIKELY(block(coefficients, dc, decoder->quantisation[i], decoder->limit[i],
@@ -121,20 +121,20 @@ int samples_plain(struct decoder *decoder, const struct lane *lane, int *predict
 }
 
 #ifdef HAS_AVX2
-/* The same inverse DCT by multiplying pairs: rows 0 and 4, 2 and 6, 1 and 7, 3 and 5 lie in the halves of a register,
- * interleaved; what comes out are columns 0 and 4, 1 and 5, 2 and 6, 3 and 7. */
-AVX2 INLINE __m256i interleaved(__m256i rows)
-{
-    const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10,
-                                           11, 4, 5, 12, 13, 6, 7, 14, 15);
-    return _mm256_shuffle_epi8(_mm256_permute4x64_epi64(rows, 0xD8), order);
-}
+/*
+ * The same inverse DCT by multiplying pairs: a register has rows 0 and 4, 2 and 6, 1 and 7, or 3 and 5, interleaved.
+ * Their columns come in the order 0, 4, 2, 6, 1, 7, 3, 5, so that those of the second pass are pairs already.
+ */
+const uint8_t paired_place[256] = {
+    43, 0,  8,  32, 16, 40, 4,  12, 36, 24, 48, 1,  56, 20, 44, 2,  14, 34, 28, 52, 9,  49,
+    17, 57, 5,  60, 18, 46, 6,  10, 38, 30, 50, 13, 53, 25, 33, 41, 21, 61, 3,  62, 22, 42,
+    26, 54, 15, 51, 29, 37, 45, 19, 63, 7,  58, 11, 55, 31, 35, 47, 23, 59, 27, 39, 43, [65 ... 255] = 43};
 
-AVX2 INLINE void pass_avx2(__m256i *rows, const int shift)
+/* `sums` gets 8 numbers of 32 bits for each of what comes out, from 0 to 7. */
+AVX2 INLINE void pass_avx2(const __m256i *in, __m256i *sums, const int shift)
 {
     const __m256i round = _mm256_set1_epi32(1 << (shift - 1));
-    __m256i v04 = interleaved(rows[0]), v26 = interleaved(rows[1]), v17 = interleaved(rows[2]),
-            v35 = interleaved(rows[3]);
+    __m256i v04 = in[0], v26 = in[1], v17 = in[2], v35 = in[3];
     __m256i t0 = _mm256_add_epi32(_mm256_madd_epi16(v04, pairs(8192, 8192)), round);
     __m256i t1 = _mm256_add_epi32(_mm256_madd_epi16(v04, pairs(8192, -8192)), round);
     __m256i t2 = _mm256_madd_epi16(v26, pairs(4433, 4433 - 15137)),
@@ -149,78 +149,84 @@ AVX2 INLINE void pass_avx2(__m256i *rows, const int shift)
                                     _mm256_madd_epi16(v35, pairs(25172 - 20995 - 16069 + 9633, 9633 - 20995)));
     __m256i odd3 = _mm256_add_epi32(_mm256_madd_epi16(v17, pairs(12299 - 7373 - 3196 + 9633, 9633 - 7373)),
                                     _mm256_madd_epi16(v35, pairs(9633, 9633 - 3196)));
-    __m256i c0 = _mm256_srai_epi32(_mm256_add_epi32(even0, odd3), shift);
-    __m256i c7 = _mm256_srai_epi32(_mm256_sub_epi32(even0, odd3), shift);
-    __m256i c1 = _mm256_srai_epi32(_mm256_add_epi32(even1, odd2), shift);
-    __m256i c6 = _mm256_srai_epi32(_mm256_sub_epi32(even1, odd2), shift);
-    __m256i c2 = _mm256_srai_epi32(_mm256_add_epi32(even2, odd1), shift);
-    __m256i c5 = _mm256_srai_epi32(_mm256_sub_epi32(even2, odd1), shift);
-    __m256i c3 = _mm256_srai_epi32(_mm256_add_epi32(even3, odd0), shift);
-    __m256i c4 = _mm256_srai_epi32(_mm256_sub_epi32(even3, odd0), shift);
-    __m256i p01 = _mm256_packs_epi32(c0, c1), p23 = _mm256_packs_epi32(c2, c3);
-    __m256i p45 = _mm256_packs_epi32(c4, c5), p67 = _mm256_packs_epi32(c6, c7);
-    __m256i a = _mm256_unpacklo_epi16(p01, p23), b = _mm256_unpackhi_epi16(p01, p23);
-    __m256i c = _mm256_unpacklo_epi16(p45, p67), d = _mm256_unpackhi_epi16(p45, p67);
-    p01 = _mm256_unpacklo_epi16(a, b);
-    p23 = _mm256_unpackhi_epi16(a, b);
-    p45 = _mm256_unpacklo_epi16(c, d);
-    p67 = _mm256_unpackhi_epi16(c, d);
-    rows[0] = _mm256_unpacklo_epi64(p01, p45);
-    rows[1] = _mm256_unpackhi_epi64(p01, p45);
-    rows[2] = _mm256_unpacklo_epi64(p23, p67);
-    rows[3] = _mm256_unpackhi_epi64(p23, p67);
+    sums[0] = _mm256_srai_epi32(_mm256_add_epi32(even0, odd3), shift);
+    sums[7] = _mm256_srai_epi32(_mm256_sub_epi32(even0, odd3), shift);
+    sums[1] = _mm256_srai_epi32(_mm256_add_epi32(even1, odd2), shift);
+    sums[6] = _mm256_srai_epi32(_mm256_sub_epi32(even1, odd2), shift);
+    sums[2] = _mm256_srai_epi32(_mm256_add_epi32(even2, odd1), shift);
+    sums[5] = _mm256_srai_epi32(_mm256_sub_epi32(even2, odd1), shift);
+    sums[3] = _mm256_srai_epi32(_mm256_add_epi32(even3, odd0), shift);
+    sums[4] = _mm256_srai_epi32(_mm256_sub_epi32(even3, odd0), shift);
 }
 
-/* Rows `a` and `b` of a block of 16-bit numbers. */
-AVX2 INLINE __m256i two_rows(const int16_t *block, int a, int b)
+/* Pairs of 16-bit numbers, four of `a` and four of `b` in each half: the even ones, and the odd ones. */
+AVX2 INLINE __m256i even_pairs(__m256i a, __m256i b)
 {
-    return _mm256_set_m128i(_mm_loadu_si128((const __m128i *)(block + 8 * b)),
-                            _mm_loadu_si128((const __m128i *)(block + 8 * a)));
+    return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0x88));
+}
+
+AVX2 INLINE __m256i odd_pairs(__m256i a, __m256i b)
+{
+    return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0xDD));
 }
 
 AVX2 INLINE int block_avx2(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
                            uint8_t *to, int64_t stride)
 {
-    static const int order[4][2] = {{0, 4}, {2, 6}, {1, 7}, {3, 5}};
-    __m256i rows[4], wrong = _mm256_setzero_si256(), any = _mm256_setzero_si256();
+    __m256i rows[4], sums[8], wrong = _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++)
-        rows[i] = two_rows(coefficients, order[i][0], order[i][1]);
+        rows[i] = _mm256_load_si256((const __m256i *)coefficients + i);
     __m256i first = _mm256_setr_epi16(-1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
-    any = _mm256_or_si256(_mm256_or_si256(_mm256_andnot_si256(first, rows[0]), rows[1]),
-                          _mm256_or_si256(rows[2], rows[3]));
+    __m256i any = _mm256_or_si256(_mm256_or_si256(_mm256_andnot_si256(first, rows[0]), rows[1]),
+                                  _mm256_or_si256(rows[2], rows[3]));
     if (_mm256_testz_si256(any, any))
         return flat_block(dc, quantisation[0], limit[0], to, stride);
     rows[0] = _mm256_insert_epi16(rows[0], (int16_t)dc, 0);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        __m256i most = two_rows(limit, order[i][0], order[i][1]);
+        __m256i most = _mm256_load_si256((const __m256i *)limit + i);
         wrong = _mm256_or_si256(wrong, _mm256_cmpgt_epi16(_mm256_abs_epi16(rows[i]), most));
-        rows[i] = _mm256_mullo_epi16(rows[i], two_rows(quantisation, order[i][0], order[i][1]));
+        rows[i] = _mm256_mullo_epi16(rows[i], _mm256_load_si256((const __m256i *)quantisation + i));
     }
-    pass_avx2(rows, 11);
-    __m256i half = _mm256_set1_epi16(MOST_BETWEEN + 1), beyond = _mm256_setzero_si256();
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++)
-        beyond = _mm256_or_si256(beyond, _mm256_add_epi16(rows[i], half));
+    pass_avx2(rows, sums, 11);
+    __m256i p01 = _mm256_packs_epi32(sums[0], sums[1]), p23 = _mm256_packs_epi32(sums[2], sums[3]);
+    __m256i p45 = _mm256_packs_epi32(sums[4], sums[5]), p67 = _mm256_packs_epi32(sums[6], sums[7]);
+    __m256i half = _mm256_set1_epi16(MOST_BETWEEN + 1);
+    __m256i beyond = _mm256_or_si256(_mm256_or_si256(_mm256_add_epi16(p01, half), _mm256_add_epi16(p23, half)),
+                                     _mm256_or_si256(_mm256_add_epi16(p45, half), _mm256_add_epi16(p67, half)));
     wrong = _mm256_or_si256(wrong, _mm256_srai_epi16(beyond, 15));
     if (UNLIKELY(!_mm256_testz_si256(wrong, wrong)))
         return REFUSED;
-    /* Columns 1 and 5, 2 and 6, 3 and 7 become 2 and 6, 1 and 7, 3 and 5. */
-    __m256i c15 = rows[1];
-    rows[1] = rows[2];
-    rows[2] = _mm256_blend_epi32(c15, rows[3], 0xF0);
-    rows[3] = _mm256_blend_epi32(rows[3], c15, 0xF0);
-    pass_avx2(rows, 18);
+    /* The halves are columns 0 and 4, and 1 and 7; 2 and 6, and 3 and 5; of four rows. */
+    __m256i upper = even_pairs(p01, p23), lower = even_pairs(p45, p67);
+    rows[0] = _mm256_permute2x128_si256(upper, lower, 0x20);
+    rows[2] = _mm256_permute2x128_si256(upper, lower, 0x31);
+    upper = odd_pairs(p01, p23);
+    lower = odd_pairs(p45, p67);
+    rows[1] = _mm256_permute2x128_si256(upper, lower, 0x20);
+    rows[3] = _mm256_permute2x128_si256(upper, lower, 0x31);
+    pass_avx2(rows, sums, 18);
+    p01 = _mm256_packs_epi32(sums[0], sums[1]);
+    p23 = _mm256_packs_epi32(sums[2], sums[3]);
+    p45 = _mm256_packs_epi32(sums[4], sums[5]);
+    p67 = _mm256_packs_epi32(sums[6], sums[7]);
+    /* Four columns of four rows in each half, column by column. */
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    __m256i left = _mm256_shuffle_epi8(_mm256_packs_epi16(p01, p23), order);
+    __m256i right = _mm256_shuffle_epi8(_mm256_packs_epi16(p45, p67), order);
+    const __m256i middle = _mm256_set1_epi8(-128);
+    left = _mm256_xor_si256(left, middle);
+    right = _mm256_xor_si256(right, middle);
 #pragma GCC unroll 2
-    for (int i = 0; i < 2; i++) {
-        __m256i four = _mm256_xor_si256(_mm256_packs_epi16(rows[2 * i], rows[2 * i + 1]), _mm256_set1_epi8(-128));
+    for (int i = 0; i < 2; i++, to += 2 * stride) {
+        __m256i four = i ? _mm256_unpackhi_epi32(left, right) : _mm256_unpacklo_epi32(left, right);
         __m128i low = _mm256_castsi256_si128(four), high = _mm256_extracti128_si256(four, 1);
-        uint8_t *at = to + 2 * i * stride;
-        _mm_storel_epi64((__m128i *)at, low);
-        _mm_storel_epi64((__m128i *)(at + stride), _mm_unpackhi_epi64(low, low));
-        _mm_storel_epi64((__m128i *)(at + 4 * stride), high);
-        _mm_storel_epi64((__m128i *)(at + 5 * stride), _mm_unpackhi_epi64(high, high));
+        _mm_storel_epi64((__m128i *)to, low);
+        _mm_storeh_pd((double *)(to + stride), _mm_castsi128_pd(low));
+        _mm_storel_epi64((__m128i *)(to + 4 * stride), high);
+        _mm_storeh_pd((double *)(to + 5 * stride), _mm_castsi128_pd(high));
     }
     return DONE;
 }

@@ -28,9 +28,10 @@ static int make_planes(struct decoder *decoder)
         size_t samples = (size_t)(decoder->stride[i] * (decoder->row1 - decoder->row0) * component->v * 8);
         if (make_room(&decoder->plane[i], samples + PADDING) != DONE)
             return REFUSED;
-        for (int k = 0; k < 64; k++) {
-            decoder->quantisation[i][k] = quantisation[k];
-            decoder->limit[i][k] = (int16_t)(MOST_COEFFICIENT / (quantisation[k] ? quantisation[k] : 1));
+        for (int k = 1; k <= 64; k++) {
+            int value = quantisation[natural_place[k]], at = decoder->place[k];
+            decoder->quantisation[i][at] = (int16_t)value;
+            decoder->limit[i][at] = (int16_t)(MOST_COEFFICIENT / (value ? value : 1));
         }
     }
     return DONE;
@@ -140,6 +141,6 @@ int begin_box(struct decoder *decoder, const uint8_t *file, int64_t nbytes, cons
 {
     choose_mcus(decoder, box);
     decoder->use_stretch = decoder->kernels->samples;
-    decoder->place = natural_place;
+    decoder->place = decoder->kernels->place;
     return make_tables(decoder) || make_planes(decoder) || make_segments(decoder, file, nbytes) ? REFUSED : DONE;
 }
