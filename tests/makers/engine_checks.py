@@ -347,6 +347,7 @@ def check_refusals(engine: Engine) -> None:
     for name, bad in refused_files().items():
         assert engine.decode(bad, MAX_PIXELS) is None, name
         assert run(engine, bad, (0, 0, *image.shape[:2]), (9, 9)) is None, name
+    assert engine.decode(lowest_first_coefficient(), MAX_PIXELS, (0, 8 * 16, 8, 8)) is None
     height, width = image.shape[:2]
     for source in (data, image):
         for box in ((0, 0, height + 1, 9), (-1, 0, 9, 9), (0, width - 8, 9, 9), (0, -1, 9, 9), (height, 0, 1, 1)):
@@ -463,6 +464,15 @@ def tiny(
     parts = (segment(0xDB, b"\0" + b"\1" * 64), segment(0xC0, frame), *(segment(0xC4, table) for table in tables))
     scan = segment(0xDA, b"\x01\x01\0\0\x3f\0")
     return b"\xff\xd8" + b"".join(parts) + scan + coded.replace(b"\xff", b"\xff\0") + b"\xff\xd9"
+
+
+def lowest_first_coefficient() -> bytes:
+    """Gray blocks side by side. The last one's first coefficient is -32768, of which 16 bits cannot hold twice as much;
+    that of those before is not right either, but shows only where they are wanted."""
+    differences = [-2047] * 15 + [-1024, -1039]
+    coded = packed("".join(f"0{difference + 2047:011b} 010 00" for difference in differences))
+    data = tiny(dc=(11,), ac=(0, 1), coded=coded, size=(8, 8 * len(differences)), symbols=2)
+    return data.replace(b"\1" * 64, b"\2" * 64)
 
 
 def repaired(data: bytes) -> bytes:

@@ -217,13 +217,17 @@ MUTATIONS = [
     Mutation("progressive.c", "if (i == headers->components)\n            return REFUSED;", ";"),
     # Samples and pixels: A.3.3, jdsample.c, jdcolor.c
     Mutation("idct.c", "if (UNLIKELY(!_mm256_testz_si256(wrong, wrong)))", "if (0)"),
+    Mutation("idct.c", "dc <= -MOST_PREDICTED", "dc < -MOST_PREDICTED"),
+    Mutation("idct.c", "0,  8,  32, 16, 40,", "0,  8,  32, 40, 16,"),
+    Mutation("idct.c", "_mm256_permute2x128_si256(upper, lower, 0x31);\n    upper", "upper;\n    upper"),
     Mutation("idct.c", "int t2 = z1 - v6 * 15137", "int t2 = z1 - v6 * 15136"),
     Mutation("idct.c", "pairs(4433 + 6270, 4433)", "pairs(4434 + 6270, 4433)"),
     Mutation("idct.c", "((dc * quantisation * 4 + 16) >> 5)", "((dc * quantisation * 4 + 15) >> 5)"),
     Mutation("colours.c", "_mm256_set1_epi16(26345)", "_mm256_set1_epi16(26330)"),
+    Mutation("colours.c", "EACH_HALF(10, 5, 0, 11,", "EACH_HALF(10, 5, 11, 0,"),
     Mutation("colours.c", "(91881 * red + 32768)", "(91900 * red + 32768)"),
     Mutation("colours.c", "for (; i + 6 <= pixels; i += 5)", "for (; i + 5 <= pixels; i += 5)"),
-    Mutation("colours.c", "for (; i + 16 <= count; i += 16)", "for (; i < count; i += 16)"),
+    Mutation("colours.c", "for (; i + 32 <= count; i += 32)", "for (; i < count; i += 32)"),
     Mutation("colours.c", "    to[-1] = to[0];\n", ""),
     Mutation("pixels.c", "if (columns <= 2)", "if (columns <= 1)"),
     Mutation(
