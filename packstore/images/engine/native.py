@@ -168,7 +168,7 @@ class Rewritten(NamedTuple):
         ends: Where its restart segments end, markers included: int64, from the scan's first byte.
     """
 
-    scan: bytes
+    scan: memoryview
     tables: list[bytes]
     ends: NDArray[np.int64]
 
@@ -230,7 +230,8 @@ class Engine:
         self._library.packstore_engine_rewritten(
             self._decoder, nbytes, scan.ctypes.data, tables.ctypes.data, ends.ctypes.data
         )
-        return Rewritten(scan.tobytes(), [table[: 16 + int(table[:16].sum())].tobytes() for table in tables], ends)
+        each = map(bytes, tables)
+        return Rewritten(scan.data, [table[: 16 + sum(table[:16])] for table in each], ends)
 
     def confirms(self, made: bytes) -> bool:
         """Whether a seekable file, decoded through its index, has the size, sampling, quantisation and coefficients of

@@ -36,12 +36,18 @@ class Rewritten(NamedTuple):
     """A file that was rewritten.
 
     Attributes:
-        data: The file, up to the end of its image.
+        head: The file up to its scan.
+        scan: What follows, up to the end of its image.
         ends: Where its restart segments end, markers included: int64, from the scan's first byte.
     """
 
-    data: bytes
+    head: bytes
+    scan: memoryview
     ends: NDArray[np.int64]
+
+    @property
+    def data(self) -> bytes:
+        return b"".join((self.head, self.scan))
 
 
 def rewrite_by_engine(data: bytes, interval: int, engine: Engine | None = None) -> Rewritten | None:
@@ -56,11 +62,8 @@ def rewrite_by_engine(data: bytes, interval: int, engine: Engine | None = None) 
         found = segments(data)
     except NotSeekableError:
         return None
-    body = {
-        marker: [data[s.start + 4 : s.stop] for s in found if s.marker == marker] for marker in (DQT, SOF0, SOF1, SOF2)
-    }
     jfif = _jfif(data, found)
-    frame = (body[SOF0] + body[SOF1] + body[SOF2])[0]
+    frame = next(data[s.start + 4 : s.stop] for s in found if s.marker in (SOF0, SOF1, SOF2))
     components = [frame[6 + 3 * i : 9 + 3 * i] for i in range(frame[5])]
     if jfif is None or (len(components) == 1 and components[0][1] != 0x11):
         return None
@@ -83,9 +86,8 @@ def rewrite_by_engine(data: bytes, interval: int, engine: Engine | None = None) 
         *(_segment(DHT, bytes((number,)) + table) for number, table in zip(numbers, tables, strict=False)),
         restarts,
         _segment(SOS, bytes((len(components),)) + chosen + b"\0\x3f\0"),
-        scan,
     )
-    return Rewritten(b"".join(parts), ends)
+    return Rewritten(b"".join(parts), scan, ends)
 
 
 def _segment(marker: int, content: bytes) -> bytes:

@@ -233,10 +233,11 @@ def _pack(values: NDArray[np.int64], bits: int) -> bytes:
     return np.packbits(columns.astype(np.uint8).reshape(-1)).tobytes()
 
 
-def add_index(data: Data, ends: NDArray[np.int64] | None = None) -> bytes:
+def add_index(data: Data, ends: NDArray[np.int64] | None = None, *rest: Data) -> bytes:
     """The JPEG file ``data`` with a seek index; one that it has already is replaced.
 
-    ``ends`` says where the restart segments of the scan end, as :func:`segment_ends` does; None looks for them.
+    ``ends`` says where the restart segments of the scan end, as :func:`segment_ends` does; None looks for them. Where
+    they are known, the file may be in parts: ``rest`` is what follows ``data``, which holds all up to the scan.
 
     Everything else stays, in this order: what decides on colours, EXIF where it is first, the index, the other
     metadata, the tables, the scan, what follows the end.
@@ -261,8 +262,10 @@ def add_index(data: Data, ends: NDArray[np.int64] | None = None) -> bytes:
     metadata = b"".join(others)
     tables_bytes = b"".join(tables)
     frame_at = sum(map(len, tables[: next(i for i, t in enumerate(tables) if t[1] == frame.sof)]))
-    each = np.diff(ends, prepend=0)
-    bits = next((bits for bits in _HIGH_BITS if int(each.max()) < 256 << bits), None)
+    each = ends.copy()
+    each[1:] -= ends[:-1]
+    longest = int(each.max())
+    bits = next((bits for bits in _HIGH_BITS if longest < 256 << bits), None)
     if bits is None or frame_at > 65535 or len(prefix) > 65535:
         raise NotSeekableError("is too large for an index")
     each_packed = (each & 255).astype(np.uint8).tobytes() + _pack(each >> 8, bits)
@@ -295,7 +298,7 @@ def add_index(data: Data, ends: NDArray[np.int64] | None = None) -> bytes:
         piece = body[start : start + _PART_BYTES]
         opening = _OPENING.pack(0xFF, APP11, len(piece) + _OPENING.size - 2, _NAME, _VERSION, part, parts)
         index += [opening, piece]
-    return b"".join((prefix, exif, *index, metadata, tables_bytes, memoryview(data)[scan_at:]))
+    return b"".join((prefix, exif, *index, metadata, tables_bytes, memoryview(data)[scan_at:], *rest))
 
 
 def without_index(data: Data) -> bytes:

@@ -12,6 +12,7 @@ APP0, APP2, APP11, APP14, COM = 0xE0, 0xE2, 0xEB, 0xEE, 0xFE
 _WITHOUT_LENGTH = frozenset((0x00, 0x01, *range(0xD0, 0xDA), 0xFF))
 _SOFS = frozenset(range(0xC0, 0xD0)) - {DHT, 0xC8, 0xCC}
 _FRAME = struct.Struct(">BHHB")
+_OPENING = struct.Struct(">BBH")
 
 
 class NotSeekableError(ValueError):
@@ -83,15 +84,16 @@ def segments(data: Data) -> list[Segment]:
     if bytes(data[:2]) != b"\xff\xd8":
         raise NotSeekableError("is not a JPEG")
     found: list[Segment] = []
-    at = 2
+    at, size = 2, len(data)
     while True:
-        if at + 4 > len(data) or data[at] != 0xFF or data[at + 1] in _WITHOUT_LENGTH:
+        ff, marker, length = _OPENING.unpack_from(data, at) if at + 4 <= size else (0, 0, 0)
+        if ff != 0xFF or marker in _WITHOUT_LENGTH:
             raise NotSeekableError(f"has no marker where one should be, at byte {at}")
-        stop = at + 2 + (data[at + 2] << 8 | data[at + 3])
-        if stop < at + 4 or stop > len(data):
+        stop = at + 2 + length
+        if length < 2 or stop > size:
             raise NotSeekableError(f"has a segment of impossible length at byte {at}")
-        found.append(Segment(data[at + 1], at, stop))
-        if data[at + 1] == SOS:
+        found.append(Segment(marker, at, stop))
+        if marker == SOS:
             return found
         at = stop
 

@@ -80,7 +80,7 @@ def make_checked(data: Data) -> Made:
     behind = data[_end(data) :]
     made, engine = rewrite_by_engine(data, interval), get_engine()
     if made is not None and engine is not None:
-        result = add_index(made.data + behind, made.ends)
+        result = add_index(made.head, made.ends, made.scan, behind)
         if engine.confirms(result):
             return Made(result, True)
     result = add_index(transform(data, interval) + behind)
