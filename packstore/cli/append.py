@@ -130,7 +130,7 @@ def describe_report(report: AppendReport) -> str:
     lines = [f"{printable(str(report.store))}: {bold(quantity(added, 'record') + ' more')}, {total} now"]
     if any(report.added):
         lines.append("  added    " + ", ".join(f"{printable(name)} {count:,}" for name, count in report.added.items()))
-    elif not report.duplicates and not report.skipped:
+    elif not added and not report.duplicates and not report.skipped:
         lines.append("  an earlier run of this command was killed when all was in already")
     lines.append(f"  shards   {len(report.manifest.shards or ()) or 1}")
     if report.linked:

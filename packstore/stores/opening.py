@@ -15,6 +15,7 @@ from packstore.core.urls import UrlPath
 from packstore.stores.base import Reader
 from packstore.stores.format import Format
 from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
+from packstore.stores.remote.names import VERSIONS, version_number
 from packstore.stores.scavenge import Scavenged
 from packstore.stores.sharded import open_sharded, read_sharded_manifest
 
@@ -53,7 +54,7 @@ def looks_like_store(path: Path, start: bytes) -> bool:
     if not path.is_dir():
         return _file_format(path, start) is not None
     sharded = (path / MANIFEST_FILE).is_file() and any(path.glob("shard-*"))
-    return sharded or directory_format(path) is not None
+    return sharded or _is_published(path) or directory_format(path) is not None
 
 
 def _file_format(path: Path, start: bytes) -> Format | None:
@@ -68,7 +69,16 @@ def directory_format(path: Path) -> Format | None:
     return next((format for format in formats if format.recognises(path, b"")), None)
 
 
+def _is_published(path: Path) -> bool:
+    """Whether a directory is a store as object stores have them, which opens by its URL."""
+    return any(version_number(VERSIONS + file.name) for file in path.glob(f"{VERSIONS}*.json"))
+
+
 def _recognise_directory(path: Path) -> Format | None:
+    if _is_published(path):
+        raise StoreError(
+            f"{printable(str(path))} is a store as object stores have them; give file://{printable(str(path.resolve()))}"
+        )
     found = directory_format(path)
     if found is not None or (path / MANIFEST_FILE).is_file():
         return found

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import packstore
 from packstore.cli import cli
+from packstore.cli.append import describe_report
 from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError
 from packstore.core.progress import Progress
 from packstore.packing import conversion
@@ -194,6 +195,13 @@ def test_a_source_without_splits_goes_into_one(part: Part, tmp_path: Path) -> No
     report = packstore.append(tmp_path / "x.h5", part("b", lambda key: "val/cat/" in key) / "val", split="more")
     assert [(s.name, len(s)) for s in report.manifest.splits] == [("train", 8), ("val", 4), ("more", 4)]
     assert packstore.verify(tmp_path / "x.h5").ok
+
+
+def test_stores_and_sources_without_splits(part: Part, tmp_path: Path) -> None:
+    packstore.convert(part("first", lambda key: "train/ant/" in key) / "train", tmp_path / "x.h5")
+    report = packstore.append(tmp_path / "x.h5", part("a", lambda key: "train/bee/" in key) / "train")
+    assert report.added == {"": 4}
+    assert describe_report(report).endswith("4 records more, 8 records now\n  shards   2")
 
 
 @pytest.mark.slow

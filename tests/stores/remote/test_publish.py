@@ -52,6 +52,16 @@ def at(text: str) -> UrlPath:
     return url
 
 
+def test_the_local_path_of_a_store_at_a_url(tmp_path: Path) -> None:
+    url = (tmp_path / "bucket").as_uri() + "/x.h5"
+    upload_store(local(tmp_path), at(url))
+    with pytest.raises(StoreError, match=f"is a store as object stores have them; give {url}$"):
+        open_store(tmp_path / "bucket/x.h5")
+    with pytest.raises(StoreError, match=f"give {url}$"):
+        packstore.convert(tmp_path / "bucket/x.h5", tmp_path / "y.lmdb")
+    assert packstore.verify(url).ok
+
+
 def local(tmp_path: Path, name: str = "x.h5", seed: int = 0, count: int = 12, **options: Any) -> Path:
     path = tmp_path / "local" / name
     path.parent.mkdir(exist_ok=True)
