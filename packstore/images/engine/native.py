@@ -184,6 +184,8 @@ class Engine:
             raise MemoryError
         self._size = np.empty(2, np.int64)
         self._size_at = self._size.ctypes.data
+        self._tables = np.empty((4, 16 + 256), np.uint8)
+        self._tables_at = self._tables.ctypes.data
 
     def __del__(self) -> None:
         if getattr(self, "_decoder", None):
@@ -225,12 +227,10 @@ class Engine:
         nbytes = self._library.packstore_engine_rewrite(self._decoder, _address(data), len(data), interval)
         if not nbytes:
             return None
-        scan, tables = np.empty(nbytes, np.uint8), np.empty((4, 16 + 256), np.uint8)
+        scan = np.empty(nbytes, np.uint8)
         ends = np.empty(self._library.packstore_engine_segments(self._decoder), np.int64)
-        self._library.packstore_engine_rewritten(
-            self._decoder, nbytes, scan.ctypes.data, tables.ctypes.data, ends.ctypes.data
-        )
-        each = map(bytes, tables)
+        self._library.packstore_engine_rewritten(self._decoder, nbytes, _address(scan), self._tables_at, _address(ends))
+        each = map(bytes, self._tables)
         return Rewritten(scan.data, [table[: 16 + sum(table[:16])] for table in each], ends)
 
     def confirms(self, made: bytes) -> bool:

@@ -229,8 +229,8 @@ def _pack(values: NDArray[np.int64], bits: int) -> bytes:
         return values.astype(f">u{bits // 8}").tobytes()
     if not bits:
         return b""
-    columns = values[:, None] >> np.arange(bits - 1, -1, -1) & 1
-    return np.packbits(columns.astype(np.uint8).reshape(-1)).tobytes()
+    columns = np.unpackbits(values.astype(np.uint8)).reshape(-1, 8)
+    return np.packbits(columns[:, 8 - bits :]).tobytes()
 
 
 def add_index(data: Data, ends: NDArray[np.int64] | None = None, *rest: Data) -> bytes:
@@ -268,7 +268,7 @@ def add_index(data: Data, ends: NDArray[np.int64] | None = None, *rest: Data) ->
     bits = next((bits for bits in _HIGH_BITS if longest < 256 << bits), None)
     if bits is None or frame_at > 65535 or len(prefix) > 65535:
         raise NotSeekableError("is too large for an index")
-    each_packed = (each & 255).astype(np.uint8).tobytes() + _pack(each >> 8, bits)
+    each_packed = each.astype(np.uint8).tobytes() + _pack(each >> 8, bits)  # the low byte of each, then the others
     size = _HEAD.size + len(each_packed)
     parts = -(-size // _PART_BYTES)
     if parts > 255:
