@@ -229,8 +229,6 @@ MUTATIONS = [
     Mutation("colours.c", "for (; i + 6 <= pixels; i += 5)", "for (; i + 5 <= pixels; i += 5)"),
     Mutation("colours.c", "for (; i + 32 <= count; i += 32)", "for (; i < count; i += 32)"),
     Mutation("colours.c", "    to[-1] = to[0];\n", ""),
-    Mutation("pixels.c", " - (headers->mcu_height > 8);", ";"),
-    Mutation("idct.c", "column == headers->across && decoder->segments == 1", "column == headers->across"),
     Mutation("pixels.c", "if (columns <= 2)", "if (columns <= 1)"),
     Mutation(
         "pixels.c",

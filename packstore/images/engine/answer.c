@@ -158,9 +158,7 @@ static int begin_pixels(struct decoder *decoder, struct team *team)
         int64_t first = 3 * (making->box.top * request->width + making->box.left);
         return make_visible(decoder, request->source + first, 3 * request->width, request->nbytes - first);
     }
-    making->pixels = decoded(decoder);
-    if (!making->pixels || begin_box(decoder, request->source, request->nbytes, &making->box, making->pixels) != DONE ||
-        join(team, decoder) != DONE)
+    if (begin_box(decoder, request->source, request->nbytes, &making->box) != DONE || join(team, decoder) != DONE)
         return REFUSED;
     return BEGUN;
 }
@@ -204,9 +202,10 @@ static int begin_image(struct decoder *decoder, struct team *team)
 static int end_image(struct decoder *decoder)
 {
     const struct box *box = &decoder->making.box;
+    uint8_t *pixels = decoded(decoder);
     int64_t stride = 3 * box->width;
-    write_pixels(decoder, decoder->row1 - decoder->row0);
-    if (make_visible(decoder, decoder->making.pixels, stride, stride * box->height) != DONE)
+    if (!pixels || write_pixels(decoder, box, pixels) != DONE ||
+        make_visible(decoder, pixels, stride, stride * box->height) != DONE)
         return REFUSED;
     convert(decoder);
     return DONE;

@@ -255,7 +255,6 @@ struct making {
     struct box visible; /* the part of the window that lies in the resized box */
     struct box box;     /* of the image, whose pixels are needed */
     uint8_t *shown;     /* where the visible part goes */
-    uint8_t *pixels;    /* of a JPEG file's box */
     uint8_t *refused;
 };
 
@@ -280,10 +279,6 @@ struct decoder {
     const uint8_t *file, *file_end, *scan; /* what follows of the scan; NULL where segments are located */
     struct room located, joined, unstuffed[LANES];
     int64_t segments, next_segment;
-    /* the box of the image whose pixels are wanted, where they go, and how many of its rows are there */
-    struct box box;
-    uint8_t *to;
-    int64_t written;
     /* samples of these MCUs */
     struct room plane[COMPONENTS];
     int64_t stride[COMPONENTS];
@@ -331,8 +326,8 @@ int two_lanes_avx2(struct lane *const *);
 
 /* pixels.c */
 int prepare_scan(struct decoder *, const uint8_t *file, int64_t nbytes);
-int begin_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struct box *, uint8_t *to);
-void write_pixels(struct decoder *, int64_t rows);
+int begin_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struct box *);
+int write_pixels(struct decoder *, const struct box *, uint8_t *to);
 
 /* idct.c */
 extern const uint8_t paired_place[256];

@@ -102,9 +102,6 @@ INLINE int stretch_samples(struct decoder *decoder, const struct lane *lane, int
                 return REFUSED;
         }
     }
-    /* While they are in the caches. Several segments are decoded in turn, so that rows do not follow one another. */
-    if (in_row && column == headers->across && decoder->segments == 1)
-        write_pixels(decoder, row + 1);
     return DONE;
 }
 

@@ -34,10 +34,6 @@ static int make_planes(struct decoder *decoder)
             decoder->limit[i][at] = (int16_t)(MOST_COEFFICIENT / (value ? value : 1));
         }
     }
-    for (int i = 0; headers->blocks > 3 && i < 2; i++)
-        if (make_room(&decoder->wide[i], (size_t)decoder->box.width + 2 * PADDING) != DONE ||
-            make_room(&decoder->sums[i], (size_t)(decoder->box.width + 4 * PADDING) * sizeof(int16_t)) != DONE)
-            return REFUSED;
     return DONE;
 }
 
@@ -107,20 +103,17 @@ static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, 
     return wide + (left & 1);
 }
 
-/* The pixels of the box from the planes, of which `rows` of MCUs are there: (height, width, 3), RGB, and nothing behind
- * them. Those that depend on samples further below are left for later. */
-void write_pixels(struct decoder *decoder, int64_t rows)
+/* The pixels of the box, from the planes: (height, width, 3), RGB, and nothing behind them. */
+int write_pixels(struct decoder *decoder, const struct box *box, uint8_t *to)
 {
     const struct headers *headers = &decoder->headers;
-    const struct box *box = &decoder->box;
     int64_t left = box->left - decoder->column0 * headers->mcu_width, top = decoder->row0 * headers->mcu_height;
-    int64_t stop = box->top + box->height;
-    if (decoder->row0 + rows < decoder->row1) {
-        int64_t there = top + rows * headers->mcu_height - (headers->mcu_height > 8);
-        stop = there < stop ? there : stop;
-    }
-    for (int64_t y = box->top + decoder->written; y < stop; y++, decoder->written++) {
-        uint8_t *to = decoder->to + 3 * box->width * decoder->written;
+    bool subsampled = headers->blocks > 3;
+    for (int i = 0; subsampled && i < 2; i++)
+        if (make_room(&decoder->wide[i], (size_t)box->width + 2 * PADDING) != DONE ||
+            make_room(&decoder->sums[i], (size_t)(box->width + 4 * PADDING) * sizeof(int16_t)) != DONE)
+            return REFUSED;
+    for (int64_t y = box->top; y < box->top + box->height; y++, to += 3 * box->width) {
         const uint8_t *luma = (const uint8_t *)decoder->plane[0].at + (y - top) * decoder->stride[0] + left;
         if (headers->components == 1) {
             for (int64_t x = 0; x < box->width; x++)
@@ -131,6 +124,7 @@ void write_pixels(struct decoder *decoder, int64_t rows)
         const uint8_t *cr = chroma_row(decoder, 1, y, left, box->width);
         decoder->kernels->colours(to, luma, cb, cr, box->width);
     }
+    return DONE;
 }
 
 /* Gets ready to decode all segments of a JPEG file whose headers were read. */
@@ -142,12 +136,9 @@ int prepare_scan(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
     return make_segments(decoder, file, nbytes);
 }
 
-/* Gets ready to decode a box of a JPEG file whose headers were read; then write_pixels() has its pixels, for `to`. */
-int begin_box(struct decoder *decoder, const uint8_t *file, int64_t nbytes, const struct box *box, uint8_t *to)
+/* Gets ready to decode a box of a JPEG file whose headers were read; then write_pixels() has its pixels. */
+int begin_box(struct decoder *decoder, const uint8_t *file, int64_t nbytes, const struct box *box)
 {
-    decoder->box = *box;
-    decoder->to = to;
-    decoder->written = 0;
     choose_mcus(decoder, box);
     decoder->use_stretch = decoder->kernels->samples;
     decoder->place = decoder->kernels->place;
