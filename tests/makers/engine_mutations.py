@@ -197,9 +197,7 @@ MUTATIONS = [
         "            memcmp(headers->quantisation[new->quantisation], old->quantisation[before->quantisation], 64))",
         "            0)",
     ),
-    Mutation(
-        "optimal.c", "frequencies[order[i]] <= frequencies[order[a]]", "frequencies[order[i]] < frequencies[order[a]]"
-    ),
+    Mutation("optimal.c", "256 - symbol", "symbol"),
     Mutation("optimal.c", "i < 256 ? counts[i] : 1", "i < 256 ? counts[i] : 0"),
     Mutation("optimal.c", "lengths[j + 1] += 2", "lengths[j + 1] += 1"),
     # Progressive images: G.1.2

@@ -1,43 +1,57 @@
 /* Optimal Huffman tables: ITU-T T.81, K.2, as jpeg_gen_optimal_table() of libjpeg has it. */
 #include "engine.h"
 
-#include <string.h>
-
 enum { LONGEST = 32 };
 
-/* The two least frequent of the symbols that are left, as places in `order`; of equal ones the last. */
-static void find_two(const int64_t *frequencies, const int *order, int count, int *least, int *next)
+/* Of equally frequent symbols the last is taken first. And back. */
+static int rank_of(int symbol)
 {
-    int a = -1, b = -1;
-    for (int i = 0; i < count; i++)
-        if (a < 0 || frequencies[order[i]] <= frequencies[order[a]]) {
-            b = a;
-            a = i;
-        } else if (b < 0 || frequencies[order[i]] <= frequencies[order[b]]) {
-            b = i;
-        }
-    *least = a;
-    *next = b;
+    return 256 - symbol;
+}
+
+/* By what symbols are taken, and those that were joined under one: no two weigh the same. */
+static int64_t weigh(int64_t frequency, int symbol)
+{
+    return frequency << 9 | rank_of(symbol);
+}
+
+static int symbol_of(int64_t weight)
+{
+    return rank_of((int)(weight & 511));
+}
+
+/* The least two of at least two weights. */
+static void find_two(const int64_t *weights, int count, int64_t *least, int64_t *next)
+{
+    *least = *next = INT64_MAX;
+    for (int i = 0; i < count; i++) {
+        int64_t more = weights[i] > *least ? weights[i] : *least;
+        *next = more < *next ? more : *next;
+        *least = weights[i] < *least ? weights[i] : *least;
+    }
 }
 
 /* The length of each symbol's code, with one more symbol than there are, so that no code is all ones. */
 static void make_lengths(const uint32_t *counts, int *size)
 {
-    int64_t frequencies[257];
-    int next[257], order[257], left = 0;
+    int64_t weights[257];
+    int next[257], place[257], left = 0;
     for (int i = 0; i <= 256; i++) {
-        frequencies[i] = i < 256 ? counts[i] : 1;
+        uint32_t frequency = i < 256 ? counts[i] : 1;
         next[i] = -1;
         size[i] = 0;
-        if (frequencies[i])
-            order[left++] = i;
+        if (frequency) {
+            place[i] = left;
+            weights[left++] = weigh(frequency, i);
+        }
     }
-    for (; left > 1; left--) {
-        int at, gone;
-        find_two(frequencies, order, left, &at, &gone);
-        int a = order[at], b = order[gone];
-        frequencies[a] += frequencies[b];
-        memmove(order + gone, order + gone + 1, (size_t)(left - gone - 1) * sizeof *order);
+    while (left > 1) {
+        int64_t least, second;
+        find_two(weights, left, &least, &second);
+        int a = symbol_of(least), b = symbol_of(second), last = symbol_of(weights[--left]);
+        weights[place[b]] = weights[left];
+        place[last] = place[b];
+        weights[place[a]] = weigh((least >> 9) + (second >> 9), a);
         for (size[a]++; next[a] >= 0; size[a]++)
             a = next[a];
         next[a] = b;
@@ -48,13 +62,15 @@ static void make_lengths(const uint32_t *counts, int *size)
 
 int optimal_table(const uint32_t *counts, struct optimal *table)
 {
-    int size[257], lengths[LONGEST + 1] = {0};
+    int size[257], lengths[LONGEST + 1] = {0}, found[LONGEST + 1] = {0}, first[LONGEST + 1];
     make_lengths(counts, size);
     for (int i = 0; i <= 256; i++)
         if (size[i] > LONGEST)
             return REFUSED;
-        else if (size[i])
+        else if (size[i]) {
             lengths[size[i]]++;
+            found[size[i]] += i < 256;
+        }
     for (int i = LONGEST; i > 16; i--) /* Figure K.3 */
         while (lengths[i] > 0) {
             int j = i - 2;
@@ -69,12 +85,15 @@ int optimal_table(const uint32_t *counts, struct optimal *table)
     while (!lengths[longest])
         longest--;
     lengths[longest]--; /* that one more */
-    table->total = 0;
     for (int length = 1; length <= 16; length++)
         table->counts[length - 1] = (uint8_t)lengths[length];
-    for (int length = 1; length <= LONGEST; length++)
-        for (int symbol = 0; symbol < 256; symbol++)
-            if (size[symbol] == length)
-                table->values[table->total++] = (uint8_t)symbol;
+    table->total = 0;
+    for (int length = 1; length <= LONGEST; length++) {
+        first[length] = table->total;
+        table->total += found[length];
+    }
+    for (int symbol = 0; symbol < 256; symbol++)
+        if (size[symbol])
+            table->values[first[size[symbol]]++] = (uint8_t)symbol;
     return DONE;
 }
