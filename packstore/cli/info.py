@@ -162,7 +162,7 @@ def to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
     """The manifest and what the disk says, as JSON values. ``class_counts`` is None where nothing was counted."""
     manifest = reader.manifest
     plain: dict[str, Any] = json.loads(manifest.to_json())
-    counts = _class_counts(reader) if counted or _few_shards(reader) else None
+    counts = _class_counts(reader) if (counted or _few_shards(reader)) and not _several(manifest) else None
     return {
         "path": str(reader.path),
         "dataset_digest": manifest.dataset_digest,
@@ -194,7 +194,9 @@ def describe(reader: Reader, counted: bool = False) -> str:
     if m.classes is not None:
         shown = ", ".join(printable(c) for c in m.classes[:_LISTED])
         rows.append(("classes", f"{len(m.classes):,}: {shown}{', …' if len(m.classes) > _LISTED else ''}"))
-        if counted or _few_shards(reader):
+        if _several(m):
+            rows.append(("per class", "not counted: a record has a list of classes"))
+        elif counted or _few_shards(reader):
             rows.append(("per class", _spread(list(_class_counts(reader).values()))))
         else:
             rows.append(("per class", "not counted, which would open all shards (--counts does)"))
@@ -239,6 +241,11 @@ def _orientation(manifest: Manifest) -> str:
 def _few_shards(reader: Reader) -> bool:
     shards = reader.manifest.shards
     return reader.nbytes is None and (shards is None or len(shards) <= _COUNTED_SHARDS)
+
+
+def _several(manifest: Manifest) -> bool:
+    """Whether ``label`` holds a list of classes a record."""
+    return manifest.has_column("label") and manifest.column("label").kind == "ragged"
 
 
 def _class_counts(reader: Reader) -> dict[str, int]:

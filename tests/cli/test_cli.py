@@ -24,6 +24,7 @@ from packstore.cli.common import ByteSize, fitted_row, human_bytes
 from packstore.stores import is_store
 from tests.makers.command import COMMAND, commands, run
 from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
+from tests.makers.images import tiny
 from tests.makers.stores import content
 
 
@@ -551,3 +552,28 @@ def test_what_the_library_logs_is_a_line_of_its_own() -> None:
     assert first == "packstore: starting a\\x1bfresh"
     assert "\npackstore: again\n" in rest  # where the bar stood
     assert "not shown" not in done.stderr
+
+
+@pytest.mark.slow
+def test_labels_that_are_lists_or_text_are_no_class_numbers(tmp_path: Path) -> None:
+    """Info and audit take them as they are, and drawing by class is refused in one line."""
+    kinds: dict[str, tuple[object, list[object]]] = {
+        "lists": (packstore.Labels(("x", "y", "z"), of=False), [["x"], ["y", "z"], []]),
+        "text": ("text", ["a", "b", "a"]),
+    }
+    for kind, (field, values) in kinds.items():
+        store = tmp_path / f"{kind}.lmdb"
+        with packstore.Writer(store, {"image": "image", "label": field}) as writer:
+            for n, value in enumerate(values):
+                writer.add(image=tiny(n), label=value, key=str(n))
+        info = run("info", store)
+        assert info.returncode == 0, info.stderr
+        assert ("not counted" in info.stdout) == (kind == "lists")
+        counts = json.loads(run("info", store, "--json").stdout)["class_counts"]
+        assert counts is None
+        audit = run("audit", store)
+        assert "error" not in audit.stderr, audit.stderr
+        assert "has no record" not in audit.stdout
+        chosen = run("select", store, "-o", tmp_path / "some.lmdb", "--per-class", "1")
+        assert chosen.returncode == 2
+        assert "not one class a record" in chosen.stderr

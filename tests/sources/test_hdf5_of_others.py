@@ -412,3 +412,15 @@ def test_what_lies_beside_files_of_arrays(tmp_path: Path) -> None:
     (tmp_path / "README.md").touch()
     with closing(open_source(tmp_path)) as source:
         assert (source.kind, dict(source.survey().splits)) == ("hdf5", {"train": 3})
+
+
+def test_a_link_to_nothing_is_an_error(tmp_path: Path) -> None:
+    """It may have stood for the labels."""
+    path = write(tmp_path / "a.h5", {"x": pixels(3, 8, 8, 3)})
+    with h5py.File(path, "a") as file:
+        file["y"] = h5py.SoftLink("/gone")
+    with pytest.raises(SourceError, match="y is a link to /gone, which is not in the file"):
+        open_source(path).survey()
+    with h5py.File(path, "a") as file:
+        file["gone"] = np.arange(3)
+    assert len(images(open_source(path))) == 3

@@ -49,8 +49,13 @@ class Columns:
         splits = np.zeros(count, np.int32)
         for number, split in enumerate(manifest.splits):
             splits[split.start : split.stop] = number
-        labels = classes[0].values if manifest.has_column("label") else np.full(count, -1, np.int64)
+        labels = classes[0].values if _has_label(manifest) else np.full(count, -1, np.int64)
         self.rows = Rows(splits, labels, [len(split) for split in manifest.splits] or [count], classes)
+
+
+def _has_label(manifest: Manifest) -> bool:
+    """Whether ``label`` is one class a record: it may be a list of them, or text."""
+    return manifest.has_column("label") and manifest.column("label").type == "label"
 
 
 def _class_columns(manifest: Manifest) -> list[Column]:
@@ -99,7 +104,7 @@ def _lists(reader: Reader, column: Column, start: int, found: Collector) -> NDAr
 
 def report_classes(found: Collector, manifest: Manifest, rows: Rows, most_ratio: float) -> None:
     """Notes classes that are empty, that a split lacks, and large differences in size."""
-    if not manifest.has_column("label"):
+    if not _has_label(manifest):
         return
     classes = manifest.classes
     labels, has = rows.labels, rows.labels >= 0

@@ -83,6 +83,11 @@ class _OpenHdf5(OpenArrays):
                         "which is not followed; give that file"
                     )
                 if not isinstance(link, h5py.HardLink):
+                    if group.get(child) is None:  # what it stood for, labels say, would be missing without a word
+                        raise SourceError(
+                            f"{self._shown}: {printable(inside)} is a link to {printable(link.path)}, "
+                            "which is not in the file: remove the link, or write what it stands for"
+                        )
                     continue
                 item = group.get(child)
                 if isinstance(item, h5py.Group) and depth < _MAX_DEPTH:
