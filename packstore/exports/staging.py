@@ -159,7 +159,11 @@ def owned_files(path: Path) -> list[Path]:
     """
     shown = printable(str(path))
     try:
-        sheet = read_sheet(path) if path.is_dir() else _sheet_of_file(path)
+        sheet = None
+        if path.is_dir():
+            sheet = read_sheet(path)
+        elif path.is_file():  # opening a pipe would wait for a writer
+            sheet = _sheet_of_file(path)
     except (ManifestError, OSError, ValueError) as error:
         raise NotAStoreError(f"{shown} is not an export of packstore, so it is not replaced: {error}") from None
     if sheet is None:
