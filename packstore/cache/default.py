@@ -9,6 +9,7 @@ from pathlib import Path
 from packstore.cache.cache import Cache
 from packstore.cache.folder import Folder
 from packstore.core.errors import UsageError
+from packstore.core.files import url_in
 from packstore.core.sizes import parse_bytes
 
 FOLDER, SIZE = "PACKSTORE_CACHE", "PACKSTORE_CACHE_SIZE"
@@ -20,9 +21,12 @@ def default_cache() -> Cache:
     bytes (else half of what the disk has free, with what the cache has).
 
     Raises:
-        UsageError: PACKSTORE_CACHE_SIZE is no size.
+        UsageError: PACKSTORE_CACHE_SIZE is no size, or PACKSTORE_CACHE a URL.
     """
-    root = Path(os.environ.get(FOLDER) or _user_folder()).absolute()
+    given = os.environ.get(FOLDER)
+    if said := url_in(given):
+        raise UsageError(f"{FOLDER}: {said}")
+    root = Path(given or _user_folder()).absolute()
     size = os.environ.get(SIZE)
     if not size:
         return Cache(root, Folder(root).free_for_objects() // 2)

@@ -24,7 +24,7 @@ from packstore.stores.builder.assembly import Parts, head_of
 from packstore.stores.builder.spools import refuse_duplicates
 from packstore.stores.format import Format
 from packstore.stores.remote.names import shard_object, shard_objects
-from packstore.stores.remote.publish import commit, upload_shard, upload_table
+from packstore.stores.remote.publish import commit, refuse_missing, upload_shard, upload_table
 
 
 def commit_run(plan: Plan, run: Run, receipts: Sequence[Receipt], previous: int) -> Manifest:
@@ -33,7 +33,7 @@ def commit_run(plan: Plan, run: Run, receipts: Sequence[Receipt], previous: int)
     Returns its manifest.
 
     Raises:
-        StoreError: Two records have the same key.
+        StoreError: Two records have the same key, or a shard is not there any more.
         LostRaceError: Somebody else has published another store meanwhile.
     """
     filled, objects = shards_in_order(receipts), run.objects
@@ -43,6 +43,7 @@ def commit_run(plan: Plan, run: Run, receipts: Sequence[Receipt], previous: int)
     assert manifest.shards is not None
     objects.put(run.head, manifest_text(manifest))
     upload_table(objects, manifest.shards)
+    refuse_missing(objects, manifest.shards)
     commit(objects, manifest, previous)
     names = set(shard_objects(manifest.shards))
     uploaded = [shard_object(receipt.shard) for receipt in filled if receipt.shard is not None]

@@ -14,7 +14,7 @@ from packstore.cluster.run import SharedPlan, changed, run_of, settle
 from packstore.cluster.runners import InThisProcess, Processes, Runner
 from packstore.cluster.task import Job
 from packstore.cluster.under_way import UnderWay
-from packstore.core.errors import SampleError, SourceError, UsageError, printable
+from packstore.core.errors import SampleError, SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
@@ -23,6 +23,7 @@ from packstore.packing.plan import Plan
 from packstore.packing.report import ConvertReport, palette_classes
 from packstore.stores.base import manifest_text
 from packstore.stores.remote.head import newest_version, read_head
+from packstore.stores.remote.names import SHARDS, shard_object
 from packstore.stores.remote.publish import check_destination
 
 
@@ -71,7 +72,7 @@ class Driver:
             run.remove()
         plan, shared = settle(self._plan, run, self._progress)
         self._plan = plan
-        self._receipts = {receipt.number: receipt for receipt in run.receipts()}
+        self._receipts = self._kept(shared)
         resumed = sum(receipt.records for receipt in self._receipts.values())
         self._tell()
         try:
@@ -90,6 +91,21 @@ class Driver:
         manifest = commit_run(plan, run, receipts, previous)
         run.remove()
         return self._report(manifest, started, resumed)
+
+    def _kept(self, shared: SharedPlan) -> dict[int, Receipt]:
+        """The receipts of tasks that need not run again: those whose shards are still there."""
+        receipts = [*self._run.receipts()]
+        for receipt in receipts:
+            if receipt.number >= len(shared.cuts) or receipt.entries != shared.cuts[receipt.number]:
+                raise StoreError(
+                    f"{self._objects.url}/{self._run.receipt(receipt.number)} does not fit the plan; use --restart"
+                )
+        there = {info.name: info.nbytes for info in self._objects.list(SHARDS)} if receipts else {}
+        return {
+            receipt.number: receipt
+            for receipt in receipts
+            if receipt.shard is None or there.get(shard_object(receipt.shard)) == receipt.shard.nbytes
+        }
 
     def _published(self) -> Manifest | None:
         """The manifest of the store, where this very run has published it."""

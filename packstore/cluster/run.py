@@ -97,6 +97,10 @@ class Run:
         """The name of the object that holds the head that is about to be published."""
         return self.object("head.json")
 
+    def receipt(self, number: int) -> str:
+        """The name of the object that holds the receipt of a task."""
+        return self.object(f"done/{number:06d}.json")
+
     def read(self, name: str) -> bytes | None:
         """An object's bytes; None where there is none."""
         try:
@@ -112,7 +116,10 @@ class Run:
                 some = names[start : start + _LISTED_AT_ONCE]
                 for name, data in zip(some, pool.map(self.read, some), strict=True):
                     if data is not None:  # another driver has just ended the run
-                        yield Receipt.from_json(data, f"{self.objects.url}/{name}")
+                        receipt = Receipt.from_json(data, f"{self.objects.url}/{name}")
+                        if name != self.receipt(receipt.number):
+                            raise StoreError(f"{self.objects.url}/{name} is another shard's receipt; delete it")
+                        yield receipt
 
     def remove(self) -> None:
         """Deletes all objects of the run, the plan last: as long as it is there, the receipts are its own."""

@@ -92,7 +92,7 @@ def run_task(job: Job, number: int, entries: Sequence[Entry]) -> Receipt:
         receipt = _receipt(number, entries, packed)
         if packed.manifest is not None:
             receipt = _uploaded(receipt, packed.manifest, path, objects)
-    create_receipt(objects, job.run.object(f"done/{number:06d}.json"), receipt)
+    create_receipt(objects, job.run.receipt(number), receipt)
     return receipt
 
 

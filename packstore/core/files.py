@@ -45,9 +45,15 @@ def url_in(*paths: str | bytes | os.PathLike[str] | None) -> str | None:
     for path in paths:
         url = None if path is None else split_url(path)
         if url is not None:
-            slashes = "///" if url[0] == "file" else "//"
-            return f"{printable(f'{url[0]}:{slashes}{url[1]}')} is a URL; give a path on this machine"
+            return f"{shown_url(*url)} is a URL; give a path on this machine"
     return None
+
+
+def shown_url(scheme: str, rest: str) -> str:
+    """A URL in a message: without a user and a password before the bucket, and without a query, which may sign it."""
+    bucket, slash, path = rest.partition("/")
+    path = re.sub(r"\?.*=.*", "?…", path, flags=re.DOTALL)
+    return printable(f"{scheme}:{'///' if scheme == 'file' else '//'}{bucket.rpartition('@')[2]}{slash}{path}")
 
 
 def refuse_empty(*paths: str | os.PathLike[str] | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import UsageError, printable
-from packstore.core.files import split_url
+from packstore.core.files import shown_url, split_url
 
 if TYPE_CHECKING:
     _LocalPath = Path
@@ -18,6 +18,10 @@ else:
 
 _NO_SLASHES = re.compile(r"(s3a?|gs|az|https?|file|memory):([^/].*)", re.IGNORECASE | re.DOTALL)
 """What somebody wrote for a URL, and what would else name a new folder here."""
+
+
+_FILE_HOST = re.compile(r"file://([^/]+)", re.IGNORECASE)
+"""RFC 8089: what follows two slashes is a machine. After :class:`Path` has made one slash of two it is not seen."""
 
 
 class UrlPath(_LocalPath):
@@ -53,20 +57,24 @@ def location(path: str | os.PathLike[str]) -> Path:
     """``path`` as a :class:`Path`; as a :class:`UrlPath` where it is a URL, also after :class:`Path` has made one slash
     of two. A local path that looks like a URL, and whose first folder is there, stays one.
 
-    Raises :class:`UsageError` for a URL without slashes, and for one that has no bucket before its path."""
+    Raises :class:`UsageError` for a URL without slashes, one that has no bucket before its path, and a file on another
+    machine."""
     if isinstance(path, UrlPath):
         return path
-    url = split_url(path)
-    if url is None:
-        local = Path(path)
-        meant = _NO_SLASHES.fullmatch(text := os.fspath(path))
+    found, text = split_url(path), os.fspath(path)
+    if found is None:
+        local, meant = Path(path), _NO_SLASHES.fullmatch(text)
         if meant is not None and not Path(local.parts[0]).exists():
-            slashes = ":///" if meant[1].lower() == "file" else "://"
+            url = shown_url(meant[1].lower(), meant[2])
             raise UsageError(
-                f"{printable(text)} is no URL without its slashes: write {meant[1]}{slashes}{printable(meant[2])}, "
-                f"or ./{printable(text)} for a path on this machine"
+                f"{meant[1]}: begins a URL, and its slashes are missing: write {url}, or put ./ before a path on this "
+                "machine"
             )
         return local
-    if ":///" in (text := os.fspath(path)) and url[0] not in ("file", "memory"):
-        raise UsageError(f"{printable(text)} names no bucket: write {url[0]}://bucket/path")
+    if ":///" in text and found[0] not in ("file", "memory"):
+        shown = shown_url(*found).replace("://", ":///", 1)
+        raise UsageError(f"{shown} names no bucket: write {found[0]}://bucket/path")
+    if (host := _FILE_HOST.match(text)) is not None:
+        machine = printable(host[1].rpartition("@")[2])
+        raise UsageError(f"file://{machine}/… is a file of the machine {machine!r}; write file:///path for one of this")
     return UrlPath(path)

@@ -12,7 +12,7 @@ from packstore.core.errors import UsageError, printable
 from packstore.core.files import split_url
 
 SCHEMES = ("s3", "gs", "az", "http", "https", "file", "memory")
-_QUERY = re.compile(r"\?(versionId|generation|versionid|snapshot|X-Amz-\w+|sv|sig)=")
+_QUERY = re.compile(r"\?([^/]*&)?(versionId|generation|versionid|snapshot|X-Amz-\w+|sv|sig)=")
 """What asks for a version of an object, or signs a URL. Any other question mark may be part of a name."""
 
 

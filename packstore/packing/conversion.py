@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from packstore.cluster.driver import run_on_cluster
 from packstore.core.errors import SourceError, UsageError, printable
 from packstore.core.fields import Field, as_fields
 from packstore.core.files import check_paths, refuse_empty
@@ -214,6 +213,8 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     """Runs a plan of :func:`packstore.packing.plan.make_plan`; see :func:`convert`."""
     started = time.monotonic() if started is None else started
     if isinstance(plan.destination, UrlPath):
+        from packstore.cluster.driver import run_on_cluster
+
         return run_on_cluster(plan, progress, started)
     check_space(plan)
     workers = plan.options.workers or plan.source.workers()

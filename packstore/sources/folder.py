@@ -37,7 +37,9 @@ class FolderSource(Source):
     def read(self, entry: Entry) -> bytes:
         """The bytes of the file. Raises :class:`SampleError` when it cannot be read or is not a file."""
         if entry.ref is not None:
-            reason = IS_CYCLE if entry.ref == CYCLE else "is not a file but a pipe, a socket or a device"
+            reason = (
+                IS_CYCLE if entry.ref == CYCLE else "is not a file but a pipe, a device, or a link out of its archive"
+            )
             raise SampleError(entry.key, reason)
         if not entry.key.endswith(IMAGE_SUFFIXES):
             suffix = entry.key[entry.key.rfind(".") :].lower()

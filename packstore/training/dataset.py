@@ -229,7 +229,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     @property
     def targets(self) -> list[int]:
-        """Labels of all items, before ``target_transform``. Raises :class:`UsageError` without a label column."""
+        """Labels of all items, before ``target_transform``. Raises :class:`UsageError` without a label an item."""
         self._check_labels()
         labels = self._sound_values("label", np.arange(self._start, self._start + self._length))
         return cast("list[int]", labels.tolist())
@@ -239,6 +239,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             raise UsageError(f"{self.path} has no labels; columns: {column_names(self.manifest)}")
         self.reader.check_column("label")
         column = self.manifest.column("label")
+        if column.kind != "fixed":
+            raise UsageError(f"{printable(str(self.path))}: 'label' is not one class a record; columns= has it")
         if column.nullable:
             records = np.arange(self._start, self._start + self._length)
             missing = records[~self.reader.values(column.valid_name, records)]
@@ -256,7 +258,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
-        """``(key, label)`` of all items, read as they are asked for. Raises :class:`UsageError` without labels."""
+        """``(key, label)`` of all items, read when asked for. Raises :class:`UsageError` without a label an item."""
         self._check_labels()
         self.reader.check_column("key")
         return Samples(self.reader, self._start, self._length)

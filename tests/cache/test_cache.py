@@ -416,6 +416,13 @@ class TestTheDefault:
         assert default_cache() == Cache(tmp_path / "mine", 2 * 10**9)
 
     def test_a_size_that_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "9" * 400)
+        with pytest.raises(UsageError, match=r"PACKSTORE_CACHE_SIZE: .* is larger than any disk"):
+            default_cache()
+        monkeypatch.setenv("PACKSTORE_CACHE", "s3://bucket/cache")
+        with pytest.raises(UsageError, match="PACKSTORE_CACHE: s3://bucket/cache is a URL; give a path"):
+            default_cache()
+        monkeypatch.delenv("PACKSTORE_CACHE")
         monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "much")
         with pytest.raises(UsageError, match="PACKSTORE_CACHE_SIZE: 'much' is not a size"):
             default_cache()

@@ -21,6 +21,7 @@ import pytest
 import packstore
 from packstore.cli import cli
 from packstore.cli.common import ByteSize, fitted_row, human_bytes
+from packstore.core.errors import UsageError
 from packstore.stores import is_store
 from tests.makers.command import COMMAND, commands, run
 from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
@@ -566,6 +567,9 @@ def test_labels_that_are_lists_or_text_are_no_class_numbers(tmp_path: Path) -> N
         with packstore.Writer(store, {"image": "image", "label": field}) as writer:
             for n, value in enumerate(values):
                 writer.add(image=tiny(n), label=value, key=str(n))
+        for name in ("targets", "samples"):
+            with pytest.raises(UsageError, match="'label' is not one class a record"):
+                getattr(packstore.PackedDataset(store), name)
         info = run("info", store)
         assert info.returncode == 0, info.stderr
         assert ("not counted" in info.stdout) == (kind == "lists")

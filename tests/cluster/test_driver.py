@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import packstore
+from packstore.cluster import commit as commit_module
 from packstore.cluster import driver
 from packstore.cluster.receipts import Receipt
 from packstore.cluster.run import Run
@@ -27,9 +28,11 @@ from packstore.cluster.task import Job
 from packstore.core import scratch as scratch_module
 from packstore.core.errors import DestinationError, SampleError, SourceError, StoreError, UsageError
 from packstore.core.progress import Progress
-from packstore.objects import open_objects
+from packstore.core.shards import ShardTable
+from packstore.objects import ObjectStore, open_objects
 from packstore.packing.options import ConvertOptions
 from packstore.stores.remote.cleaning import GRACE_SECONDS, find_needless
+from packstore.stores.remote.head import newest_version
 from tests.makers.clusters import KillingObjects, Twice, assert_same, drive, expected_objects, objects_at, plan_for
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
@@ -503,6 +506,44 @@ def test_a_damaged_receipt_or_plan(folder: Path, whole: Path, url: str) -> None:
     objects.put(plan, data)
     drive(folder, url, **PASSING)
     assert_same(url, whole)
+
+
+def test_shards_that_are_gone(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an earlier driver are packed again; one that goes before the end is missed, and nothing is published."""
+    with pytest.raises(EndOfDriverError):
+        drive(folder, url, dying(2), **PASSING)
+    objects = open_objects(url)
+    gone = sorted(name for name in objects_at(url) if name.startswith("shards/"))[0]
+    objects.delete([gone])
+    with monkeypatch.context() as patch:
+        upload_table = commit_module.upload_table
+
+        def cleaned(objects: ObjectStore, table: ShardTable) -> str:
+            objects.delete([gone])
+            name: str = upload_table(objects, table)
+            return name
+
+        patch.setattr(commit_module, "upload_table", cleaned)
+        with pytest.raises(StoreError, match=f"{gone} is not there any more; run this again"):
+            drive(folder, url, **PASSING)
+    assert newest_version(objects) == 0
+    drive(folder, url, **PASSING)
+    assert_same(url, whole)
+
+
+def test_receipts_of_other_tasks(folder: Path, url: str) -> None:
+    with pytest.raises(EndOfDriverError):
+        drive(folder, url, dying(1), **PASSING)
+    (name,) = (name for name in objects_at(url) if "/done/" in name)
+    objects = open_objects(url)
+    receipt = Receipt.from_json(objects.get(name), name)
+    objects.put(name.replace("000000", "000001"), receipt.to_json())
+    with pytest.raises(StoreError, match=r"000001.json is another shard's receipt; delete it"):
+        drive(folder, url, **PASSING)
+    objects.delete([name.replace("000000", "000001")])
+    objects.put(name, dataclasses.replace(receipt, entries=receipt.entries + 1).to_json())
+    with pytest.raises(StoreError, match=r"000000.json does not fit the plan; use --restart"):
+        drive(folder, url, **PASSING)
 
 
 def test_clean_removes_what_an_interrupted_run_left(folder: Path, url: str) -> None:

@@ -242,7 +242,7 @@ def test_an_archive(tmp_path: Path, out: Path) -> None:
         ({"metadata.csv": "file_name,n\n,1\n"}, "no file_name"),
         ({"metadata.csv": "file_name,n,n\na.png,1,2\n"}, "a column twice"),
         ({"metadata.csv": "file_name,n\na.png,1,2\n"}, "3 fields, the header has 2"),
-        ({"metadata.csv": b"file_name,n\na.png,\xff\n"}, "not CSV"),
+        ({"metadata.csv": b"file_name,n\na.png,\xff\n"}, "line 2: not UTF-8"),
         ({"metadata.csv": "file_name\n"}, "no rows"),
         ({"metadata.jsonl": '{"file_name": "a.png"}\n{"file_'}, "line 2: not JSON"),
         ({"metadata.jsonl": '{"file_name": "a.png"}\n[1]\n'}, "line 2: no object"),

@@ -204,16 +204,15 @@ def test_what_changes_meanwhile_is_a_bad_sample(s3_double: Double, raw: str) -> 
         ("s3://bucket/rows", {}, SourceError, "s3://bucket/rows holds no images .*: give a folder of images"),
         ("s3://bucket/rows", {"kind": "tfrecord"}, SourceError, "s3://bucket/rows: the file ends within the header"),
         ("s3://bucket/none", {"kind": "tfrecord"}, SourceError, "s3://bucket/none: nothing is there: no store"),
-        ("s3://user:word@bucket/x", {}, UsageError, "holds a user name or a password"),
+        ("s3://user:hush@bucket/x", {}, UsageError, "holds a user name or a password"),
         ("s3://", {}, UsageError, "s3:// needs a bucket"),
         ("s3:///x", {}, UsageError, "s3:///x names no bucket: write s3://bucket/path"),
-        (
-            "s3:bucket/x",
-            {},
-            UsageError,
-            "s3:bucket/x is no URL without its slashes: write s3://bucket/x, or ./s3:bucket",
-        ),
-        ("File:x", {}, UsageError, "write File:///x, or ./File:x for a path on this machine"),
+        ("s3:bucket/x", {}, UsageError, "^s3: begins a URL, .* missing: write s3://bucket/x, or put ./"),
+        ("s3:user:hush@bucket/x", {}, UsageError, "write s3://bucket/x"),
+        ("s3:///user:hush@bucket/x", {}, UsageError, "names no bucket"),
+        ("File:x", {}, UsageError, "write file:///x, or put ./ before a path on this machine"),
+        ("file://machine/x", {}, UsageError, "is a file of the machine 'machine'; write file:///path for one of this"),
+        ("az://bucket/x?sp=r&sv=1&sig=hush", {}, UsageError, "^az://bucket/x is given with a query"),
         ("s3://bucket/x?versionId=3", {}, UsageError, "^s3://bucket/x is given with a query .*; give the URL without"),
         ("ftp://host/x", {}, UsageError, "URLs of ftp:// are not supported"),
         ("raw", {"labels": "s3://bucket/labels.csv"}, UsageError, "is a URL"),
@@ -232,6 +231,7 @@ def test_refusals(
     with pytest.raises(error, match=match) as caught, closing(open_source(url, **options)) as source:
         source.survey()
     assert "\n" not in str(caught.value)
+    assert "hush" not in str(caught.value)
 
 
 def test_local_paths_that_look_like_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

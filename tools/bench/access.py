@@ -24,6 +24,8 @@ from common import interleaved, machine, packstore_command, run_process, table
 
 from packstore import PackedDataset, convert
 from packstore import open as open_store
+from packstore.core.checksums import ROW_CHECKSUM
+from packstore.core.column import CHECKSUM, KEY
 from packstore.core.manifest import Column, Origin
 from packstore.images.decoders import get_decoder
 from packstore.stores import create_store
@@ -46,10 +48,11 @@ print(json.dumps([opened, first, process.memory_full_info().uss - before]))
 def make_store(path: Path, format: str, records: int) -> None:
     """A store of ``records`` small records with ImageNet-like keys and 1,000 classes."""
     columns = (
-        Column("image", "fixed", "uint8", (4, 4, 3), "HWC"),
-        Column("label", "fixed", "int64", (), None, tuple(f"n{i:08}" for i in range(1000))),
-        Column("key", "ragged", "uint8"),
-        Column("checksum", "fixed", "uint64"),
+        Column("image", "fixed", "uint8", (4, 4, 3), "HWC", type="image"),
+        Column("label", "fixed", "int64", (), None, tuple(f"n{i:08}" for i in range(1000)), type="label"),
+        KEY,
+        CHECKSUM,
+        ROW_CHECKSUM,
     )
     with create_store(path, format=format, encoding="uint8", columns=columns) as builder:
         for start in range(0, records, 10_000):

@@ -267,8 +267,20 @@ def _csv(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise SourceError(f"{shown}, line {reader.line_num}: {len(cells)} fields, the header has {len(header)}")
             if cells:
                 yield f"line {reader.line_num}", dict(zip(header, cells, strict=False))
-    except (csv.Error, UnicodeDecodeError) as error:
+    except csv.Error as error:
         raise SourceError(f"{shown}, line {reader.line_num}: not CSV: {printable(str(error))}") from None
+    except UnicodeDecodeError:
+        # Lines are decoded many at a time: the reader's number is of one before.
+        line = next(n for n, line in enumerate(io.BytesIO(data), 1) if not _is_utf8(line))
+        raise SourceError(f"{shown}, line {line}: not UTF-8; write it again in that encoding") from None
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _jsonl(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:

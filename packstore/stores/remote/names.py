@@ -14,26 +14,30 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from packstore.core.errors import StoreError
 from packstore.core.manifest import Manifest
 from packstore.core.shards import Shard, ShardTable
 from packstore.stores.format import Format
 
 VERSIONS, TABLES, SHARDS, WORK = "versions/", "tables/", "shards/", "_work/"
 _DIGITS = 12
+_LAST_VERSION = 10**9 - 1
 _VERSION = re.compile(r"versions/(\d{9})\.json")
 _TABLE = re.compile(r"tables/([0-9a-f]{64})\.shards")
 _SHARD = re.compile(r"shards/shard-(?:\d{5}|[1-9]\d{5,9})-([0-9a-f]{12})\.[a-z0-9._-]{1,32}")
 
 
 def version_name(number: int) -> str:
-    """The name of the head of a version; versions are numbered from 1."""
+    """The name of the head of a version; versions are numbered from 1. Raises :class:`StoreError` where numbers end."""
+    if number > _LAST_VERSION:
+        raise StoreError(f"there is no version after number {_LAST_VERSION:,}; write the store to another URL")
     return f"{VERSIONS}{number:09d}.json"
 
 
 def version_number(name: str) -> int | None:
     """The number of the version whose head has this name; None for another object."""
     found = _VERSION.fullmatch(name)
-    return None if found is None else int(found[1])
+    return None if found is None else int(found[1]) or None
 
 
 def table_name(table: ShardTable) -> str:

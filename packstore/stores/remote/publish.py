@@ -113,11 +113,17 @@ def publish(
         done_bytes += nbytes
         progress(Progress("upload", done + 1, len(pairs), done_bytes))
     upload_table(objects, table)
-    there = {info.name: info.nbytes for info in objects.list(SHARDS)}
-    gone = [shard for shard in table if there.get(shard_object(shard)) != shard.nbytes]
-    if gone:  # cleaned meanwhile, because it had been there for so long
-        raise StoreError(f"{objects.url}/{shard_object(gone[0])} is not there any more; run this again")
+    refuse_missing(objects, table)
     return commit(objects, manifest, previous)
+
+
+def refuse_missing(objects: ObjectStore, table: ShardTable) -> None:
+    """Raises :class:`StoreError` where a shard is not there: somebody has cleaned it away, because it had been there
+    for so long."""
+    there = {info.name: info.nbytes for info in objects.list(SHARDS)}
+    for shard in table:
+        if there.get(shard_object(shard)) != shard.nbytes:
+            raise StoreError(f"{objects.url}/{shard_object(shard)} is not there any more; run this again")
 
 
 def upload_shard(objects: ObjectStore, shard: Shard, file: Path) -> str:

@@ -22,6 +22,7 @@ from packstore.packing.stand_in import stand_in_folder
 from packstore.stores import open_store
 from packstore.stores.remote import publish as publish_module
 from packstore.stores.remote.head import newest_version
+from packstore.stores.remote.names import version_name, version_number
 from packstore.stores.remote.publish import LostRaceError, commit, upload_store
 from packstore.testing.records import assert_holds, flip, listing, make_records, write
 
@@ -50,6 +51,13 @@ def at(text: str) -> UrlPath:
     url = location(text)
     assert isinstance(url, UrlPath)
     return url
+
+
+def test_numbers_of_versions() -> None:
+    assert [version_number(version_name(number)) for number in (1, 999_999_999)] == [1, 999_999_999]
+    assert version_number("versions/000000000.json") is None
+    with pytest.raises(StoreError, match="there is no version after number 999,999,999"):
+        version_name(1_000_000_000)
 
 
 def test_the_local_path_of_a_store_at_a_url(tmp_path: Path) -> None:
