@@ -24,6 +24,7 @@ from packstore.stores.remote.names import (
 )
 
 _TRIES = 3
+_MOST_BYTES = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _head(objects: ObjectStore, newest: int) -> RemoteHead:
 def _head_once(objects: ObjectStore, newest: int) -> RemoteHead:
     name = version_name(newest) if newest else MANIFEST_FILE
     try:
-        text = objects.get(name)
+        text = _bounded(objects, name)
     except MissingObjectError:
         raise MissingStoreError(f"{objects.url}: there is no store") from None
     manifest = parse_manifest(text, UrlPath(objects.url) / name)
@@ -96,6 +97,16 @@ def _head_once(objects: ObjectStore, newest: int) -> RemoteHead:
             raise ManifestError(f"{objects.url}/{place}: {error}") from None
         return RemoteHead(manifest, None if place == table.file else newest)
     raise StoreError(f"{objects.url}: its table of shards, {place}, is missing")
+
+
+def _bounded(objects: ObjectStore, name: str) -> bytes:
+    """An object's bytes. Raises :class:`StoreError` for one larger than any head, before it fills the memory."""
+    data = bytearray()
+    for piece in objects.stream(name):
+        data += piece
+        if len(data) > _MOST_BYTES:
+            raise StoreError(f"{objects.url}/{name} has more than {_MOST_BYTES:,} bytes, so it is no head of a store")
+    return bytes(data)
 
 
 def published_head(url: UrlPath) -> RemoteHead:

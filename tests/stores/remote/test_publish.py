@@ -53,6 +53,14 @@ def at(text: str) -> UrlPath:
     return url
 
 
+def test_a_head_that_is_too_large(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"{place}/x.h5"
+    upload_store(local(tmp_path), at(url))
+    monkeypatch.setattr("packstore.stores.remote.head._MOST_BYTES", 100)
+    with pytest.raises(StoreError, match=r"versions/000000001.json has more than 100 bytes, so it is no head"):
+        open_store(url)
+
+
 def test_numbers_of_versions() -> None:
     assert [version_number(version_name(number)) for number in (1, 999_999_999)] == [1, 999_999_999]
     assert version_number("versions/000000000.json") is None
