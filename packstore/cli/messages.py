@@ -21,6 +21,8 @@ class MessageHandler(logging.Handler):
         if "tqdm" in sys.modules:
             from tqdm import tqdm
 
+            # tqdm's own lock is shared with forked processes, and one that is killed would keep it for ever.
+            tqdm.set_lock(self.lock)
             tqdm.write(text, file=sys.stderr)
         else:
             click.echo(text, err=True)

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import io
+import logging
+import multiprocessing
 import os
 import platform
 import re
 import shlex
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 import pytest
 from PIL import Image
+from tqdm import tqdm
+from tqdm.std import TqdmDefaultWriteLock
 
 import packstore
 from packstore.cli.common import LocalPath, pasted
+from packstore.cli.messages import MessageHandler
 from packstore.core.errors import UsageError
 from packstore.core.files import url_in
 from packstore.packing.options import ConvertOptions
@@ -291,3 +298,18 @@ def test_doctor_lists_the_library_for_heic() -> None:
     (heif,) = [library for library in LIBRARIES if library.module == "pillow_heif"]
     assert not heif.needed
     assert "pip install pillow-heif" in heif.install
+
+
+def test_a_killed_process_keeps_no_lock_of_messages(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A forked process that dies while it holds tqdm's lock, which is shared."""
+    monkeypatch.setattr(TqdmDefaultWriteLock, "mp_lock", multiprocessing.RLock(), raising=False)
+    monkeypatch.setattr(tqdm, "_lock", TqdmDefaultWriteLock(), raising=False)
+    dying = multiprocessing.get_context("fork").Process(target=lambda: (tqdm.get_lock().acquire(), os._exit(0)))
+    dying.start()
+    dying.join()
+    record = logging.makeLogRecord({"msg": "still here", "levelno": logging.WARNING})
+    saying = threading.Thread(target=MessageHandler(logging.WARNING).handle, args=(record,), daemon=True)
+    saying.start()
+    saying.join(30)
+    assert not saying.is_alive()
+    assert "packstore: still here" in capsys.readouterr().err
