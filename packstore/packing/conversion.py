@@ -229,10 +229,6 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     columns = columns_of(plan, encoder)
     survey = plan.survey
     kept, counted, lossy = Counter[str](), Counter[str](), 0
-    if encoder.encoding.waits and not encoder.passes_through and plan.options.workers is None:
-        # These threads wait for other programs to start and to end, and cores should not wait with them. Measured on 2
-        # cores: 122 images/s with 2 threads, 142 with 3, 142 with 4.
-        workers += (workers + 1) // 2
     source_bytes, total = 0, survey.records if survey.counted else None
     stamp = plan.source.stamp()
     identity = identity_of(plan, encoder, columns) if survey.resumable else None

@@ -551,26 +551,26 @@ def check_rewriting(engine: Engine) -> None:
     files."""
     for name, data in rewritable().items():
         for interval in (0, 1, 3):
-            made = rewrite_by_engine(data, interval, engine)
+            made = rewrite_by_engine(data, interval, engine=engine)
             assert made is not None, name
             assert made.data == transform(data, interval), (name, interval)
     for name, data in unrewritable().items():
-        assert rewrite_by_engine(data, 3, engine) is None, name
+        assert rewrite_by_engine(data, 3, engine=engine) is None, name
     for name in ("420", "444", "gray"):
         check_confirmation(engine, good()[name][0])
     for name in ("large index", "long segments", "longer segments", "parts"):  # indexes of every kind, which are used
         index = read_index(data := large()[name][0])
         assert index is not None
-        made = rewrite_by_engine(data, index.interval, engine)
+        made = rewrite_by_engine(data, index.interval, engine=engine)
         assert made is not None, name
-        assert engine.confirms(add_index(made.data, made.ends)), name
+        assert engine.confirms(add_index(made.data)), name
 
 
 def check_confirmation(engine: Engine, data: bytes) -> None:
     """Each coded byte changed, and a byte of quantisation; and another file."""
-    made = rewrite_by_engine(data, 1, engine)
+    made = rewrite_by_engine(data, 1, engine=engine)
     assert made is not None
-    right = add_index(made.data, made.ends)
+    right = add_index(made.data)
     found = {segment.marker: segment for segment in segments(right)}
     other = np.array(Image.open(io.BytesIO(right)).convert("RGB")) // 2 + 60
     images = [add_index(save(other, "gray" if data == good()["gray"][0] else "444", restart_marker_blocks=1))]
@@ -583,10 +583,10 @@ def check_confirmation(engine: Engine, data: bytes) -> None:
     images += [image for image in coded if not np.array_equal(reference(image), reference(right))]
     assert len(images) > 10
     for image in (*images, made.data, right[:-1], b""):
-        rewrite_by_engine(data, 1, engine)
+        rewrite_by_engine(data, 1, engine=engine)
         assert not engine.confirms(image)
         assert not engine.confirms(right)  # no more
-    rewrite_by_engine(data, 1, engine)
+    rewrite_by_engine(data, 1, engine=engine)
     assert engine.confirms(right)
 
 

@@ -183,18 +183,17 @@ MUTATIONS = [
     Mutation("rewrite.c", "    bits |= ~(uint64_t)0 >> count;\n", ""),
     Mutation("rewrite.c", "        *to++ = 0;\n", ""),
     Mutation("rewrite.c", "(RST0 | (i & 7))", "(RST0 | (i & 3))"),
-    Mutation("rewrite.c", "if (dc != expected[0] || memcmp", "if (memcmp"),
+    Mutation("rewrite.c", "if (bits >= (1u << length) - 1)", "if (0)"),
+    Mutation("proof.c", "        wrong |= predicted[i] != *firsts;\n", ""),
+    Mutation("proof.c", "*wrong |= *bits >> (64 - length) ^ (code->bits | (*token & 0xFFFF));", ""),
+    Mutation("proof.c", "(i ? 2 << 8 : 0), *ac", "0, *ac"),
+    Mutation("proof.c", "k > 64 && k < END_OF_BLOCK", "0"),
+    Mutation("proof.c", "outcome == NO_MORE && token == stop", "outcome == NO_MORE"),
+    Mutation("proof.c", "|| close_segment(&lane) != DONE", ""),
+    Mutation("proof.c", "|| decoder->scan)", ")"),
     Mutation(
-        "rewrite.c",
-        "if (dc != expected[0] || memcmp(found + 1, expected + 1, 63 * sizeof *found))",
-        "if (dc != expected[0])",
-    ),
-    Mutation(
-        "rewrite.c", "prepare_scan(decoder, file, nbytes) || decoder->scan)", "prepare_scan(decoder, file, nbytes))"
-    ),
-    Mutation(
-        "rewrite.c",
-        "            memcmp(headers->quantisation[new->quantisation], old->quantisation[before->quantisation], 64))",
+        "proof.c",
+        "            memcmp(new->quantisation[component->quantisation], old->quantisation[before->quantisation], 64))",
         "            0)",
     ),
     Mutation("optimal.c", "256 - symbol", "symbol"),

@@ -156,7 +156,6 @@ class Encoding(ABC):
             to all encodings.
         keeps_exif: Whether image files are kept with their EXIF orientation as long as they are not resized; their
             readers turn them then.
-        waits: Whether encoding mostly waits for other programs, so that more threads than cores pay off.
         images: What the source yields.
         options: How samples become records.
         shape: ``(height, width, 3)`` that all images have; None for files and where sizes vary.
@@ -168,7 +167,6 @@ class Encoding(ABC):
     dtype: ClassVar[str] = "uint8"
     accepts: ClassVar[frozenset[str]] = GEOMETRY
     keeps_exif: ClassVar[bool] = False
-    waits: ClassVar[bool] = False
 
     def __init__(self, images: SourceImages, shape: tuple[int, ...] | None = None) -> None:
         """``shape``, where it is known, is that of all images of the source; ``options.size`` has priority.

@@ -39,7 +39,6 @@ class Seekable(Jpeg):
 
     name = "seekable"
     keeps_exif = True
-    waits = True
 
     def encode(self, key: str, image: ImageData) -> Encoded:
         if not self.rewrites(image):

@@ -11,7 +11,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 10
+#define INTERFACE 11
 
 enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
 
@@ -55,6 +55,7 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
                             &decoder->rewriting.tokens,
                             &decoder->rewriting.scan,
                             &decoder->rewriting.coefficients,
+                            &decoder->rewriting.firsts,
                             &decoder->rewriting.packed,
                             &decoder->rewriting.ends};
     for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++)
@@ -211,19 +212,18 @@ EXPORT int64_t packstore_engine_segments(const struct decoder *decoder)
     return decoder->rewriting.segments;
 }
 
-/* That scan, of `nbytes`; its four tables, each 16 numbers of codes, and 256 values; and where its segments end. */
-EXPORT void packstore_engine_rewritten(struct decoder *decoder, int64_t nbytes, uint8_t *scan, uint8_t *tables,
-                                       int64_t *ends)
+/* Where that scan lies; its four tables, each 16 numbers of codes, and 256 values; and where its segments end. */
+EXPORT const uint8_t *packstore_engine_rewritten(const struct decoder *decoder, uint8_t *tables, int64_t *ends)
 {
-    memcpy(scan, decoder->rewriting.scan.at, (size_t)nbytes);
     memcpy(ends, decoder->rewriting.ends.at, (size_t)decoder->rewriting.segments * sizeof *ends);
     for (int i = 0; i < 4; i++, tables += 16 + 256) {
         memcpy(tables, decoder->rewriting.tables[i].counts, 16);
         memcpy(tables + 16, decoder->rewriting.tables[i].values, 256);
     }
+    return decoder->rewriting.scan.at;
 }
 
-/* See check_rewritten() in rewrite.c: whether the new file decodes to the same as the old one. */
+/* See check_rewritten() in proof.c: whether the new file decodes to the same as the old one. */
 EXPORT int packstore_engine_check_rewritten(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
 {
     int same = check_rewritten(decoder, file, nbytes) == DONE;

@@ -17,7 +17,8 @@
  * tokens.c    the symbols of a scan, to be coded anew
  * progressive.c  the coefficients of a progressive image
  * optimal.c   optimal Huffman tables: those of libjpeg
- * rewrite.c   a scan with other restart markers and optimal tables: that of jpegtran, byte for byte; and its check
+ * rewrite.c   a scan with other restart markers and optimal tables: that of jpegtran, byte for byte
+ * proof.c     that the file made so holds the coefficients of the old one
  * kernels.c   the loops that there are twice
  * answer.c    requests: what is wanted of an image
  * batch.c     what Python calls
@@ -195,6 +196,7 @@ struct kernels {
     int (*one_lane)(struct lane *const *);
     int (*two_lanes)(struct lane *const *);
     int (*segment_tokens)(struct decoder *, struct lane *);
+    int (*prove_segment)(struct decoder *, struct lane *, const uint32_t **tokens);
     uint8_t *(*write_bits)(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
     int (*samples)(struct decoder *, const struct lane *, int *predicted);
     const uint8_t *place; /* the order of the coefficients that `samples` takes */
@@ -225,15 +227,16 @@ struct optimal {
     int32_t total;
 };
 
-/* A symbol's code, with zeros for the bits behind it, and the length of both. */
+/* A symbol's code, with zeros for the bits behind it; the length of both; and how far k moves. */
 struct code {
     uint32_t bits;
-    int length;
+    uint8_t length, advance;
 };
 
 /* A scan that is coded anew. */
 struct rewriting {
-    struct room coefficients; /* of all blocks, in the order of the scan, first ones as they are: not as differences */
+    struct room coefficients; /* of a progressive image: of all blocks, in the order of the scan */
+    struct room firsts;       /* of all blocks; as they are, not as differences */
     struct room tokens, packed, scan;
     struct room ends; /* of each new segment: where its tokens begin; then where its bytes end */
     int64_t count, segments, interval, until_restart;
@@ -412,9 +415,15 @@ int optimal_table(const uint32_t *counts, struct optimal *table);
 
 /* rewrite.c */
 int64_t rewrite(struct decoder *, const uint8_t *file, int64_t nbytes, int64_t interval);
-int check_rewritten(struct decoder *, const uint8_t *file, int64_t nbytes);
 uint8_t *write_bits_plain(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
 uint8_t *write_bits_avx2(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
+
+int make_codes(struct code *, const struct huffman_spec *, int kind);
+
+/* proof.c */
+int check_rewritten(struct decoder *, const uint8_t *file, int64_t nbytes);
+int prove_segment_plain(struct decoder *, struct lane *, const uint32_t **tokens);
+int prove_segment_avx2(struct decoder *, struct lane *, const uint32_t **tokens);
 
 /* answer.c */
 void answer_all(struct decoder *, const struct request *, int64_t count, const struct form *, int64_t max_pixels,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_INTERFACE = 10
+_INTERFACE = 11
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
 _FIELDS = 16
 """Numbers of a request in ``batch.c``, 8 bytes each."""
@@ -162,7 +162,7 @@ class Rewritten(NamedTuple):
     """A scan that was coded anew.
 
     Attributes:
-        scan: From its first coded byte to the end of the image.
+        scan: From its first coded byte to the end of the image; it lies in the engine, until that works on another file.
         tables: Its Huffman tables, as segments have them after their number: DC and AC of the first component, then of
             the others.
         ends: Where its restart segments end, markers included: int64, from the scan's first byte.
@@ -227,11 +227,10 @@ class Engine:
         nbytes = self._library.packstore_engine_rewrite(self._decoder, _address(data), len(data), interval)
         if not nbytes:
             return None
-        scan = np.empty(nbytes, np.uint8)
         ends = np.empty(self._library.packstore_engine_segments(self._decoder), np.int64)
-        self._library.packstore_engine_rewritten(self._decoder, nbytes, _address(scan), self._tables_at, _address(ends))
+        scan = self._library.packstore_engine_rewritten(self._decoder, self._tables_at, _address(ends))
         each = map(bytes, self._tables)
-        return Rewritten(scan.data, [table[: 16 + sum(table[:16])] for table in each], ends)
+        return Rewritten(_view(scan, nbytes, _READ), [table[: 16 + sum(table[:16])] for table in each], ends)
 
     def confirms(self, made: bytes) -> bool:
         """Whether a seekable file, decoded through its index, has the size, sampling, quantisation and coefficients of
@@ -340,8 +339,8 @@ def load_library(path: str) -> ctypes.CDLL:
         number,
     )
     library.packstore_engine_segments.argtypes, library.packstore_engine_segments.restype = (pointer,), number
-    library.packstore_engine_rewritten.argtypes = (pointer, number, pointer, pointer, pointer)
-    library.packstore_engine_rewritten.restype = None
+    library.packstore_engine_rewritten.argtypes = (pointer, pointer, pointer)
+    library.packstore_engine_rewritten.restype = pointer
     library.packstore_engine_check_rewritten.argtypes = (pointer, pointer, number)
     library.packstore_engine_check_rewritten.restype = ctypes.c_int
     if hasattr(library, "packstore_engine_highway_hash"):
@@ -371,6 +370,9 @@ class _Buffer(ctypes.Structure):
 _get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
 _get_buffer.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
 _release_buffer.argtypes, _release_buffer.restype = (ctypes.c_void_p,), None
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.argtypes, _view.restype = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int), ctypes.py_object
+_READ = 0x100  # PyBUF_READ
 
 
 def _places(sources: Sequence[Any]) -> NDArray[np.int64]:

@@ -2,22 +2,27 @@
  * A scan coded anew, with a restart marker after every so many MCUs and with optimal Huffman tables: ITU-T T.81, F.1.2
  * and K.2, as jchuff.c of libjpeg has it, so that the bytes are those of `jpegtran -optimize -restart`.
  *
- * The old scan becomes coefficients and tokens; when all symbols are counted, tables are made and tokens written. Then
- * the new file is decoded as any other, and has to have the coefficients of the old one.
+ * The old scan becomes tokens; when all symbols are counted, tables are made and tokens written. proof.c reads the new
+ * file again.
  */
-#include "engine.h"
+#include "reader.h"
 
-#include <string.h>
+enum { NO_CODE_BITS = 31 }; /* of a symbol without a code: more than there are of any, and none that can be found */
 
 /* A code for each symbol of a table: C.2. */
-static void make_codes(const struct optimal *table, struct code *codes)
+int make_codes(struct code *codes, const struct huffman_spec *table, int kind)
 {
     uint32_t bits = 0;
-    for (int length = 1, p = 0; length <= 16; length++, bits <<= 1)
+    for (int symbol = 0; symbol < 256; symbol++)
+        codes[symbol] = (struct code){~(uint32_t)0, NO_CODE_BITS, 64};
+    for (uint32_t length = 1, p = 0; length <= 16; length++, bits <<= 1)
         for (int i = 0; i < table->counts[length - 1]; i++, bits++, p++) {
-            int behind = table->values[p] & 15;
-            codes[table->values[p]] = (struct code){bits << behind, length + behind};
+            uint32_t symbol = table->values[p], behind = symbol & 15;
+            if (bits >= (1u << length) - 1) /* of ones only: there is none */
+                return REFUSED;
+            codes[symbol] = (struct code){bits << behind, (uint8_t)(length + behind), advance_of(kind, symbol)};
         }
+    return DONE;
 }
 
 /* Writes the tokens of a segment without stuffing, and ones up to a whole byte (F.1.2.3). Returns its end. */
@@ -96,19 +101,22 @@ static int64_t write_scan(struct decoder *decoder)
     return to - start;
 }
 
-/* Room for the coefficients of a file whose headers were read, all zero, and for the new segments. */
-static int make_coefficients(struct decoder *decoder, int64_t nbytes, int64_t interval)
+/* Room for the first coefficients of a file whose headers were read, of a progressive one for all of them, which are
+ * zeros; and for the new segments. */
+static int make_rooms(struct decoder *decoder, int64_t nbytes, int64_t interval)
 {
     const struct headers *headers = &decoder->headers;
     struct rewriting *rewriting = &decoder->rewriting;
     int64_t mcus = (int64_t)headers->rows * headers->across, blocks = mcus * headers->blocks;
     int64_t segments = (mcus + interval - 1) / interval;
-    size_t size = (size_t)blocks * 64 * sizeof(int16_t);
+    size_t size = headers->progressive ? (size_t)blocks * 64 * sizeof(int16_t) : 0;
     if (blocks > MOST_BLOCKS || blocks / 8 > nbytes || /* a first coefficient has a bit at least */
         make_room(&rewriting->coefficients, size) != DONE ||
+        make_room(&rewriting->firsts, (size_t)blocks * sizeof(int16_t)) != DONE ||
         make_room(&rewriting->ends, (size_t)segments * sizeof(int64_t)) != DONE)
         return REFUSED;
-    memset(rewriting->coefficients.at, 0, size);
+    if (size)
+        memset(rewriting->coefficients.at, 0, size);
     return DONE;
 }
 
@@ -125,7 +133,7 @@ int64_t rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, in
     if (interval < 0 || interval > 65535 || read_any_headers(headers, file, nbytes) != DONE)
         return 0;
     interval = interval ? interval : (int64_t)headers->rows * headers->across;
-    if (make_coefficients(decoder, nbytes, interval) != DONE)
+    if (make_rooms(decoder, nbytes, interval) != DONE)
         return 0;
     rewriting->interval = interval;
     rewriting->count = rewriting->until_restart = 0;
@@ -135,46 +143,11 @@ int64_t rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, in
                              : read_tokens(decoder, file, nbytes))
         return 0;
     for (int i = 0; i < (headers->components > 1 ? 4 : 2); i++) {
-        if (optimal_table(rewriting->counts + 256 * i, &rewriting->tables[i]) != DONE)
+        struct optimal *table = &rewriting->tables[i];
+        struct huffman_spec spec = {table->counts, table->values, table->total};
+        if (optimal_table(rewriting->counts + 256 * i, table) != DONE ||
+            make_codes(rewriting->codes + 256 * i, &spec, i & 1 ? AC_TABLE : DC_TABLE) != DONE)
             return 0;
-        make_codes(&rewriting->tables[i], rewriting->codes + 256 * i);
     }
     return write_scan(decoder);
-}
-
-/* Compares a stretch with the coefficients of the file that was rewritten. */
-static int compare_stretch(struct decoder *decoder, const struct lane *lane, int *predicted)
-{
-    const struct headers *headers = &decoder->headers;
-    const int16_t *found = lane->coefficients;
-    const int16_t *expected = (int16_t *)decoder->rewriting.coefficients.at + lane->mcu * headers->blocks * 64;
-    for (int64_t m = 0; m < lane->count; m++)
-        for (int b = 0; b < headers->blocks; b++, found += 64, expected += 64) {
-            int dc = predicted[headers->component_of[b]] += found[0];
-            if (dc != expected[0] || memcmp(found + 1, expected + 1, 63 * sizeof *found))
-                return REFUSED;
-        }
-    return DONE;
-}
-
-/* Whether a file decodes to the same as the one that was rewritten just before, through a seek index that is right:
- * geometry, quantisation and all coefficients. */
-int check_rewritten(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
-{
-    struct headers *headers = &decoder->headers;
-    const struct headers *old = &decoder->rewriting.headers;
-    if (!decoder->rewriting.segments || read_headers(headers, file, nbytes) != DONE || headers->height != old->height ||
-        headers->width != old->width || headers->components != old->components)
-        return REFUSED;
-    for (int i = 0; i < headers->components; i++) {
-        const struct component *new = &headers->component[i], *before = &old->component[i];
-        if (new->h != before->h || new->v != before->v ||
-            memcmp(headers->quantisation[new->quantisation], old->quantisation[before->quantisation], 64))
-            return REFUSED;
-    }
-    decoder->use_stretch = compare_stretch;
-    decoder->place = scan_place;
-    if (make_tables(decoder) || prepare_scan(decoder, file, nbytes) || decoder->scan)
-        return REFUSED;
-    return decode_segments(decoder);
 }

@@ -1,12 +1,6 @@
 /* Huffman tables: ITU-T T.81, C.2 and F.2.2.3. */
 #include "reader.h"
 
-/* How far k moves by a symbol: F.2.2.1 and F.2.2.2. */
-static uint32_t advance_of(int kind, int symbol)
-{
-    return kind == DC_TABLE ? 1 : symbol ? (uint32_t)(symbol >> 4) + 1 : END_OF_BLOCK;
-}
-
 /* Whether 8-bit samples can make the symbols: F.1.2.1, F.1.2.2 and G.1.2.2. Of others libjpeg's implementations differ.
  */
 static int check_symbols(const struct huffman *table)

@@ -72,9 +72,9 @@ NOT_INLINE uint32_t long_code(const struct huffman *table, uint64_t bits)
     return 0;
 }
 
-/* The tokens and coefficients of a block but its first one. */
+/* The tokens of a block but its first one. */
 INLINE int read_block(struct reader *reader, struct tokens *tokens, const uint32_t *look, const struct huffman *table,
-                      uint32_t which, int16_t *coefficients)
+                      uint32_t which)
 {
     uint32_t *certain = tokens->to; /* behind the last value; what follows may be runs that nothing follows */
     int k = 1;
@@ -92,7 +92,7 @@ INLINE int read_block(struct reader *reader, struct tokens *tokens, const uint32
                 return REFUSED;
             if (!symbol)
                 break;
-            coefficients[k++] = (int16_t)extend(value, (int)(symbol & 15));
+            k++;
             certain = symbol & 15 ? tokens->to : certain;
             if (k == 64)
                 break;
@@ -165,10 +165,10 @@ static uint32_t blocks_beyond(const struct headers *headers, int64_t row, int64_
     return beyond;
 }
 
-/* Room for the tokens of a row of MCUs. */
+/* Room for the tokens of a row of MCUs, and of one more block, at which the check may look. */
 static int reserve(struct rewriting *rewriting, int64_t mcus, int blocks)
 {
-    size_t needed = (size_t)(rewriting->count + mcus * BLOCK_TOKENS * blocks) * sizeof(uint32_t);
+    size_t needed = (size_t)(rewriting->count + (mcus * blocks + 1) * BLOCK_TOKENS) * sizeof(uint32_t);
     if (needed <= rewriting->tokens.size)
         return DONE;
     void *larger = realloc(rewriting->tokens.at, 2 * needed);
@@ -188,7 +188,7 @@ INLINE void begin_mcu(struct rewriting *rewriting, const uint32_t *to)
     memset(rewriting->predicted, 0, sizeof rewriting->predicted);
 }
 
-/* Tokens and coefficients of a restart segment of the old scan, which `lane` has opened. */
+/* The tokens of a restart segment of the old scan, which `lane` has opened. */
 INLINE int read_segment(struct decoder *decoder, struct lane *lane)
 {
     int *predicted = lane->predicted;
@@ -196,7 +196,7 @@ INLINE int read_segment(struct decoder *decoder, struct lane *lane)
     struct rewriting *rewriting = &decoder->rewriting;
     struct reader reader = {0, lane->room, 0};
     int64_t row = lane->mcu / headers->across, column = lane->mcu % headers->across;
-    int16_t *coefficients = (int16_t *)rewriting->coefficients.at + lane->mcu * headers->blocks * 64;
+    int16_t *firsts = (int16_t *)rewriting->firsts.at + lane->mcu * headers->blocks;
     for (; lane->left; row++, column = 0) {
         int64_t stop = column + lane->left < headers->across ? column + lane->left : headers->across;
         lane->left -= stop - column;
@@ -208,7 +208,7 @@ INLINE int read_segment(struct decoder *decoder, struct lane *lane)
             uint32_t beyond = edge ? blocks_beyond(headers, row, column) : 0;
             int latest = 0;
             begin_mcu(rewriting, tokens.to);
-            for (int b = 0; b < headers->blocks; b++, coefficients += 64) {
+            for (int b = 0; b < headers->blocks; b++) {
                 int i = headers->component_of[b];
                 const struct component *component = &headers->component[i];
                 uint32_t value, which = i ? 2 << 8 : 0, *from = tokens.to;
@@ -222,18 +222,17 @@ INLINE int read_segment(struct decoder *decoder, struct lane *lane)
                     return REFUSED;
                 tokens.to++; /* of the first coefficient, when it is known */
                 if (read_block(&reader, &tokens, rewriting->look[1][component->ac], &decoder->ac[component->ac],
-                               which | 1 << 8, coefficients) != DONE ||
+                               which | 1 << 8) != DONE ||
                     UNLIKELY(reader.at > lane->end + 8))
                     return REFUSED;
                 struct tokens first = {from, tokens.counts};
                 if (UNLIKELY(beyond >> b & 1)) {
                     drop(&tokens, from + 1);
-                    memset(coefficients, 0, 64 * sizeof *coefficients);
                     add_token(&tokens, which | 1 << 8, 0);
                 } else {
                     latest = dc;
                 }
-                coefficients[0] = (int16_t)latest;
+                *firsts++ = (int16_t)latest;
                 if (add_first(rewriting, &first, which, i, latest) != DONE)
                     return REFUSED;
             }
@@ -258,7 +257,7 @@ AVX2 int segment_tokens_avx2(struct decoder *decoder, struct lane *lane)
 }
 #endif
 
-/* The tokens and coefficients of a baseline scan. */
+/* The tokens of a baseline scan. */
 int read_tokens(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
 {
     const struct headers *headers = &decoder->headers;
@@ -285,7 +284,7 @@ int make_tokens(struct decoder *decoder)
 {
     const struct headers *headers = &decoder->headers;
     struct rewriting *rewriting = &decoder->rewriting;
-    int16_t *coefficients = rewriting->coefficients.at;
+    int16_t *coefficients = rewriting->coefficients.at, *firsts = rewriting->firsts.at;
     for (int64_t row = 0; row < headers->rows; row++) {
         if (reserve(rewriting, headers->across, headers->blocks) != DONE)
             return REFUSED;
@@ -301,7 +300,7 @@ int make_tokens(struct decoder *decoder)
                     memset(coefficients, 0, 64 * sizeof *coefficients);
                     coefficients[0] = latest;
                 }
-                latest = coefficients[0];
+                *firsts++ = latest = coefficients[0];
                 if (add_first(rewriting, &tokens, which, i, latest) != DONE ||
                     add_block(&tokens, which | 1 << 8, coefficients) != DONE)
                     return REFUSED;

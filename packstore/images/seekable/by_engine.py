@@ -36,30 +36,32 @@ class Rewritten(NamedTuple):
     """A file that was rewritten.
 
     Attributes:
-        head: The file up to its scan.
-        scan: What follows, up to the end of its image.
+        contents: Its segments up to and with the header of its scan.
+        scan: What follows, up to the end of its image; see :class:`packstore.images.engine.native.Rewritten`.
         ends: Where its restart segments end, markers included: int64, from the scan's first byte.
     """
 
-    head: bytes
+    contents: list[bytes]
     scan: memoryview
     ends: NDArray[np.int64]
 
     @property
     def data(self) -> bytes:
-        return b"".join((self.head, self.scan))
+        return b"".join((b"\xff\xd8", *self.contents, self.scan))
 
 
-def rewrite_by_engine(data: bytes, interval: int, engine: Engine | None = None) -> Rewritten | None:
+def rewrite_by_engine(
+    data: bytes, interval: int, found: list[Segment] | None = None, engine: Engine | None = None
+) -> Rewritten | None:
     """The file with a restart marker after every ``interval`` MCUs, or none for 0, and with optimal Huffman tables;
-    None where there is no engine, or it does not take the file."""
+    None where there is no engine, or it does not take the file. ``found`` are its segments, where they are known."""
     engine = engine or get_engine()
     made = None if engine is None else engine.rewrite(data, interval)
     if made is None:
         return None
     scan, tables, ends = made
     try:
-        found = segments(data)
+        found = found or segments(data)
     except NotSeekableError:
         return None
     jfif = _jfif(data, found)
@@ -76,25 +78,23 @@ def rewrite_by_engine(data: bytes, interval: int, engine: Engine | None = None) 
     wanted = dict.fromkeys(component[2] for component in components)
     numbers = [0, 0x10] if len(components) == 1 else [0, 0x10, 1, 0x11]
     chosen = b"".join(bytes((component[0], 0x11 if i else 0)) for i, component in enumerate(components))
-    restarts = _segment(DRI, interval.to_bytes(2, "big")) if interval else b""
-    parts = (
-        b"\xff\xd8",
-        jfif,
+    contents = [
+        *jfif,
         *metadata,
         *(_segment(DQT, quantisation[number]) for number in wanted),
         _segment(SOF0, frame),
         *(_segment(DHT, bytes((number,)) + table) for number, table in zip(numbers, tables, strict=False)),
-        restarts,
+        *([_segment(DRI, interval.to_bytes(2, "big"))] if interval else []),
         _segment(SOS, bytes((len(components),)) + chosen + b"\0\x3f\0"),
-    )
-    return Rewritten(b"".join(parts), scan, ends)
+    ]
+    return Rewritten(contents, scan, ends)
 
 
 def _segment(marker: int, content: bytes) -> bytes:
     return bytes((0xFF, marker)) + (len(content) + 2).to_bytes(2, "big") + content
 
 
-def _jfif(data: bytes, found: list[Segment]) -> bytes | None:
+def _jfif(data: bytes, found: list[Segment]) -> list[bytes] | None:
     """The JFIF segment that libjpeg writes: that of the file without thumbnail, or a new one; none where EXIF comes
     first. None where it depends on more."""
     metadata = [s for s in found if s.marker in _METADATA]
@@ -102,7 +102,7 @@ def _jfif(data: bytes, found: list[Segment]) -> bytes | None:
     if own:
         start = own[0].start + 4
         alone = len(own) == 1 and own[0] is found[0]
-        return _segment(APP0, data[start : start + 12] + b"\0\0") if alone else None
+        return [_segment(APP0, data[start : start + 12] + b"\0\0")] if alone else None
     if metadata and metadata[0].marker == APP0 + 1 and data[metadata[0].start + 4 :].startswith(b"Exif\0\0"):
-        return b""
-    return _segment(APP0, _JFIF)
+        return []
+    return [_segment(APP0, _JFIF)]

@@ -225,28 +225,26 @@ _UNPACKED = {bits: _unpacked(bits) for bits in (1, 2, 4)}
 
 
 def _pack(values: NDArray[np.int64], bits: int) -> bytes:
+    """The low ``bits`` bits of each, from the highest bit of each byte on."""
     if bits >= 8:
         return values.astype(f">u{bits // 8}").tobytes()
     if not bits:
         return b""
-    columns = np.unpackbits(values.astype(np.uint8)).reshape(-1, 8)
-    return np.packbits(columns[:, 8 - bits :]).tobytes()
+    shifts = np.arange(8 - bits, -1, -bits, dtype=np.uint8)
+    padded = np.zeros((-(-len(values) // len(shifts)), len(shifts)), np.uint8)
+    padded.reshape(-1)[: len(values)] = values
+    return np.bitwise_or.reduce(padded << shifts, axis=1).tobytes()
 
 
-def add_index(data: Data, ends: NDArray[np.int64] | None = None, *rest: Data) -> bytes:
-    """The JPEG file ``data`` with a seek index; one that it has already is replaced.
-
-    ``ends`` says where the restart segments of the scan end, as :func:`segment_ends` does; None looks for them. Where
-    they are known, the file may be in parts: ``rest`` is what follows ``data``, which holds all up to the scan.
-
-    Everything else stays, in this order: what decides on colours, EXIF where it is first, the index, the other
-    metadata, the tables, the scan, what follows the end.
+def add_index(data: Data) -> bytes:
+    """The JPEG file ``data`` with a seek index; one that it has already is replaced. Everything else stays, in the
+    order of :func:`with_index`.
 
     Raises:
         NotSeekableError: It is not a baseline JPEG of one scan, with restart markers at an interval that divides the
             rows of MCUs.
     """
-    found = [segment for segment in segments(data) if not _is_index(data, segment)]
+    found = segments(data)
     frame = frame_header(data, found)
     check_frame_header(frame)
     if frame.sof not in (SOF0, SOF1) or not is_scan_whole(data, found, len(frame.sampling)):
@@ -255,16 +253,37 @@ def add_index(data: Data, ends: NDArray[np.int64] | None = None, *rest: Data) ->
     interval = restart_interval(data, found)
     if not interval or columns % interval:
         raise NotSeekableError(f"has restart markers every {interval} MCUs, with {columns} in a row")
-    across = columns // interval
     scan_at = found[-1].stop
-    ends = segment_ends(data, scan_at, across * rows) if ends is None else ends
-    prefix, exif, others, tables = _sorted(data, found)
+    ends = segment_ends(data, scan_at, columns // interval * rows)
+    contents = [bytes(data[segment.start : segment.stop]) for segment in found]
+    return with_index(contents, frame, interval, ends, memoryview(data)[scan_at:])
+
+
+def with_index(
+    contents: Sequence[bytes], frame: FrameHeader, interval: int, ends: NDArray[np.int64], *rest: Data
+) -> bytes:
+    """A JPEG file with a seek index: what decides on colours, EXIF where it is first, the index, the other metadata, the
+    tables, the scan, what follows the end.
+
+    Args:
+        contents: The file's segments up to and with the header of its scan; of a seek index, they are left out.
+        frame: What its frame header says.
+        interval: MCUs in a restart segment, a divisor of those in a row.
+        ends: Where the restart segments end, markers included: int64, from the scan's first byte.
+        rest: The scan, and what follows it.
+
+    Raises:
+        NotSeekableError: It is too large for an index, or has more segments that decide on colours than it should.
+    """
+    rows, columns = frame.mcus
+    across = columns // interval
+    prefix, exif, others, tables = _sorted(contents)
     metadata = b"".join(others)
     tables_bytes = b"".join(tables)
-    frame_at = sum(map(len, tables[: next(i for i, t in enumerate(tables) if t[1] == frame.sof)]))
+    frame_at = sum(map(len, tables[: next(i for i, t in enumerate(tables) if t[1] in (SOF0, SOF1))]))
     each = ends.copy()
     each[1:] -= ends[:-1]
-    longest = int(each.max())
+    longest = int(np.maximum.reduce(each))
     bits = next((bits for bits in _HIGH_BITS if longest < 256 << bits), None)
     if bits is None or frame_at > 65535 or len(prefix) > 65535:
         raise NotSeekableError("is too large for an index")
@@ -298,7 +317,7 @@ def add_index(data: Data, ends: NDArray[np.int64] | None = None, *rest: Data) ->
         piece = body[start : start + _PART_BYTES]
         opening = _OPENING.pack(0xFF, APP11, len(piece) + _OPENING.size - 2, _NAME, _VERSION, part, parts)
         index += [opening, piece]
-    return b"".join((prefix, exif, *index, metadata, tables_bytes, memoryview(data)[scan_at:], *rest))
+    return b"".join((prefix, exif, *index, metadata, tables_bytes, *rest))
 
 
 def without_index(data: Data) -> bytes:
@@ -365,16 +384,17 @@ def _is_index(data: Data, segment: Segment) -> bool:
     return segment.marker == APP11 and bytes(data[start : start + len(_NAME)]) == _NAME
 
 
-def _sorted(data: Data, found: list[Segment]) -> tuple[bytes, bytes, list[bytes], list[bytes]]:
-    """The file's segments in four groups: the start marker and what decides on colours; EXIF, if it comes first of the
-    rest; the rest of the metadata; the tables."""
+def _sorted(contents: Sequence[bytes]) -> tuple[bytes, bytes, list[bytes], list[bytes]]:
+    """Segments in four groups: the start marker and what decides on colours; EXIF, if it comes first of the rest; the
+    rest of the metadata, without a seek index; the tables."""
     prefix, others, tables, interval = [b"\xff\xd8"], [], [], b""
-    for marker, start, stop in found:
-        content = bytes(data[start:stop])
+    for content in contents:
+        marker = content[1]
         if marker in (APP0, APP14):
             prefix.append(content)
         elif marker in _APPS or marker == COM:
-            others.append(content)
+            if marker != APP11 or not content.startswith(_NAME, 4):
+                others.append(content)
         elif marker == DRI:
             interval = content
         else:

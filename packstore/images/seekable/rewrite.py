@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from packstore.images.engine import get_engine
 from packstore.images.jpeg import is_whole
 from packstore.images.seekable.by_engine import rewrite_by_engine
-from packstore.images.seekable.index import add_index, check_frame_header, check_index, read_index
+from packstore.images.seekable.index import add_index, check_frame_header, check_index, read_index, with_index
 from packstore.images.seekable.markers import (
     APP2,
     EOI,
@@ -78,9 +78,9 @@ def make_checked(data: Data) -> Made:
     interval = choose_interval(frame, len(data))
     # Some files have bytes behind the end of the image. They are kept, and not transformed.
     behind = data[_end(data) :]
-    made, engine = rewrite_by_engine(data, interval), get_engine()
+    made, engine = rewrite_by_engine(data, interval, found), get_engine()
     if made is not None and engine is not None:
-        result = add_index(made.head, made.ends, made.scan, behind)
+        result = with_index(made.contents, frame, interval, made.ends, made.scan, behind)
         if engine.confirms(result):
             return Made(result, True)
     result = add_index(transform(data, interval) + behind)
