@@ -62,7 +62,7 @@ class Packed(NamedTuple):
 def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, skip: bool) -> Iterator[Packed]:
     """Yields the records of ``batch`` in parts of about 4 MiB. Raises at a bad sample unless ``skip``."""
     read, nbytes, checksum = source.read, source.nbytes, xxhash.xxh3_64_intdigest
-    remaining = iter(batch)
+    remaining = zip(batch, source.read_together(batch), strict=True)
     while True:
         entries: list[Entry] = []
         records: list[Buffer] = []
@@ -75,12 +75,12 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, 
         oriented: list[int] = []
         values: list[Mapping[str, Any]] = []
         source_bytes = record_bytes = lossy = 0
-        for entry in remaining:
+        for entry, together in remaining:
             source_bytes += nbytes(entry)
             seen.append(entry)
             number = None
             try:
-                found = read(entry)
+                found = read(entry) if together is None else together
                 if isinstance(found, Sample):
                     number = found.number
                     # The sample may lie in ``ref``, and nobody needs it any more.

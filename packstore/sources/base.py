@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import islice
@@ -245,6 +245,11 @@ class Source(ABC):
         """The image of an entry that this or another opening of the source has listed, with the values of
         :attr:`Survey.sampled` where there are such. Called from several threads at once. Raises :class:`SampleError`
         with the entry's key when it cannot be read."""
+
+    def read_together(self, entries: Sequence[Entry]) -> Sequence[ImageData | None]:
+        """What :meth:`read` returns of each, where they are read faster together; None for what it is to be called for:
+        the others, and all that is wrong with one."""
+        return [None] * len(entries)
 
     def image(self, entry: Entry) -> ImageData:
         """The image alone of what :meth:`read` returns."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from packstore.core.errors import SampleError, printable
@@ -46,6 +47,12 @@ class FolderSource(Source):
             if suffix not in IMAGE_SUFFIXES:
                 self._check_name(entry.key, suffix)
         return self.tree.read(entry.key, entry.size_bytes, entry.modified_ns, self.max_bytes)
+
+    def read_together(self, entries: Sequence[Entry]) -> Sequence[bytes | None]:
+        """Small files; see :meth:`Source.read_together`."""
+        if any(entry.ref is not None or not entry.key.endswith(IMAGE_SUFFIXES) for entry in entries):
+            return [None] * len(entries)
+        return self.tree.read_together([(entry.key, entry.size_bytes, entry.modified_ns) for entry in entries])
 
     def _check_name(self, key: str, suffix: str) -> None:
         if suffix in UNREAD_SUFFIXES:

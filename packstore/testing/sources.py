@@ -205,6 +205,13 @@ class SourceSuite:
             for entry in reversed(entries):
                 assert same(another.image(pickle.loads(pickle.dumps(entry))), source.image(entry))
 
+    def test_what_is_read_together_is_what_is_read(self, source: Source) -> None:
+        entries = list(source.fetch(source.entries()))
+        together = source.read_together(entries)
+        assert len(together) == len(entries)
+        for entry, image in zip(entries, together, strict=True):
+            assert image is None or same(image, source.image(entry))
+
     def test_several_threads_read_at_once(self, source: Source) -> None:
         entries = list(source.entries())
         expected = [copied(source.image(entry)) for entry in entries]

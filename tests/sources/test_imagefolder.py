@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.core.progress import Progress
+from packstore.images.engine import engine_problem
 from packstore.images.sniff import max_file_bytes
 from packstore.sources import Entry, Source, open_source
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
 from packstore.testing import SourceSuite
-from tests.conftest import SharedData
+from tests.conftest import Need, SharedData
 from tests.makers.images import all_images, tiny
 
 
@@ -412,6 +413,32 @@ def test_pipes_sockets_and_devices_are_never_opened(tmp_path: Path, monkeypatch:
                 source.read(entry)
             with pytest.raises(SampleError):  # neither when it turned into one after the listing
                 source.read(entry._replace(ref=None))
+
+
+def test_small_files_are_read_together(tmp_path: Path, need: Need) -> None:
+    """All that is wrong with one is left to reading it alone."""
+    need("native", engine_problem() is None)
+    root = fill(tmp_path / "root", ["a/0.jpg", "a/1.jpg", "a/2.jpg", "a/3.jpg", "b/c/0.jpg", "b/0.jpg", b"b/\xff.jpg"])
+    for number, path in enumerate(sorted(root.rglob("*.jpg"))):
+        path.write_bytes(bytes([number]) * (number * 700))
+    source = open_source(root)
+    entries = list(source.entries())
+    whole = [source.read(entry) for entry in entries]
+    assert source.read_together(entries) == whole
+    assert source.read_together([]) == []
+    (root / "a" / "0.jpg").unlink()
+    os.mkfifo(root / "a" / "0.jpg")
+    (root / "a" / "1.jpg").unlink()
+    longer = root / "a" / "2.jpg"
+    longer.write_bytes(longer.read_bytes() + b"x")
+    os.utime(longer, ns=(entries[2].modified_ns, entries[2].modified_ns))
+    os.utime(root / "a" / "3.jpg", ns=(1, 1))
+    assert source.read_together(entries) == [None, None, None, None, *whole[4:]]
+    for other in (entries[4]._replace(key="nowhere/0.jpg"), entries[4]._replace(key="b/\0.jpg")):
+        assert source.read_together([entries[5], other])[-1] is None
+    large = root / "b" / "0.jpg"
+    large.write_bytes(bytes(1 << 20))
+    assert source.read_together(list(source.entries()))[-1] is None  # of large files one call for each is as fast
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

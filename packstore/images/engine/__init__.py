@@ -5,6 +5,15 @@ find flawless, it refuses, image by image: :mod:`packstore.images.decoders` then
 wrong. So nothing depends on it but time.
 """
 
-from packstore.images.engine.native import Engine, Form, Requests, engine_problem, get_engine, highway_hash, png_rows
+from packstore.images.engine.native import (
+    Engine,
+    Form,
+    Requests,
+    engine_problem,
+    get_engine,
+    highway_hash,
+    png_rows,
+    read_files,
+)
 
-__all__ = ["Engine", "Form", "Requests", "engine_problem", "get_engine", "highway_hash", "png_rows"]
+__all__ = ["Engine", "Form", "Requests", "engine_problem", "get_engine", "highway_hash", "png_rows", "read_files"]

@@ -191,6 +191,15 @@ EXPORT int packstore_engine_png(const uint8_t *packed, int64_t packed_bytes, uin
     return png_rows(packed, packed_bytes, to, rows, nbytes, step) != DONE;
 }
 
+#if !defined(_WIN32)
+/* See files.c. */
+EXPORT void packstore_engine_read_files(int directory, const char *names, int64_t count, const int64_t *sizes,
+                                        const int64_t *modified, uint8_t *to, uint8_t *refused)
+{
+    read_files(directory, names, count, sizes, modified, to, refused);
+}
+#endif
+
 /* See highway.c. */
 EXPORT uint64_t packstore_engine_highway_hash(const uint8_t *data, uint64_t size)
 {

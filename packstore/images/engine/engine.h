@@ -13,6 +13,7 @@
  * planes.c    the same of floating point: that of torch, but for the last bits
  * place.c     pixels that are not resized: cut out, padded, mirrored
  * convert.c   types and layouts: normalised bytes, planes, interleaved channels
+ * files.c     small files, many in a call
  * png.c       rows of PNG files of one channel: masks
  * tokens.c    the symbols of a scan, to be coded anew
  * progressive.c  the coefficients of a progressive image
@@ -394,6 +395,10 @@ void to_floats_plain(float *to, int kind, const void *from, int64_t count);
 void to_floats_avx2(float *to, int kind, const void *from, int64_t count);
 void from_floats_plain(void *to, int kind, const float *from, int64_t count);
 void from_floats_avx2(void *to, int kind, const float *from, int64_t count);
+
+/* files.c */
+void read_files(int directory, const char *names, int64_t count, const int64_t *sizes, const int64_t *modified,
+                uint8_t *to, uint8_t *refused);
 
 /* highway.c */
 uint64_t highway_hash(const uint8_t *data, uint64_t size);

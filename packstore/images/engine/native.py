@@ -162,7 +162,7 @@ class Rewritten(NamedTuple):
     """A scan that was coded anew.
 
     Attributes:
-        scan: From its first coded byte to the end of the image; it lies in the engine, until that works on another file.
+        scan: From its first coded byte to the end of the image; it lies in the engine, until that has another file.
         tables: Its Huffman tables, as segments have them after their number: DC and AC of the first component, then of
             the others.
         ends: Where its restart segments end, markers included: int64, from the scan's first byte.
@@ -288,6 +288,42 @@ def highway_hash(data: bytes) -> int | None:
     return int(library.packstore_engine_highway_hash(_address(data), len(data)))
 
 
+def read_files(
+    directory: int, names: Sequence[bytes], sizes: Sequence[int], modified_ns: Sequence[int]
+) -> list[bytes | None]:
+    """Files of an open directory, read without the GIL.
+
+    Args:
+        directory: Its descriptor.
+        names: Of the files.
+        sizes: How many bytes each has.
+        modified_ns: When each was modified, as ``st_mtime_ns`` has it.
+
+    Returns:
+        The bytes of each; None for one that is no file, is not as it should be, or cannot be read; and for all where
+        there is no engine, or a name has a null byte.
+    """
+    library, joined = _library()[0], b"\0".join((*names, b""))
+    if library is None or not hasattr(library, "packstore_engine_read_files") or joined.count(b"\0") != len(names):
+        return [None] * len(names)
+    expected, ends = np.array((sizes, modified_ns), np.int64), np.cumsum(sizes).tolist()
+    data, refused = np.empty(ends[-1], np.uint8), np.empty(len(names), np.bool_)
+    library.packstore_engine_read_files(
+        directory,
+        joined,
+        len(names),
+        expected[0].ctypes.data,
+        expected[1].ctypes.data,
+        data.ctypes.data,
+        refused.ctypes.data,
+    )
+    view = data.data
+    return [
+        None if unknown else bytes(view[end - size : end])
+        for end, size, unknown in zip(ends, sizes, refused.tolist(), strict=True)
+    ]
+
+
 def get_engine() -> Engine | None:
     """The calling thread's engine; None where :func:`engine_problem` says why."""
     engine: Engine | None = getattr(_thread, "engine", None)
@@ -346,6 +382,12 @@ def load_library(path: str) -> ctypes.CDLL:
     if hasattr(library, "packstore_engine_highway_hash"):
         library.packstore_engine_highway_hash.argtypes = (pointer, ctypes.c_uint64)
         library.packstore_engine_highway_hash.restype = ctypes.c_uint64
+    if hasattr(library, "packstore_engine_read_files"):
+        library.packstore_engine_read_files.argtypes = (
+            *(ctypes.c_int, ctypes.c_char_p, number),
+            *(pointer, pointer, pointer, pointer),
+        )
+        library.packstore_engine_read_files.restype = None
     if hasattr(library, "packstore_engine_png"):
         library.packstore_engine_png.argtypes = (pointer, number, pointer, number, number, number)
         library.packstore_engine_png.restype = ctypes.c_int

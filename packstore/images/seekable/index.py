@@ -233,7 +233,8 @@ def _pack(values: NDArray[np.int64], bits: int) -> bytes:
     shifts = np.arange(8 - bits, -1, -bits, dtype=np.uint8)
     padded = np.zeros((-(-len(values) // len(shifts)), len(shifts)), np.uint8)
     padded.reshape(-1)[: len(values)] = values
-    return np.bitwise_or.reduce(padded << shifts, axis=1).tobytes()
+    packed: NDArray[np.uint8] = np.bitwise_or.reduce(padded << shifts, axis=1)
+    return packed.tobytes()
 
 
 def add_index(data: Data) -> bytes:
@@ -262,8 +263,8 @@ def add_index(data: Data) -> bytes:
 def with_index(
     contents: Sequence[bytes], frame: FrameHeader, interval: int, ends: NDArray[np.int64], *rest: Data
 ) -> bytes:
-    """A JPEG file with a seek index: what decides on colours, EXIF where it is first, the index, the other metadata, the
-    tables, the scan, what follows the end.
+    """A JPEG file with a seek index: what decides on colours, EXIF where it is first, the index, the other metadata,
+    the tables, the scan, what follows the end.
 
     Args:
         contents: The file's segments up to and with the header of its scan; of a seek index, they are left out.
