@@ -3,7 +3,6 @@
 
 #if !defined(_WIN32)
 
-#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -30,11 +29,12 @@ static int read_file(int directory, const char *name, int64_t nbytes, int64_t mo
         return REFUSED;
     bool same =
         !fstat(file, &found) && S_ISREG(found.st_mode) && found.st_size == nbytes && modified_ns(&found) == modified;
-    for (ssize_t part; same && nbytes; to += part, nbytes -= part)
-        if ((part = read(file, to, (size_t)nbytes)) <= 0) {
-            same = false;
-            part = 0;
-        }
+    while (same && nbytes) {
+        ssize_t part = read(file, to, (size_t)nbytes);
+        same = part > 0;
+        to += part;
+        nbytes -= part;
+    }
     close(file);
     return same ? DONE : REFUSED;
 }

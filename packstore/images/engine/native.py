@@ -304,7 +304,8 @@ def read_files(
         there is no engine, or a name has a null byte.
     """
     library, joined = _library()[0], b"\0".join((*names, b""))
-    if library is None or not hasattr(library, "packstore_engine_read_files") or joined.count(b"\0") != len(names):
+    wrong = joined.count(b"\0") != len(names) or min(sizes, default=-1) < 0
+    if library is None or wrong or not hasattr(library, "packstore_engine_read_files"):
         return [None] * len(names)
     expected, ends = np.array((sizes, modified_ns), np.int64), np.cumsum(sizes).tolist()
     data, refused = np.empty(ends[-1], np.uint8), np.empty(len(names), np.bool_)
