@@ -574,6 +574,13 @@ def check_confirmation(engine: Engine, data: bytes) -> None:
     found = {segment.marker: segment for segment in segments(right)}
     other = np.array(Image.open(io.BytesIO(right)).convert("RGB")) // 2 + 60
     images = [add_index(save(other, "gray" if data == good()["gray"][0] else "444", restart_marker_blocks=1))]
+    images.append(add_index(right[:-2] + b"\0" + right[-2:]))  # a byte behind the last segment
+    codes, length = found[0xC4].start + 5, found[0xC4].stop - found[0xC4].start
+    longest = max(bits for bits in range(16) if right[codes + bits])
+    tables = bytearray(right[: found[0xC4].stop] + bytes([15]) + right[found[0xC4].stop :])  # a code of ones only
+    tables[codes + longest] += 1
+    tables[codes - 3 : codes - 1] = (length - 1).to_bytes(2, "big")
+    images.append(add_index(bytes(tables)))
     quantisation, frame = found[0xDB].start + 5, found[0xC0].start + 5
     for at, value in ((quantisation, right[quantisation] + 1), (frame + 1, right[frame + 1] - 1)):
         images.append(repaired(right[:at] + bytes([value]) + right[at + 1 :]))
@@ -586,6 +593,8 @@ def check_confirmation(engine: Engine, data: bytes) -> None:
         rewrite_by_engine(data, 1, engine=engine)
         assert not engine.confirms(image)
         assert not engine.confirms(right)  # no more
+    assert rewrite_by_engine(data[:-20], 1, engine=engine) is None
+    assert not engine.confirms(right)  # which is in memory still
     rewrite_by_engine(data, 1, engine=engine)
     assert engine.confirms(right)
 

@@ -210,8 +210,10 @@ EXPORT uint64_t packstore_engine_highway_hash(const uint8_t *data, uint64_t size
 EXPORT int64_t packstore_engine_rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t interval)
 {
     int64_t made = rewrite(decoder, file, nbytes, interval);
-    if (!made)
+    if (!made) {
+        decoder->rewriting.segments = 0; /* there is nothing to check a file by */
         keep_little(decoder);
+    }
     return made;
 }
 

@@ -8,13 +8,11 @@
  */
 #include "reader.h"
 
-/* Compares the token at the high end of `*bits` and takes it away. Returns how far k moves. */
-INLINE uint32_t prove_token(uint64_t *bits, uint64_t *taken, const struct code *codes, const uint32_t *token,
-                            uint64_t *wrong)
+/* Compares the code and the bits behind it at the high end of `*bits`, and takes them away. Returns how far k moves. */
+INLINE uint32_t prove_symbol(uint64_t *bits, uint64_t *taken, const struct code *code, uint32_t behind, uint64_t *wrong)
 {
-    const struct code *code = &codes[*token >> 16 & 255];
     uint32_t length = code->length;
-    *wrong |= *bits >> (64 - length) ^ (code->bits | (*token & 0xFFFF));
+    *wrong |= *bits >> (64 - length) ^ (code->bits | behind);
     *bits <<= length;
     *taken += length;
     return code->advance;
@@ -29,39 +27,36 @@ INLINE uint64_t peek(const uint8_t *from, uint64_t taken)
 }
 
 /*
- * Compares a segment of the new file, which `lane` has opened, with the tokens that follow, block by block: a first
- * coefficient, and others up to an end of block or the 64th. A block is looked at as a whole, 64 * 31 bits at most,
- * before it shows that the data have ended: AHEAD bytes.
+ * Compares a segment of the new file, which `lane` has opened, with the first coefficients and the tokens that follow.
+ * A block is looked at as a whole, 64 * 31 bits at most, before it shows that the data have ended: AHEAD bytes.
  */
 INLINE int prove_segment(struct decoder *decoder, struct lane *lane, const uint32_t **tokens)
 {
     const struct headers *headers = &decoder->headers;
     const struct rewriting *rewriting = &decoder->rewriting;
-    const int16_t *firsts = (const int16_t *)rewriting->firsts.at + lane->mcu * headers->blocks;
-    const uint32_t *token = *tokens, *stop = (const uint32_t *)rewriting->tokens.at + rewriting->count;
+    const int16_t *first = (const int16_t *)rewriting->firsts.at + lane->mcu * headers->blocks;
+    const uint32_t *token = *tokens;
     const uint8_t *from = lane->room;
     uint64_t taken = 0, end = 8 * (uint64_t)(lane->end - from), wrong = 0;
     int predicted[COMPONENTS] = {0};
     for (int64_t m = 0; m < lane->left; m++)
-        for (int b = 0; b < headers->blocks; b++, firsts++) {
-            int i = headers->component_of[b];
+        for (int b = 0; b < headers->blocks; b++, first++) {
+            int i = headers->component_of[b], difference = *first - predicted[i], size = bits_of(difference);
             const struct code *dc = rewriting->codes + (i ? 2 << 8 : 0), *ac = dc + 256;
-            predicted[i] += extend(*token & 0xFFFF, (int)(*token >> 16 & 15));
-            wrong |= predicted[i] != *firsts;
+            predicted[i] = *first;
             uint64_t bits = peek(from, taken);
-            prove_token(&bits, &taken, dc, token++, &wrong);
-            for (uint32_t k = 1;;) {
-                k += prove_token(&bits, &taken, ac, token++, &wrong);
-                if (k < 64) {
-                    bits = peek(from, taken);
-                    k += prove_token(&bits, &taken, ac, token++, &wrong);
-                }
-                if (k >= 64) {
-                    wrong |= k > 64 && k < END_OF_BLOCK;
+            prove_symbol(&bits, &taken, &dc[size], low_bits(difference, size), &wrong);
+            token++; /* of the first coefficient */
+            for (uint32_t k = 1; k < 64;) {
+                k += prove_symbol(&bits, &taken, &ac[*token >> 16 & 255], *token & 0xFFFF, &wrong);
+                token++;
+                if (k >= 64)
                     break;
-                }
+                bits = peek(from, taken);
+                k += prove_symbol(&bits, &taken, &ac[*token >> 16 & 255], *token & 0xFFFF, &wrong);
+                token++;
             }
-            if (UNLIKELY(wrong || token > stop || taken > end))
+            if (UNLIKELY(wrong || taken > end))
                 return REFUSED;
         }
     lane->at = from + taken / 8;
@@ -116,7 +111,7 @@ static int make_new_codes(struct decoder *decoder)
 int check_rewritten(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
 {
     struct rewriting *rewriting = &decoder->rewriting;
-    const uint32_t *token = rewriting->tokens.at, *stop = token + rewriting->count;
+    const uint32_t *token = rewriting->tokens.at; /* of as many blocks as the new file has, if its headers are right */
     struct lane lane = {0};
     if (!rewriting->segments || read_headers(&decoder->headers, file, nbytes) != DONE ||
         compare_headers(&decoder->headers, &rewriting->headers) || make_new_codes(decoder) ||
@@ -126,7 +121,7 @@ int check_rewritten(struct decoder *decoder, const uint8_t *file, int64_t nbytes
     for (;;) {
         int outcome = open_segment(decoder, &lane);
         if (outcome != DONE)
-            return outcome == NO_MORE && token == stop ? DONE : REFUSED;
+            return outcome == NO_MORE ? DONE : REFUSED;
         if (decoder->kernels->prove_segment(decoder, &lane, &token) != DONE || close_segment(&lane) != DONE)
             return REFUSED;
     }

@@ -4,6 +4,7 @@
 
 #include "engine.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { ESCAPE = 128, END_OF_BLOCK = 128, NO_CODE = 192, K = 8 }; /* see struct huffman */
@@ -35,6 +36,17 @@ INLINE int64_t bits_read(const struct reader *reader, const uint8_t *from)
 INLINE int extend(uint32_t bits, int size)
 {
     return (int)bits - (bits < 1u << size >> 1 ? (1 << size) - 1 : 0);
+}
+
+/* F.1.2.1 and F.1.2.2: how many bits a value has, and these bits: the low ones, of it less one where it is negative. */
+INLINE int bits_of(int value)
+{
+    return value ? 32 - __builtin_clz((unsigned)abs(value)) : 0;
+}
+
+INLINE uint32_t low_bits(int value, int bits)
+{
+    return (uint32_t)(value < 0 ? value - 1 : value) & ((1u << bits) - 1);
 }
 
 /* How far k moves by a symbol: F.2.2.1 and F.2.2.2. */

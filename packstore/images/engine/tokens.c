@@ -7,7 +7,6 @@
  */
 #include "reader.h"
 
-#include <stdlib.h>
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -20,21 +19,10 @@ struct tokens {
     uint32_t *counts;
 };
 
-static int bits_of(int value)
-{
-    return value ? 32 - __builtin_clz((unsigned)abs(value)) : 0;
-}
-
 INLINE void add_token(struct tokens *tokens, uint32_t which, uint32_t bits)
 {
     tokens->counts[which]++;
     *tokens->to++ = which << 16 | bits;
-}
-
-/* F.1.2.1 and F.1.2.2: the low bits of a value, less one where that is negative. */
-INLINE uint32_t low_bits(int value, int bits)
-{
-    return (uint32_t)(value < 0 ? value - 1 : value) & ((1u << bits) - 1);
 }
 
 /* Takes tokens back. */
@@ -165,10 +153,10 @@ static uint32_t blocks_beyond(const struct headers *headers, int64_t row, int64_
     return beyond;
 }
 
-/* Room for the tokens of a row of MCUs, and of one more block, at which the check may look. */
+/* Room for the tokens of a row of MCUs. */
 static int reserve(struct rewriting *rewriting, int64_t mcus, int blocks)
 {
-    size_t needed = (size_t)(rewriting->count + (mcus * blocks + 1) * BLOCK_TOKENS) * sizeof(uint32_t);
+    size_t needed = (size_t)(rewriting->count + mcus * BLOCK_TOKENS * blocks) * sizeof(uint32_t);
     if (needed <= rewriting->tokens.size)
         return DONE;
     void *larger = realloc(rewriting->tokens.at, 2 * needed);
