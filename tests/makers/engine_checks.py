@@ -593,8 +593,8 @@ def check_confirmation(engine: Engine, data: bytes) -> None:
         rewrite_by_engine(data, 1, engine=engine)
         assert not engine.confirms(image)
         assert not engine.confirms(right)  # no more
-    assert rewrite_by_engine(data[:-20], 1, engine=engine) is None
-    assert not engine.confirms(right)  # which is in memory still
+    assert rewrite_by_engine(right[:-1] + b"\xd0", 1, engine=engine) is None  # of which the last segment is refused
+    assert not engine.confirms(right)  # what it is to be compared with is in memory still
     rewrite_by_engine(data, 1, engine=engine)
     assert engine.confirms(right)
 
