@@ -162,7 +162,7 @@ MUTATIONS = [
     Mutation("seek.c", "if (size < 0 ||", "if ("),
     Mutation("seek.c", "file[marker] != 0xFF || file[marker + 1] != expected", "file[marker] != 0xFF"),
     # Tokens: F.1.2
-    Mutation("tokens.c", "if (UNLIKELY(tokens->to - certain != (k < 64)))", "if (0)"),
+    Mutation("tokens.c", "if (UNLIKELY(end > start && end[-1] >> 16 == (which | NO_RUN)))", "if (0)"),
     Mutation("tokens.c", "if (UNLIKELY(beyond >> b & 1))", "if (0)"),
     Mutation(
         "tokens.c",
@@ -170,7 +170,7 @@ MUTATIONS = [
         "rewriting->until_restart = rewriting->interval",
     ),
     Mutation("tokens.c", "    memset(rewriting->predicted, 0, sizeof rewriting->predicted);\n", ""),
-    Mutation("tokens.c", "if (UNLIKELY(k > 63))", "if (0)"),
+    Mutation("tokens.c", "if (UNLIKELY(k > 64))", "if (0)"),
     Mutation("tokens.c", "|| close_segment(&lane) != DONE", ""),
     Mutation(
         "tokens.c",

@@ -60,13 +60,12 @@ NOT_INLINE uint32_t long_code(const struct huffman *table, uint64_t bits)
     return 0;
 }
 
-/* The tokens of a block but its first one. */
+/* The tokens of a block but its first one. Runs that nothing follows are no part of it. */
 INLINE int read_block(struct reader *reader, struct tokens *tokens, const uint32_t *look, const struct huffman *table,
                       uint32_t which)
 {
-    uint32_t *certain = tokens->to; /* behind the last value; what follows may be runs that nothing follows */
-    int k = 1;
-    for (uint32_t symbol = NO_RUN; k < 64 && symbol;) {
+    uint32_t symbol = NO_RUN, *start = tokens->to;
+    for (uint32_t k = 1; k < 64 && symbol;) {
         fill_reader(reader);
 #pragma GCC unroll 2
         for (int step = 0; step < 2; step++) {
@@ -75,19 +74,21 @@ INLINE int read_block(struct reader *reader, struct tokens *tokens, const uint32
                 return REFUSED;
             symbol = entry >> 16;
             add_token(tokens, which | symbol, value);
-            k += (int)(symbol >> 4);
-            if (UNLIKELY(k > 63))
-                return REFUSED;
             if (!symbol)
                 break;
-            k++;
-            certain = symbol & 15 ? tokens->to : certain;
-            if (k == 64)
+            k += (symbol >> 4) + 1;
+            if (k >= 64) {
+                if (UNLIKELY(k > 64))
+                    return REFUSED;
                 break;
+            }
         }
     }
-    if (UNLIKELY(tokens->to - certain != (k < 64))) { /* runs at the end */
-        drop(tokens, certain);
+    uint32_t *end = tokens->to - !symbol;
+    if (UNLIKELY(end > start && end[-1] >> 16 == (which | NO_RUN))) {
+        while (end > start && end[-1] >> 16 == (which | NO_RUN))
+            end--;
+        drop(tokens, end);
         add_token(tokens, which, 0);
     }
     return DONE;
