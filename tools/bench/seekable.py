@@ -12,6 +12,7 @@ trades of size against selectivity would give: `packstore.images.seekable.rewrit
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import shutil
 import tempfile
@@ -48,6 +49,7 @@ from packstore.training.augment.base import Crops
 from packstore.training.random_draws import Draws
 
 Box = tuple[int, int, int, int]
+Pair = tuple[Path, bytes, bytes, int]  # a file, what it holds, that made seekable, and its interval
 BATCH, SIDE = 256, 224
 MAX_PIXELS = 1 << 28
 
@@ -94,26 +96,27 @@ def sizes(files: list[bytes], made: list[bytes]) -> str:
     )
 
 
-def bare_rewriting(files: list[bytes], intervals: list[int], workers: int, check: list[bytes] | None) -> None:
-    """The engine's own work, in plain threads; with ``check``, what was made, also its comparison with what went in."""
+def bare_rewriting(pairs: list[Pair], workers: int, proven: bool = False, scratch: Path | None = None) -> None:
+    """The engine's own work, in plain threads. With ``proven`` also its comparison of what was made with what went in;
+    with ``scratch`` files are read anew, and what was made is written there, one behind the other."""
 
     def part(first: int) -> None:
         engine = get_engine()
         assert engine is not None
-        for number in range(first, len(files), workers):
-            engine.rewrite(files[number], intervals[number])
-            if check is not None:
-                engine.confirms(check[number])
+        with (scratch / f"made{first}" if scratch else Path(os.devnull)).open("wb", 0) as out:
+            for path, data, made, interval in pairs[first::workers]:
+                engine.rewrite(path.read_bytes() if scratch else data, interval)
+                if proven:
+                    engine.confirms(made)
+                if scratch:
+                    out.write(made)
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(part, range(workers)))
 
 
-def rewriting(images: Path, files: list[bytes], made: list[bytes], workers: int | None, repeats: int) -> str:
-    """Converting beside the engine's work on the files that it rewrites, which are in memory."""
-    cores = default_workers()
-    pairs = [(old, new, index.interval) for old, new in zip(files, made, strict=True) if (index := read_index(new))]
-    olds, news, intervals = map(list, zip(*pairs, strict=True))
+def rewriting(images: Path, pairs: list[Pair], workers: int | None, repeats: int) -> str:
+    """Converting beside the engine's work on the files that it rewrites."""
     scratch = Path(tempfile.mkdtemp())
     records = 0
 
@@ -122,11 +125,13 @@ def rewriting(images: Path, files: list[bytes], made: list[bytes], workers: int 
         shutil.rmtree(scratch / "a.lmdb", ignore_errors=True)
         records = convert(images, scratch / "a.lmdb", encoding="seekable", workers=workers).manifest.records
 
-    threads = workers or cores
+    threads = workers or default_workers()
     jobs = {
         "packstore.convert": conversion,
-        "bare: rewriting and its check": partial(bare_rewriting, olds, intervals, threads, news),
-        "bare: rewriting": partial(bare_rewriting, olds, intervals, threads, None),
+        "bare: rewriting": partial(bare_rewriting, pairs, threads),
+        "bare: rewriting, proof": partial(bare_rewriting, pairs, threads, True),
+        "bare: reading, rewriting, writing": partial(bare_rewriting, pairs, threads, False, scratch),
+        "bare: reading, rewriting, proof, writing": partial(bare_rewriting, pairs, threads, True, scratch),
     }
     rows = []
     try:
@@ -276,8 +281,9 @@ def main() -> None:
     parser.add_argument("--prices", action="store_true")
     options = parser.parse_args()
     source = open_source(options.images)
-    paths = [options.images / entry.key for entry in source.entries()]
-    files = [data for path in paths if (data := path.read_bytes())[:3] == b"\xff\xd8\xff"]
+    entries = [options.images / entry.key for entry in source.entries()]
+    paths = [path for path in entries if path.read_bytes()[:3] == b"\xff\xd8\xff"]
+    files = [path.read_bytes() for path in paths]
     wanted = boxes(files)
     if options.prices:
         print(prices(files, wanted, options.workers))
@@ -285,7 +291,10 @@ def main() -> None:
         with ThreadPoolExecutor(options.workers) as pool:
             made = list(pool.map(rewritten, files))
         print(sizes(files, made))
-        print(rewriting(options.images, files, made, options.workers, options.repeats))
+        pairs = [
+            (*each, index.interval) for each in zip(paths, files, made, strict=True) if (index := read_index(each[2]))
+        ]
+        print(rewriting(options.images, pairs, options.workers, options.repeats))
         print(splicing(made, wanted, options.repeats))
         print()
         print(crops(made, wanted, options.repeats))
