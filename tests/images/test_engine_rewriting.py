@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from packstore.images.engine import engine_problem, get_engine
 from packstore.images.seekable import NotSeekableError, check_index, make_seekable, segments
 from packstore.images.seekable import rewrite as rewrite_module
-from packstore.images.seekable.by_engine import rewrite_by_engine
-from packstore.images.seekable.index import add_index, segment_ends
+from packstore.images.seekable.index import without_index
 from packstore.images.seekable.transform import transform
 from tests.conftest import SharedData
-from tests.makers.engine_checks import MAX_PIXELS, good, large, noisy, refused_files, save, without
+from tests.makers.engine_checks import MAX_PIXELS, good, indexed, large, noisy, refused_files, save, without
 from tests.makers.tiers import examples
 
 Need = Callable[[str, bool], None]
@@ -34,13 +33,13 @@ def programs(request: pytest.FixtureRequest) -> None:
 
 
 def rewritten(data: bytes, interval: int) -> bytes | None:
-    """What the engine makes of it, if anything."""
-    made = rewrite_by_engine(data, interval)
-    if made is None:
-        return None
-    found = segments(made.data)
-    assert made.ends.tolist() == segment_ends(made.data, found[-1].stop, len(made.ends)).tolist()
-    return made.data
+    """What the engine makes of it, if anything. With an index it is the same file with an index, where there can be
+    one."""
+    engine = get_engine()
+    assert engine is not None
+    made = engine.rewrite(data, interval, index=False)
+    assert engine.rewrite(data, interval) == indexed(made, data)
+    return made
 
 
 @given(st.data())
@@ -182,7 +181,7 @@ def test_files_are_made_seekable_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [data for name, (data, _) in (good() | large()).items() if "seekable" not in name and "rows" not in name]
     by_engine = [made(data) for data in files]
     with monkeypatch.context() as patch:
-        patch.setattr(rewrite_module, "rewrite_by_engine", lambda *_: None)
+        patch.setattr(rewrite_module, "get_engine", lambda: None)
         assert [made(data) for data in files] == by_engine
     for data in by_engine:
         assert isinstance(data, str) or check_index(data) is None
@@ -207,19 +206,18 @@ def test_other_coefficients_are_not_confirmed(choice: st.DataObject) -> None:
     name = choice.draw(st.sampled_from([name for name in good() if "tiny" not in name]))
     data, engine = good()[name][0], get_engine()
     assert engine is not None
-    made = rewrite_by_engine(data, 1)
-    assert made is not None
-    right = add_index(made.data)
+    right = engine.rewrite(data, 1)
+    assert right is not None
     wrong = bytearray(right)
     at = choice.draw(st.integers(2, len(wrong) - 3))
     wrong[at] ^= 1 << choice.draw(st.integers(0, 7))
-    for changed in (bytes(wrong), made.data, right[:-1]):
-        rewrite_by_engine(data, 1)
+    for changed in (bytes(wrong), without_index(right), right[:-1]):
+        engine.rewrite(data, 1)
         if engine.confirms(changed):
             # Metadata, or bits that fill a byte.
             np.testing.assert_array_equal(engine.decode(changed, MAX_PIXELS), good()[name][1])
     assert not engine.confirms(right)  # only after it was rewritten
-    rewrite_by_engine(data, 1)
+    engine.rewrite(data, 1)
     assert engine.confirms(right)
 
 

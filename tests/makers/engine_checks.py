@@ -18,8 +18,7 @@ from PIL import Image
 
 from packstore.images.engine.native import Engine, Form, Requests, _Form
 from packstore.images.resize import resize
-from packstore.images.seekable import add_index, read_index
-from packstore.images.seekable.by_engine import rewrite_by_engine
+from packstore.images.seekable import NotSeekableError, add_index, read_index
 from packstore.images.seekable.index import lengths
 from packstore.images.seekable.markers import segments
 from packstore.images.seekable.transform import transform
@@ -551,26 +550,37 @@ def check_rewriting(engine: Engine) -> None:
     files."""
     for name, data in rewritable().items():
         for interval in (0, 1, 3):
-            made = rewrite_by_engine(data, interval, engine=engine)
-            assert made is not None, name
-            assert made.data == transform(data, interval), (name, interval)
+            plain = engine.rewrite(data, interval, index=False)
+            assert plain == transform(data, interval), (name, interval)
+            assert engine.rewrite(data, interval) == indexed(plain, data), (name, interval)
     for name, data in unrewritable().items():
-        assert rewrite_by_engine(data, 3, engine=engine) is None, name
+        assert engine.rewrite(data, 3, index=False) is None, name
     for name in ("420", "444", "gray"):
         check_confirmation(engine, good()[name][0])
     for name in ("large index", "long segments", "longer segments", "parts"):  # indexes of every kind, which are used
         index = read_index(data := large()[name][0])
         assert index is not None
-        made = rewrite_by_engine(data, index.interval, engine=engine)
-        assert made is not None, name
-        assert engine.confirms(add_index(made.data)), name
+        made = engine.rewrite(data, index.interval)
+        assert made == add_index(transform(data, index.interval)), name
+        assert engine.confirms(made), name
+
+
+def indexed(plain: bytes | None, data: bytes) -> bytes | None:
+    """``plain``, which was made of ``data``, with an index and what follows the image; None where there can be none."""
+    try:
+        return None if plain is None else add_index(plain) + data[data.rindex(b"\xff\xd9") + 2 :]
+    except NotSeekableError:
+        return None
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    return bytes((0xFF, marker)) + (len(content) + 2).to_bytes(2, "big") + content
 
 
 def check_confirmation(engine: Engine, data: bytes) -> None:
     """Each coded byte changed, and a byte of quantisation; and another file."""
-    made = rewrite_by_engine(data, 1, engine=engine)
-    assert made is not None
-    right = add_index(made.data)
+    right = engine.rewrite(data, 1)
+    assert right == add_index(transform(data, 1))
     found = {segment.marker: segment for segment in segments(right)}
     other = np.array(Image.open(io.BytesIO(right)).convert("RGB")) // 2 + 60
     images = [add_index(save(other, "gray" if data == good()["gray"][0] else "444", restart_marker_blocks=1))]
@@ -589,13 +599,13 @@ def check_confirmation(engine: Engine, data: bytes) -> None:
     # Bits that fill a byte are no coefficients.
     images += [image for image in coded if not np.array_equal(reference(image), reference(right))]
     assert len(images) > 10
-    for image in (*images, made.data, right[:-1], b""):
-        rewrite_by_engine(data, 1, engine=engine)
+    for image in (*images, transform(data, 1), right[:-1], b""):
+        engine.rewrite(data, 1)
         assert not engine.confirms(image)
         assert not engine.confirms(right)  # no more
-    assert rewrite_by_engine(right[:-1] + b"\xd0", 1, engine=engine) is None  # of which the last segment is refused
+    assert engine.rewrite(right[:-1] + b"\xd0", 1) is None  # of which the last segment is refused
     assert not engine.confirms(right)  # what it is to be compared with is in memory still
-    rewrite_by_engine(data, 1, engine=engine)
+    engine.rewrite(data, 1)
     assert engine.confirms(right)
 
 
@@ -611,6 +621,29 @@ def rewritable() -> dict[str, bytes]:
     files["all coefficients"] = tiny(dc=(0,), ac=(1, 0xF0), coded=packed("0" + 63 * "001"), symbols=2)
     files["long codes"] = large()["long codes"][0]
     files["codes that would be too long"] = rare_symbols()
+    # Metadata, whose order decides where the index goes.
+    whole = save(noisy(61, 83), "420")
+    end_of_jfif = 4 + 16
+    jfif, rest = whole[2:end_of_jfif], whole[end_of_jfif:]
+    exif, comment = segment(0xE1, b"Exif\0\0MM" + bytes(40)), segment(0xFE, b"comment")
+    adobe, extension = segment(0xEE, b"Adobe\0d\0\0\0\0\1"), segment(0xE0, b"JFXX\0\x13\1\1abc")
+    index = next(s for s in segments(add_index(transform(whole, 1))) if s.marker == 0xEB)
+    stale = add_index(transform(whole, 1))[index.start : index.stop]
+    thumbnail = segment(0xE0, b"JFIF\0\1\2\1\0\x48\0\x48" + b"\1\1rgb")
+    for name, metadata in {
+        "nothing": (),
+        "a comment": (comment,),
+        "EXIF": (exif, comment),
+        "EXIF and JFIF": (jfif, exif, comment, segment(0xE2, bytes(65533))),
+        "EXIF behind a comment": (jfif, comment, exif),
+        "EXIF behind an index": (jfif, stale, exif, comment, exif),
+        "a thumbnail": (thumbnail, comment),
+        "Adobe": (jfif, comment, adobe, exif),
+        "an extension": (jfif, extension, comment),
+        "three that decide on colours": (jfif, extension, adobe),
+    }.items():
+        files[name] = b"\xff\xd8" + b"".join(metadata) + rest
+    files["bytes behind the end"] = whole + b"more\xff\xd9, and more"
     return files
 
 
@@ -650,6 +683,12 @@ def unrewritable() -> dict[str, bytes]:
         files[f"scan {number} of a band too far"] = data[: header - 2] + b"\x40" + data[header - 1 :]
         files[f"scan {number} of another component"] = data[: start + 5] + b"\x09" + data[start + 6 :]
     files["no end, progressive"] = data[:-2]
+    whole = save(noisy(61, 83), "420")
+    files["JFIF twice"] = whole[:20] + whole[2:]
+    files["JFIF behind a comment"] = whole[:2] + segment(0xFE, b"comment") + whole[2:]
+    gray = bytearray(save(noisy(61, 83), "gray"))
+    gray[gray.index(b"\xff\xc0") + 11] = 0x22
+    files["one component with factors"] = bytes(gray)
     return files
 
 

@@ -11,7 +11,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 11
+#define INTERFACE 12
 
 enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
 
@@ -54,6 +54,7 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
                             &decoder->down.rounded,
                             &decoder->rewriting.tokens,
                             &decoder->rewriting.scan,
+                            &decoder->rewriting.made,
                             &decoder->rewriting.coefficients,
                             &decoder->rewriting.firsts,
                             &decoder->rewriting.packed,
@@ -206,32 +207,19 @@ EXPORT uint64_t packstore_engine_highway_hash(const uint8_t *data, uint64_t size
     return highway_hash(data, size);
 }
 
-/* See rewrite() in rewrite.c: the number of bytes of the new scan; 0 where the file is refused. */
-EXPORT int64_t packstore_engine_rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t interval)
+/* See rewrite() in rewrite.c and assemble() in assemble.c: the number of bytes of the new file, and where it lies; 0
+ * where the old one is refused. */
+EXPORT int64_t packstore_engine_rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t interval,
+                                        int index, const uint8_t **made)
 {
-    int64_t made = rewrite(decoder, file, nbytes, interval);
-    if (!made) {
+    int64_t scan_bytes = rewrite(decoder, file, nbytes, interval);
+    int64_t count = scan_bytes ? assemble(decoder, file, nbytes, scan_bytes, index) : 0;
+    if (!count) {
         decoder->rewriting.segments = 0; /* there is nothing to check a file by */
         keep_little(decoder);
     }
-    return made;
-}
-
-/* How many segments it has. */
-EXPORT int64_t packstore_engine_segments(const struct decoder *decoder)
-{
-    return decoder->rewriting.segments;
-}
-
-/* Where that scan lies; its four tables, each 16 numbers of codes, and 256 values; and where its segments end. */
-EXPORT const uint8_t *packstore_engine_rewritten(const struct decoder *decoder, uint8_t *tables, int64_t *ends)
-{
-    memcpy(ends, decoder->rewriting.ends.at, (size_t)decoder->rewriting.segments * sizeof *ends);
-    for (int i = 0; i < 4; i++, tables += 16 + 256) {
-        memcpy(tables, decoder->rewriting.tables[i].counts, 16);
-        memcpy(tables + 16, decoder->rewriting.tables[i].values, 256);
-    }
-    return decoder->rewriting.scan.at;
+    *made = decoder->rewriting.made.at;
+    return count;
 }
 
 /* See check_rewritten() in proof.c: whether the new file decodes to the same as the old one. */

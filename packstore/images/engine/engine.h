@@ -19,6 +19,7 @@
  * progressive.c  the coefficients of a progressive image
  * optimal.c   optimal Huffman tables: those of libjpeg
  * rewrite.c   a scan with other restart markers and optimal tables: that of jpegtran, byte for byte
+ * assemble.c  the file around it, with a seek index
  * proof.c     that the file made so holds the coefficients of the old one
  * kernels.c   the loops that there are twice
  * answer.c    requests: what is wanted of an image
@@ -67,12 +68,16 @@ enum {
     MOST_BLOCKS = 1 << 25, /* of a file that is rewritten: 4 GiB of coefficients */
     AC_BITS = 10,          /* of a coefficient, and of a difference of first ones, of 8-bit samples: F.1.2 */
     DC_BITS = 11,
-    RST0 = 0xD0,
-    EOI = 0xD9,
     /* Dequantised. Beyond it the 16-bit arithmetic of libjpeg-turbo's vector instructions gives something else than its
        C. No image of 8 bits has such. */
     MOST_COEFFICIENT = 4095
 };
+
+/* Table B.1 */
+enum { SOF0 = 0xC0, SOF1, SOF2, DHT = 0xC4, RST0 = 0xD0, SOI = 0xD8, EOI, SOS, DQT, DRI = 0xDD };
+enum { APP0 = 0xE0, APP11 = 0xEB, APP14 = 0xEE, APP15, COM = 0xFE };
+
+enum { INDEX_OPENING = 17, INDEX_HEAD = 34 }; /* bytes of each of its segments before its part, and of the head */
 
 /* A Huffman table as B.2.4.2 has it, in the file: how many codes there are of each length, and their values. */
 struct huffman_spec {
@@ -239,6 +244,8 @@ struct rewriting {
     struct room coefficients; /* of a progressive image: of all blocks, in the order of the scan */
     struct room firsts;       /* of all blocks; as they are, not as differences */
     struct room tokens, packed, scan;
+    struct room made; /* the whole file */
+    bool restarts;    /* whether there are markers */
     struct room ends; /* of each new segment: where its tokens begin; then where its bytes end */
     int64_t count, segments, interval, until_restart;
     int predicted[COMPONENTS];
@@ -309,6 +316,7 @@ int read_huffman(struct headers *, const uint8_t *at, const uint8_t *end);
 
 /* seek.c */
 void make_crc_table(uint32_t table[8][256]);
+uint32_t add_crc(const uint32_t table[8][256], uint32_t crc, const uint8_t *at, int64_t count);
 int locate_segments(struct decoder *, const uint8_t *file, int64_t nbytes);
 
 /* tables.c */
@@ -424,6 +432,9 @@ uint8_t *write_bits_plain(const struct code *, const uint32_t *tokens, const uin
 uint8_t *write_bits_avx2(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
 
 int make_codes(struct code *, const struct huffman_spec *, int kind);
+
+/* assemble.c */
+int64_t assemble(struct decoder *, const uint8_t *data, int64_t nbytes, int64_t scan_bytes, bool index);
 
 /* proof.c */
 int check_rewritten(struct decoder *, const uint8_t *file, int64_t nbytes);

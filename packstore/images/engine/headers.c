@@ -3,9 +3,6 @@
 
 #include <string.h>
 
-enum { SOF0 = 0xC0, SOF1 = 0xC1, SOF2 = 0xC2, DHT = 0xC4, SOI = 0xD8, SOS = 0xDA, DQT = 0xDB, DRI = 0xDD };
-enum { APP0 = 0xE0, APP11 = 0xEB, APP14 = 0xEE, APP15 = 0xEF, COM = 0xFE };
-
 /* Figure A.6: where in a block the coefficients are, in the order in which they are coded. */
 static const uint8_t zigzag[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
                                    12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,

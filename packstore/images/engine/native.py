@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_INTERFACE = 11
+_INTERFACE = 12
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
 _FIELDS = 16
 """Numbers of a request in ``batch.c``, 8 bytes each."""
@@ -158,21 +158,6 @@ class Requests:
         return self._fields.ctypes.data + first * self._fields.strides[0], stop - first, ctypes.byref(self._form)
 
 
-class Rewritten(NamedTuple):
-    """A scan that was coded anew.
-
-    Attributes:
-        scan: From its first coded byte to the end of the image; it lies in the engine, until that has another file.
-        tables: Its Huffman tables, as segments have them after their number: DC and AC of the first component, then of
-            the others.
-        ends: Where its restart segments end, markers included: int64, from the scan's first byte.
-    """
-
-    scan: memoryview
-    tables: list[bytes]
-    ends: NDArray[np.int64]
-
-
 class Engine:
     """A thread's own decoder; see :func:`get_engine`."""
 
@@ -184,8 +169,7 @@ class Engine:
             raise MemoryError
         self._size = np.empty(2, np.int64)
         self._size_at = self._size.ctypes.data
-        self._tables = np.empty((4, 16 + 256), np.uint8)
-        self._tables_at = self._tables.ctypes.data
+        self._made = ctypes.c_void_p()
 
     def __del__(self) -> None:
         if getattr(self, "_decoder", None):
@@ -221,21 +205,27 @@ class Engine:
                 yield None if unknown else image
             first = stop
 
-    def rewrite(self, data: bytes, interval: int) -> Rewritten | None:
-        """The scan of a JPEG file with a restart marker after every ``interval`` MCUs and optimal Huffman tables; None
-        where the file is refused. Without the GIL."""
-        nbytes = self._library.packstore_engine_rewrite(self._decoder, _address(data), len(data), interval)
-        if not nbytes:
-            return None
-        ends = np.empty(self._library.packstore_engine_segments(self._decoder), np.int64)
-        scan = self._library.packstore_engine_rewritten(self._decoder, self._tables_at, _address(ends))
-        each = map(bytes, self._tables)
-        return Rewritten(_view(scan, nbytes, _READ), [table[: 16 + sum(table[:16])] for table in each], ends)
+    def rewrite(self, data: bytes, interval: int, index: bool = True) -> bytes | None:
+        """A JPEG file with a restart marker after every ``interval`` MCUs, none for 0, and with optimal Huffman tables.
+        Without the GIL.
+
+        Args:
+            data: The file.
+            interval: With an index, a divisor of the MCUs in a row.
+            index: With a seek index, which takes restart markers, and with what follows the end of the image. Otherwise
+                the bytes are those of ``jpegtran -copy all -optimize -restart``.
+
+        Returns:
+            The new file; None where the engine refuses the old one.
+        """
+        made, library = self._made, self._library
+        nbytes = library.packstore_engine_rewrite(self._decoder, data, len(data), interval, index, ctypes.byref(made))
+        return ctypes.string_at(made, nbytes) if nbytes else None
 
     def confirms(self, made: bytes) -> bool:
         """Whether a seekable file, decoded through its index, has the size, sampling, quantisation and coefficients of
         the one that :meth:`rewrite` has rewritten just before. Without the GIL."""
-        return bool(self._library.packstore_engine_check_rewritten(self._decoder, _address(made), len(made)))
+        return bool(self._library.packstore_engine_check_rewritten(self._decoder, made, len(made)))
 
     def decode(
         self, data: Any, max_pixels: int, box: tuple[int, int, int, int] | None = None
@@ -372,13 +362,10 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_run.argtypes = (pointer, pointer, number, pointer, number, pointer)
     library.packstore_engine_run.restype = None
     library.packstore_engine_rewrite.argtypes, library.packstore_engine_rewrite.restype = (
-        (pointer, pointer, number, number),
+        (pointer, ctypes.c_char_p, number, number, ctypes.c_int, pointer),
         number,
     )
-    library.packstore_engine_segments.argtypes, library.packstore_engine_segments.restype = (pointer,), number
-    library.packstore_engine_rewritten.argtypes = (pointer, pointer, pointer)
-    library.packstore_engine_rewritten.restype = pointer
-    library.packstore_engine_check_rewritten.argtypes = (pointer, pointer, number)
+    library.packstore_engine_check_rewritten.argtypes = (pointer, ctypes.c_char_p, number)
     library.packstore_engine_check_rewritten.restype = ctypes.c_int
     if hasattr(library, "packstore_engine_highway_hash"):
         library.packstore_engine_highway_hash.argtypes = (pointer, ctypes.c_uint64)
@@ -413,9 +400,6 @@ class _Buffer(ctypes.Structure):
 _get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
 _get_buffer.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
 _release_buffer.argtypes, _release_buffer.restype = (ctypes.c_void_p,), None
-_view = ctypes.pythonapi.PyMemoryView_FromMemory
-_view.argtypes, _view.restype = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int), ctypes.py_object
-_READ = 0x100  # PyBUF_READ
 
 
 def _places(sources: Sequence[Any]) -> NDArray[np.int64]:

@@ -5,7 +5,7 @@
  */
 #include "reader.h"
 
-enum { DHT = 0xC4, SOS = 0xDA, DRI = 0xDD, MOST_SCANS = 100, MOST_SHIFT = 13 };
+enum { MOST_SCANS = 100, MOST_SHIFT = 13 };
 
 /* A scan: its components, its band of coefficients, and the bits of them that were there before and are afterwards. */
 struct scan {

@@ -132,6 +132,7 @@ int64_t rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, in
     rewriting->segments = 0;
     if (interval < 0 || interval > 65535 || read_any_headers(headers, file, nbytes) != DONE)
         return 0;
+    rewriting->restarts = interval != 0;
     interval = interval ? interval : (int64_t)headers->rows * headers->across;
     if (make_rooms(decoder, nbytes, interval) != DONE)
         return 0;

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-enum { OPENING = 17, HEAD = 34, APP11 = 0xEB };
-
 static int64_t number(const uint8_t *at, int bytes)
 {
     int64_t value = 0;
@@ -27,7 +25,7 @@ void make_crc_table(uint32_t table[8][256])
 }
 
 /* CRC-32 of more bytes, eight at a time. */
-static uint32_t add_crc(const uint32_t table[8][256], uint32_t crc, const uint8_t *at, int64_t count)
+uint32_t add_crc(const uint32_t table[8][256], uint32_t crc, const uint8_t *at, int64_t count)
 {
     crc = ~crc;
     for (; count >= 8; at += 8, count -= 8) {
@@ -52,19 +50,19 @@ static int64_t join_parts(struct decoder *decoder, const uint8_t *file, const ui
         /* `at` is where a segment begins, for read_headers() came by there; the last is not of this kind. */
         if (file[at + 1] != APP11)
             return 0;
-        int64_t length = number(file + at + 2, 2), size = length - (OPENING - 2);
+        int64_t length = number(file + at + 2, 2), size = length - (INDEX_OPENING - 2);
         if (size < 0 || memcmp(file + at + 4, "packstore", 10) || file[at + 14] != 1 || file[at + 15] != part ||
             (part && file[at + 16] != parts))
             return 0;
         if (!part) {
             parts = file[at + 16];
-            *body = file + at + OPENING;
+            *body = file + at + INDEX_OPENING;
             if (parts == 1)
                 return size;
             if (!parts || make_room(&decoder->joined, (size_t)parts << 16) != DONE)
                 return 0;
         }
-        memcpy((uint8_t *)decoder->joined.at + total, file + at + OPENING, (size_t)size);
+        memcpy((uint8_t *)decoder->joined.at + total, file + at + INDEX_OPENING, (size_t)size);
         total += size;
         at += 2 + length;
     }
@@ -93,14 +91,14 @@ static int read_index(struct decoder *decoder, const uint8_t *file, int64_t nbyt
     const struct headers *headers = &decoder->headers;
     const uint8_t *body = NULL;
     int64_t size = headers->index_at ? join_parts(decoder, file, &body) : 0;
-    if (size < HEAD || !headers->interval || headers->across % headers->interval)
+    if (size < INDEX_HEAD || !headers->interval || headers->across % headers->interval)
         return REFUSED;
     int64_t tables_at = number(body + 4, 4), across = headers->across / headers->interval;
     int64_t count = across * headers->rows, end = headers->scan_at + number(body + 12, 4);
     *bits = body[33];
-    *lengths = body + HEAD;
+    *lengths = body + INDEX_HEAD;
     bool known_bits = !*bits || *bits == 1 || *bits == 2 || *bits == 4 || *bits == 8 || *bits == 16;
-    if (!known_bits || count > MOST_SEGMENTS || size != HEAD + count + ((count * *bits + 7) >> 3) ||
+    if (!known_bits || count > MOST_SEGMENTS || size != INDEX_HEAD + count + ((count * *bits + 7) >> 3) ||
         number(body + 8, 4) != headers->scan_at || tables_at > headers->scan_at ||
         number(body + 20, 2) != headers->width || number(body + 22, 2) != headers->height ||
         number(body + 24, 2) != headers->interval || number(body + 26, 2) != across ||
@@ -151,5 +149,5 @@ int locate_segments(struct decoder *decoder, const uint8_t *file, int64_t nbytes
             at += length;
         }
     decoder->segments = found;
-    return at == headers->scan_at + number(lengths - HEAD + 12, 4) ? DONE : REFUSED;
+    return at == headers->scan_at + number(lengths - INDEX_HEAD + 12, 4) ? DONE : REFUSED;
 }

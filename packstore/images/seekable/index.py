@@ -238,12 +238,14 @@ def _pack(values: NDArray[np.int64], bits: int) -> bytes:
 
 
 def add_index(data: Data) -> bytes:
-    """The JPEG file ``data`` with a seek index; one that it has already is replaced. Everything else stays, in the
-    order of :func:`with_index`.
+    """The JPEG file ``data`` with a seek index; one that it has already is replaced.
+
+    Everything else stays, in this order: what decides on colours, EXIF where it is first, the index, the other
+    metadata, the tables, the scan, what follows the end. The engine writes the same (``assemble.c``).
 
     Raises:
         NotSeekableError: It is not a baseline JPEG of one scan, with restart markers at an interval that divides the
-            rows of MCUs.
+            rows of MCUs; or it is too large for an index.
     """
     found = segments(data)
     frame = frame_header(data, found)
@@ -254,31 +256,10 @@ def add_index(data: Data) -> bytes:
     interval = restart_interval(data, found)
     if not interval or columns % interval:
         raise NotSeekableError(f"has restart markers every {interval} MCUs, with {columns} in a row")
-    scan_at = found[-1].stop
-    ends = segment_ends(data, scan_at, columns // interval * rows)
-    contents = [bytes(data[segment.start : segment.stop]) for segment in found]
-    return with_index(contents, frame, interval, ends, memoryview(data)[scan_at:])
-
-
-def with_index(
-    contents: Sequence[bytes], frame: FrameHeader, interval: int, ends: NDArray[np.int64], *rest: Data
-) -> bytes:
-    """A JPEG file with a seek index: what decides on colours, EXIF where it is first, the index, the other metadata,
-    the tables, the scan, what follows the end.
-
-    Args:
-        contents: The file's segments up to and with the header of its scan; of a seek index, they are left out.
-        frame: What its frame header says.
-        interval: MCUs in a restart segment, a divisor of those in a row.
-        ends: Where the restart segments end, markers included: int64, from the scan's first byte.
-        rest: The scan, and what follows it.
-
-    Raises:
-        NotSeekableError: It is too large for an index, or has more segments that decide on colours than it should.
-    """
-    rows, columns = frame.mcus
     across = columns // interval
-    prefix, exif, others, tables = _sorted(contents)
+    scan_at = found[-1].stop
+    ends = segment_ends(data, scan_at, across * rows)
+    prefix, exif, others, tables = _sorted([bytes(data[segment.start : segment.stop]) for segment in found])
     metadata = b"".join(others)
     tables_bytes = b"".join(tables)
     frame_at = sum(map(len, tables[: next(i for i, t in enumerate(tables) if t[1] in (SOF0, SOF1))]))
@@ -318,7 +299,7 @@ def with_index(
         piece = body[start : start + _PART_BYTES]
         opening = _OPENING.pack(0xFF, APP11, len(piece) + _OPENING.size - 2, _NAME, _VERSION, part, parts)
         index += [opening, piece]
-    return b"".join((prefix, exif, *index, metadata, tables_bytes, *rest))
+    return b"".join((prefix, exif, *index, metadata, tables_bytes, memoryview(data)[scan_at:]))
 
 
 def without_index(data: Data) -> bytes:

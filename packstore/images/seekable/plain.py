@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from packstore.images.seekable.by_engine import rewrite_by_engine
+from packstore.images.engine import get_engine
 from packstore.images.seekable.index import read_index, without_index
 from packstore.images.seekable.transform import transform
 
@@ -18,5 +18,6 @@ def strip_index(data: bytes) -> bytes:
     if read_index(data) is None:
         return data
     plain = without_index(data)
-    made = rewrite_by_engine(plain, 0)
-    return transform(plain, 0) if made is None else made.data
+    engine = get_engine()
+    made = None if engine is None else engine.rewrite(plain, 0, index=False)
+    return transform(plain, 0) if made is None else made

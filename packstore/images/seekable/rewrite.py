@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from packstore.images.engine import get_engine
 from packstore.images.jpeg import is_whole
-from packstore.images.seekable.by_engine import rewrite_by_engine
-from packstore.images.seekable.index import add_index, check_frame_header, check_index, read_index, with_index
+from packstore.images.seekable.index import add_index, check_frame_header, check_index, read_index
 from packstore.images.seekable.markers import (
     APP2,
     EOI,
@@ -76,13 +75,12 @@ def make_checked(data: Data) -> Made:
     if frame.sof == SOF2 and not is_whole(memoryview(data)):
         raise NotSeekableError("is a progressive JPEG that lacks scans")
     interval = choose_interval(frame, len(data))
+    engine = get_engine()
+    made = None if engine is None else engine.rewrite(data, interval)
+    if made is not None and engine is not None and engine.confirms(made):
+        return Made(made, True)
     # Some files have bytes behind the end of the image. They are kept, and not transformed.
     behind = data[_end(data) :]
-    made, engine = rewrite_by_engine(data, interval, found), get_engine()
-    if made is not None and engine is not None:
-        result = with_index(made.contents, frame, interval, made.ends, made.scan, behind)
-        if engine.confirms(result):
-            return Made(result, True)
     result = add_index(transform(data, interval) + behind)
     after = frame_header(result, segments(result))
     if after[1:4] != frame[1:4] or len(after.sampling) != len(frame.sampling):

@@ -3,7 +3,7 @@
 The library works in this process, by ``tj3Transform``, which can set restart markers from version 3.1 on (see its
 ChangeLog). Without it the program does the work and takes two thirds more time. Both give the same bytes (measured on
 100 ImageNet files, the library of 3.1.3 against the programs of 3.1.3 and 2.1.5), and so does our engine
-(:mod:`packstore.images.seekable.by_engine`), which leaves to them what it does not take.
+(:meth:`packstore.images.engine.Engine.rewrite`), which leaves to them what it does not take.
 
 :mod:`packstore.images.turbojpeg_library` chooses the library.
 """
