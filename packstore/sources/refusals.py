@@ -26,6 +26,8 @@ def unrecognised(path: Path) -> SourceError:
     if path.is_file() and not start:
         return SourceError(f"{name} is an empty file")
     begins = _begins(start)
+    if path.name == "data.mdb":
+        return SourceError(f"{name} is the data file of an LMDB: give its directory, {printable(str(path.parent))}")
     if _is_image(start):
         return _one_image(name)
     if start.startswith(LFS_POINTER):

@@ -25,8 +25,10 @@ class TVTensors:
             from torchvision import tv_tensors
         except (ImportError, OSError, RuntimeError) as error:
             first = str(error).partition("\n")[0]
+            missing = isinstance(error, ModuleNotFoundError)
+            advice = "install it" if missing else "see packstore guide troubleshooting"
             raise UsageError(
-                f"output='tv_tensors' needs torchvision, which cannot be imported here ({first}); install it, or use "
+                f"output='tv_tensors' needs torchvision, which cannot be imported here ({first}); {advice}, or use "
                 "output='dict'"
             ) from error
         self._kinds: Any = tv_tensors

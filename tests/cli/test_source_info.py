@@ -99,6 +99,13 @@ def test_a_store_as_a_source(folder: Path, tmp_path: Path) -> None:
     assert "a packstore store (store)" not in run("info", tmp_path / "a.lmdb").stdout
 
 
+def test_the_data_file_of_a_store(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "a.lmdb")
+    done = run("info", tmp_path / "a.lmdb" / "data.mdb")
+    assert done.returncode == 1
+    assert f"is the data file of an LMDB: give its directory, {tmp_path / 'a.lmdb'}\n" in done.stderr
+
+
 def test_what_is_neither_a_store_nor_a_source(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("hello world")
     done = run("info", tmp_path / "text.txt")

@@ -96,6 +96,7 @@ def test_a_needed_library_that_is_missing_is_a_problem_and_an_optional_one_is_no
     assert _library(by_name["OpenCV"], answer).problem is None
     broken = _library(by_name["torchvision"], {"error": "RuntimeError: operator torchvision::nms does not exist"})
     assert "from the index that torch is from: packstore guide troubleshooting" in str(broken.problem)
+    assert "pip install --force-reinstall --no-deps torchvision" in str(broken.problem)
     fact = _library(by_name["torch"], {"version": "3.0", "details": ["CPU build"]})
     assert (fact.value, fact.text, fact.problem) == ("3.0", "3.0, CPU build", None)
 

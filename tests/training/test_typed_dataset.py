@@ -233,9 +233,18 @@ def test_wrong_arguments(one: Typed, options: dict[str, Any], message: str) -> N
 
 def test_without_torchvision(one: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(UsageError, match=r"needs torchvision.*output='dict'"):
+    with pytest.raises(UsageError, match=r"needs torchvision.*; install it, or use output='dict'"):
         PackedDataset(one.path, output="tv_tensors")
     assert PackedDataset(one.path, columns=("image", "boxes"), output="dict")[0]["boxes"].shape[1] == 4
+
+
+def test_with_a_torchvision_that_does_not_work(one: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UsageError, match=r"nms does not exist\); see packstore guide troubleshooting, or use"):
+        PackedDataset(one.path, output="tv_tensors")
 
 
 def store_of(path: Path, name: str, value: Any, present: bool | None = None, **changes: Any) -> Path:

@@ -121,7 +121,9 @@ def _library(library: Library, found: dict[str, Any]) -> Fact:
         text = "not installed" if library.needed else f"not installed (optional: {library.install})"
         problem = f"packstore needs it: {library.install}" if library.needed else None
         return Fact("versions", library.name, None, text, problem)
-    problem = f"it is installed and does not work: {found['error']}; {library.install}"
+    # Without these options pip finds the requirement satisfied, and does nothing.
+    again = library.install.replace("pip install", "pip install --force-reinstall --no-deps")
+    problem = f"it is installed and does not work: {found['error']}; {again}"
     return Fact("versions", library.name, None, "broken", problem)
 
 
