@@ -83,7 +83,10 @@ def _recognise_directory(path: Path) -> Format | None:
     if found is not None or (path / MANIFEST_FILE).is_file():
         return found
     names = ", ".join(_data_files())
-    raise StoreError(f"{printable(str(path))} is a directory without {names} or {MANIFEST_FILE}, so it is not a store")
+    raise StoreError(
+        f"{printable(str(path))} is a directory without {names} or {MANIFEST_FILE}, so it is not a store; images are "
+        "packed first: packstore convert"
+    )
 
 
 def _data_files() -> list[str]:
