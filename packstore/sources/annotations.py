@@ -180,7 +180,7 @@ def _look(tree: Tree) -> Iterator[_Folder]:
     waiting = [""]
     for path in islice(_growing(waiting), _FOLDERS):
         folder = _Folder(path)
-        for name, is_directory in islice(tree.names(path), 4 * _NAMES):
+        for name, is_directory in tree.names(path):
             if name[0] == "." or name.lower() in SYSTEM_NAMES:
                 continue
             if is_directory:

@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 from packstore.core.errors import SampleError, SourceError, printable
@@ -146,7 +145,7 @@ def yolo_labels(tree: Tree, folder: str) -> bool:
     """Whether a folder, or one within it, holds YOLO's labels: ``.txt`` files with a class and numbers on each line."""
     waiting = [folder]
     for place in waiting:  # grows meanwhile
-        for name, is_directory in islice(tree.names(place), _LOOKED_AT):
+        for name, is_directory in tree.names(place):
             path = join(place, name)
             if is_directory and len(waiting) < _LOOKED_AT:
                 waiting.append(path)
@@ -159,7 +158,7 @@ def yolo_labels(tree: Tree, folder: str) -> bool:
 
 def yolo_beside(tree: Tree, folder: str) -> bool:
     """Whether the first image of a folder with a file of its name that says something has YOLO's labels there."""
-    names = sorted(name for name, is_directory in islice(tree.names(folder), 4 * _LOOKED_AT) if not is_directory)
+    names = sorted(name for name, is_directory in tree.names(folder) if not is_directory)
     images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)][:_LOOKED_AT]
     starts = (tree.start(join(folder, f"{name.rpartition('.')[0]}.txt"), _HEADER) for name in images)
     first = next((start.split(b"\n")[0] for start in starts if start.strip()), b"")

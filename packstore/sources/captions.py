@@ -265,11 +265,11 @@ def _pattern(start: bytes) -> re.Pattern[str] | None:
 
 def _find_files(tree: Tree) -> list[str]:
     """Files of captions, by their names and first bytes: at the top, and in folders there."""
-    names = sorted(islice(tree.names(""), _LOOKED_AT))
+    names = sorted(tree.names(""))
     folders = ["", *(name for name, is_directory in names if is_directory and not is_passed_over(name))][:_FOLDERS]
     found = []
     for folder in folders:
-        inside = sorted(name for name, is_directory in islice(tree.names(folder), _LOOKED_AT) if not is_directory)
+        inside = sorted(name for name, is_directory in tree.names(folder) if not is_directory)
         for path in (join(folder, name) for name in inside if _NAME.fullmatch(name)):
             start = tree.start(path, _START)
             line = start.split(b"\n")[0].removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
@@ -286,7 +286,7 @@ def _find_files(tree: Tree) -> list[str]:
 def _image_folder(tree: Tree, file: str) -> str | None:
     """The folder to which names in the file are relative: that with most of the first; None where none is there."""
     some = list(dict.fromkeys(line.file for line in islice(_lines(tree, file), 8 * _PROBED)))[:_PROBED]
-    names = sorted(name for name, is_directory in islice(tree.names(""), _LOOKED_AT) if is_directory)
+    names = sorted(name for name, is_directory in tree.names("") if is_directory)
     nested = [join(name, inner) for name in names for inner in ("images", name)]  # as Flickr8k's zip has it
     folders = dict.fromkeys(["", file.rpartition("/")[0], *names, *nested])
     hits = {folder: sum(is_file(tree, join(folder, name)) for name in some) for folder in folders}
@@ -297,7 +297,7 @@ def _image_folder(tree: Tree, file: str) -> str | None:
 def _find_sets(tree: Tree, file: str) -> dict[str, str]:
     """Flickr8k's lists of images by split, beside its captions."""
     folder = file.rpartition("/")[0]
-    names = [name for name, _ in islice(tree.names(folder), _LOOKED_AT)]
+    names = [name for name, _ in tree.names(folder)]
     found = {match[1].lower(): join(folder, name) for name in names if (match := _SETS.fullmatch(name))}
     return {split: found[split] for split in in_packing_order(found)}
 

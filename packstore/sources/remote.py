@@ -15,7 +15,7 @@ import stat
 import tempfile
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -240,9 +240,8 @@ class ObjectTree(Tree):
             directories,
         )
 
-    def names(self, directory: str) -> Iterator[tuple[str, bool]]:
-        for name, info in self._names(directory).items():
-            yield name, info is None
+    def names(self, directory: str) -> Sequence[tuple[str, bool]]:
+        return sorted([(name, info is None) for name, info in self._names(directory).items()])
 
     def stat(self, file: str) -> Found:
         info = self._find(file)

@@ -159,7 +159,7 @@ class SegmentationSource(FileRowSource):
 
     def _count_beside(self, base: str, ignored: Counter[str], used: Container[str]) -> None:
         """Counts the files in a folder that are no images; by name those that may say what values mean."""
-        for name, is_directory in islice(self.tree.names(base), _LOOKED_AT):
+        for name, is_directory in self.tree.names(base):
             path = join(base, name)
             if is_directory or path in used or is_image_name(name):
                 continue
@@ -282,7 +282,7 @@ def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
 def _some_images(tree: Tree, top: str) -> Iterator[str]:
     waiting = [top]
     for folder in waiting:  # grows meanwhile
-        for name, is_directory in sorted(islice(tree.names(folder), _LOOKED_AT)):
+        for name, is_directory in sorted(tree.names(folder)):
             if is_directory and len(waiting) < _PROBED and not is_passed_over(name):
                 waiting.append(join(folder, name))
             elif name.lower().endswith(IMAGE_SUFFIXES) and name[0] != ".":
@@ -299,7 +299,7 @@ def _same_size(tree: Tree, image: str, mask: str) -> bool:
 
 
 def _folders(tree: Tree, base: str) -> list[str]:
-    found = (name for name, is_directory in islice(tree.names(base), _LOOKED_AT) if is_directory)
+    found = (name for name, is_directory in tree.names(base) if is_directory)
     return sorted(name for name in found if not is_passed_over(name))
 
 

@@ -7,13 +7,14 @@ import errno
 import heapq
 import os
 import stat
+import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.files import open_regular
@@ -31,7 +32,7 @@ from packstore.sources.listing import (
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux
 _SMALL = 16 << 10  # bytes of a file, on average, up to which one call for many is faster
-_KNOWN_NAMES, _KNOWN_FOLDERS = 1024, 512
+_KEPT_BYTES = 32 << 20  # of names, in memory
 _RELATIVE = os.open in os.supports_dir_fd
 _SEARCH_FLAGS = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)  # with O_PATH it need not be readable
 
@@ -71,8 +72,8 @@ class Tree(ABC):
         Raises :class:`SourceError` when it cannot be listed."""
 
     @abstractmethod
-    def names(self, directory: str) -> Iterator[tuple[str, bool]]:
-        """What lies in a directory: its name, and whether it is a directory itself and no link. Nothing where it cannot
+    def names(self, directory: str) -> Sequence[tuple[str, bool]]:
+        """All names in a directory, sorted, each with whether it is a directory or a link to one. Nothing if it cannot
         be listed."""
 
     @abstractmethod
@@ -134,6 +135,24 @@ class Tree(ABC):
                 for name in listing.directories:
                     heapq.heappush(waiting, (prefix + name, inside))
 
+    def folders(self, left_out: Callable[[str], bool]) -> Iterator[tuple[str, Sequence[tuple[str, bool]]]]:
+        """Yields each directory and its :meth:`names`, near ones first, without those of names that are ``left_out``.
+        Follows links, but none to a directory above itself."""
+        waiting: deque[tuple[str, tuple[Identity, ...]]] = deque([("", ())])
+        while waiting:
+            directory, above = waiting.popleft()
+            identity = self.identity(directory)
+            if identity is None or identity in above:
+                continue
+            names = self.names(directory)
+            yield directory, names
+            prefix, above = f"{directory}/" if directory else "", (*above, identity)
+            waiting.extend((prefix + name, above) for name, is_folder in names if is_folder and not left_out(name))
+
+    def identity(self, directory: str) -> Identity | None:
+        """What tells a directory from all others, whatever links lead there; None if it is gone."""
+        return -1, hash(directory)
+
     def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
         """Whether an image lies anywhere at or below the directory ``top``; see :meth:`walk`."""
         return any(listing.images and not listing.is_cycle for _, listing in self.walk(top, above, skip_cycles=True))
@@ -165,13 +184,18 @@ class FolderTree(Tree):
     def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         return list_directory(f"{self.root}/{directory}" if directory else self.root, ignored)
 
-    def names(self, directory: str) -> Iterator[tuple[str, bool]]:
+    def names(self, directory: str) -> Sequence[tuple[str, bool]]:
         try:
             with os.scandir(f"{self.root}/{directory}") as entries:
-                for entry in entries:
-                    yield entry.name, entry.is_dir(follow_symlinks=False)
+                return sorted([(entry.name, is_directory(entry)) for entry in entries])
         except OSError:
-            return  # a listing says why
+            return []  # a listing says why
+
+    def identity(self, directory: str) -> Identity | None:
+        try:
+            return _identity(Path(f"{self.root}/{directory}"))
+        except SourceError:
+            return None
 
     def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
         """The name of a file settles it for most folders, without a listing."""
@@ -264,22 +288,35 @@ class FolderTree(Tree):
 
 
 class KnownFolder(FolderTree):
-    """A folder while one kind of source after the other is asked about it: the first names in each of its folders are
-    read once."""
+    """A folder while one kind of source after the other is asked about it: each of its folders is listed once. The
+    names lie in a temporary file if they are many."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._first: dict[str, builtins.list[tuple[str, bool]]] = {}
+        self._kept: IO[bytes] | None = tempfile.SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - see forget()
+        self._places: dict[str, tuple[int, int]] = {}
 
-    def names(self, directory: str) -> Iterator[tuple[str, bool]]:
-        first = self._first.get(directory)
-        if first is None:
-            first = builtins.list(islice(super().names(directory), _KNOWN_NAMES))
-            if len(self._first) < _KNOWN_FOLDERS:
-                self._first[directory] = first
-        yield from first
-        if len(first) == _KNOWN_NAMES:
-            yield from islice(super().names(directory), _KNOWN_NAMES, None)
+    def names(self, directory: str) -> Sequence[tuple[str, bool]]:
+        if self._kept is None:
+            return super().names(directory)
+        place = self._places.get(directory)
+        if place is None:
+            names = super().names(directory)
+            text = "/".join([f"\0{name}" if is_folder else name for name, is_folder in names])
+            raw = text.encode("utf-8", "surrogateescape")
+            start = self._kept.seek(0, os.SEEK_END)
+            self._kept.write(raw)
+            self._places[directory] = (start, len(raw))
+            return names
+        self._kept.seek(place[0])
+        text = self._kept.read(place[1]).decode("utf-8", "surrogateescape")
+        return [(name[1:], True) if name[0] == "\0" else (name, False) for name in text.split("/")] if text else []
+
+    def forget(self) -> None:
+        """Closes the temporary file; from now on, folders are listed anew."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
 
 class _Directory:

@@ -18,6 +18,7 @@ from packstore.sources.archives.index import Index
 from packstore.sources.archives.tar import is_tar, read_tar
 from packstore.sources.archives.tree import ArchiveTree
 from packstore.sources.archives.zip import is_zip, read_zip
+from packstore.sources.contents import known_contents
 from packstore.sources.refusals import not_a_folder
 from packstore.sources.remote import RemotePath
 from packstore.sources.tree import FolderTree, KnownFolder, Tree
@@ -96,13 +97,17 @@ def kept_indexes() -> Iterator[None]:
 
 @contextmanager
 def known_folders() -> Iterator[None]:
-    """Until its end, :func:`open_tree` returns the same tree for the same folder, which knows names that it has read:
-    for questions in a row, while nothing is packed yet."""
-    token = _folders.set({})
+    """Until its end, :func:`open_tree` returns the same tree for the same folder, which lists each folder once: for
+    questions in a row, while nothing is packed yet."""
+    known: dict[Path, KnownFolder] = {}
+    token = _folders.set(known)
     try:
-        yield
+        with known_contents():
+            yield
     finally:
         _folders.reset(token)
+        for tree in known.values():
+            tree.forget()
 
 
 _INDEXES: WeakValueDictionary[_Key, Index] = WeakValueDictionary()

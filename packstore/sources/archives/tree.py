@@ -7,7 +7,7 @@ import os
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -69,9 +69,9 @@ class ArchiveTree(Tree):
         first = hash(place)  # a directory of an archive has no identity but its path
         return Listing((-1, first), [images[i] for i in order], sizes, modified, [0] * len(order), directories)
 
-    def names(self, directory: str) -> Iterator[tuple[str, bool]]:
-        for raw, number in self._index.children(self._inside(directory)):
-            yield raw.decode("utf-8", "surrogateescape"), number is None
+    def names(self, directory: str) -> Sequence[tuple[str, bool]]:
+        children = self._index.children(self._inside(directory))
+        return sorted([(raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children])
 
     def stat(self, file: str) -> Found:
         place = self._inside(file)

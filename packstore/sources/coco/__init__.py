@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +160,10 @@ class CocoSource(FileRowSource):
                 counts["images that no annotations name"] += len(set(self.tree.list(folder).images) - named)
         beside = {folder.rpartition("/")[0] for folder in used if folder}
         for above in beside:
-            folders = (name for name, is_directory in islice(self.tree.names(above), _NAMES) if is_directory)
+            folders = (name for name, is_directory in self.tree.names(above) if is_directory)
             for name in folders:
                 place = join(above, name)
-                inside = islice(self.tree.names(place), _NAMES)
+                inside = self.tree.names(place)
                 if (
                     not any(f"{each}/".startswith(f"{place}/") for each in used)
                     and not is_passed_over(name)

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
@@ -50,7 +49,7 @@ class AnnotationFile:
 def find_files(tree: Tree) -> list[AnnotationFile]:
     """The files of annotations, by a bounded number of names and the first bytes of each."""
     folders = ["", *_BESIDE]
-    names = sorted(name for name, is_directory in islice(tree.names(""), _FOLDERS * 4) if is_directory)
+    names = sorted(name for name, is_directory in tree.names("") if is_directory)
     folders += [name for name in names[:_FOLDERS] if name not in folders and not is_passed_over(name)]
     return [file for folder in folders for file in _in_folder(tree, folder)]
 
@@ -105,7 +104,7 @@ def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | No
 
 
 def _in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
-    names = (name for name, is_directory in islice(tree.names(folder), _NAMES) if not is_directory)
+    names = (name for name, is_directory in tree.names(folder) if not is_directory)
     found = sorted(name for name in names if name.lower().endswith(".json") and name[0] != ".")
     if len(found) > _PROBED:  # a file for each image
         found = [name for name in found if (match := _NAME.fullmatch(name.lower())) and match[1]]

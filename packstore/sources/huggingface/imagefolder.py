@@ -278,7 +278,7 @@ def _look(tree: Tree) -> tuple[list[str], list[str]]:
         below = []
         for folder in folders[:_FOLDERS]:
             metadata += [join(folder, name) for name in FILES if is_file(tree, join(folder, name))]
-            for name, is_folder in islice(tree.names(folder), _NAMES):
+            for name, is_folder in tree.names(folder):
                 if is_folder and name[0] != ".":
                     below.append(join(folder, name))
                 elif name.lower().endswith(IMAGE_SUFFIXES):

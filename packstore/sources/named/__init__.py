@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -201,7 +200,7 @@ def read_whole(tree: Tree, file: str, limit: int = _MAX_LIST) -> bytes:
 
 def _alone(tree: Tree, base: str) -> str | None:
     folders = []
-    for name, is_directory in islice(tree.names(base), _ALONE):
+    for name, is_directory in tree.names(base):
         if is_directory and not is_passed_over(name):
             folders.append(name)
         elif not is_passed_over(name) and not name.lower().endswith(_BESIDE):

@@ -312,14 +312,14 @@ def _is_part(named: tuple[str, bool]) -> bool:
 
 
 def _holds_val(tree: Tree, folder: str) -> bool:
-    return any(_VAL.fullmatch(name) for name, is_directory in islice(tree.names(folder), _LOOKED_AT))
+    return any(_VAL.fullmatch(name) for name, is_directory in tree.names(folder))
 
 
 def _stray_val(tree: Tree) -> str | None:
     """The folder of validation images that would be the only class, or a split without classes; None without one."""
     folder = ""
     for _ in range(_DEPTH):
-        names = [name for name, is_directory in islice(tree.names(folder), _BESIDE) if is_directory]
+        names = [name for name, is_directory in tree.names(folder) if is_directory]
         inside = [name for name in names if not is_passed_over(name)]
         for name in inside:
             alone = len(inside) == 1 and not _WNID.fullmatch(name)

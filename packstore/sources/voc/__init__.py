@@ -153,7 +153,7 @@ def _find_base(tree: Tree) -> str | None:
     if is_folder(tree, "JPEGImages"):
         return ""
     above = "VOCdevkit" if is_folder(tree, "VOCdevkit") else ""
-    names = sorted(name for name, is_directory in islice(tree.names(above), _LOOKED_AT) if is_directory)
+    names = sorted(name for name, is_directory in tree.names(above) if is_directory)
     found = [join(above, name) for name in names if is_folder(tree, join(above, f"{name}/JPEGImages"))]
     if len(found) > 1:
         each = " or ".join(tree.name(base) for base in found)
@@ -183,7 +183,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     base = _find_base(tree)
     if base is None:
         return recognise_beside(tree)
-    beside = islice(tree.names(join(base, "Annotations")), _LOOKED_AT)
+    beside = tree.names(join(base, "Annotations"))
     annotated = any(name.endswith(".xml") for name, _ in beside)
     masks = any(is_folder(tree, join(base, folder)) for folder in _MASKS.values())
     return Certainty.CERTAIN if annotated or masks else Certainty.NO

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,7 @@ class VocBesideSource(FileRowSource):
 
 def find_pairs(tree: Tree) -> dict[str, tuple[str, str]]:
     """The folders of images and of XML files by split, in packing order; ``""`` without splits."""
-    folders = [name for name, is_directory in islice(tree.names(""), _LOOKED_AT) if is_directory]
+    folders = [name for name, is_directory in tree.names("") if is_directory]
     splits = {name.lower(): pair for name in folders if name.lower() in SPLIT_ORDER and (pair := _pair(tree, name))}
     if splits:
         return {split: splits[split] for split in in_packing_order(splits)}
@@ -102,7 +101,7 @@ def recognise_beside(tree: Tree) -> Certainty:
 def _pair(tree: Tree, base: str) -> tuple[str, str] | None:
     below = [(images, xml) for images in _IMAGES for xml in _XML if is_folder(tree, join(base, images))]
     for images, xml in [(base, base), *((join(base, images), join(base, xml)) for images, xml in below)]:
-        some = [name for name, _ in islice(tree.names(images), 4 * _LOOKED_AT) if _is_image(name)][:_LOOKED_AT]
+        some = [name for name, _ in tree.names(images) if _is_image(name)][:_LOOKED_AT]
         files = [join(xml, f"{_stem(name)}.xml") for name in some]
         hits = [file for file in files if is_file(tree, file)]
         if hits and 2 * len(hits) >= len(some) and b"<annotation" in tree.start(hits[0], _START):

@@ -1,0 +1,155 @@
+"""The names of a whole tree in one pass: what a layout is recognised by, and what a ledger counts.
+
+A folder's names become counts by suffix and hashes of stems, eight bytes a file, so that folders of any size can be
+compared. Nothing here depends on the order in which a file system lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.tree import Tree
+
+_FIRST = 64
+_SUFFIXES = 64
+"""Numbered suffixes (``.0001``) must not fill the memory: those beyond so many of a folder count as one, ``""``."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameSet:
+    """The names of files of one kind in a folder.
+
+    Attributes:
+        count: How many files there are.
+        stems: int64 ``(M,)``: hashes of their stems, sorted, each once. They hold for this process alone.
+        first: The first names by the alphabet, at most 64.
+    """
+
+    count: int
+    stems: NDArray[np.int64]
+    first: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> NameSet:
+        """Hashes sorted names."""
+        return cls(len(names), hash_stems(names), tuple(names[:_FIRST]))
+
+    def shared(self, other: NameSet | NDArray[np.int64]) -> int:
+        """Counts the stems that both have."""
+        theirs = other.stems if isinstance(other, NameSet) else other
+        return int(np.isin(self.stems, theirs, assume_unique=True, kind="sort").sum())
+
+
+@dataclass(slots=True)
+class FolderContents:
+    """The visible files and folders in one folder.
+
+    Attributes:
+        path: Path in the tree, ``""`` for its root.
+        images: Files with the suffix of an image.
+        others: All other files, by suffix in lower case.
+        folders: Names of the folders in it, sorted.
+    """
+
+    path: str
+    images: NameSet
+    others: dict[str, NameSet] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Last part of the path, in lower case."""
+        return self.path.rpartition("/")[2].lower()
+
+    @property
+    def other_names(self) -> Iterator[str]:
+        """The first names of the other files of each suffix."""
+        for names in self.others.values():
+            yield from names.first
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """All folders of a tree by path, near ones first. Hidden folders and system folders are left out."""
+
+    folders: dict[str, FolderContents]
+
+    @classmethod
+    def of(cls, tree: Tree) -> Contents:
+        """Lists the whole tree."""
+        return cls({path: _folder(path, names) for path, names in tree.folders(is_passed_over)})
+
+    @property
+    def images(self) -> int:
+        """Counts the files with the suffix of an image."""
+        return sum(folder.images.count for folder in self.folders.values())
+
+    def stems(self, folders: Iterable[FolderContents] | None = None) -> NDArray[np.int64]:
+        """Hashes of the stems of all images, or of those in some folders: sorted, each once."""
+        parts = [folder.images.stems for folder in (self.folders.values() if folders is None else folders)]
+        return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+
+
+def contents_of(tree: Tree) -> Contents:
+    """Lists the whole tree; within :func:`known_contents`, once for all trees of the same root."""
+    known = _known.get()
+    if known is None:
+        return Contents.of(tree)
+    if tree.root not in known:
+        known[tree.root] = Contents.of(tree)
+    return known[tree.root]
+
+
+@contextmanager
+def known_contents() -> Iterator[None]:
+    """Until its end, :func:`contents_of` lists each tree once: one kind of source after the other asks about a path."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+_known: ContextVar[dict[str, Contents] | None] = ContextVar("known contents", default=None)
+
+
+def stem_of(name: str) -> str:
+    """The name without its last suffix."""
+    return name.rpartition(".")[0] or name
+
+
+def hash_stems(names: Iterable[str]) -> NDArray[np.int64]:
+    """Hashes the stems of names; sorted, each once."""
+    return np.unique(np.fromiter((hash(name.rpartition(".")[0] or name) for name in names), np.int64))
+
+
+def suffix_of(name: str) -> str:
+    """Last suffix in lower case with its dot; ``""`` for none."""
+    stem, dot, suffix = name.rpartition(".")
+    return f".{suffix.lower()}" if stem and dot and suffix else ""
+
+
+def _folder(path: str, names: Sequence[tuple[str, bool]]) -> FolderContents:
+    images: list[str] = []
+    folders: list[str] = []
+    others: dict[str, list[str]] = {}
+    for name, is_directory in names:
+        if is_passed_over(name):
+            continue
+        if is_directory:
+            folders.append(name)
+        elif name.lower().endswith(IMAGE_SUFFIXES):
+            images.append(name)
+        else:
+            suffix = suffix_of(name)
+            others.setdefault(suffix if suffix in others or len(others) < _SUFFIXES else "", []).append(name)
+    return FolderContents(
+        path, NameSet.of(images), {suffix: NameSet.of(found) for suffix, found in others.items()}, tuple(folders)
+    )
