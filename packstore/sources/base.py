@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from packstore.core.arguments import text_or_none
 from packstore.core.columns import ImageData
@@ -23,6 +23,9 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import UrlPath
 from packstore.images.sniff import MAX_PIXELS
+from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.tree import FolderTree
 
 _REMOTE_WORKERS = 32
 
@@ -173,6 +176,7 @@ class Survey:
             estimate from it what they will take.
         key_bytes: Bytes of all keys together.
         ignored: Number of files passed over, by reason in the plural (``hidden``, ``not images (.txt)`` …).
+        ledger: Every file of the source with its role; empty for a store, and for samples that are no files.
         store: The manifest when the source is a packstore store.
         sampled: Names of the columns whose values come with each :class:`Sample`; the others are ``Entry.labels``.
         value_bytes: About how many bytes these values have.
@@ -195,6 +199,7 @@ class Survey:
     gives_keys: bool = False
     counted: bool = True
     resumable: bool = True
+    ledger: Ledger = field(default_factory=Ledger)
 
     @property
     def records(self) -> int:
@@ -224,6 +229,8 @@ class Source(ABC):
     kind: str
     normalization: str = "imagenet"
     evidence: str = ""
+    left_images: ClassVar[str] = "images that are no samples"
+    """Why images are left, for the ledger."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
@@ -282,6 +289,37 @@ class Source(ABC):
         """Changes when the source changes in a way that its entries do not show; empty where they show every change.
         Raises :class:`SourceError` when the source has vanished."""
         return ""
+
+    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Lists all files of the source for its ledger: each folder, and the names of its files."""
+        if self.path.is_dir():
+            return list_files(FolderTree(self.path))
+        return iter([("", [self.path.name])] if self.path.is_file() else [])
+
+    def claim_files(self, claims: Claims) -> None:
+        """Claims the files that the source uses besides those that its survey has claimed."""
+        return
+
+    def left_reason(self, folder: str, name: str) -> str | None:
+        """Says why a file is left; None for what its name says."""
+        return self.left_images if name.lower().endswith(IMAGE_SUFFIXES) else None
+
+    def left_members(self) -> Mapping[str, int]:
+        """Counts what is left of what lies in packed files (records, arrays, columns), by reason."""
+        return {}
+
+    def ledger(self, claims: Claims) -> Ledger:
+        """Lists all files and gives each its role."""
+        self.claim_files(claims)
+        return make_ledger(self.listed_files(), claims, self.left_reason, self.left_members())
+
+    def claim_paths(self, claims: Claims, paths: Iterable[Path], role: Role = Role.PACKED) -> None:
+        """Claims files on disk, by their paths relative to the source. Others are none of its files."""
+        for path in paths:
+            if path == self.path:
+                claims.claim(path.name, role)
+            elif path.is_relative_to(self.path):
+                claims.claim(path.relative_to(self.path).as_posix(), role)
 
     def close(self) -> None:
         """Releases open files. Idempotent. Images that were read stay valid; reading again may raise

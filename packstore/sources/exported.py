@@ -20,6 +20,7 @@ from packstore.sources.archives import open_tree, tree_of
 from packstore.sources.archives.tar import TAR_FAULTS, first_names, is_tar
 from packstore.sources.archives.zip import is_zip
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
+from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.refusals import first_bytes
 from packstore.sources.remote import OnlyCopiedError
 from packstore.sources.rows import Row, RowSource
@@ -57,6 +58,18 @@ class ExportedFiles(RowSource):
         found = self.tree.stat(ROWS)
         most = max(_MAX_LINES, self.path.stat().st_size)  # else it is a bomb
         return Rows(self.tree.read(ROWS, found.size, found.modified_ns, most))
+
+    def claim_row(self, claims: Claims, row: Row) -> None:
+        """See :meth:`RowSource.claim_row`."""
+        claims.claim(row.ref[0])
+
+    def claim_files(self, claims: Claims) -> None:
+        """See :meth:`Source.claim_files`."""
+        claims.claim_all("", (SHEET, ROWS), Role.ANNOTATION)
+
+    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """See :meth:`Source.listed_files`."""
+        return list_files(self.tree)
 
     def splits(self) -> Sequence[str]:
         """Not asked, see :meth:`RowSource.find_sheet`."""

@@ -14,6 +14,7 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, rounded_size, stamp_of
 from packstore.sources.folder import FolderSource
 from packstore.sources.labels import LabelsFile, LabelsSummary, Row, number_of, split_name
+from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import (
     NO_FILE,
     NO_SOURCE,
@@ -59,6 +60,8 @@ class FlatSource(FolderSource):
             raise SourceError(no_images(self.name(), ignored, NO_SOURCE))
         sizes = [size for size in listing.sizes if 0 < size <= self.max_bytes]  # others are not read
         progress(Progress("scan", len(listing.images), len(listing.images), sum(sizes)))
+        claims = Claims()
+        claims.claim_all("", listing.images)
         return Survey(
             splits={"": len(listing.images)},
             columns=(),
@@ -68,6 +71,7 @@ class FlatSource(FolderSource):
             size_counts=Counter(map(rounded_size, sizes)),
             key_bytes=sum(map(key_size, listing.images)),
             ignored=dict(ignored),
+            ledger=self.ledger(claims),
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
@@ -77,6 +81,11 @@ class FlatSource(FolderSource):
             return self._labelled(self._labels, summary, self._choose(summary.splits, split))
         self._choose(("",), split)
         return self._unlabelled()
+
+    def claim_files(self, claims: Claims) -> None:
+        """See :meth:`Source.claim_files`."""
+        if self._labels is not None:
+            self.claim_paths(claims, [self._labels.path.absolute()], Role.ANNOTATION)
 
     def stamp(self) -> str:
         """See :meth:`Source.stamp`."""
@@ -107,10 +116,12 @@ class FlatSource(FolderSource):
         splits = dict.fromkeys(self._choose(summary.splits, split), 0)
         size_bytes = key_bytes = records = 0
         size_counts: Counter[int] = Counter()
+        claims = Claims()
         for row in labels.rows():
             size, *_ = self._size(labels, row)
             if row.split not in splits:
                 continue
+            claims.claim(row.file)
             size = size if size <= self.max_bytes else 0  # larger ones are not read
             splits[row.split] += 1
             size_bytes += size
@@ -129,6 +140,7 @@ class FlatSource(FolderSource):
             size_counts=size_counts,
             key_bytes=key_bytes,
             ignored=self._unnamed(labels, summary),
+            ledger=self.ledger(claims),
         )
 
     def _unnamed(self, labels: LabelsFile, summary: LabelsSummary) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from packstore.core.errors import SampleError, printable
@@ -10,6 +10,7 @@ from packstore.images.sniff import max_file_bytes
 from packstore.images.unread import UNREAD_SUFFIXES, unread_reason
 from packstore.sources.archives import tree_of
 from packstore.sources.base import Entry, Source, SourceOptions
+from packstore.sources.ledger import list_files
 from packstore.sources.listing import CYCLE, IMAGE_SUFFIXES, IS_CYCLE
 
 
@@ -53,6 +54,10 @@ class FolderSource(Source):
         if any(entry.ref is not None or not entry.key.endswith(IMAGE_SUFFIXES) for entry in entries):
             return [None] * len(entries)
         return self.tree.read_together([(entry.key, entry.size_bytes, entry.modified_ns) for entry in entries])
+
+    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """See :meth:`Source.listed_files`."""
+        return list_files(self.tree)
 
     def _check_name(self, key: str, suffix: str) -> None:
         if suffix in UNREAD_SUFFIXES:

@@ -20,6 +20,7 @@ from packstore.sources.annotations import find_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Entry, Kind, SourceOptions, Survey, rounded_size
 from packstore.sources.folder import FolderSource
+from packstore.sources.ledger import Claims
 from packstore.sources.listing import (
     NO_SOURCE,
     Identity,
@@ -89,6 +90,7 @@ class ImageFolderSource(FolderSource):
         splits: dict[str, int] = {}
         size_bytes = key_bytes = 0
         size_counts: Counter[int] = Counter()
+        claims = Claims()
         for folder in chosen:
             before = sum(splits.values())
             count = 0
@@ -99,6 +101,7 @@ class ImageFolderSource(FolderSource):
                 key_bytes += sum(map(key_size, listing.images))
                 key_bytes += len(listing.images) * (key_size(directory) + 1 if directory else 0)
                 per_class[label] += len(listing.images)
+                claims.claim_all(directory, listing.images)
                 count += len(listing.images)
                 progress(Progress("scan", before + count, None, size_bytes))
             if folder.split and not count:
@@ -119,6 +122,7 @@ class ImageFolderSource(FolderSource):
             size_counts=size_counts,
             key_bytes=key_bytes,
             ignored=dict(ignored),
+            ledger=self.ledger(claims),
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:

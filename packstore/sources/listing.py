@@ -195,10 +195,13 @@ def count_passed_over(names: list[str], ignored: Counter[str] | None) -> None:
     if ignored is None:
         return
     for name in names:
-        reason = reason_for(name)
-        if reason not in ignored and len(ignored) >= _MAX_REASONS:  # numbered suffixes must not fill memory
-            reason = "not images (other)"
-        ignored[reason] += 1
+        count_reason(reason_for(name), ignored)
+
+
+def count_reason(reason: str, counts: Counter[str]) -> None:
+    """Counts a reason; beyond forty, further ones count as ``not images (other)``: numbered suffixes must not fill the
+    memory."""
+    counts[reason if reason in counts or len(counts) < _MAX_REASONS else "not images (other)"] += 1
 
 
 NO_SOURCE = "give a folder of images (.jpg, .png …), or another source (see packstore guide sources)"

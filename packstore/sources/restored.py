@@ -22,6 +22,7 @@ from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.sheet import ROWS, SHEET, AtRest, Rows, Sheet, value_of
 from packstore.images.decoders import get_decoder
 from packstore.sources.base import Entry, Sample, SourceOptions, Survey, rounded_size
+from packstore.sources.ledger import Claims, Ledger
 from packstore.sources.listing import key_size
 
 _REPORT_EVERY = 5000
@@ -54,6 +55,8 @@ class RowSource(Protocol):
     def rows(self, split: str) -> Iterator[Row]: ...
     def values(self, ref: Any) -> Mapping[str, Any]: ...
     def unlisted(self) -> int: ...
+    def claim_row(self, claims: Claims, row: Any) -> None: ...
+    def ledger(self, claims: Claims) -> Ledger: ...
 
 
 class Restored:
@@ -84,9 +87,11 @@ class Restored:
         splits: dict[str, int] = {}
         size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()
+        claims = Claims()
         for split in chosen:
             count = 0
             for number, row in self._rows(split):
+                self._source.claim_row(claims, row)
                 size_bytes += row.size_bytes
                 value_bytes += row.value_bytes
                 size_counts[rounded_size(row.size_bytes)] += 1
@@ -114,6 +119,7 @@ class Restored:
             store=self._manifest,
             sampled=frozenset(column.name for column in columns),
             value_bytes=value_bytes,
+            ledger=self._source.ledger(claims),
         )
 
     def entries(self, split: str) -> Iterator[Entry]:

@@ -8,6 +8,7 @@ archive.
 from __future__ import annotations
 
 import errno
+import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,8 @@ from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, read_sheet
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import tree_of
 from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOptions, Survey, rounded_size, stamp_of
-from packstore.sources.listing import key_size
+from packstore.sources.ledger import Claims, Role, list_files
+from packstore.sources.listing import IMAGE_SUFFIXES, key_size
 from packstore.sources.restored import Restored
 from packstore.sources.schema import Schema, make_schema
 from packstore.sources.tree import Found
@@ -32,6 +34,12 @@ from packstore.sources.tree import Found
 PROBED = 16
 """Rows of each split that are read to tell files from pixels."""
 _REPORT_EVERY = 5000
+_EVIDENCE = re.compile(
+    r"(readme.*|licen[cs]e.*|.*class(es)?(_?names?)?[.]txt|.*[.]names|.*[.]data|data[.]ya?ml|wnids[.]txt|words[.]txt|"
+    r".*synset.*|dataset_infos?[.]json)",
+    re.I,
+)
+"""Files that name classes or describe the set, and no image."""
 
 
 class Row(NamedTuple):
@@ -96,6 +104,15 @@ class RowSource(Source):
         :meth:`fields` are not asked. Raises :class:`ManifestError`."""
         return read_sheet(self.path)
 
+    def claim_row(self, claims: Claims, row: Row) -> None:
+        """Claims the files that are the row's own."""
+
+    def claim_files(self, claims: Claims) -> None:
+        """See :meth:`Source.claim_files`."""
+        self.claim_paths(claims, self.files())
+        if self.sheet is not None:
+            self.claim_paths(claims, [self.path / SHEET, self.path / ROWS], Role.ANNOTATION)
+
     def unlisted(self) -> int:
         """How many images lie there that are no samples by the lines."""
         return 0
@@ -150,9 +167,11 @@ class RowSource(Source):
         splits = dict.fromkeys(self._chosen(split), 0)
         total = size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()
+        claims = Claims()
         for name in splits:
             before = total
             for row in self.rows(name):
+                self.claim_row(claims, row)
                 total += 1
                 size_bytes += row.size_bytes
                 value_bytes += row.value_bytes
@@ -176,6 +195,7 @@ class RowSource(Source):
             ignored=self.ignored(),
             sampled=frozenset(column.name for column in columns),
             value_bytes=value_bytes,
+            ledger=self.ledger(claims),
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
@@ -316,6 +336,25 @@ class FileRowSource(RowSource):
             raise ValueError(rest if isinstance(rest, str) else "is not a file")
         found = {name: self._content(value) if isinstance(value, InTree) else value for name, value in rest.items()}
         return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
+
+    def claim_row(self, claims: Claims, row: Row) -> None:
+        """See :meth:`RowSource.claim_row`."""
+        file, size, _, rest = row.ref
+        if size >= 0:
+            claims.claim(file)
+            for value in rest.values():
+                if isinstance(value, InTree) and value.size_bytes >= 0:
+                    picture = value.file.lower().endswith(IMAGE_SUFFIXES)
+                    claims.claim(value.file, Role.PACKED if picture else Role.ANNOTATION)
+
+    def claim_files(self, claims: Claims) -> None:
+        """See :meth:`Source.claim_files`."""
+        for file in (*self.described_by(), *((SHEET, ROWS) if self.sheet is not None else ())):
+            claims.claim(file, Role.EVIDENCE if _EVIDENCE.fullmatch(file.rpartition("/")[2]) else Role.ANNOTATION)
+
+    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """See :meth:`Source.listed_files`."""
+        return list_files(self.tree)
 
     def _stat(self, file: str) -> Found:
         """What lies under a name that a list may have given. Raises :class:`OSError`."""

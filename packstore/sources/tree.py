@@ -138,7 +138,7 @@ class Tree(ABC):
     def folders(self, left_out: Callable[[str], bool]) -> Iterator[tuple[str, Sequence[tuple[str, bool]]]]:
         """Yields each directory and its :meth:`names`, near ones first, without those of names that are ``left_out``.
         Follows links, but none to a directory above itself."""
-        waiting: deque[tuple[str, tuple[Identity, ...]]] = deque([("", ())])
+        waiting: deque[tuple[str, tuple[Identity, ...]]] = deque([("", self.above)])
         while waiting:
             directory, above = waiting.popleft()
             identity = self.identity(directory)
@@ -148,6 +148,10 @@ class Tree(ABC):
             yield directory, names
             prefix, above = f"{directory}/" if directory else "", (*above, identity)
             waiting.extend((prefix + name, above) for name, is_folder in names if is_folder and not left_out(name))
+
+    def every(self) -> Iterator[tuple[str, Sequence[tuple[str, bool]]]]:
+        """Yields each directory and its :meth:`names`, hidden ones too."""
+        return self.folders(lambda _: False)
 
     def identity(self, directory: str) -> Identity | None:
         """What tells a directory from all others, whatever links lead there; None if it is gone."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
+import tarfile
 import tempfile
 import threading
 import tracemalloc
+import zipfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -25,6 +28,7 @@ from packstore.core.registry import SOURCES
 from packstore.packing import records as record_packing
 from packstore.packing.conversion import convert
 from packstore.sources import Entry, Source, open_source
+from packstore.sources.ledger import Role
 from packstore.stores.builder import journal
 from packstore.testing.damage import damaged_copy
 from packstore.testing.records import open_files
@@ -41,6 +45,7 @@ class SourceSuite:
         recognised: The path alone tells the kind; False where ``--source`` has to name it.
         exact_sizes: ``Entry.size_bytes`` is the exact size of each image, so that all add up to the survey's.
         undecodable_keys: A key can have bytes that are not UTF-8; :meth:`make` makes at least one such key.
+        has_files: It is read from files of its own, which its ledger lists; not so a store.
         many: Number of samples that the memory for listing is measured with.
         bytes_per_sample: Memory that listing may take for each sample; a list of all entries takes 300 bytes and more.
         damages: How many times its files are damaged, each time in another way.
@@ -50,6 +55,7 @@ class SourceSuite:
     recognised: ClassVar[bool] = True
     exact_sizes: ClassVar[bool] = True
     undecodable_keys: ClassVar[bool] = True
+    has_files: ClassVar[bool] = True
     many: ClassVar[int] = 2000
     bytes_per_sample: ClassVar[int] = 100
     damages: ClassVar[int] = 30
@@ -150,6 +156,42 @@ class SourceSuite:
             limit = 1 << 63 if column.classes is None else len(column.classes)
             assert all(0 <= entry.labels[number] < limit for entry in entries)
         assert {len(entry.labels) for entry in entries} == {len(survey.labels)}
+
+    def test_the_ledger_adds_up(self, path: Path, source: Source) -> None:
+        if not self.has_files:
+            assert source.survey().ledger.total == 0
+            return
+        ledger = source.survey().ledger
+        assert ledger.count(Role.PACKED) > 0
+        assert ledger.total == sum(ledger.suffixes.values())
+        assert ledger.total in ({1, len(files_at(path))} if path.is_file() else {len(files_at(path))})
+        assert sum(ledger.left.values()) == ledger.count(Role.LEFT)
+        for role in (Role.ANNOTATION, Role.EVIDENCE, Role.LEFT):
+            assert len(list(ledger.names(role))) == ledger.count(role)
+        with closing(self.open(path)) as another:
+            assert another.survey().ledger == ledger
+
+    def test_the_ledger_shows_what_comes_and_goes(self, path: Path, source: Source) -> None:
+        """A strange file beside the others is left and named; a file that goes is missing in the ledger, or an error
+        says so."""
+        if not self.has_files or not path.is_dir():
+            pytest.skip("no files can be put beside it")
+        before = source.survey().ledger
+        (path / "notes.odd").write_text("strange")
+        with closing(self.open(path)) as another:
+            after = another.survey().ledger
+        assert (after.total, after.count(Role.LEFT)) == (before.total + 1, before.count(Role.LEFT) + 1)
+        assert "notes.odd" in after.names(Role.LEFT)
+        assert (after.used, after.others != before.others) == (before.used, True)
+        (path / "notes.odd").unlink()
+        for file in Random(self.kind).sample(files_at(path), min(8, len(files_at(path)))):
+            moved = path.parent / "moved away"
+            file.rename(moved)
+            with suppress(PackstoreError), closing(self.open(path)) as another:
+                found = another.survey().ledger
+                assert found.total == before.total - 1
+                assert (found.used, found.others) != (before.used, before.others)
+            moved.rename(file)
 
     def test_a_survey_reports_its_progress(self, source: Source) -> None:
         seen: list[Progress] = []
@@ -366,6 +408,20 @@ class SourceSuite:
             pytest.skip("it was packed before it could be interrupted")
         convert(path, tmp_path / "cut.h5", **options)
         assert (tmp_path / "cut.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+
+
+def files_at(path: Path) -> list[Path]:
+    """All files at or below a path, found without packstore; members of an archive as paths that do not exist."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return [path / info.filename for info in archive.infolist() if not info.is_dir()]
+    if path.is_file() and tarfile.is_tarfile(path):
+        with tarfile.open(path, ignore_zeros=True) as tar:
+            return [path / info.name for info in tar if not info.isdir()]
+    if path.is_file():
+        return [path]
+    walked = os.walk(path, followlinks=True)
+    return sorted(Path(folder, name) for folder, _, names in walked for name in names)
 
 
 class _CutError(BaseException):

@@ -59,6 +59,7 @@ def write(
 
 class StoreSourceSuite(SourceSuite):
     kind = "store"
+    has_files = False  # its manifest and checksums say what it holds
     exact_sizes = False  # of ragged images the mean stands for each
     suffix: str
     more: dict[str, Any]

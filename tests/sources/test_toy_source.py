@@ -24,6 +24,7 @@ from packstore.core.registry import SOURCES
 from packstore.images.sniff import max_file_bytes
 from packstore.sources import Certainty, Entry, Kind, Source, SourceOptions, Survey, open_source
 from packstore.sources.base import rounded_size
+from packstore.sources.ledger import Claims
 from packstore.testing import SourceSuite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +41,9 @@ class NpySource(Source):
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         count = size = key_bytes = 0
         size_counts: Counter[int] = Counter()
+        claims = Claims()
         for entry in self.entries(split):
+            claims.claim(entry.key)
             count, size = count + 1, size + entry.size_bytes
             key_bytes += len(os.fsencode(entry.key))
             size_counts[rounded_size(entry.size_bytes)] += 1
@@ -48,7 +51,8 @@ class NpySource(Source):
             raise SourceError(f"{printable(str(self.path))} holds no .npy files")
         progress(Progress("scan", count, count, size))
         columns = (Column("label", "fixed", "int64", type="label"),)
-        return Survey({"": count}, columns, "uint8", None, size, size_counts, key_bytes)
+        ledger = self.ledger(claims)
+        return Survey({"": count}, columns, "uint8", None, size, size_counts, key_bytes, ledger=ledger)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         if split is not None:

@@ -7,7 +7,7 @@ import os
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -72,6 +72,20 @@ class ArchiveTree(Tree):
     def names(self, directory: str) -> Sequence[tuple[str, bool]]:
         children = self._index.children(self._inside(directory))
         return sorted([(raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children])
+
+    def every(self) -> Iterator[tuple[str, Sequence[tuple[str, bool]]]]:
+        """See :meth:`Tree.every`. Directories outside the root have paths that begin with ``/``."""
+        waiting = [b""]
+        while waiting:
+            place = waiting.pop()
+            children = list(self._index.children(place))
+            waiting += [place + b"/" + name if place else name for name, number in children if number is None]
+            inside = place == self._top or (not self._top or place.startswith(self._top + b"/"))
+            shown = place[len(self._top) :].removeprefix(b"/") if inside else b"/" + place
+            yield (
+                shown.decode("utf-8", "surrogateescape"),
+                [(raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children],
+            )
 
     def stat(self, file: str) -> Found:
         place = self._inside(file)

@@ -21,6 +21,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey, stamp_of
 from packstore.sources.cifar.files import CifarFiles, find_files, no_cifar
 from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
+from packstore.sources.ledger import Claims
 
 _SHAPE = (32, 32, 3)
 _PIXELS = 3072
@@ -112,7 +113,12 @@ class CifarSource(Source):
             size_bytes=records * _PIXELS,
             size_counts={_PIXELS: records},
             key_bytes=sum(_key_bytes(name, count) for name, count in splits.items()),
+            ledger=self.ledger(Claims()),
         )
+
+    def claim_files(self, claims: Claims) -> None:
+        """See :meth:`Source.claim_files`."""
+        self.claim_paths(claims, self._files.paths())
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """See :meth:`Source.entries`. ``ref`` is (number of the batch, row in it)."""

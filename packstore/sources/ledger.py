@@ -1,0 +1,219 @@
+"""The ledger of a source: every file with its role, from a listing of its own, whatever the source has looked at.
+
+A source claims what it uses while it is surveyed; what nobody claimed is left, and why. So no file has two roles, none
+is missing, and the counts add up to what lies there.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import compress
+
+import xxhash
+
+from packstore.core.errors import printable
+from packstore.sources.listing import count_reason, reason_for
+from packstore.sources.tree import Tree
+
+_MAX_SUFFIXES = 256
+_LONGEST_SUFFIX = 12
+_NAMED = 3
+_MASK = (1 << 128) - 1
+
+
+class Role(StrEnum):
+    """What becomes of a file: its content is packed; it is read for what it says of others; it is evidence (class
+    list, card); or it is left."""
+
+    PACKED = "packed"
+    ANNOTATION = "annotation"
+    EVIDENCE = "evidence"
+    LEFT = "left"
+
+
+_USED = (Role.PACKED, Role.ANNOTATION, Role.EVIDENCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Every file of a source by role, and what is left of what lies in files.
+
+    Attributes:
+        files: Number of files of each role.
+        left: Files that are left, by reason; at most some forty reasons.
+        members: What is left of records, arrays and columns in packed files, by reason.
+        suffixes: Number of all files by suffix, see :func:`counted_suffix`.
+        used: Digest of the paths and roles of all files that are not left: 32 hexadecimal digits.
+        others: Digest of the paths of those that are left.
+        named: Compressed lines ``role<TAB>path`` of all files that are not packed.
+    """
+
+    files: Mapping[str, int] = field(default_factory=dict)
+    left: Mapping[str, int] = field(default_factory=dict)
+    members: Mapping[str, int] = field(default_factory=dict)
+    suffixes: Mapping[str, int] = field(default_factory=dict)
+    used: str = ""
+    others: str = ""
+    named: bytes = field(default=b"", repr=False, compare=False)
+
+    def count(self, role: Role) -> int:
+        """Number of files of a role."""
+        return self.files.get(role, 0)
+
+    @property
+    def total(self) -> int:
+        """Number of all files."""
+        return sum(self.files.values())
+
+    @property
+    def passed_over(self) -> dict[str, int]:
+        """All that is not kept, files and members of files, by reason."""
+        return {**self.left, **self.members}
+
+    def names(self, role: Role) -> Iterator[str]:
+        """Paths of the files of a role other than ``PACKED``, folder by folder."""
+        rest = b""
+        unpacker = zlib.decompressobj()
+        for start in range(0, len(self.named), 1 << 16):
+            *lines, rest = (rest + unpacker.decompress(self.named[start : start + (1 << 16)])).split(b"\0")
+            for line in lines:
+                kind, _, path = line.decode("utf-8", "surrogateescape").partition("\t")
+                if kind == role:
+                    yield path
+
+
+class Claims:
+    """Files that a source uses, by role: some eight bytes a file."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[Role, dict[str, array[int]]] = {role: {} for role in _USED}
+
+    def claim(self, path: str, role: Role = Role.PACKED) -> None:
+        """Claims one file by its path in the tree."""
+        folder, _, name = path.rpartition("/")
+        self._of(role, folder).append(hash(name))
+
+    def claim_all(self, folder: str, names: Iterable[str], role: Role = Role.PACKED) -> None:
+        """Claims files of one folder."""
+        self._of(role, folder).extend(map(hash, names))
+
+    def take(self, folder: str, role: Role) -> frozenset[int]:
+        """Hashes of the claimed names in a folder."""
+        return frozenset(self._hashes[role].get(folder, ()))
+
+    def _of(self, role: Role, folder: str) -> array[int]:
+        found = self._hashes[role].get(folder)
+        if found is None:
+            found = self._hashes[role][folder] = array("q")
+        return found
+
+
+def make_ledger(
+    listing: Iterable[tuple[str, Sequence[str]]],
+    claims: Claims,
+    reason: Callable[[str, str], str | None],
+    members: Mapping[str, int],
+) -> Ledger:
+    """Gives each listed file its role.
+
+    Args:
+        listing: Folders with the names of their files, see :func:`list_files`.
+        claims: What the source uses.
+        reason: Why a file is left, by folder and name; None for the usual reason.
+        members: See :attr:`Ledger.members`.
+    """
+    files: Counter[str] = Counter()
+    left: Counter[str] = Counter()
+    suffixes: Counter[str] = Counter()
+    digests = {True: 0, False: 0}
+    packer = zlib.compressobj(1)
+    named = bytearray()
+    for folder, names in listing:
+        rest: Sequence[str] = names
+        prefix = f"{folder}/" if folder else ""
+        count_suffixes(names, suffixes)
+        for role in _USED:
+            claimed = claims.take(folder, role)
+            if not claimed:
+                continue
+            mine = [hash(name) in claimed for name in rest]
+            found = list(compress(rest, mine))
+            rest = list(compress(rest, (not each for each in mine)))
+            files[role] += len(found)
+            digests[True] += _digest(role, folder, found)
+            if role is not Role.PACKED:
+                named += packer.compress(_lines(role, prefix, found))
+        if rest:
+            files[Role.LEFT] += len(rest)
+            digests[False] += _digest(Role.LEFT, folder, rest)
+            named += packer.compress(_lines(Role.LEFT, prefix, rest))
+            above = _reason_above(folder)
+            for name in rest:
+                count_reason(above or _reason_above(name) or reason(folder, name) or reason_for(name), left)
+    named += packer.flush()
+    used, others = (f"{digests[key] & _MASK:032x}" for key in (True, False))
+    return Ledger(dict(+files), dict(left), dict(members), dict(suffixes), used, others, bytes(named))
+
+
+def list_files(tree: Tree) -> Iterator[tuple[str, Sequence[str]]]:
+    """Lists all files of a tree, folder by folder, hidden ones among them."""
+    for folder, names in tree.every():
+        yield folder, [name for name, is_directory in names if not is_directory]
+
+
+def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
+    """Counts names by suffix. Beyond 256 suffixes, further ones count as ``""``."""
+    for suffix, count in Counter(map(counted_suffix, names)).items():
+        counts[suffix if suffix in counts or len(counts) < _MAX_SUFFIXES else ""] += count
+
+
+def counted_suffix(name: str) -> str:
+    """Last suffix in lower case with its dot; ``""`` for none, a number, or one that is longer than 12 characters."""
+    stem, dot, suffix = name.rpartition(".")
+    good = stem and dot and suffix and len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit()
+    return f".{suffix.lower()}" if good else ""
+
+
+def describe(ledger: Ledger, images: bool = True) -> str:
+    """The ledger in a line: ``1,012 images packed, 3 annotation files read, 2 left: README.txt, Thumbs.db``."""
+    parts = [_quantity(ledger.count(Role.PACKED), "image" if images else "file") + " packed"]
+    read, evidence, left = (ledger.count(role) for role in (Role.ANNOTATION, Role.EVIDENCE, Role.LEFT))
+    if read:
+        parts.append(f"{_quantity(read, 'annotation file')} read")
+    if evidence:
+        parts.append(f"{_quantity(evidence, 'file')} of evidence")
+    if left and left <= _NAMED:
+        parts.append(f"{left} left: {', '.join(map(printable, ledger.names(Role.LEFT)))}")
+    elif left:
+        most = sorted(ledger.left.items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{count:,} {printable(reason)}" for reason, count in most[:_NAMED])
+        parts.append(f"{left:,} left: {shown}{' …' if len(most) > _NAMED else ''}")
+    parts += [f"{count:,} {printable(reason)}" for reason, count in ledger.members.items()]
+    return ", ".join(parts)
+
+
+def _quantity(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _reason_above(folder: str) -> str | None:
+    """Why the files of a folder are left if one of its own names says so: hidden, or the system's."""
+    for part in folder.split("/"):
+        why = reason_for(part) if part else ""
+        if why in ("hidden", "system files"):
+            return why
+    return None
+
+
+def _digest(role: Role, folder: str, names: Sequence[str]) -> int:
+    text = "\0".join([role, folder, *sorted(names)])
+    return xxhash.xxh3_128_intdigest(text.encode("utf-8", "surrogateescape")) if names else 0
+
+
+def _lines(role: Role, prefix: str, names: Sequence[str]) -> bytes:
+    return "".join(f"{role}\t{prefix}{name}\0" for name in names).encode("utf-8", "surrogateescape")
