@@ -98,7 +98,7 @@ class ImageFolderSource(FolderSource):
                 sizes = [size for size in listing.sizes if 0 < size <= self.max_bytes]  # others are not read
                 size_bytes += sum(sizes)
                 size_counts.update(map(rounded_size, sizes))
-                key_bytes += sum(map(key_size, listing.images))
+                key_bytes += key_size("".join(listing.images))
                 key_bytes += len(listing.images) * (key_size(directory) + 1 if directory else 0)
                 per_class[label] += len(listing.images)
                 claims.claim_all(directory, listing.images)

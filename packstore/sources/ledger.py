@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import compress
+from operator import not_
 
 import xxhash
 
@@ -134,16 +135,15 @@ def make_ledger(
     packer = zlib.compressobj(1)
     named = bytearray()
     for folder, names in listing:
-        rest: Sequence[str] = names
+        rest = names
         prefix = f"{folder}/" if folder else ""
         count_suffixes(names, suffixes)
         for role in _USED:
             claimed = claims.take(folder, role)
             if not claimed:
                 continue
-            mine = [hash(name) in claimed for name in rest]
-            found = list(compress(rest, mine))
-            rest = list(compress(rest, (not each for each in mine)))
+            mine = [*map(claimed.__contains__, map(hash, rest))]
+            found, rest = (rest, []) if all(mine) else _divide(rest, mine)
             files[role] += len(found)
             digests[True] += _digest(role, folder, found)
             if role is not Role.PACKED:
@@ -168,15 +168,15 @@ def list_files(tree: Tree) -> Iterator[tuple[str, Sequence[str]]]:
 
 def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
     """Counts names by suffix. Beyond 256 suffixes, further ones count as ``""``."""
-    for suffix, count in Counter(map(counted_suffix, names)).items():
+    for ending, count in Counter([name[name.rfind(".") :] for name in names]).items():
+        suffix = counted_suffix(ending)
         counts[suffix if suffix in counts or len(counts) < _MAX_SUFFIXES else ""] += count
 
 
 def counted_suffix(name: str) -> str:
     """Last suffix in lower case with its dot; ``""`` for none, a number, or one that is longer than 12 characters."""
-    stem, dot, suffix = name.rpartition(".")
-    good = stem and dot and suffix and len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit()
-    return f".{suffix.lower()}" if good else ""
+    _, dot, suffix = name.rpartition(".")
+    return f".{suffix.lower()}" if dot and suffix and len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
 
 
 def describe(ledger: Ledger, images: bool = True) -> str:
@@ -208,6 +208,10 @@ def _reason_above(folder: str) -> str | None:
         if why in ("hidden", "system files"):
             return why
     return None
+
+
+def _divide(names: Sequence[str], mine: Sequence[bool]) -> tuple[Sequence[str], Sequence[str]]:
+    return list(compress(names, mine)), list(compress(names, map(not_, mine)))
 
 
 def _digest(role: Role, folder: str, names: Sequence[str]) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packstore.core.errors import SourceError, printable
+from packstore.images.engine import stat_files
 from packstore.images.sniff import begins_like_image
 from packstore.images.unread import UNREAD_SUFFIXES
 
@@ -36,6 +37,7 @@ SYSTEM_NAMES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx",
 """Files and directories, in lower case, that operating systems leave in folders; those with a dot are hidden anyway."""
 
 _MAX_REASONS = 40
+_MANY = 16  # names from which on one call for all is faster
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
 
 NO_FILE = -1
@@ -95,16 +97,21 @@ def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
         try:
             found = os.fstat(descriptor)
             with os.scandir(descriptor) as entries:
-                for entry in entries:
-                    name = entry.name
-                    if is_directory(entry):
-                        (passed if is_passed_over(name) else directories).append(name)
-                        continue
-                    image = is_image_name(name)
-                    if image or (image is None and _is_image(name, descriptor)):
-                        images.append(name)
-                    else:
-                        passed.append(name)
+                inside = list(entries)
+            for entry in inside:
+                name = entry.name
+                try:
+                    folder = entry.is_dir()
+                except OSError:  # a link to itself: a file, which reading reports with its key
+                    folder = False
+                if folder:
+                    (passed if is_passed_over(name) else directories).append(name)
+                elif (name[0] != "." and name.lower().endswith(_SAMPLES)) or (
+                    is_image_name(name) is None and _is_image(name, descriptor)
+                ):
+                    images.append(name)
+                else:
+                    passed.append(name)
             images.sort()
             sizes, modified, changed = _sizes(images, descriptor)
         finally:
@@ -160,6 +167,9 @@ def _unlistable(path: str, error: OSError) -> SourceError:
 
 def _sizes(names: list[str], descriptor: int) -> tuple[list[int], list[int], list[int]]:
     """Sizes, times of modification and of change, as :class:`Listing` has them."""
+    together = stat_files(descriptor, names) if len(names) >= _MANY else None
+    if together is not None:
+        return together[0], together[1], together[2]
     sizes: list[int] = []
     modified: list[int] = []
     changed: list[int] = []

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -29,6 +30,7 @@ from packstore.sources.listing import (
     list_directory,
 )
 
+_NAME = attrgetter("name")
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux
 _SMALL = 16 << 10  # bytes of a file, on average, up to which one call for many is faster
@@ -191,7 +193,12 @@ class FolderTree(Tree):
     def names(self, directory: str) -> Sequence[tuple[str, bool]]:
         try:
             with os.scandir(f"{self.root}/{directory}") as entries:
-                return sorted([(entry.name, is_directory(entry)) for entry in entries])
+                found = list(entries)
+            found.sort(key=_NAME)
+            try:
+                return [(entry.name, entry.is_dir()) for entry in found]
+            except OSError:  # a link to itself
+                return [(entry.name, is_directory(entry)) for entry in found]
         except OSError:
             return []  # a listing says why
 

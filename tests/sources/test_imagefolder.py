@@ -15,9 +15,9 @@ from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.core.progress import Progress
 from packstore.images.engine import engine_problem
 from packstore.images.sniff import max_file_bytes
-from packstore.sources import Entry, Source, open_source
+from packstore.sources import Entry, Source, listing, open_source
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
+from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES, list_directory
 from packstore.testing import SourceSuite
 from tests.conftest import Need, SharedData
 from tests.makers.images import all_images, tiny
@@ -538,3 +538,17 @@ def test_a_change_of_a_file_from_the_epoch_is_noticed(tmp_path: Path) -> None:
     (root / "a" / "0.jpg").write_bytes(b"longer than it was before")
     with pytest.raises(SampleError, match="has changed since it was listed"):
         source.read(entry)
+
+
+def test_facts_of_many_files_are_those_of_each(tmp_path: Path, need: Need, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("native", engine_problem() is None)
+    for number in range(20):
+        (tmp_path / f"{number}.jpg").write_bytes(b"x" * number)
+    (tmp_path / "link.jpg").symlink_to("7.jpg")
+    (tmp_path / "nowhere.jpg").symlink_to("gone")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    Path(str(tmp_path), "odd\udcff.jpg").touch()
+    together = list_directory(str(tmp_path))
+    monkeypatch.setattr(listing, "stat_files", lambda *_: None)
+    assert together == list_directory(str(tmp_path))
+    assert together.sizes[together.images.index("pipe.jpg")] == listing.NO_FILE

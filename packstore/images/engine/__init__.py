@@ -14,6 +14,17 @@ from packstore.images.engine.native import (
     highway_hash,
     png_rows,
     read_files,
+    stat_files,
 )
 
-__all__ = ["Engine", "Form", "Requests", "engine_problem", "get_engine", "highway_hash", "png_rows", "read_files"]
+__all__ = [
+    "Engine",
+    "Form",
+    "Requests",
+    "engine_problem",
+    "get_engine",
+    "highway_hash",
+    "png_rows",
+    "read_files",
+    "stat_files",
+]

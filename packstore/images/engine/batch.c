@@ -199,6 +199,12 @@ EXPORT void packstore_engine_read_files(int directory, const char *names, int64_
 {
     read_files(directory, names, count, sizes, modified, to, refused);
 }
+
+/* See files.c. */
+EXPORT void packstore_engine_stat_files(int directory, const char *names, int64_t count, int64_t *facts)
+{
+    stat_files(directory, names, count, facts);
+}
 #endif
 
 /* See highway.c. */
