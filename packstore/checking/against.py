@@ -21,6 +21,7 @@ from packstore.images.encode.options import turned_by_readers
 from packstore.packing.plan import encode_options, made_alike, make_encoder
 from packstore.packing.values import AtRest
 from packstore.sources.base import Entry, Sample, Source, Survey
+from packstore.sources.ledger import Role
 from packstore.stores.base import Problem, Reader
 
 _BATCH = 16
@@ -73,6 +74,7 @@ class Comparison:
 
     def run(self, workers: int, progress: ProgressCallback) -> Iterator[Problem]:
         """Yields every difference."""
+        yield from self._files()
         yield from self._columns()
         if self._same_shards():
             progress(Progress("compare", self.survey.records, self.survey.records, 0))
@@ -99,6 +101,29 @@ class Comparison:
             yield Problem("the store has this record, the source does not", record, self.reader.key(record))
         if not in_order:
             yield Problem("the records are in another order than in the source")
+
+    def _files(self) -> Iterator[Problem]:
+        """Compares the source's ledger with that of the manifest: whether the same files are packed and read."""
+        then, now = self.reader.manifest.origin.files, self.survey.ledger
+        if then is None or not now.total or self.reader.manifest.origin.kind != self.source.kind:
+            return
+        if then.used != now.used:
+            read = now.count(Role.ANNOTATION) + now.count(Role.EVIDENCE)
+            yield Problem(
+                f"the source has other files than when it was packed: {now.count(Role.PACKED):,} to pack and {read:,} "
+                f"to read, then {then.packed:,} and {then.annotation + then.evidence:,}"
+            )
+
+    @property
+    def files_checked(self) -> str | None:
+        """What the ledgers say, for people; None if the source has no files of its own."""
+        then, now = self.reader.manifest.origin.files, self.survey.ledger
+        if not now.total:
+            return None
+        left = now.count(Role.LEFT)
+        said = f"{now.total:,} files in the source, {left:,} of them left"
+        changed = then is not None and self.split is None and then.others != now.others
+        return said + (f" ({then.left:,} when it was packed, not all the same)" if changed and then is not None else "")
 
     def _same_shards(self) -> bool:
         """Whether the source is a store of the same shards, by the SHA-256 of their files: then none has to be opened

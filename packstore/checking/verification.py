@@ -185,7 +185,7 @@ class _Verification:
         damage = self.problem_count
         if options.against is not None:
             checks.append(f"compared with {printable(os.fsdecode(options.against))}")
-            self.against(location(options.against))
+            self.against(location(options.against), checks)
         return VerifyReport(
             self.reader.path,
             manifest,
@@ -233,7 +233,7 @@ class _Verification:
                     self.report(Problem(what, record, key_of(reader, record)))
             self.progress(Progress("decode", batch.stop, total, done_bytes))
 
-    def against(self, path: Path) -> None:
+    def against(self, path: Path, checks: list[str]) -> None:
         options = self.options
         source = open_source(
             path,
@@ -249,6 +249,8 @@ class _Verification:
         )
         with closing(source):
             comparison = Comparison(self.reader, source, options.decoder)
+            if (said := comparison.files_checked) is not None:
+                checks.append(said)
             for problem in comparison.run(self.workers, self.progress):
                 if problem.record is None or problem.record not in self.bad:
                     self.report(problem)

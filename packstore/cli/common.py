@@ -8,8 +8,9 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from packstore.core.manifest import Normalization
     from packstore.core.progress import ProgressCallback
     from packstore.core.registry import Registry
+    from packstore.sources.ledger import Ledger
 
 _LISTED = 10
+_NAMED = 3
 _TAKING_SOURCES = ("append", "convert", "info")
 """The commands with :func:`source_options`."""
 
@@ -276,6 +279,35 @@ def list_classes(classes: tuple[str, ...]) -> str:
 def quantity(n: int, noun: str, plural: str | None = None) -> str:
     """``1 record``, ``1,200 records``."""
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
+def describe_ledger(ledger: Ledger) -> list[str]:
+    """The ledger in a line or two: ``1,012 images packed, 3 annotation files read, 2 left: README.txt, Thumbs.db``."""
+    from packstore.sources.ledger import Role
+    from packstore.sources.listing import IMAGE_SUFFIXES
+
+    if not ledger.total:
+        return []
+    packed, read, evidence, left = (ledger.count(role) for role in Role)
+    images = sum(ledger.suffixes.get(suffix, 0) for suffix in IMAGE_SUFFIXES)
+    parts = [f"{quantity(packed, 'image' if images >= packed else 'file')} packed"]
+    if read:
+        parts.append(f"{quantity(read, 'annotation file')} read")
+    if evidence:
+        parts.append(f"{evidence:,} of evidence ({_some_names(ledger.names(Role.EVIDENCE), evidence)})")
+    if left:
+        parts.append(f"{left:,} left: {_some_names(ledger.names(Role.LEFT), left) if left <= _NAMED else ''}")
+    if left > _NAMED:
+        most = sorted(ledger.left.items(), key=lambda item: (-item[1], item[0]))
+        parts[-1] += ", ".join(f"{count:,} {printable(reason)}" for reason, count in most[:_NAMED])
+        parts[-1] += " …" if len(most) > _NAMED else ""
+    inside = ", ".join(f"{count:,} {printable(reason)}" for reason, count in ledger.members.items())
+    return [", ".join(parts), *([f"left in files: {inside}"] if inside else [])]
+
+
+def _some_names(names: Iterable[str], count: int) -> str:
+    """The first names of ``count``."""
+    return ", ".join(map(printable, islice(names, _NAMED))) + (" …" if count > _NAMED else "")
 
 
 def wrapped(start: str, text: str, columns: int) -> list[str]:

@@ -19,6 +19,7 @@ from packstore.cli.common import (
     PluginChoice,
     StorePath,
     cache_options,
+    describe_ledger,
     describe_normalization,
     echo_rows,
     human_bytes,
@@ -177,8 +178,7 @@ def describe_plan(plan: Plan) -> str:
     for column in survey.columns:
         classes = column.classes
         lines.append(f"{column.name:<12} {'numbers' if classes is None else list_classes(classes)}")
-    if survey.ignored:
-        lines.append(f"ignored      {describe_ignored(survey.ignored)}")
+    lines += [f"files        {text}" for text in describe_ledger(survey.ledger)]
     if plan.shards is not None:
         limit, by_samples = plan.shards.limit, plan.shards.by == "samples"
         most = quantity(limit, "image") if by_samples else f"{human_bytes(limit)} of the source"
@@ -218,8 +218,7 @@ def describe_report(report: ConvertReport) -> str:
     lines.append(f"  time     {seconds:.1f} s ({rate})")
     if report.resumed:
         lines.append(f"  resumed  {quantity(report.resumed, 'record')} taken over from an interrupted run")
-    if report.ignored:
-        lines.append(f"  ignored  {describe_ignored(report.ignored)}")
+    lines += [f"  files    {text}" for text in describe_ledger(report.ledger)]
     if report.lossy:
         quality = manifest.options.get("quality")
         lines.append(f"  encoded  {quantity(report.lossy, 'image')} that were no JPEG, with loss (quality {quality})")
@@ -273,7 +272,3 @@ def _describe_orientation(report: ConvertReport) -> str:
     if report.orientation == "not applied":
         return f"{some} {verb} an EXIF orientation that is not applied; --exif-transpose stands them upright"
     return f"{some} {verb} an EXIF orientation, {report.orientation}"
-
-
-def describe_ignored(ignored: Any) -> str:
-    return ", ".join(f"{reason}: {count:,}" for reason, count in ignored.items())

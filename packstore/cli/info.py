@@ -218,8 +218,9 @@ def describe(reader: Reader, counted: bool = False) -> str:
     shown = ", ".join(k if v is True else f"{k} {v}" for k, v in sorted(given.items())).replace("_", " ")
     rows.append(("options", printable(shown) or "none"))
     rows.append(("written by", printable(", ".join(f"{k} {v}" for k, v in sorted(m.versions.items()))) or "unknown"))
-    if m.origin.ignored:
-        rows.append(("ignored", f"{quantity(m.origin.ignored, 'file')} of the source passed over"))
+    if (files := m.origin.files) is not None:
+        roles = (files.packed, "packed"), (files.annotation + files.evidence, "read"), (files.left, "left")
+        rows.append(("files", ", ".join(f"{count:,} {what}" for count, what in roles if count) + " of the source"))
     if m.skipped:
         rows.append(("skipped", f"{quantity(len(m.skipped), 'file')}:"))
         rows += [("", f"{printable(s.key)}: {printable(s.reason)}") for s in m.skipped[:_LISTED]]

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from packstore.cli.common import human_bytes, list_classes, packing_command, quantity
+from packstore.cli.common import describe_ledger, human_bytes, list_classes, packing_command, quantity
 from packstore.core.errors import printable
 from packstore.core.registry import SOURCES
 
 if TYPE_CHECKING:
     from packstore.core.column import Column
     from packstore.sources import Source, Survey
+    from packstore.sources.ledger import Ledger
 
 _KEYS = 3
 _MEANINGS = {
@@ -56,7 +57,21 @@ def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
             for column in _columns(survey)
         ],
         "sample_keys": sample_keys(source, survey),
-        "ignored": dict(survey.ignored),
+        "ledger": ledger_to_json(survey.ledger),
+    }
+
+
+def ledger_to_json(ledger: Ledger) -> dict[str, Any]:
+    """The whole ledger as JSON values, with the names of all files that are not packed."""
+    from packstore.sources.ledger import Role
+
+    named = {role.value: list(ledger.names(role)) for role in Role if role is not Role.PACKED}
+    return {
+        "files": {role.value: ledger.count(role) for role in Role},
+        "left": dict(ledger.left),
+        "left_in_files": dict(ledger.members),
+        "suffixes": dict(ledger.suffixes),
+        "names": named,
     }
 
 
@@ -80,8 +95,7 @@ def describe_source(source: Source, survey: Survey, options: str) -> str:
     if not any(column.type in ("label", "labels") for column in survey.columns):
         rows.append(("labels", "none"))
     rows += [("key" if number == 0 else "", printable(key)) for number, key in enumerate(sample_keys(source, survey))]
-    for number, (reason, count) in enumerate(survey.ignored.items()):
-        rows.append(("passed over" if number == 0 else "", f"{printable(reason)}: {count:,}"))
+    rows += [("files" if number == 0 else "", text) for number, text in enumerate(describe_ledger(survey.ledger))]
     rows.append(("pack it", packing_command(source.path, options)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)

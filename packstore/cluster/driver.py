@@ -182,7 +182,7 @@ class Driver:
             disk_bytes=int(table.table["nbytes"].sum()) + table.nbytes + len(manifest.to_json()),
             seconds=time.monotonic() - started,
             skipped=tuple(skipped for receipt in receipts for skipped in receipt.skipped),
-            ignored=self._plan.survey.ignored,
+            ledger=self._plan.survey.ledger,
             resumed=resumed,
             oriented=int(manifest.options.get("exif_oriented") or 0),
         )

@@ -93,20 +93,43 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
+class FileCounts:
+    """The ledger of a source: how many of its files have which role.
+
+    Attributes:
+        packed: Their content is packed.
+        annotation: They are read for what they say of images.
+        evidence: Class lists, cards.
+        left: They are not kept.
+        used: Digest of the names and roles of those that are not left.
+        others: Digest of the names of those that are.
+    """
+
+    packed: int
+    annotation: int
+    evidence: int
+    left: int
+    used: str
+    others: str
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Where the records came from.
 
     Attributes:
         kind: Kind of the source: ``imagefolder``, ``flat``, ``cifar10``, ``cifar100``, ``store``.
         name: Base name of the source (never its whole path, so that equal sources give equal stores).
-        ignored: Number of files in the source that were passed over because they are not images.
+        ignored: How much of the source was passed over: files, and what lies in files.
         digest: For a store as the source: its dataset digest; else None.
+        files: The source's ledger; None where it has no files of its own, and in stores of packstore before 0.2.
     """
 
     kind: str
     name: str
     ignored: int = 0
     digest: str | None = None
+    files: FileCounts | None = field(default=None, metadata={"optional": True})
 
 
 @dataclass(frozen=True, repr=False)  # without slots, so that its digests can be kept
@@ -332,7 +355,14 @@ _SCHEMA: dict[type, dict[str, Any]] = {
     Normalization: {"mean": [float], "std": [float]},
     ShardTable: {"length": int, "digest": str, "suffix": str},
     Skipped: {"key": str, "reason": str},
-    Origin: {"kind": str, "name": str, "ignored": int, "digest": (str, type(None))},
+    FileCounts: {"packed": int, "annotation": int, "evidence": int, "left": int, "used": str, "others": str},
+    Origin: {
+        "kind": str,
+        "name": str,
+        "ignored": int,
+        "digest": (str, type(None)),
+        "files": (FileCounts, None),
+    },
     Manifest: {
         "format": str,
         "encoding": str,

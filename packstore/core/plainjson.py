@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -36,17 +37,25 @@ def sha256_json(plain: Any) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """A dataclass, and all in it, as dicts and lists; without fields whose metadata says ``plain=False``."""
+    """A dataclass, and all in it, as dicts and lists; without fields whose metadata says ``plain=False``, and without
+    those that are ``optional`` and None."""
     if isinstance(value, _SCALARS):
         return value  # first: a thousand class names are the most of a manifest
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = (f.name for f in dataclasses.fields(value) if f.metadata.get("plain", True))
-        return {name: to_plain(getattr(value, name)) for name in fields}
+        fields = (f for f in dataclasses.fields(value) if f.metadata.get("plain", True))
+        found = {f.name: to_plain(getattr(value, f.name)) for f in fields}
+        return {name: each for name, each in found.items() if each is not None or name not in _optional(type(value))}
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, (tuple, list)):
         return [to_plain(v) for v in value]
     return value
+
+
+@functools.cache
+def _optional(cls: type) -> frozenset[str]:
+    """Fields that may be missing in JSON: those that were added to a format later."""
+    return frozenset(f.name for f in dataclasses.fields(cls) if f.metadata.get("optional"))
 
 
 def from_plain(schemas: Schemas, schema: Any, plain: Any, where: str) -> Any:
@@ -64,10 +73,10 @@ def from_plain(schemas: Schemas, schema: Any, plain: Any, where: str) -> Any:
     """
     if schema in schemas if isinstance(schema, type) else False:
         fields = schemas[schema]
-        if not isinstance(plain, dict) or plain.keys() != fields.keys():
+        if not isinstance(plain, dict) or plain.keys() | _optional(schema) != fields.keys():
             found = sorted(plain) if isinstance(plain, dict) else type(plain).__name__
             raise ManifestError(f"{where} should have the fields {sorted(fields)}, found {found!r:.300}")
-        return schema(**{name: from_plain(schemas, fields[name], plain[name], f"{where}.{name}") for name in fields})
+        return schema(**{name: from_plain(schemas, fields[name], plain[name], f"{where}.{name}") for name in plain})
     if isinstance(schema, list):
         if not isinstance(plain, list):
             raise ManifestError(f"{where} should be a list, found {plain!r:.100}")

@@ -129,7 +129,7 @@ def convert(
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
-        What was done: manifest, bytes, seconds, what was skipped and ignored.
+        What was done: manifest, bytes, seconds, what was skipped, and the ledger of the source.
 
     Raises:
         UsageError: Unknown options, or options that do not go together, or not with this source.

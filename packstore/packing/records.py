@@ -22,6 +22,7 @@ from packstore.packing.plan import Plan, recorded_options
 from packstore.packing.shard_rule import ShardCuts
 from packstore.packing.values import AtRest, as_columns
 from packstore.sources.base import Entry, Survey
+from packstore.sources.ledger import file_counts
 from packstore.stores import create_store
 from packstore.stores.builder import StoreBuilder
 
@@ -158,4 +159,6 @@ def origin_of(plan: Plan) -> Origin:
     name = plan.source.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8")
     store = plan.survey.store
     digest = store.dataset_digest if store else None
-    return Origin(plan.source.kind, name, sum(plan.survey.ignored.values()), digest)
+    ledger = plan.survey.ledger
+    files = file_counts(ledger) if ledger.total else None
+    return Origin(plan.source.kind, name, sum(plan.survey.ignored.values()), digest, files)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from packstore.core.manifest import Manifest, Skipped
 from packstore.images.encode.options import turned_by_readers
 from packstore.packing.plan import Plan
+from packstore.sources.ledger import Ledger
 from packstore.stores import open_store
 from packstore.stores.base import disk_bytes
 
@@ -33,7 +34,7 @@ class ConvertReport:
         disk_bytes: Bytes that the store takes on disk.
         seconds: From the survey to the published store.
         skipped: Samples left out by policy.
-        ignored: Files of the source passed over because they are not images, by reason.
+        ledger: Every file of the source with its role; empty where it has none of its own.
         resumed: Records that an interrupted run had packed already.
         kept: For ``seekable``: files that this run kept as they are because they cannot be made so, by reason. The
             manifest's option ``not_seekable`` counts all such records of the store.
@@ -50,7 +51,7 @@ class ConvertReport:
     disk_bytes: int
     seconds: float
     skipped: tuple[Skipped, ...]
-    ignored: Mapping[str, int]
+    ledger: Ledger
     resumed: int = 0
     kept: Mapping[str, int] = field(default_factory=dict)
     lossy: int = 0
@@ -84,7 +85,7 @@ def report_of(
         disk_bytes=disk_bytes(plan.destination),
         seconds=time.monotonic() - started,
         skipped=skipped,
-        ignored=plan.survey.ignored,
+        ledger=plan.survey.ledger,
         resumed=resumed,
         oriented=int(manifest.options.get("exif_oriented") or 0),
     )

@@ -17,13 +17,12 @@ from operator import not_
 
 import xxhash
 
-from packstore.core.errors import printable
+from packstore.core.manifest import FileCounts
 from packstore.sources.listing import count_reason, reason_for
 from packstore.sources.tree import Tree
 
 _MAX_SUFFIXES = 256
 _LONGEST_SUFFIX = 12
-_NAMED = 3
 _MASK = (1 << 128) - 1
 
 
@@ -179,26 +178,9 @@ def counted_suffix(name: str) -> str:
     return f".{suffix.lower()}" if dot and suffix and len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
 
 
-def describe(ledger: Ledger, images: bool = True) -> str:
-    """The ledger in a line: ``1,012 images packed, 3 annotation files read, 2 left: README.txt, Thumbs.db``."""
-    parts = [_quantity(ledger.count(Role.PACKED), "image" if images else "file") + " packed"]
-    read, evidence, left = (ledger.count(role) for role in (Role.ANNOTATION, Role.EVIDENCE, Role.LEFT))
-    if read:
-        parts.append(f"{_quantity(read, 'annotation file')} read")
-    if evidence:
-        parts.append(f"{_quantity(evidence, 'file')} of evidence")
-    if left and left <= _NAMED:
-        parts.append(f"{left} left: {', '.join(map(printable, ledger.names(Role.LEFT)))}")
-    elif left:
-        most = sorted(ledger.left.items(), key=lambda item: -item[1])
-        shown = ", ".join(f"{count:,} {printable(reason)}" for reason, count in most[:_NAMED])
-        parts.append(f"{left:,} left: {shown}{' …' if len(most) > _NAMED else ''}")
-    parts += [f"{count:,} {printable(reason)}" for reason, count in ledger.members.items()]
-    return ", ".join(parts)
-
-
-def _quantity(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def file_counts(ledger: Ledger) -> FileCounts:
+    """The ledger as a manifest has it."""
+    return FileCounts(**{role.value: ledger.count(role) for role in Role}, used=ledger.used, others=ledger.others)
 
 
 def _reason_above(folder: str) -> str | None:
