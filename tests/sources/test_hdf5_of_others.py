@@ -366,6 +366,42 @@ def test_virtual_datasets_within_the_folder(tmp_path: Path) -> None:
             assert all(np.array_equal(image, x[n]) for n, image in enumerate(images(opened)))
 
 
+@pytest.mark.parametrize("how", ["chunks", "resized", "labels", "all"])
+def test_images_that_were_never_written_are_a_question(how: str, tmp_path: Path) -> None:
+    """As a program leaves them that was killed halfway."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        x = file.create_dataset("images", (6, 8, 8, 3), "u1", chunks=(2, 8, 4, 3), maxshape=(None, 8, 8, 3))
+        y = file.create_dataset("labels", (6,), "i8", chunks=(3,))
+        if how != "all":
+            y[: 3 if how == "labels" else 6] = 1
+            x[: 4 if how in ("chunks", "resized") else 6] = 7
+        if how == "chunks":
+            x[4:, :, 4:] = 9
+            x[2:4] = 9
+        if how == "resized":
+            x.resize(6, 0)
+    lacking = {"chunks": 0, "resized": 2, "labels": 3, "all": 6}[how]
+    chunks = {"chunks": 1, "resized": 2, "labels": 1, "all": 8}[how]
+    if not lacking:
+        report = convert(tmp_path / "a.h5", tmp_path / "o.h5")
+        assert report.ignored == {"chunks that were never written": 1}
+        return
+    with pytest.raises(AmbiguousSourceError, match=f"of {lacking} of 6 samples .*{chunks} chunks are missing"):
+        open_source(tmp_path / "a.h5")
+    kept = convert(tmp_path / "a.h5", tmp_path / "kept.h5", source_kind="hdf5")
+    assert (kept.manifest.records, kept.ignored["chunks that were never written"]) == (6, chunks)
+    if lacking < 6:
+        report = convert(tmp_path / "a.h5", tmp_path / "o.h5", on_error="skip")
+        assert [int(each.key) for each in report.skipped] == list(range(6 - lacking, 6))
+
+
+def test_a_dataset_in_one_piece_that_was_never_written_is_a_question(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("images", (6, 8, 8, 3), "u1")
+    with pytest.raises(AmbiguousSourceError, match="of 6 of 6 samples"):
+        open_source(tmp_path / "a.h5")
+
+
 def test_claims_that_no_file_can_hold(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", (10**9, 64, 64, 3), "u1", chunks=(1, 64, 64, 3))

@@ -6,6 +6,7 @@ beyond its own folder is refused, and raw data in other files anywhere.
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.images.sniff import begins_like_image
 from packstore.sources.arrays.source import ArraySource, recognise_arrays
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, read_at
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, find_unwritten, read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.refusals import first_bytes
 
@@ -214,6 +215,20 @@ class _OpenHdf5(OpenArrays):
         if found.dtype.kind in "SV":
             return _objects([bytes(item) for item in found])
         return found
+
+    def unwritten(self, name: str, axis: int) -> Unwritten | None:
+        """See :meth:`OpenArrays.unwritten`. What a virtual dataset is made of is not looked at."""
+        dataset = self._file[name]
+        if dataset.is_virtual or not dataset.size:
+            return None
+        chunk, places = dataset.chunks, list[tuple[int, ...]]()
+        if chunk is None:
+            return None if dataset.id.get_storage_size() else find_unwritten(dataset.shape, dataset.shape, axis, ())
+        if dataset.id.get_num_chunks() == math.prod(-(-a // b) for a, b in zip(dataset.shape, chunk, strict=True)):
+            return None
+        dataset.id.chunk_iter(lambda found: places.append(found.chunk_offset))
+        inside = (tuple(a // b for a, b in zip(place, chunk, strict=True)) for place in places)
+        return find_unwritten(dataset.shape, chunk, axis, inside)
 
     def _place(self, name: str, dataset: Any) -> tuple[int, np.dtype[Any], tuple[int, ...]] | None:
         """Where a dataset lies that is in one piece, of plain numbers."""
