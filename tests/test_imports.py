@@ -43,7 +43,7 @@ ROOMS = (
     Room("exports", "core images stores", "numpy h5py zarr pyarrow xxhash"),
     Room("packing", "core images objects stores sources cluster", "numpy xxhash"),
     Room("cluster", "core images objects stores sources packing", "numpy ray"),
-    Room("checking", "core images stores sources packing", "numpy xxhash"),
+    Room("checking", "core images stores sources packing", "numpy xxhash h5py pyarrow zstandard"),
     Room("training", "core images stores", "numpy torch PIL torchvision"),
     Room("seeing", "core images stores checking training", "numpy torch PIL matplotlib starlette uvicorn"),
     Room("diagnose", "core images stores packing training seeing", "numpy torch PIL"),

@@ -238,7 +238,9 @@ def answering_commands(error: AmbiguousSourceError, arguments: Sequence[str]) ->
     command = next((text for text in arguments if not text.startswith("-")), "")
     found = []
     for answer in error.answers:
-        only_packing = "--split" in answer.options and command != "convert"
+        only_packing = ("--split" in answer.options and command != "convert") or (
+            "--on-error" in answer.options and command not in ("convert", "append")
+        )
         if not asked or command not in _TAKING_SOURCES or only_packing:
             options = "".join(f" {pasted(text)}" for text in answer.options)
             found.append(packing_command(answer.source or error.source, options))

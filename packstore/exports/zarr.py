@@ -25,6 +25,8 @@ from packstore.exports.base import Record, ShardWriter
 from packstore.exports.names import safe_name, shortened
 
 _CHUNK_BYTES = 4 << 20
+_CONFIG = {"write_empty_chunks": True}
+"""A chunk that is missing was lost."""
 _UNFINISHED = ".partial"
 """What the library calls a file until it is whole."""
 _FILES_A_CHUNK, _VALUES_A_CHUNK = 32, 1 << 16
@@ -65,7 +67,7 @@ class ZarrExport(ArraysExport):
         """An array, made anew unless an interrupted run has made it."""
         zarr = _zarr()
         if (folder / name / ".zarray").is_file():
-            return zarr.open_array(str(folder / name), mode="r+")
+            return zarr.open_array(str(folder / name), mode="r+", config=_CONFIG)
         options: dict[str, Any] = {"compressors": None} if dtype is None else {}
         if dtype is None:
             from zarr.core.dtype import VariableLengthBytes
@@ -79,7 +81,7 @@ class ZarrExport(ArraysExport):
                 dtype=dtype,
                 chunks=(min(rows, shape[0]), *(max(1, size) for size in shape[1:])),
                 zarr_format=2,
-                config={"write_empty_chunks": True},
+                config=_CONFIG,
                 **options,
             )
 

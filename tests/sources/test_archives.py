@@ -8,7 +8,9 @@ import importlib
 import io
 import lzma
 import random
+import shutil
 import struct
+import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Entry, open_source
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import plain_name
+from packstore.sources.archives.zip import CENTRAL, END, LOCAL, read_zip
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
 from tests.makers.images import tiny
@@ -398,11 +401,222 @@ def test_a_zip_of_windows_may_have_backslashes(tmp_path: Path) -> None:
         convert(tmp_path / "b.zip", tmp_path / "b.h5")
 
 
+def _unmarked(tar_file: bytes) -> bytes:
+    """A tar without the zeros at its end."""
+    return tar_file.rstrip(b"\0").ljust(-(-len(tar_file.rstrip(b"\0")) // 512) * 512, b"\0")
+
+
+PARTS = [tar({f"{label}/{n}.png": tiny(n) for n in range(5)}) for label in "abc"]
+JOINED = {
+    "cat": b"".join(PARTS),
+    "cat of a tar without an end": _unmarked(PARTS[0]) + PARTS[1] + PARTS[2],
+    "2 MiB of zeros between": PARTS[0] + bytes(2 << 20) + PARTS[1] + bytes((1 << 20) + 512) + PARTS[2],
+    "an empty tar between": PARTS[0] + tar({}) + PARTS[1] + PARTS[2],
+    "one block of zeros between": b"".join(_unmarked(part) + bytes(512) for part in PARTS) + bytes(512),
+    "zeros before": bytes(1024) + b"".join(PARTS),
+}
+
+
+def _by_tarfile(data: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(data), ignore_zeros=True) as archive:
+        return sorted(member.name for member in archive if member.isfile())
+
+
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
-def test_tars_joined_by_cat_are_refused(suffix: str, tmp_path: Path) -> None:
-    """Programs stop at the end of the first."""
-    joined = b"".join(tar({f"{label}/{n}.png": tiny(n) for n in range(2)}) for label in "ab")
+@pytest.mark.parametrize("how", [how for how in JOINED if how != "zeros before"])
+def test_tars_joined_by_cat_are_read_whole(suffix: str, how: str, tmp_path: Path) -> None:
     path = tmp_path / f"x.{suffix}"
-    path.write_bytes(gzip.compress(joined) if suffix == "tar.gz" else joined)
-    with pytest.raises(SourceError, match="there is more behind its end: unpack it with tar --ignore-zeros"):
-        open_source(path)
+    path.write_bytes(gzip.compress(JOINED[how]) if suffix == "tar.gz" else JOINED[how])
+    expected = _by_tarfile(JOINED[how])
+    assert len(expected) == 15
+    with closing(open_source(path)) as source:
+        assert [entry.key for entry in source.entries()] == expected
+        assert all(source.image(entry) == tiny(int(entry.key[2])) for entry in source.entries())
+
+
+@pytest.mark.parametrize("how", JOINED)
+def test_tars_in_a_tar_joined_by_cat_are_read_whole(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(tar({"1.tar": JOINED[how], "2.tar": PARTS[0]}))
+    expected = [f"1/{name}" for name in _by_tarfile(JOINED[how])] + [f"2/{name}" for name in _by_tarfile(PARTS[0])]
+    assert len(expected) == 20
+    with closing(open_source(path)) as source:
+        assert [entry.key for entry in source.entries()] == expected
+
+
+def test_webdataset_shards_joined_by_cat(tmp_path: Path) -> None:
+    files = [{f"{n}.png": tiny(n), f"{n}.cls": b"%d" % (n % 2)} for n in range(10)]
+    path = tmp_path / "x.tar"
+    path.write_bytes(b"".join(tar({k: v for each in files[at : at + 5] for k, v in each.items()}) for at in (0, 5)))
+    with closing(open_source(path)) as source:
+        assert (source.kind, source.survey().records) == ("webdataset", 10)
+
+
+@pytest.mark.parametrize(
+    "junk", [b"junk" * 200, bytes(3 << 20) + b"junk" * 128, b"j"], ids=["at once", "far", "a byte"]
+)
+def test_what_is_no_tar_behind_a_tar_is_refused(junk: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(PARTS[0] + junk)
+    with pytest.raises(SourceError, match=r"behind its end, at byte \d+, is no tar: unpack it with tar --ignore-zeros"):
+        open_source(tmp_path / "x.tar")
+
+
+def test_a_tar_in_a_tar_does_not_read_on_beyond_its_end(tmp_path: Path) -> None:
+    """Without zeros at its end, the next header is that of the outer tar."""
+    (tmp_path / "x.tar").write_bytes(tar({"1.tar": _unmarked(PARTS[0]), "b/x.png": tiny(1)}))
+    with pytest.raises(SourceError, match="it is cut off"):
+        open_source(tmp_path / "x.tar")
+
+
+def _entry(name: str, kind: bytes, value: str | int) -> tuple[tarfile.TarInfo, bytes]:
+    member, data = tarfile.TarInfo(name), tiny(value) if isinstance(value, int) else b""
+    member.type, member.size, member.linkname = kind, len(data), value if isinstance(value, str) else ""
+    return member, data
+
+
+FILE, HARD, SOFT = tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE
+LINKED: dict[str, list[tuple[str, bytes, str | int]]] = {
+    "a link replaces a file": [("a/x.png", FILE, 1), ("a/y.png", FILE, 2), ("a/x.png", SOFT, "y.png")],
+    "a hard link replaces a file": [("a/x.png", FILE, 1), ("a/y.png", FILE, 2), ("a/x.png", HARD, "a/y.png")],
+    "a file replaces a link": [("a/y.png", FILE, 2), ("a/x.png", SOFT, "y.png"), ("a/x.png", FILE, 1)],
+    "a hard link to what is replaced": [("a/x.png", FILE, 1), ("a/h.png", HARD, "a/x.png"), ("a/x.png", FILE, 2)],
+    "a link to what is replaced": [("a/x.png", FILE, 1), ("a/s.png", SOFT, "x.png"), ("a/x.png", FILE, 2)],
+    "a hard link to a link": [
+        ("a/x.png", FILE, 1),
+        ("a/s.png", SOFT, "x.png"),
+        ("b/x.png", FILE, 2),
+        ("b/h.png", HARD, "a/s.png"),
+    ],
+    "a chain of hard links": [
+        ("a/x.png", FILE, 1),
+        ("b/h.png", HARD, "a/x.png"),
+        ("b/i.png", HARD, "b/h.png"),
+        ("b/h.png", FILE, 3),
+    ],
+    "a link to what comes later": [("a/s.png", SOFT, "../b/x.png"), ("b/x.png", FILE, 1)],
+    "a file twice": [("a/x.png", FILE, 1), ("a/x.png", FILE, 2)],
+}
+
+
+@pytest.mark.parametrize("case", LINKED)
+def test_links_are_what_tar_makes_of_them(case: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for each in LINKED[case]:
+            member, data = _entry(*each)
+            archive.addfile(member, io.BytesIO(data))
+    (tmp_path / "out").mkdir()
+    subprocess.run(["tar", "-xf", tmp_path / "x.tar", "-C", tmp_path / "out"], check=True)
+    expected = {
+        str(file.relative_to(tmp_path / "out")): file.read_bytes() for file in (tmp_path / "out").rglob("*.png")
+    }
+    with closing(open_source(tmp_path / "x.tar", kind="imagefolder")) as source:
+        prefix = "" if (tmp_path / "out/b").exists() else "a/"  # a folder that is alone at the top is the root
+        found = {f"{prefix}{entry.key}": source.image(entry) for entry in source.entries()}
+    assert found == expected
+
+
+def test_a_hard_link_to_what_comes_later_is_a_bad_sample(tmp_path: Path) -> None:
+    """Unpacking it fails, too."""
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for each in (("a/h.png", HARD, "b/x.png"), ("b/x.png", FILE, 1)):
+            member, data = _entry(*each)
+            archive.addfile(member, io.BytesIO(data))
+    report = convert(tmp_path / "x.tar", tmp_path / "o.h5", source_kind="imagefolder", on_error="skip")
+    assert [bad.key for bad in report.skipped] == ["a/h.png"]
+
+
+SPELLED = {
+    "a slash twice": ("a/x.png", "a//x.png"),
+    "a dot": ("b/y.png", "./b/y.png"),
+    "a dot within": ("b/y.png", "b/./y.png"),
+    "a slash before": ("b/y.png", "/b/y.png"),
+    "dots before": ("./b/y.png", "././b/y.png"),
+}
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("case", SPELLED)
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
+def test_two_spellings_of_a_name_are_an_error_that_names_both(
+    kind: str, case: str, swapped: bool, tmp_path: Path
+) -> None:
+    first, second = reversed(SPELLED[case]) if swapped else SPELLED[case]
+    (tmp_path / "x").write_bytes(KINDS[kind]({"c/z.png": tiny(0), first: tiny(1), second: tiny(2)}))
+    with pytest.raises(SourceError) as caught:
+        open_source(tmp_path / "x")
+    assert f"x: {first} and {second} are one path" in str(caught.value)
+
+
+def test_two_spellings_in_a_tar_in_a_tar(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(tar({"a.tar": tar({"x.png": tiny(1)}, "./"), "b.tar": tar({"x.png": tiny(2)})}))
+    with closing(open_source(tmp_path / "x.tar")) as source:
+        assert [entry.key for entry in source.entries()] == ["a/x.png", "b/x.png"]
+    for inside, said in (({"./x.png": tiny(1), "x.png": tiny(2)}, r"a/\./x\.png and a/x\.png are one path"),):
+        (tmp_path / "x.tar").write_bytes(tar({"a.tar": tar(inside)}))
+        with pytest.raises(SourceError, match=said):
+            open_source(tmp_path / "x.tar")
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for part in PARTS[:2]:
+            member = tarfile.TarInfo("a.tar")
+            member.size = len(part)
+            archive.addfile(member, io.BytesIO(part))
+    (tmp_path / "x.tar").write_bytes(out.getvalue())
+    with pytest.raises(SourceError, match=r"a\.tar is there twice"):
+        open_source(tmp_path / "x.tar")
+
+
+def _zip_of(count: int, said: int | None = None) -> bytes:
+    """A zip of so many empty files, by a program that knows no zip64."""
+    local, central = bytearray(), bytearray()
+    for n in range(count):
+        name = f"{n % 2}/{n}.png".encode()
+        central += CENTRAL.pack(b"PK\1\2", 20, 20, *[0] * 7, len(name), *[0] * 5, len(local)) + name
+        local += LOCAL.pack(b"PK\3\4", 20, *[0] * 7, len(name), 0) + name
+    number = (count if said is None else said) & 0xFFFF
+    return bytes(local + central) + END.pack(b"PK\5\6", 0, 0, number, number, len(central), len(local), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [65_534, 65_535, 65_536, 66_000, 2 * 65_536 + 1])
+def test_a_zip_of_more_files_than_it_can_count(count: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    path.write_bytes(_zip_of(count))
+    with zipfile.ZipFile(path) as archive:
+        assert len(archive.namelist()) == count
+    if shutil.which("unzip"):
+        listed = subprocess.run(["unzip", "-Z1", path], check=True, capture_output=True)
+        assert len(listed.stdout.splitlines()) == count
+    assert len(read_zip(path)) == count
+
+
+@pytest.mark.parametrize("said", [0, 3, 5, 7, 12])
+def test_a_zip_that_counts_wrongly_is_refused(said: int, tmp_path: Path) -> None:
+    (tmp_path / "x.zip").write_bytes(_zip_of(6, said))
+    with pytest.raises(SourceError, match=rf"counts {said} files and folders, and the directory holds 6; unpack it"):
+        open_source(tmp_path / "x.zip")
+
+
+def test_a_zip_with_zip64_counts_exactly(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for n in range(6):
+            archive.writestr(f"{n % 2}/{n}.png", tiny(n))
+    data, size = (tmp_path / "x.zip").read_bytes(), END.size
+    *_, nbytes, start, _ = END.unpack(data[-size:])
+    for said in (6, 3, 6 + 65_536):
+        end64 = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, said, said, nbytes, start)
+        locator = struct.pack("<4sLQL", b"PK\6\7", 0, len(data) - size, 1)
+        (tmp_path / "x.zip").write_bytes(data[:-size] + end64 + locator + data[-size:])
+        if said == 6:
+            assert len(read_zip(tmp_path / "x.zip")) == 6
+            continue
+        with pytest.raises(SourceError, match=f"counts {said:,} files and folders, and the directory holds 6"):
+            read_zip(tmp_path / "x.zip")
+
+
+def test_zips_joined_by_cat_are_refused(tmp_path: Path) -> None:
+    """The directory of the last is where that of the first lies, whose files alone were read."""
+    parts = [zipped({"a/x.png": tiny(n), "b/y.png": tiny(n + 1)}) for n in (1, 3)]
+    (tmp_path / "x.zip").write_bytes(b"".join(parts))
+    with pytest.raises(SourceError, match="may be joined with another file"):
+        open_source(tmp_path / "x.zip")

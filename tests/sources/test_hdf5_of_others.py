@@ -295,9 +295,59 @@ def test_files_that_refer_to_others_are_refused(tmp_path: Path) -> None:
         file.create_virtual_dataset("x", layout)
     with h5py.File(tmp_path / "in" / "raw.h5", "w") as file:
         file.create_dataset("x", (4, 4, 4, 3), "u1", external=[(str(tmp_path / "secret"), 0, 192)])
-    for name, said in (("link", "is a link to another file"), ("virtual", "lie outside"), ("raw", "lie outside")):
+    for name, said in (("link", "is a link to another file"), ("virtual", "lie outside"), ("raw", "lie outside it")):
         with pytest.raises(SourceError, match=said):
             open_source(tmp_path / "in" / f"{name}.h5")
+
+
+@pytest.mark.parametrize("where", ["", "beside", "cwd", "both"])
+def test_raw_data_in_other_files_are_refused_wherever_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """HDF5 looks for them in the working directory, not in the folder of the file."""
+    for folder in ("set", "home"):
+        (tmp_path / folder / "keys").mkdir(parents=True)
+    with h5py.File(tmp_path / "set" / "a.h5", "w") as file:
+        file.create_dataset("images", (1, 8, 8, 3), "u1", external=[("keys/id_rsa", 0, h5py.h5f.UNLIMITED)])
+        file["labels"] = np.zeros(1, np.int64)
+    for folder, places in (("set", ("beside", "both")), ("home", ("cwd", "both"))):
+        if where in places:
+            (tmp_path / folder / "keys" / "id_rsa").write_bytes(b"private " * 24)
+    monkeypatch.chdir(tmp_path / "home")
+    with pytest.raises(SourceError, match=r"images lie outside it, in keys/id_rsa; .*working directory"):
+        open_source(tmp_path / "set" / "a.h5")
+
+
+def test_virtual_datasets_that_hdf5_would_look_for_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, home = pixels(4, 4, 4, 3), tmp_path / "home"
+    home.mkdir()
+    write(home / "part.hdf", {"x": pixels(4, 4, 4, 3)})
+    write(tmp_path / "part.hdf", {"x": x})
+    layout = h5py.VirtualLayout(x.shape, "u1")
+    layout[:] = h5py.VirtualSource("part.hdf", "x", x.shape)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_virtual_dataset("x", layout)
+    monkeypatch.chdir(home)
+    with closing(open_source(tmp_path / "a.h5")) as opened:
+        assert all(np.array_equal(image, x[n]) for n, image in enumerate(images(opened)))
+    monkeypatch.setenv("HDF5_VDS_PREFIX", str(home))
+    with pytest.raises(SourceError, match=r"HDF5_VDS_PREFIX .* unset it"):
+        open_source(tmp_path / "a.h5")
+
+
+def test_virtual_datasets_of_a_pattern_are_refused(tmp_path: Path) -> None:
+    """Its name is that of no file that HDF5 reads: it fills numbers in."""
+    whole, part = (h5py.h5s.UNLIMITED, 4, 4, 3), (4, 4, 4, 3)
+    space = h5py.h5s.create_simple((0, *whole[1:]), whole)
+    space.select_hyperslab((0, 0, 0, 0), (h5py.h5s.UNLIMITED, 1, 1, 1), part, part)
+    made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    made.set_virtual(space, b"p%b.hdf", b"x", h5py.h5s.create_simple(part))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_UINT8, h5py.h5s.create_simple((0, *whole[1:]), whole), dcpl=made)
+    for name in ("p%b.hdf", "p0.hdf"):
+        write(tmp_path / name, {"x": pixels(*part)})
+    with pytest.raises(SourceError, match=r"by a pattern .p%b.hdf, x"):
+        open_source(tmp_path / "a.h5")
 
 
 def test_virtual_datasets_within_the_folder(tmp_path: Path) -> None:
@@ -314,6 +364,42 @@ def test_virtual_datasets_within_the_folder(tmp_path: Path) -> None:
             continue
         with closing(open_source(tmp_path / f"v{number}.h5")) as opened:
             assert all(np.array_equal(image, x[n]) for n, image in enumerate(images(opened)))
+
+
+@pytest.mark.parametrize("how", ["chunks", "resized", "labels", "all"])
+def test_images_that_were_never_written_are_a_question(how: str, tmp_path: Path) -> None:
+    """As a program leaves them that was killed halfway."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        x = file.create_dataset("images", (6, 8, 8, 3), "u1", chunks=(2, 8, 4, 3), maxshape=(None, 8, 8, 3))
+        y = file.create_dataset("labels", (6,), "i8", chunks=(3,))
+        if how != "all":
+            y[: 3 if how == "labels" else 6] = 1
+            x[: 4 if how in ("chunks", "resized") else 6] = 7
+        if how == "chunks":
+            x[4:, :, 4:] = 9
+            x[2:4] = 9
+        if how == "resized":
+            x.resize(6, 0)
+    lacking = {"chunks": 0, "resized": 2, "labels": 3, "all": 6}[how]
+    chunks = {"chunks": 1, "resized": 2, "labels": 1, "all": 8}[how]
+    if not lacking:
+        report = convert(tmp_path / "a.h5", tmp_path / "o.h5")
+        assert report.ignored == {"chunks that were never written": 1}
+        return
+    with pytest.raises(AmbiguousSourceError, match=f"of {lacking} of 6 samples .*{chunks} chunks are missing"):
+        open_source(tmp_path / "a.h5")
+    kept = convert(tmp_path / "a.h5", tmp_path / "kept.h5", source_kind="hdf5")
+    assert (kept.manifest.records, kept.ignored["chunks that were never written"]) == (6, chunks)
+    if lacking < 6:
+        report = convert(tmp_path / "a.h5", tmp_path / "o.h5", on_error="skip")
+        assert [int(each.key) for each in report.skipped] == list(range(6 - lacking, 6))
+
+
+def test_a_dataset_in_one_piece_that_was_never_written_is_a_question(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("images", (6, 8, 8, 3), "u1")
+    with pytest.raises(AmbiguousSourceError, match="of 6 of 6 samples"):
+        open_source(tmp_path / "a.h5")
 
 
 def test_claims_that_no_file_can_hold(tmp_path: Path) -> None:

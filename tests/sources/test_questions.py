@@ -37,6 +37,12 @@ def hdf5(**shapes: tuple[int, ...]) -> Make:
     return make
 
 
+def half_written(root: Path) -> Path:
+    with h5py.File(root / "a.h5", "w") as file:
+        file.create_dataset("images", (4, 8, 8, 3), "u1", chunks=(1, 8, 8, 3))[:2] = 1
+    return root / "a.h5"
+
+
 def configurations(root: Path) -> Path:
     each = "- config_name: {0}\n  data_files:\n  - split: train\n    path: {0}/train-*\n"
     shutil.copytree(corpus("parquet")(root), root / "hub/a")
@@ -72,6 +78,7 @@ ASKED: dict[str, Make] = {
     "axes": hdf5(images=(4, 3, 3, 3)),
     "arrays of images": hdf5(images_left=(4, 8, 8, 3), images_right=(4, 8, 8, 3)),
     "arrays of labels": hdf5(images=(4, 8, 8, 3), fine_labels=(4,), coarse_labels=(4,)),
+    "images that were never written": half_written,
     "years of Pascal VOC": two_years,
     "COCO and YOLO": both,
     "panoptic masks alone": panoptic,
@@ -94,6 +101,8 @@ def opened(answer: Answer, path: Path) -> tuple[Path, dict[str, Any], str | None
     given = {name.removeprefix("--").replace("-", "_"): value for name, value in words.items()}
     if "source" in given:
         given["kind"] = given.pop("source")
+    if given.pop("on_error", "raise") == "skip":
+        given["skip_bad"] = True
     split = given.pop("split", None)
     return answer.source or path, given, split
 

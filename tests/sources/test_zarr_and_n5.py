@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packstore import PackedDataset, convert, verify
+import packstore
+from packstore import PackedDataset, convert, export, verify
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError
 from packstore.sources import Source, open_source
 from packstore.testing import SourceSuite
@@ -236,7 +237,9 @@ def test_n5_blocks_that_are_missing_damaged_or_not_read(tmp_path: Path) -> None:
             convert(path, tmp_path / "o.h5")
         assert str(caught.value).isprintable()
     block.unlink()
-    with closing(open_source(path)) as source:
+    with pytest.raises(AmbiguousSourceError, match="of 4 of 4 samples"):
+        open_source(path)
+    with closing(open_source(path, kind="n5")) as source:
         assert not images(source)[0].any()
     file = path / "images" / "attributes.json"
     plain = json.loads(file.read_text())
@@ -251,3 +254,75 @@ def test_n5_blocks_that_are_missing_damaged_or_not_read(tmp_path: Path) -> None:
         file.write_text(json.dumps(plain | wrong))
         with pytest.raises(PackstoreError, match=said):
             open_source(path)
+
+
+def _without(path: Path, *names: str) -> Path:
+    """An array without some of its chunks."""
+    for name in names:
+        (path / name).unlink()
+    return path
+
+
+def _of_kind(kind: str, folder: Path, x: Any, y: Any) -> tuple[Path, list[str], str]:
+    """Images and labels of two rows a chunk, two chunks an image, without the images 2 and 3, a part of image 5, and
+    the labels 6 and 7."""
+    if kind == "n5":
+        path = write_n5(folder / "a.n5", {"images": x, "labels": y}, block=2)
+        missing = [f"images/{c}/{b}/{a}/1" for a in range(3) for b in range(3) for c in range(2)]
+        return path, [*missing, "images/0/0/0/2", "labels/3"], "n5"
+    version, separator = (2, "./"["/" in kind]) if kind.startswith("2") else (3, "./"["/" in kind])
+    options: dict[str, Any] = {"version": version}
+    name = "v2" if version == 2 or "as 2" in kind else "default"
+    options["chunk_key_encoding"] = {"name": name, "separator": separator}
+    path = write_zarr(folder / "a.zarr", {"images": x}, chunks=(2, 5, 3, 3), **options)
+    group = zarr.open_group(str(path), mode="a")
+    group.create_array("labels", data=y, chunks=(2,), chunk_key_encoding=options["chunk_key_encoding"])
+    place = "{}" if name == "v2" else f"c{separator}{{}}"
+    chunks = [("images", (1, 0, 0, 0)), ("images", (1, 0, 1, 0)), ("images", (2, 0, 1, 0)), ("labels", (3,))]
+    return path, [f"{name}/{place.format(separator.join(map(str, at)))}" for name, at in chunks], "zarr"
+
+
+@pytest.mark.parametrize("kind", ["2 .", "2 /", "3 .", "3 /", "3 as 2 .", "n5"])
+def test_images_and_labels_that_were_never_written_are_a_question(kind: str, tmp_path: Path) -> None:
+    x, y = np.maximum(pixels(8, 5, 6, 3), 1), np.arange(1, 9)
+    path, missing, source_kind = _of_kind(kind, tmp_path, x, y)
+    with closing(open_source(path)) as source:
+        assert "chunks that were never written" not in source.survey().ignored
+    _without(path, *missing)
+    said = rf"of 4 of 8 samples .*\({len(missing)} chunks are missing, .*--on-error skip, .*--source {source_kind}"
+    with pytest.raises(AmbiguousSourceError, match=said) as caught:
+        convert(path, tmp_path / "o.h5")
+    assert [answer.options for answer in caught.value.answers] == [
+        ("--on-error", "skip"),
+        ("--source", source_kind),
+    ]
+    report = convert(path, tmp_path / "skipped.h5", on_error="skip")
+    assert [int(each.key) for each in report.skipped] == [2, 3, 6, 7]
+    assert report.ignored["chunks that were never written"] == len(missing)
+    assert verify(tmp_path / "skipped.h5", against=path).problems == ()
+    kept = convert(path, tmp_path / "kept.h5", source_kind=source_kind)
+    assert (kept.manifest.records, kept.ignored["chunks that were never written"]) == (8, len(missing))
+    with packstore.open(tmp_path / "kept.h5") as store:
+        assert [bool(np.asarray(store.read(n)).any()) for n in range(8)] == [True, True, False, False, *[True] * 4]
+    assert verify(tmp_path / "kept.h5", against=path).problems == ()
+
+
+def test_parts_of_images_that_were_never_written_are_said(tmp_path: Path) -> None:
+    """A mask without anything in it, or a corner of an image that is black, is what programs leave out."""
+    x, masks = np.maximum(pixels(4, 6, 6, 3), 1), np.zeros((4, 6, 6), np.uint8)
+    masks[0], x[1, :3, :3] = 1, 0
+    path = tmp_path / "a.zarr"
+    write_zarr(path, {"images": x}, chunks=(1, 3, 3, 3))
+    zarr.open_group(str(path), mode="a").create_array("masks", data=masks, chunks=(1, 6, 6))
+    report = convert(path, tmp_path / "o.h5")
+    assert (report.manifest.records, report.ignored) == (4, {"chunks that were never written": 1 + 3})
+
+
+def test_an_export_writes_black_images_and_misses_those_that_are_gone(tmp_path: Path) -> None:
+    x = np.zeros((40, 128, 128, 3), np.uint8)
+    convert(write_zarr(tmp_path / "a.zarr", {"images": x}, config={"write_empty_chunks": True}), tmp_path / "o.h5")
+    export(tmp_path / "o.h5", tmp_path / "out.zarr", to="zarr")
+    assert convert(tmp_path / "out.zarr", tmp_path / "back.h5").manifest.records == 40
+    next(file for file in sorted((tmp_path / "out.zarr" / "images").iterdir()) if file.name[0].isdigit()).unlink()
+    with pytest.raises(SampleError, match="was never written"):
+        convert(tmp_path / "out.zarr", tmp_path / "gone.h5")

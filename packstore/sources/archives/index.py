@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import os
+import posixpath
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -64,50 +65,88 @@ class Member(NamedTuple):
 
 @dataclass(slots=True)
 class IndexBuilder:
-    """Collects the members of an archive in any order."""
+    """Collects the members of an archive in their order, as unpacking it does.
 
-    names: list[bytes] = field(default_factory=list)
-    numbers: array[int] = field(default_factory=lambda: array("q"))
-    links: dict[bytes, bytes] = field(default_factory=dict)
+    Attributes:
+        replaces: A file replaces an earlier one of its name, as in a tar; else a name that comes twice is an error.
+    """
 
-    def add(self, name: str, member: Member) -> None:
-        """Adds a file. Names that lead out of the archive keep their files from being read; see :func:`plain_name`."""
-        plain = plain_name(name)
-        if plain is None:
-            raise SourceError(f"{printable(name[:_SHOWN])} leads out of the archive: it is not what it seems")
+    replaces: bool = True
+    _files: dict[bytes, int | str] = field(default_factory=dict)
+    """By name: the number of a member, or what a symbolic link says."""
+    _numbers: array[int] = field(default_factory=lambda: array("q"))
+    _dotted: dict[str, bool] = field(default_factory=dict)
+    _spelled: dict[bytes, str] = field(default_factory=dict)
+
+    def add(self, name: str, member: Member, folder: str = "") -> None:
+        """Adds the file ``name`` of ``folder``; see :meth:`_place`."""
+        if plain := self._place(name, folder):
+            self._files[plain] = self._append(member)
+
+    def hard_link(self, name: str, target: str, folder: str = "") -> None:
+        """Adds a second name of what the file ``target`` of ``folder`` is now; replacing that one changes nothing."""
+        plain, to = self._place(name, folder), plain_name(folder + target)
         if plain:
-            self.names.append(plain)
-            self.numbers.extend(member)
+            found = None if to is None else self._files.get(to)
+            self._files[plain] = self._append(Member(0, NOWHERE, 0)) if found is None else found
 
-    def link(self, name: str, target: str) -> None:
-        """Adds a link to a file of the archive, by that file's name."""
-        plain, to = plain_name(name), plain_name(target)
-        if plain:
-            self.links[plain] = b"" if to is None else to
+    def symbolic_link(self, name: str, target: str, folder: str = "") -> None:
+        """Adds a link to what ``target`` is in the end, relative to the directory of ``name``."""
+        if plain := self._place(name, folder):
+            self._files[plain] = target
 
     def index(self, file: OpenFile | None = None, *, zipped: bool = False) -> Index:
-        """The finished index; a name that comes twice is the later file, as when an archive is unpacked.
-
-        ``file`` has the data where that is not the archive itself."""
-        last = {name: number for number, name in enumerate(self.names)}
+        """The finished index. ``file`` has the data where that is not the archive itself."""
         fields = len(Member._fields)
-        table = np.frombuffer(self.numbers, np.int64).reshape(-1, fields)
+        table = np.frombuffer(self._numbers, np.int64).reshape(-1, fields)
         nowhere = np.array([[0, NOWHERE, *[0] * (fields - 2)]], np.int64)
-        linked = {name: self._target(name, last) for name in self.links if name not in last}
-        names = sorted([*last, *linked])
-        rows = [last.get(name, linked.get(name)) for name in names]
-        out = np.concatenate([table, nowhere])[np.array([-1 if row is None else row for row in rows], np.int64)]
+        names = sorted(self._files)
+        rows = np.array([self._number(name) for name in names], np.int64)
         ends = np.cumsum([0, *map(len, names)], dtype=np.int64)
-        return Index(b"".join(names), ends, out, file, zipped)
+        return Index(b"".join(names), ends, np.concatenate([table, nowhere])[rows], file, zipped)
 
-    def _target(self, name: bytes, last: dict[bytes, int]) -> int | None:
+    def _append(self, member: Member) -> int:
+        self._numbers.extend(member)
+        return len(self._numbers) // len(Member._fields) - 1
+
+    def _place(self, name: str, folder: str) -> bytes:
+        """The path of a file in the archive; empty for a name that has none.
+
+        Raises :class:`SourceError` for one that leads out of the archive, and for the path of an earlier file that is
+        spelled otherwise, as ``a//x.jpg`` beside ``a/x.jpg``: one of them would vanish."""
+        spelled = folder + name
+        plain = plain_name(spelled)
+        if plain is None:
+            raise SourceError(f"{printable(spelled[:_SHOWN])} leads out of the archive: it is not what it seems")
+        # Tars of a whole folder spell all names with ./ before them.
+        dotted = self._dotted.setdefault(folder, name.startswith("./"))
+        text = plain.decode("utf-8", "surrogateescape")
+        usual = f"{folder}./{text[len(folder) :]}" if dotted else text
+        if plain in self._files:
+            before = self._spelled.get(plain, usual)
+            if before != spelled:
+                raise SourceError(
+                    f"{printable(before[:_SHOWN])} and {printable(spelled[:_SHOWN])} are one path, so that one of them "
+                    "would replace the other: rename one, or unpack the archive and give the folder"
+                )
+            if not self.replaces:
+                raise SourceError(f"{printable(spelled[:_SHOWN])} is there twice: unpack it, and give the folder")
+        elif spelled != usual:
+            self._spelled[plain] = spelled
+        return plain
+
+    def _number(self, name: bytes) -> int:
+        """The number of the member that a name leads to; -1 for none."""
         seen = set()
-        while name in self.links and name not in last:
-            if name in seen:
-                return None
-            seen.add(name)
-            name = self.links[name]
-        return last.get(name)
+        found = self._files.get(name)
+        while isinstance(found, str):
+            directory = name.rpartition(b"/")[0].decode("utf-8", "surrogateescape")
+            to = None if found.startswith("/") else plain_name(posixpath.normpath(posixpath.join(directory, found)))
+            if to is None or to in seen:
+                return -1
+            seen.add(to)
+            name, found = to, self._files.get(to)
+        return -1 if found is None else found
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -9,12 +9,11 @@ import bz2
 import importlib
 import lzma
 import os
-import posixpath
 import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
@@ -22,7 +21,7 @@ from typing import IO, Any, cast
 from packstore.core.errors import SourceError, printable
 from packstore.core.files import beyond_standard_streams
 from packstore.sources.archives.headers import LOOK_BYTES, next_header, usual_member
-from packstore.sources.archives.index import NOWHERE, Index, IndexBuilder, Member, OpenFile
+from packstore.sources.archives.index import NOWHERE, Index, IndexBuilder, Member, OpenFile, plain_name
 from packstore.sources.inflating import ZLIB, InflatedFile
 
 _MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
@@ -87,11 +86,11 @@ def _streamed(stream: IO[bytes]) -> Iterator[tarfile.TarInfo]:
 
 def read_tar(path: Path) -> Index:
     """The index of a tar. Raises :class:`SourceError`."""
-    name, builder, tar = printable(str(path)), IndexBuilder(), OpenTar(path)
+    name, builder, tar, inner = printable(str(path)), IndexBuilder(), OpenTar(path), set[str]()
     try:
         with os.fdopen(os.dup(tar.file.descriptor), "rb") as file:
             for member in _members(file):
-                _add(builder, file, member)
+                _add(builder, file, member, inner=inner)
     except TAR_FAULTS as error:
         raise SourceError(f"{name} is no tar that can be read, or it is damaged: {printable(str(error))}") from None
     except SourceError as error:
@@ -109,7 +108,16 @@ def _compression(start: bytes) -> str | None:
     return next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
 
 
-def _members(file: IO[bytes], start: int = 0) -> Iterator[tarfile.TarInfo]:
+def _members(file: IO[bytes], start: int = 0, end: int | None = None) -> Iterator[tarfile.TarInfo]:
+    """The members of all tars between two bytes of a file, as ``tarfile.open(…, ignore_zeros=True)`` reads them."""
+    end = os.fstat(file.fileno()).st_size if end is None else end
+    at: int | None = start
+    while at is not None:
+        at = _next_tar(file, (yield from _members_of_one(file, at, end)), end)
+
+
+def _members_of_one(file: IO[bytes], start: int, end: int) -> Generator[tarfile.TarInfo, None, int]:
+    """The members up to the first block of zeros, and where that is."""
     file.seek(start)
     with tarfile.open(fileobj=file, mode="r:", errorlevel=2, encoding="utf-8", errors="surrogateescape") as archive:
         descriptor = file.fileno()
@@ -117,6 +125,8 @@ def _members(file: IO[bytes], start: int = 0) -> Iterator[tarfile.TarInfo]:
         while member is not None:
             archive.members = []  # type: ignore[attr-defined] # it would keep them all
             yield member
+            if archive.offset >= end:
+                break  # what follows is no part of it
             # What says something of all members after it: tarfile knows of it.
             usual = archive.pax_headers.keys() <= {"comment"}
             member = usual_member(os.pread(descriptor, LOOK_BYTES, archive.offset), archive.offset) if usual else None
@@ -124,51 +134,69 @@ def _members(file: IO[bytes], start: int = 0) -> Iterator[tarfile.TarInfo]:
                 member = archive.next()
             else:
                 archive.offset = next_header(member)
-        _refuse_cut(file, archive.offset)
-        if not start:
-            _refuse_more(file, archive.offset)
+        _refuse_cut(file, archive.offset, end)
+        return int(archive.offset)
 
 
-def _refuse_cut(file: IO[bytes], end: int) -> None:
+def _refuse_cut(file: IO[bytes], at: int, end: int) -> None:
     """Raises :class:`tarfile.ReadError` unless a block of zeros is where the archive ends: :mod:`tarfile` takes any
     header that is cut off or damaged for the end."""
-    file.seek(end)
+    file.seek(at)
     block = file.read(tarfile.BLOCKSIZE)
-    if len(block) < tarfile.BLOCKSIZE:
+    if len(block) < tarfile.BLOCKSIZE or at + tarfile.BLOCKSIZE > end:
         raise tarfile.ReadError("it is cut off")
     if any(block):
-        raise tarfile.ReadError(f"the header at byte {end} is broken")
+        raise tarfile.ReadError(f"the header at byte {at} is broken")
 
 
-def _refuse_more(file: IO[bytes], end: int) -> None:
-    """Raises :class:`tarfile.ReadError` where more than zeros are right behind the end, as in tars that ``cat`` has
-    joined: what they hold would be lost. The zeros of a tar fill a record, of some KB mostly."""
-    file.seek(end)
-    if file.read(_STEP).strip(b"\0"):
-        raise tarfile.ReadError("there is more behind its end: unpack it with tar --ignore-zeros, give the folder")
+def _next_tar(file: IO[bytes], at: int, end: int) -> int | None:
+    """Where the next tar begins behind the zeros from byte ``at`` on, as ``cat`` joins them; None where the file ends.
+
+    Raises :class:`tarfile.ReadError` where something else than a tar is there."""
+    file.seek(at)
+    while piece := file.read(max(0, min(_STEP, end - at))):
+        rest = piece.lstrip(b"\0")
+        if not rest:
+            at += len(piece)
+            continue
+        at = (at + len(piece) - len(rest)) // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
+        file.seek(at)
+        try:
+            tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
+        except tarfile.HeaderError:
+            raise tarfile.ReadError(
+                f"what lies behind its end, at byte {at}, is no tar: unpack it with tar --ignore-zeros, give the folder"
+            ) from None
+        return at
+    return None
 
 
-def _add(builder: IndexBuilder, file: IO[bytes], member: tarfile.TarInfo, folder: str = "") -> None:
-    name = folder + member.name
+def _add(
+    builder: IndexBuilder, file: IO[bytes], member: tarfile.TarInfo, folder: str = "", *, inner: set[str] | None = None
+) -> None:
+    """Adds a member of a tar, or of the tar in it whose files lie in ``folder``. ``inner`` gathers these folders."""
+    name = member.name
     modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
     if member.issparse():
-        builder.add(name, Member(0, NOWHERE, 0))
+        builder.add(name, Member(0, NOWHERE, 0), folder)
+    elif member.isreg() and inner is not None and name.endswith(".tar"):
+        plain = plain_name(name[:-4])
+        if plain is None or plain.decode("utf-8", "surrogateescape") in inner:
+            raise SourceError(f"{printable(name)} is there twice, or leads out of the archive: unpack it")
+        inside = plain.decode("utf-8", "surrogateescape")
+        inner.add(inside)
+        position = file.tell()
+        for each in _members(file, member.offset_data, member.offset_data + member.size):
+            _add(builder, file, each, f"{inside}/")
+        file.seek(position)
     elif member.isreg():
-        if not folder and name.endswith(".tar"):
-            position = file.tell()
-            for inner in _members(file, member.offset_data):
-                if inner.offset_data + inner.size > member.offset_data + member.size:
-                    raise tarfile.ReadError(f"{name} ends within {inner.name}")
-                _add(builder, file, inner, name[:-4] + "/")
-            file.seek(position)
-            return
-        builder.add(name, Member(member.size, member.offset_data, member.size, modified_ns=modified))
+        builder.add(name, Member(member.size, member.offset_data, member.size, modified_ns=modified), folder)
     elif member.islnk():
-        builder.link(name, folder + member.linkname)
+        builder.hard_link(name, member.linkname, folder)
     elif member.issym():
-        builder.link(name, posixpath.normpath(posixpath.join(posixpath.dirname(name), member.linkname)))
+        builder.symbolic_link(name, member.linkname, folder)
     elif not member.isdir():
-        builder.add(name, Member(0, NOWHERE, 0))  # a pipe, a device
+        builder.add(name, Member(0, NOWHERE, 0), folder)  # a pipe, a device
 
 
 def decompressed(path: Path, kind: str, name: str) -> IO[bytes]:

@@ -10,13 +10,16 @@ import mmap
 import struct
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 from packstore.core.errors import SourceError, printable
 from packstore.sources.archives.index import NOWHERE, Index, IndexBuilder, Member
 
-_END, _END64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
-_LOCATOR, _CENTRAL, LOCAL = struct.Struct("<4sLQL"), struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s5H3L2H")
+END, _END64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
+_LOCATOR, CENTRAL, LOCAL = struct.Struct("<4sLQL"), struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s5H3L2H")
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
+_SIGNED = b"PK\x05\x05"
+"""Begins a digital signature, which may end a directory."""
 _ENCRYPTED, _UTF8 = 1, 1 << 11
 _LINK = 0o120000
 STORED, DEFLATED = 0, 8
@@ -38,21 +41,20 @@ def read_zip(path: Path) -> Index:
 
 
 def _index(data: mmap.mmap, name: str) -> Index:
-    count, size, start = _directory(data, name)
-    builder, position, seen = IndexBuilder(), start, set[bytes]()
+    count, start, end = _directory(data, name)
+    builder, position, entries = IndexBuilder(replaces=False), start, 0
     odd, has_folders = "", False
-    for _ in range(count):
-        if position + _CENTRAL.size > start + size:
-            raise SourceError(f"{name} is a damaged zip: its directory ends before its {count} files")
-        fields = _CENTRAL.unpack_from(data, position)
+    while position < end and data[position : position + 4] != _SIGNED:
+        fields = CENTRAL.unpack_from(data, position)
         magic, made_by, _, flags, method, time, date, check, stored, nbytes, *lengths = fields
         name_size, extra_size, comment_size, _, _, attributes, place = lengths
         if magic != b"PK\x01\x02":
             raise SourceError(f"{name} is a damaged zip: its directory is broken at byte {position}")
-        position += _CENTRAL.size
+        position += CENTRAL.size
         raw = data[position : position + name_size]
         extra = data[position + name_size : position + name_size + extra_size]
         position += name_size + extra_size + comment_size
+        entries += 1
         nbytes, stored, place = _large(extra, nbytes, stored, place)
         shown = _text(raw, flags)
         if "/" not in shown and "\\" in shown:
@@ -65,15 +67,17 @@ def _index(data: mmap.mmap, name: str) -> Index:
             continue
         if flags & _ENCRYPTED:
             raise SourceError(f"{name}: {printable(shown[:100])} is encrypted: unpack it, and give the folder")
-        if raw in seen:
-            raise SourceError(f"{name} holds {printable(shown[:100])} twice: unpack it, and give the folder")
-        seen.add(raw)
         if made_by >> 8 == 3 and (attributes >> 16) & 0o170000 == _LINK:  # its content is where it leads
             place = NOWHERE
         try:
             builder.add(shown, Member(nbytes, place, stored, method, check, _modified(date, time)))
         except SourceError as error:
             raise SourceError(f"{name}: {error}") from None
+    if position > end or not count.fits(entries):
+        raise SourceError(
+            f"{name} is a damaged zip: the end of its directory counts {count.said:,} files and folders, and the "
+            f"directory holds {entries:,}; unpack it, see that all are there, and give the folder"
+        )
     if odd and not has_folders:
         raise SourceError(
             f"{name} holds {printable(odd[:100])}, and no name with a slash: whether these are folders is not certain; "
@@ -82,25 +86,42 @@ def _index(data: mmap.mmap, name: str) -> Index:
     return builder.index(zipped=True)
 
 
-def _directory(data: mmap.mmap, name: str) -> tuple[int, int, int]:
-    """Number of entries of the central directory, its size, and where it begins."""
-    at = data.rfind(b"PK\x05\x06", max(0, len(data) - _END.size - _MAX16))
+class _Count(NamedTuple):
+    """How many entries the end of a directory says that it holds."""
+
+    said: int
+    has_zip64: bool
+
+    def fits(self, entries: int) -> bool:
+        """Whether it may be said of so many: without zip64 there are 16 bits for it, whose rest or maximum is said."""
+        if self.has_zip64:
+            return entries == self.said
+        return entries & _MAX16 == self.said or (self.said == _MAX16 and entries > _MAX16)
+
+
+def _directory(data: mmap.mmap, name: str) -> tuple[_Count, int, int]:
+    """Number of entries of the central directory, where it begins, and where it ends."""
+    at = data.rfind(b"PK\x05\x06", max(0, len(data) - END.size - _MAX16))
     if at < 0:
         raise SourceError(f"{name} is a zip that was cut off: the directory at its end is missing")
-    _, disk, _, _, count, size, start, _ = _END.unpack_from(data, at)
-    if _MAX16 in (count, disk) or _MAX32 in (size, start):
-        locator = at - _LOCATOR.size
-        if locator >= 0 and data[locator : locator + 4] == b"PK\x06\x07":
-            _, _, end64, _ = _LOCATOR.unpack_from(data, locator)
-            magic, *_, disk, _, _, count, size, start = _END64.unpack_from(data, end64)
-            if magic != b"PK\x06\x06":
-                raise SourceError(f"{name} is a damaged zip: its zip64 directory is not where it should be")
-            at = end64
+    _, disk, _, _, count, size, start, _ = END.unpack_from(data, at)
+    locator = at - _LOCATOR.size
+    has_zip64 = locator >= 0 and data[locator : locator + 4] == b"PK\x06\x07"
+    if has_zip64:
+        _, _, end64, _ = _LOCATOR.unpack_from(data, locator)
+        magic, *_, disk, _, _, count, size, start = _END64.unpack_from(data, end64)
+        if magic != b"PK\x06\x06":
+            raise SourceError(f"{name} is a damaged zip: its zip64 directory is not where it should be")
+        at = end64
     if disk:
         raise SourceError(f"{name} is one part of several: join them (zip -s 0 IN --out ONE.zip), or unpack it")
-    if start + size > at or count * _CENTRAL.size > size:
-        raise SourceError(f"{name} is a damaged zip: its directory does not fit into it")
-    return count, size, start
+    if start + size != at:
+        raise SourceError(
+            f"{name} is a damaged zip: its directory should end at byte {start + size:,}, and ends at byte {at:,}; it "
+            "may be joined with another file, or have more than 4 GB by a program without zip64: unpack it, see that "
+            "all files are there, and give the folder"
+        )
+    return _Count(count, has_zip64), start, at
 
 
 def _large(extra: bytes, nbytes: int, stored: int, place: int) -> tuple[int, int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from packstore.sources.arrays.stored import ArrayInfo
 from packstore.sources.base import stamp_of
 
 _MAX_JSON, _MAX_FOLDERS, _MAX_DEPTH = 1 << 24, 1000, 8
+_NUMBER = re.compile("0|[1-9][0-9]{0,15}")
 _MAX_RATIO = 1100
 _UNWRITTEN = 1 << 28
 """Bytes that need not have been written, because all of them are the fill value."""
@@ -105,6 +107,14 @@ def refuse_unwritten(shown: str, info: ArrayInfo, folder: Path) -> None:
         stored += file.stat().st_size * _MAX_RATIO
     if stored < nbytes:
         raise SourceError(f"{shown}: {info.shown} should have {nbytes:,} bytes, which were not written")
+
+
+def chunk_places(folder: Path, axes: int) -> Iterator[tuple[int, ...]]:
+    """The chunks of an array of files, by their places in the grid: of names as ``c/0/1``, ``0.1`` and ``0/1``."""
+    for file in _files_in(folder):
+        parts = re.split("[./]", file.relative_to(folder).as_posix().removeprefix("c/").removeprefix("c."))
+        if len(parts) == axes and all(_NUMBER.fullmatch(part) for part in parts):
+            yield tuple(map(int, parts))
 
 
 def sizes(value: Any, least: int) -> tuple[int, ...] | None:

@@ -1,11 +1,12 @@
 """HDF5 files of others: datasets of images and labels by name, shape and dtype, read by h5py.
 
 A dataset that lies in one piece is read from the file itself; a compressed one in whole chunks. What a file refers to
-beyond its own folder is refused.
+beyond its own folder is refused, and raw data in other files anywhere.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.images.sniff import begins_like_image
 from packstore.sources.arrays.source import ArraySource, recognise_arrays
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, read_at
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, find_unwritten, read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.refusals import first_bytes
 
@@ -27,6 +28,8 @@ _MAX_RATIO = 1100
 """Deflate does not shrink anything more; a dataset that claims more than its file can hold was never written."""
 _UNWRITTEN = 1 << 28
 """Bytes that need not have been written, because all of them are the fill value."""
+_PREFIX = "HDF5_VDS_PREFIX"
+"""Where HDF5 looks first for the files of a virtual dataset."""
 
 
 class Hdf5Source(ArraySource):
@@ -136,18 +139,34 @@ class _OpenHdf5(OpenArrays):
         return found if isinstance(found, bytes) else b""
 
     def _refuse_outside(self, name: str, dataset: Any) -> None:
-        """Raises :class:`SourceError` for a dataset whose values lie in files of another folder."""
-        outside = [entry[0] for entry in dataset.external or ()]
-        sources = dataset.virtual_sources() if dataset.is_virtual else ()
-        outside += [source.file_name for source in sources if source.file_name != "."]
-        for file in outside:
-            place = self._path.parent / file
+        """Raises :class:`SourceError` for a dataset whose values lie in files of another folder, or may do so: HDF5
+        looks for raw files in the working directory, and for both kinds where an environment variable says."""
+        if dataset.external:
+            file = dataset.external[0][0]
+            raise SourceError(
+                f"{self._shown}: the values of {printable(name)} lie outside it, in {printable(file)}; that is not "
+                f"followed, since which file it is depends on the working directory: write them into the file, for "
+                f"instance by h5repack -l {printable(name)}:CONTI"
+            )
+        sources = [each for each in dataset.virtual_sources() if each.file_name != "."] if dataset.is_virtual else []
+        if sources and os.environ.get(_PREFIX):
+            raise SourceError(
+                f"{self._shown}: {printable(name)} is made of other files, and {_PREFIX} makes HDF5 look for them in "
+                f"{printable(os.environ[_PREFIX])}: unset it, and put them beside the file"
+            )
+        for source in sources:
+            if "%" in source.file_name + source.dset_name:
+                raise SourceError(
+                    f"{self._shown}: {printable(name)} is made of files by a pattern ({printable(source.file_name)}, "
+                    f"{printable(source.dset_name)}), which is not followed; write it into one file"
+                )
+            place = self._path.parent / source.file_name
             if not (place.parent.resolve() / place.name).is_relative_to(self._folder):  # it may be a link itself
                 raise SourceError(
-                    f"{self._shown}: the values of {printable(name)} lie outside its folder, in {printable(file)}; "
-                    "that is not followed"
+                    f"{self._shown}: the values of {printable(name)} lie outside its folder, in "
+                    f"{printable(source.file_name)}; that is not followed"
                 )
-        for source in sources:
+        for source in dataset.virtual_sources() if dataset.is_virtual else ():
             self._refuse_chain(name, source.file_name, source.dset_name)
 
     def _refuse_chain(self, name: str, file_name: str, dataset_name: str) -> None:
@@ -196,6 +215,20 @@ class _OpenHdf5(OpenArrays):
         if found.dtype.kind in "SV":
             return _objects([bytes(item) for item in found])
         return found
+
+    def unwritten(self, name: str, axis: int) -> Unwritten | None:
+        """See :meth:`OpenArrays.unwritten`. What a virtual dataset is made of is not looked at."""
+        dataset = self._file[name]
+        if dataset.is_virtual or not dataset.size:
+            return None
+        chunk, places = dataset.chunks, list[tuple[int, ...]]()
+        if chunk is None:
+            return None if dataset.id.get_storage_size() else find_unwritten(dataset.shape, dataset.shape, axis, ())
+        if dataset.id.get_num_chunks() == math.prod(-(-a // b) for a, b in zip(dataset.shape, chunk, strict=True)):
+            return None
+        dataset.id.chunk_iter(lambda found: places.append(found.chunk_offset))
+        inside = (tuple(a // b for a, b in zip(place, chunk, strict=True)) for place in places)
+        return find_unwritten(dataset.shape, chunk, axis, inside)
 
     def _place(self, name: str, dataset: Any) -> tuple[int, np.dtype[Any], tuple[int, ...]] | None:
         """Where a dataset lies that is in one piece, of plain numbers."""

@@ -20,9 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.arrays.folders import ChunkFolderSource, array_folders, metadata, refuse_unwritten, sizes
+from packstore.sources.arrays.folders import (
+    ChunkFolderSource,
+    array_folders,
+    chunk_places,
+    metadata,
+    refuse_unwritten,
+    sizes,
+)
 from packstore.sources.arrays.source import recognise_arrays
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, find_unwritten
 from packstore.sources.base import Certainty, Kind, SourceOptions
 
 _FILE = "attributes.json"
@@ -100,6 +107,12 @@ class _OpenN5(OpenArrays):
                 of.append(slice(begin - first, max(begin, end) - first))
             found[tuple(into)] = data[tuple(of)]
         return found
+
+    def unwritten(self, name: str, axis: int) -> Unwritten | None:
+        """See :meth:`OpenArrays.unwritten`."""
+        shape, block = self._infos[name].shape, self._blocks[name]
+        places = (place[::-1] for place in chunk_places(self._path / name, len(shape)))
+        return find_unwritten(shape, block, axis, places)
 
     def _block(self, name: str, place: tuple[int, ...]) -> NDArray[Any] | None:
         """A block; None for one that was not written. Raises :class:`ValueError`."""

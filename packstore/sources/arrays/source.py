@@ -57,6 +57,7 @@ class ArraySource(RowSource):
             infos = [self._infos(number, file) for number, file in enumerate(self._files)]
             self._choice = self.choose(infos) if self.sheet is None else self._exported(self.sheet, infos)
             self._check()
+            self._nothing, self._unwritten_chunks = self._find_unwritten()
         except BaseException:
             self.close()
             raise
@@ -140,6 +141,8 @@ class ArraySource(RowSource):
         """See :meth:`RowSource.values`."""
         number, row = ref
         part = self._choice.parts[number]
+        if (self.options.skip_bad or self.sheet is not None) and self._nothing[number][row]:
+            raise ValueError("was never written: its chunks are missing, as after a copy that broke off")
         found = {}
         for name, chosen in part.columns.items():
             value = self._blocks.row(chosen.file, chosen.info, chosen.axis, row, len(part.columns))
@@ -164,8 +167,15 @@ class ArraySource(RowSource):
 
     def ignored(self) -> Mapping[str, int]:
         """See :meth:`RowSource.ignored`."""
-        left_out = Counter({"arrays that are no values of samples": len(self._choice.left_out)})
-        return {reason: count for reason, count in (self._ignored + left_out).items() if count}
+        return dict(self._ignored + Counter(self.left_members()))
+
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
+        found = {
+            "arrays that are no values of samples": len(self._choice.left_out),
+            "chunks that were never written": self._unwritten_chunks,
+        }
+        return {reason: count for reason, count in found.items() if count}
 
     def files(self) -> Sequence[Path]:
         """See :meth:`RowSource.files`."""
@@ -196,6 +206,34 @@ class ArraySource(RowSource):
                     f"give the folder {printable(str(path.parent))}, or --source {self.kind} for the images alone",
                     [Answer(source=path.parent), Answer(("--source", self.kind))],
                 )
+
+    def _find_unwritten(self) -> tuple[list[NDArray[np.bool_]], int]:
+        """By part, which samples have an image or a label that was never written; and the number of chunks that were
+        not, of all columns. Raises :class:`AmbiguousSourceError` for such samples, unless an option says what they are.
+        """
+        nothing, chunks = [], 0
+        for part in self._choice.parts:
+            rows = np.zeros(part.length, np.bool_)
+            for name, chosen in part.columns.items():
+                found = None
+                if chosen.info.what == "numbers":
+                    found = self._blocks.file(chosen.file).unwritten(chosen.info.name, chosen.axis)
+                if found is not None:
+                    chunks += found.chunks
+                    if name in ("image", "label"):
+                        rows |= found.rows
+            nothing.append(rows)
+        lacking = sum(int(np.count_nonzero(rows)) for rows in nothing)
+        if lacking and not (self.options.named or self.options.skip_bad or self.sheet is not None):
+            total = sum(part.length for part in self._choice.parts)
+            raise AmbiguousSourceError(
+                f"{printable(str(self.path))}: of {lacking:,} of {total:,} samples the image or the label was never "
+                f"written ({chunks:,} chunks are missing, and read as fill values, mostly black): a copy or a program "
+                "that broke off leaves such gaps, and some programs do for what is black. Copy it again, or leave "
+                f"these samples out with --on-error skip, or keep the fill values with --source {self.kind}",
+                [Answer(("--on-error", "skip")), Answer(("--source", self.kind))],
+            )
+        return nothing, chunks
 
     def _check(self) -> None:
         """Sizes that would not fit, said at once; and what the arrays are, in :attr:`evidence`."""

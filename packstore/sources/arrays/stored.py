@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,6 +61,32 @@ class ArrayInfo:
         return printable(f"{where}{self.name} {self.shape} {kind}")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Unwritten:
+    """What of an array was never written, so that its format reads fill values there.
+
+    Attributes:
+        chunks: Number of chunks.
+        rows: By row along the axis of the samples: none of its chunks was written.
+    """
+
+    chunks: int
+    rows: NDArray[np.bool_]
+
+
+def find_unwritten(
+    shape: Sequence[int], chunk: Sequence[int], axis: int, places: Iterable[Sequence[int]]
+) -> Unwritten | None:
+    """Compares the chunks that there are, by their places in the grid, with those that the shape takes."""
+    counts = [-(-size // step) for size, step in zip(shape, chunk, strict=True)]
+    written = np.zeros(counts[axis], np.int64)
+    for place in places:
+        if all(0 <= number < count for number, count in zip(place, counts, strict=True)):
+            written[place[axis]] += 1
+    missing = math.prod(counts) - int(written.sum())
+    return Unwritten(missing, np.repeat(written == 0, chunk[axis])[: shape[axis]]) if missing else None
+
+
 class OpenArrays(ABC):
     """The arrays of an open file."""
 
@@ -72,6 +99,10 @@ class OpenArrays(ABC):
         """A part of an array along an axis; of files and texts an array of objects. Called by one thread at a time.
 
         Raises :class:`OSError` or :class:`ValueError`."""
+
+    def unwritten(self, name: str, axis: int) -> Unwritten | None:
+        """What of an array of numbers was never written; None where all was, and for files that keep no such gaps."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

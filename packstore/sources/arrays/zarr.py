@@ -17,9 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.arrays.folders import ChunkFolderSource, array_folders, metadata, refuse_unwritten, sizes
+from packstore.sources.arrays.folders import (
+    ChunkFolderSource,
+    array_folders,
+    chunk_places,
+    metadata,
+    refuse_unwritten,
+    sizes,
+)
 from packstore.sources.arrays.source import recognise_arrays
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, find_unwritten
 from packstore.sources.base import Certainty, Kind, SourceOptions
 
 _FILES = (".zarray", "zarr.json", ".zgroup")
@@ -59,6 +66,8 @@ class _OpenZarr(OpenArrays):
             raise SourceError(f"{self._shown} is Zarr; read it with: pip install 'packstore[zarr]'") from None
         self._zarr = zarr
         self._arrays: dict[str, Any] = {}
+        self._grids: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        """Shape of each array, and of what is a file of it: a chunk or a shard."""
 
     def infos(self) -> list[ArrayInfo]:
         """See :meth:`OpenArrays.infos`."""
@@ -81,20 +90,22 @@ class _OpenZarr(OpenArrays):
             what = {"vlen-utf8": "texts", "vlen-bytes": "files"}.get(str(ids[0]) if ids else "")
         else:
             what = "numbers"
+        self._grids[name] = shape, chunks
         return self._info(name, shape, chunks, plain.get("dtype"), what, ids)
 
     def _third(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
         try:
             shape = sizes(plain["shape"], 0)
-            chunks = sizes(plain["chunk_grid"]["configuration"]["chunk_shape"], 1)
+            grid = chunks = sizes(plain["chunk_grid"]["configuration"]["chunk_shape"], 1)
             ids = [each["name"] for each in _all_codecs(plain["codecs"])]
             for codec in plain["codecs"]:
                 if codec["name"] == "sharding_indexed":
                     chunks = sizes(codec["configuration"]["chunk_shape"], 1)
         except (KeyError, TypeError, RecursionError):
             raise self._damaged(name) from None
-        if shape is None or chunks is None or len(shape) != len(chunks):
+        if shape is None or chunks is None or grid is None or not len(shape) == len(chunks) == len(grid):
             raise self._damaged(name)
+        self._grids[name] = shape, grid
         named = plain.get("data_type")
         what = {"string": "texts", "variable_length_bytes": "files", "bytes": "files"}.get(str(named), "numbers")
         dtype = named if isinstance(named, str) and named in _V3_DTYPES else None
@@ -146,6 +157,11 @@ class _OpenZarr(OpenArrays):
             made[:] = [item if isinstance(item, (str, bytes)) else bytes(item) for item in found.tolist()]
             return made
         return found
+
+    def unwritten(self, name: str, axis: int) -> Unwritten | None:
+        """See :meth:`OpenArrays.unwritten`. Chunks in a shard are not looked at."""
+        shape, grid = self._grids[name]
+        return find_unwritten(shape, grid, axis, chunk_places(self._path / name, len(shape)))
 
     def close(self) -> None:
         """See :meth:`OpenArrays.close`."""

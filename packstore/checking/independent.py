@@ -1,0 +1,152 @@
+"""Counts what lies at a path with other programs than packstore's own readers, so that a fault of theirs shows.
+
+Folders are walked, archives listed by :mod:`zipfile` and :mod:`tarfile`, Parquet and HDF5 asked by their libraries.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import importlib
+import lzma
+import os
+import posixpath
+import tarfile
+import zipfile
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import xxhash
+
+from packstore.core.errors import SourceError, printable
+
+ROWS = "rows"
+"""Key of the number of rows of all tables; with a colon and its name, of an array's, of all files together."""
+_TABLES, _ARRAYS = (".parquet",), (".h5", ".hdf5", ".he5", ".hdf")
+_NOT_AN_ARCHIVE = ".npz"
+"""A zip that is one file to its readers."""
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
+_LONGEST_SUFFIX = 12
+_FAULTS = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError, RuntimeError)
+
+
+def count_independently(path: Path) -> dict[str, int]:
+    """Counts the files at ``path``, or the entries of the archive there, by suffix, see :func:`suffix_of`; and rows.
+
+    A tar in a tar counts as what it holds, and a name that comes twice once. Memory is 8 bytes an entry; of zip, what
+    :mod:`zipfile` takes, some 600. Raises :class:`SourceError` where one of the libraries finds damage."""
+    try:
+        if path.is_dir():
+            return _count_files(_walk(path))
+        if path.suffix.lower() != _NOT_AN_ARCHIVE and zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                return _count_names(info.filename for info in archive.infolist() if not info.is_dir())
+        if _is_tar(path):
+            with _decompressed(path) as stream:
+                return _count_names(_names_in_tar(stream, ""))
+        return _count_files([path])
+    except _FAULTS as error:
+        raise SourceError(f"{printable(str(path))} cannot be counted: {printable(str(error))}") from None
+
+
+def suffix_of(name: str) -> str:
+    """The last suffix in lower case with its dot; ``""`` for none, a number, or one of more than 12 characters."""
+    stem, _, suffix = posixpath.basename(name).rpartition(".")
+    return f".{suffix.lower()}" if stem and 0 < len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
+
+
+def _walk(path: Path) -> Iterator[Path]:
+    """All files below a folder; links are followed, but none to a folder above itself."""
+    for folder, inside, names in os.walk(path, followlinks=True):
+        here = Path(folder)
+        inside[:] = [
+            name
+            for name in inside
+            if not ((here / name).is_symlink() and here.resolve().is_relative_to((here / name).resolve()))
+        ]
+        yield from (here / name for name in names)
+
+
+def _count_files(files: Iterable[Path]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for file in files:
+        suffix = suffix_of(file.name)
+        counts[suffix] += 1
+        if suffix in _TABLES:
+            counts[ROWS] += _rows_of_table(file)
+        elif suffix in _ARRAYS:
+            counts.update(_rows_of_arrays(file))
+    return dict(counts)
+
+
+def _count_names(names: Iterable[str]) -> dict[str, int]:
+    """Counts different paths by suffix."""
+    found: defaultdict[str, array[int]] = defaultdict(lambda: array("Q"))
+    for name in names:
+        plain = posixpath.normpath(f"/{name}").lstrip("/")
+        found[suffix_of(plain)].append(xxhash.xxh3_64_intdigest(plain.encode("utf-8", "surrogateescape")))
+    return {suffix: len(np.unique(np.frombuffer(hashes, np.uint64))) for suffix, hashes in found.items()}
+
+
+def _names_in_tar(stream: IO[bytes] | Any, folder: str) -> Iterator[str]:
+    with tarfile.open(
+        fileobj=stream, mode="r|", ignore_zeros=True, encoding="utf-8", errors="surrogateescape"
+    ) as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined] # it would keep them all
+            if member.isreg() and not member.issparse() and not folder and member.name.endswith(".tar"):
+                yield from _names_in_tar(archive.extractfile(member), f"{member.name[:-4]}/")
+            elif not member.isdir():
+                yield folder + member.name
+
+
+def _is_tar(path: Path) -> bool:
+    with _decompressed(path) as stream:
+        try:
+            return stream.read(tarfile.BLOCKSIZE)[257:262] == b"ustar"
+        except _FAULTS:
+            return False
+
+
+@contextmanager
+def _decompressed(path: Path) -> Iterator[IO[bytes] | Any]:
+    """What a file holds, decompressed where it is compressed."""
+    with ExitStack() as opened:
+        file: Any = opened.enter_context(path.open("rb"))
+        start = file.peek(6)[:6]
+        if start.startswith(b"\x1f\x8b"):
+            file = opened.enter_context(gzip.GzipFile(fileobj=file))
+        elif start.startswith(b"BZh"):
+            file = opened.enter_context(bz2.BZ2File(file))
+        elif start.startswith(b"\xfd7zXZ\0"):
+            file = opened.enter_context(lzma.LZMAFile(file))
+        elif start.startswith(_ZSTANDARD):
+            import zstandard
+
+            file = opened.enter_context(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+        yield file
+
+
+def _rows_of_table(file: Path) -> int:
+    parquet = importlib.import_module("pyarrow.parquet")
+    return int(parquet.read_metadata(file).num_rows)
+
+
+def _rows_of_arrays(file: Path) -> dict[str, int]:
+    """First dimensions of all datasets of an HDF5 file, by name."""
+    import h5py
+
+    found: dict[str, int] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and item.shape:
+            found[f"{ROWS}:{name}"] = int(item.shape[0])
+
+    with h5py.File(file, "r", locking=False) as opened:
+        opened.visititems(visit)
+    return found
