@@ -21,8 +21,9 @@ from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import annotated
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
-from packstore.sources.nested import find_within, folders_like_splits, only_folder
-from packstore.sources.refusals import lies_within, like_splits, only_unpacked, undecided, unrecognised
+from packstore.sources.contents import contents_of
+from packstore.sources.nested import find_within, folders_like_splits, only_folder, unlike_classes
+from packstore.sources.refusals import lies_within, like_splits, no_classes, only_unpacked, undecided, unrecognised
 from packstore.sources.remote import OnlyCopiedError, RemotePath, known_buckets, source_path
 from packstore.stores import is_store
 
@@ -266,6 +267,10 @@ def _ask_about_classes(path: Path) -> None:
         raise lies_within(path, [(inside, kind)], "imagefolder")
     if splits := folders_like_splits(path):
         raise like_splits(path, splits, "imagefolder")
+    tree = open_tree(path)
+    found = None if tree is None else unlike_classes(contents_of(tree))
+    if found is not None:
+        raise no_classes(path, *found, "imagefolder")
 
 
 def _holds_images(path: RemotePath) -> bool:

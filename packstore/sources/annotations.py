@@ -1,94 +1,133 @@
 """Finds annotations beside images: what packing the images alone would lose without a word.
 
-A look at a bounded number of names, never a full listing. It finds files that name images (lists, CSV, JSON), files
-under the stems of images (captions, boxes), folders of masks, and files that hold nothing but annotations (``.mat``).
+Decides from all names of a tree, see :mod:`.contents`: files that name images or have as many rows (lists, CSV, JSON),
+files and folders with the stems of images (captions, boxes, masks), and names that annotators give.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER
+from packstore.sources.contents import Contents, FolderContents, NameSet, contents_of, stem_of
 from packstore.sources.labels import LabelsFile
-from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
 from packstore.sources.tree import Tree
 
-_TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst")
+_TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst", ".odgt", ".names")
 _SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
+_ROWS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".lst")
 _OPAQUE = (".mat", ".parquet", ".arrow", ".feather")
 """Files of these kinds are not opened: beside images they hold their labels."""
-_SIDECARS = (".txt", ".json", ".xml", ".caption", ".yaml", ".npy", ".npz", ".mat", ".cls")
-_METADATA = re.compile(
-    r"(metadata|labels?|annotations?|captions?|_annotations\.coco)\.(csv|tsv|jsonl?|parquet)|data\.ya?ml"
+_NO_SIDECARS = (
+    *("", ".pth", ".pt", ".ckpt", ".bin", ".onnx", ".safetensors", ".h5", ".hdf5", ".pkl", ".log", ".py", ".ipynb"),
+    *(".sh", ".md", ".html", ".htm", ".css", ".js", ".zip", ".tar", ".gz", ".rar", ".7z", ".db", ".ini", ".pdf"),
+    *(".md5", ".sha1", ".sha256", ".xmp", ".aae", ".thm", ".mp4", ".mov", ".avi", ".mkv", ".wav", ".mp3", ".lnk"),
+    *(".bak", ".tmp", ".swp", ".lock", ".url", ".psd", ".xcf", ".blend", ".obj", ".mtl", ".svg", ".eps", ".m"),
 )
+"""Files of these suffixes annotate nothing, though they have the stem of an image: models, scripts, films."""
+_ANNOTATORS = re.compile(
+    r"[._]*(metadata|labels?|annotations?(\.coco)?|captions?|_?classes|image_labels|class_labels)"
+    r"\.(csv|tsv|jsonl?|parquet|xml)|data\.ya?ml|via[_-].*\.(json|csv)|(instances|captions|person_keypoints|panoptic)_"
+    r".*\.json|vott.*\.json|.*-export\.(json|csv)|project-\d+-at-.*\.(json|csv)|.*\.(odgt|vott)",
+)
+"""Names that annotation tools and publishers give."""
+_NO_ANNOTATION = re.compile(
+    r"(readme|licen[cs]e|copying|citation|changelog|changes|history|notice|authors|contributing|requirements|"
+    r"environment|setup|pyproject|package(-lock)?|tsconfig|makefile|dockerfile|robots|todo|packstore)\b.*",
+)
+_CONFIGS = re.compile(r"(config|settings|params|hparams|args|hyp|opt|options|history|metrics|results?|losses?)[._].*")
 _MASKS = re.compile(
-    r"(.*[_-])?(masks?|labels?|annotations?|segmentations?(class|object)?|seg|gt(fine|coarse)?|ground_?truth|"
-    r"trimaps?|depths?|panoptic|stuff)([_-].*)?"
+    r"(.*[_-])?(masks?|labels?|annot(ation)?s?|segmentations?(class|object)?|seg|gt(fine|coarse)?|ground_?truth|"
+    r"trimaps?|depths?|panoptic|stuff|targets?|instances?|semantic(_rgb)?|1st_manual|2nd_manual|manual|nir|thermal|"
+    r"infrared|normals?|albedo|disparit(y|ies)|flow|edges?|mattes?|heatmaps?)([_-].*)?|(train|val|test)annot"
 )
-_IMAGES = re.compile(r"(images?|imgs?|jpegimages|leftimg8bit|inputs?|photos?|pictures?|rgb)")
-_BESIDE = re.compile(r"(.+)[_-](masks?|labels?|seg|segmentation|gt|ground_?truth|trimap|depth|matte)")
+_IMAGES = re.compile(r"(images?(_\d)?|imgs?|jpegimages|leftimg8bit|inputs?|photos?|pictures?|rgb|colou?r|sat|frames?)")
+_BESIDE = re.compile(
+    r"(masks?|labels?|seg|segmentation|gt|truth|groundtruth|trimap|depth|matte|target|alpha|instance|semantic)\d*"
+)
 _PAIRS = (
     ("left", "right"), ("input", "target"), ("inputs", "targets"), ("input", "output"), ("inputs", "outputs"),
     ("source", "target"), ("before", "after"), ("low", "high"), ("lr", "hr"), ("lq", "gt"), ("blur", "sharp"),
-    ("noisy", "clean"), ("image_2", "image_3"), ("rgb", "thermal"), ("vis", "ir"),
+    ("noisy", "clean"), ("image_2", "image_3"), ("rgb", "thermal"), ("vis", "ir"), ("pre", "post"), ("t1", "t2"),
+    ("rgb", "nir"), ("vis", "nir"), ("visible", "infrared"), ("imgs_1", "imgs_2"),
 )  # fmt: skip
 """Names of two folders whose images of one name are one sample: stereo, restoration, change detection."""
 _KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
 _NAMED = 4
-_FOLDERS, _NAMES, _FILES, _BYTES = 256, 256, 64, 1 << 18
-"""At most so many folders are looked at, names in each, files read, and bytes of each of these."""
-_MENTIONS = 3
+_BYTES, _WHOLE = 1 << 18, 64 << 20
+"""So much is read of the beginning of a text, and of one whose rows are counted."""
+_MENTIONS, _ROWED = 3, 20
+_ALIKE = 64
+"""Files of one suffix in a folder, up to which each is read; more go by their stems and their number."""
 _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
+_FIELD = re.compile(rb"[^,;\t\r\n\"'/\\]+")
 
 
-@dataclass(slots=True)
-class _Folder:
-    """Names in a folder: at most :data:`_NAMES` of each."""
+class Finding(NamedTuple):
+    """Something that seems to annotate images.
 
-    path: str
-    images: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)
+    Attributes:
+        phrase: What it is, for people: ``"metadata.csv"``.
+        patterns: What ``--ignore`` takes for it.
+    """
+
+    phrase: str
+    patterns: tuple[str, ...]
 
 
 def annotated(path: Path, kind: str) -> AmbiguousSourceError:
     """The error for a folder of the given kind with annotations, which it does not read."""
     tree = open_tree(path)
-    folders = [] if tree is None else list(_look(tree))
-    found = [] if tree is None else _all_annotations(tree, folders)
-    some = ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
-    return _question(path, f"holds more than images: {some}", kind, folders)
+    found = [] if tree is None else find_all(tree)
+    return _question(path, f"holds more than images: {_listed([each.phrase for each in found])}", kind, found)
 
 
-def asked(path: Path, why: str) -> AmbiguousSourceError:
+def asked(path: Path, why: str, ignore: Sequence[str] = ()) -> AmbiguousSourceError:
     """The error for a folder of images that is not certain to be what it seems; ``why`` continues its name."""
+    return _question(path, why, "imagefolder", [Finding("", tuple(ignore))] if ignore else [])
+
+
+def _listed(phrases: Sequence[str]) -> str:
+    more = f" and {len(phrases) - _NAMED} more" if len(phrases) > _NAMED else ""
+    return ", ".join(phrases[:_NAMED]) + more
+
+
+def _question(path: Path, why: str, kind: str, found: Sequence[Finding]) -> AmbiguousSourceError:
     tree = open_tree(path)
-    return _question(path, why, "imagefolder", [] if tree is None else list(_look(tree)))
-
-
-def _question(path: Path, why: str, kind: str, folders: list[_Folder]) -> AmbiguousSourceError:
-    alone, answers = _alone(path, kind, folders)
-    labels = _labels_files(path, folders) if path.is_dir() else []
+    contents = Contents({}) if tree is None else contents_of(tree)
+    alone, answers = _alone(path, kind, contents)
+    labels = _labels_files(path, contents) if path.is_dir() else []
+    patterns = list(dict.fromkeys(pattern for each in found for pattern in each.patterns))
+    ignore = ""
+    if patterns and len(patterns) <= _NAMED:
+        options = tuple(part for pattern in patterns for part in ("--ignore", pattern))
+        answers = [*answers, Answer(options)]
+        ignore = "; leave it out on purpose with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
     return AmbiguousSourceError(
         f"{printable(str(path))} {why}. Pack the images alone {alone}; "
         "give labels in a CSV file (columns file,label) with --labels; or pack all of it from Python "
-        "(packstore guide packing)",
+        f"(packstore guide packing){ignore}",
         [*labels, *answers],
         path,
     )
 
 
-def _labels_files(path: Path, folders: list[_Folder]) -> list[Answer]:
+def _labels_files(path: Path, contents: Contents) -> list[Answer]:
     """The labels files for ``--labels`` among the first CSV files, each with the folder from which on it names
     images."""
-    files = [(folder.path, name) for folder in folders for name in folder.others if name.lower().endswith(".csv")]
+    folders = list(contents.folders.values())
+    files = [(folder.path, name) for folder in folders for name in _first(folder, ".csv")]
     found = []
     for folder, name in files[:_NAMED]:
         file = path / folder / name
@@ -96,57 +135,125 @@ def _labels_files(path: Path, folders: list[_Folder]) -> list[Answer]:
             first = next(LabelsFile(file).rows(), None)
         except SourceError:
             continue
-        places = dict.fromkeys((path, *(path / each.path for each in folders if each.images)))
+        places = dict.fromkeys((path, *(path / each.path for each in folders if each.images.count)))
         place = None if first is None else next((each for each in places if (each / first.file).is_file()), None)
         if place is not None:
             found.append(Answer(("--labels", str(file)), None if place == path else place))
     return found
 
 
+def _first(folder: FolderContents, suffix: str) -> tuple[str, ...]:
+    return folder.others[suffix].first if suffix in folder.others else ()
+
+
 def find_annotations(tree: Tree) -> list[str]:
-    """What seems to annotate the images of ``tree``: a phrase each (``"metadata.csv"``), none where nothing does."""
-    return _all_annotations(tree, list(_look(tree)))
+    """Names what seems to annotate the images of ``tree``, a phrase each (``"metadata.csv"``)."""
+    return [each.phrase for each in find_all(tree)]
 
 
 def find_further(tree: Tree) -> list[str]:
     """Like :func:`find_annotations`, without masks."""
-    return _further(tree, list(_look(tree)))
+    contents = contents_of(tree)
+    return [each.phrase for each in _unique(_further(tree, contents, contents.folders.values()))]
 
 
-def _all_annotations(tree: Tree, folders: list[_Folder]) -> list[str]:
-    found = [*_masks(folders).values(), *_pairs(folders), *_masks_beside(folders), *_further(tree, folders)]
-    return list(dict.fromkeys(found))
+def find_all(tree: Tree) -> list[Finding]:
+    """Finds all that seems to annotate the images of ``tree``: masks, pairs of images, and other files."""
+    contents = contents_of(tree)
+    masks = [Finding(phrase, (_pattern(place),)) for place, phrase in _masks(contents).items()]
+    return _unique([*masks, *_pairs(contents), *_tails(contents), *_further(tree, contents, contents.folders.values())])
 
 
-def _further(tree: Tree, folders: list[_Folder]) -> list[str]:
-    found = [*_sidecars(folders)]
-    known = {stem for folder in folders for stem in _stems(folder.images)}
-    splits = [_stems(folder.images) for folder in folders if folder.images and folder.path.lower() in SPLIT_ORDER]
-    read = 0
-    for folder in folders:
-        for name in folder.others:
-            path = f"{folder.path}/{name}" if folder.path else name
-            lower, shown = name.lower(), printable(path)
-            if _METADATA.fullmatch(lower) or (lower.endswith(_OPAQUE) and len(folder.others) < _NAMES):
-                found.append(shown)
-            elif lower.endswith(_TEXT) and read < _FILES and not lower.startswith(("readme", "license")):
-                read += 1
-                if _mentions(tree.start(path, _BYTES), [known, *(splits if lower.endswith(_SHEETS) else ())]):
-                    found.append(f"{shown} (it names the images)")
-                elif _KEPT.fullmatch(path.lower()) and _stem(name) not in known:
-                    found.append(shown)
-    return list(dict.fromkeys(found))
+def find_left(tree: Tree, images: Contents, left: Contents) -> list[Finding]:
+    """Finds what seems to annotate images among files that a source leaves: ``images`` has all images of the source,
+    ``left`` the files that it leaves."""
+    return _unique(_further(tree, images, left.folders.values()))
 
 
-def _alone(path: Path, kind: str, folders: list[_Folder]) -> tuple[str, list[Answer]]:
+def _unique(found: Iterable[Finding]) -> list[Finding]:
+    return list({each.phrase: each for each in found}.values())
+
+
+def _further(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
+    others = list(others)
+    known = images.stems()
+    yield from _sidecars(others, known)
+    splits = [f.images.stems for f in images.folders.values() if f.images.count and f.path.lower() in SPLIT_ORDER]
+    counts = _image_counts(images)
+    for folder in others:
+        for suffix, names in folder.others.items():
+            few = names.count <= _ALIKE
+            if suffix not in _NO_SIDECARS and names.count in counts:
+                yield Finding(
+                    f"as many {suffix} files as images in {_shown(folder.path)}", (_pattern(folder.path, suffix),)
+                )
+            for name in names.first:
+                path = f"{folder.path}/{name}" if folder.path else name
+                why = _annotates(tree, path, suffix, few, known, splits, counts) if len(known) else None
+                if why is not None:
+                    yield Finding(printable(path) + why, (path,))
+
+
+def _annotates(
+    tree: Tree,
+    path: str,
+    suffix: str,
+    few: bool,
+    known: NDArray[np.int64],
+    splits: Sequence[NDArray[np.int64]],
+    counts: frozenset[int],
+) -> str | None:
+    """Says in what way a file annotates images, ``""`` for by its name; None if it does not."""
+    name = path.rpartition("/")[2].lower()
+    if _NO_ANNOTATION.fullmatch(name):
+        return None
+    text = few and suffix in _TEXT
+    if text and _mentions(tree.start(path, _BYTES), [known, *(splits if suffix in _SHEETS else ())]):
+        return " (it names the images)"
+    if _ANNOTATORS.fullmatch(name) or (suffix in _OPAQUE and few):
+        return ""
+    if not text:
+        return None
+    if _KEPT.fullmatch(path.lower()) and not np.isin(hash(stem_of(path.rpartition("/")[2])), known):
+        return ""
+    if not _CONFIGS.fullmatch(name) and _rows(tree, path, suffix) & counts:
+        return " (it has as many rows as there are images)"
+    return None
+
+
+def _image_counts(contents: Contents) -> frozenset[int]:
+    """How many images there are in all, and in each of the top folders; from twenty on, a chance is small."""
+    by_top: dict[str, int] = {}
+    for folder in contents.folders.values():
+        top = folder.path.split("/")[0]
+        by_top[top] = by_top.get(top, 0) + folder.images.count
+    return frozenset(count for count in (contents.images, *by_top.values()) if count >= _ROWED)
+
+
+def _rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
+    """How many rows a table has, with and without a header; or how many items a JSON list or object."""
+    if suffix == ".json":
+        try:
+            value = json.loads(tree.start(path, _WHOLE))
+        except (ValueError, RecursionError):
+            return frozenset()
+        return frozenset([len(value)] if isinstance(value, (list, dict)) else [])
+    if suffix not in _ROWS:
+        return frozenset()
+    text = tree.start(path, _WHOLE).strip()
+    lines = text.count(b"\n") + 1
+    return frozenset([lines, lines - 1] if text else [])
+
+
+def _alone(path: Path, kind: str, contents: Contents) -> tuple[str, list[Answer]]:
     """How the images are packed without what lies beside them: an option, or the folders to name instead."""
-    masks = _masks(folders)
+    masks = _masks(contents)
     holding = [
         folder.path
-        for folder in folders
-        if folder.images and not any(f"{folder.path}/".startswith(f"{mask}/") for mask in masks)
+        for folder in contents.folders.values()
+        if folder.images.count and not any(f"{folder.path}/".startswith(f"{mask}/") for mask in masks)
     ]
-    if any(_masks_beside(folders)):
+    if any(_tails(contents)):
         return f"once the masks lie elsewhere (--source {kind} packs both)", []
     if not holding:
         return "once they are there (masks and annotations seem to be all)", []
@@ -154,7 +261,7 @@ def _alone(path: Path, kind: str, folders: list[_Folder]) -> tuple[str, list[Ans
     if common := "/".join(shared):
         return f"from their folder, {_place(path, common)}", _instead(path, [common])
     tops = {place.split("/")[0] for place in holding}
-    others = set(folders[0].folders) - tops if folders else set()
+    others = set(contents.folders[""].folders) - tops if contents.folders else set()
     if holding == [""]:
         return "with --source flat", [Answer(("--source", "flat"))]
     if not masks and (not others or all(top.lower() in SPLIT_ORDER for top in tops)):
@@ -175,94 +282,78 @@ def _place(path: Path, folder: str) -> str:
     return printable(str(path / folder) if path.is_dir() else f"{folder} (unpack the archive)")
 
 
-def _look(tree: Tree) -> Iterator[_Folder]:
-    """The folders of ``tree`` breadth first, so that what lies near the top is seen in any case."""
-    waiting = [""]
-    for path in islice(_growing(waiting), _FOLDERS):
-        folder = _Folder(path)
-        for name, is_directory in tree.names(path):
-            if name[0] == "." or name.lower() in SYSTEM_NAMES:
-                continue
-            if is_directory:
-                folder.folders.append(name)
-            elif name.lower().endswith(IMAGE_SUFFIXES):
-                folder.images.append(name)
-            else:
-                folder.others.append(name)
-        for names in (folder.images, folder.others, folder.folders):
-            names.sort()
-            del names[_NAMES:]
-        yield folder
-        waiting += [f"{path}/{name}" if path else name for name in folder.folders]
+def _shown(folder: str) -> str:
+    return printable(folder) or "the folder itself"
 
 
-def _growing(items: list[str]) -> Iterator[str]:
-    """The items of a list that may grow meanwhile."""
-    number = 0
-    while number < len(items):
-        yield items[number]
-        number += 1
+def _pattern(folder: str, suffix: str = "") -> str:
+    """What ``--ignore`` takes for a folder, or for the files of a suffix in it."""
+    if not suffix:
+        return f"{folder}/" if "/" not in folder else folder
+    return f"{folder}/*{suffix}" if folder else f"/*{suffix}"
 
 
-def _stems(names: list[str]) -> set[str]:
-    return {_stem(name) for name in names}
-
-
-def _stem(name: str) -> str:
-    return name.rpartition(".")[0] or name
-
-
-def _sidecars(folders: list[_Folder]) -> Iterator[str]:
+def _sidecars(folders: Iterable[FolderContents], known: NDArray[np.int64]) -> Iterator[Finding]:
     """Files that lie under the stems of images: beside these, or in a folder of their own."""
-    stems = {stem for folder in folders for stem in _stems(folder.images)}
-    if not stems:
-        return
+    enough = max(1, min(_MENTIONS, len(known)))
     for folder in folders:
-        files = [name for name in folder.others if name.lower().endswith(_SIDECARS)]
-        if len(_stems(files) & stems) >= max(1, min(_MENTIONS, len(stems)), len(files) // 2):
-            suffix = os.path.splitext(files[0])[1]  # noqa: PTH122
-            place = printable(folder.path) or "the folder itself"
-            yield f"a {suffix} file for each image in {place}"
+        for suffix, names in folder.others.items():
+            if len(known) and suffix not in _NO_SIDECARS and names.shared(known) >= enough:
+                phrase = f"a {suffix} file for each image in {_shown(folder.path)}"
+                yield Finding(phrase, (_pattern(folder.path, suffix),))
 
 
-def _masks(folders: list[_Folder]) -> dict[str, str]:
+def _masks(contents: Contents) -> dict[str, str]:
     """Folders of masks, each with the phrase that says so.
 
     They hold images under the stems of another folder's images, or lie beside a folder of images, and their names say
     what they are. Equal stems alone mean nothing: in many sets each class counts from 1.
     """
     found: dict[str, str] = {}
-    holding = [(folder, folder.path.rpartition("/")[2].lower()) for folder in folders if folder.images]
+    holding = [(folder, folder.name) for folder in contents.folders.values() if folder.images.count]
     masks = [(folder, name) for folder, name in holding if len(holding) == 2 or _MASKS.fullmatch(name)]
     for mask, name in masks:
         for image, other in holding:
             if mask is image or not (_MASKS.fullmatch(name) or _IMAGES.fullmatch(other)):
                 continue
-            if _MASKS.fullmatch(other) and not _MASKS.fullmatch(name):
+            if _MASKS.fullmatch(other) or _counts_alike(contents, mask, image):
                 continue
-            common = _stems(mask.images) & _stems(image.images)
-            if 2 * len(common) >= len(image.images):
-                beside = printable(image.path) or "the folder itself"
-                found[mask.path] = f"{printable(mask.path)} has files of the same names as {beside}"
+            if 2 * mask.images.shared(image.images) >= len(image.images.stems):
+                found[mask.path] = f"{printable(mask.path)} has files of the same names as {_shown(image.path)}"
                 break
     by_path = {folder.path: folder for folder, _ in holding}
     for mask, _ in holding:
         parts = mask.path.split("/")
         for n, part in enumerate(parts[:-1]):  # masks/cat beside cat
             own = by_path.get("/".join((*parts[:n], *parts[n + 1 :]))) if _MASKS.fullmatch(part.lower()) else None
-            if own is not None and 2 * len(_stems(mask.images) & _stems(own.images)) >= len(own.images):
+            if own is not None and 2 * mask.images.shared(own.images) >= len(own.images.stems):
                 place = "/".join(parts[: n + 1])
                 found[place] = f"{printable(place)} has files of the same names as {printable(own.path)}"
     with_images = {place for folder, _ in holding for place in _at_and_above(folder.path)}
-    for folder in folders:
+    for folder in contents.folders.values():
         below = [f"{folder.path}/{name}" if folder.path else name for name in folder.folders]
         below = [path for path in below if path in with_images]
         images = [path for path in below if _IMAGES.fullmatch(path.rpartition("/")[2].lower())]
         for path in below:
             known = any(f"{each}/".startswith(f"{path}/") for each in found)
-            if images and not known and _MASKS.fullmatch(path.rpartition("/")[2].lower()):
+            if images and path not in images and not known and _MASKS.fullmatch(path.rpartition("/")[2].lower()):
                 found[path] = f"{printable(path)} beside {printable(images[0])}"
     return found
+
+
+def _counts_alike(contents: Contents, mask: FolderContents, image: FolderContents) -> bool:
+    """Whether further folders beside these two have the same names as well, as classes have that count from 1."""
+    above = mask.path.rpartition("/")[0]
+    if image.path.rpartition("/")[0] != above or not mask.path:
+        return False
+    for name in contents.folders[above].folders:
+        other = contents.folders.get(f"{above}/{name}" if above else name)
+        if other is None or other is mask or other is image or not other.images.count:
+            continue
+        named = _MASKS.fullmatch(other.name) or _IMAGES.fullmatch(other.name)
+        if not named and 2 * other.images.shared(image.images) >= len(image.images.stems):
+            return True
+    return False
 
 
 def _at_and_above(path: str) -> Iterator[str]:
@@ -271,30 +362,56 @@ def _at_and_above(path: str) -> Iterator[str]:
         path = path.rpartition("/")[0]
 
 
-def _pairs(folders: list[_Folder]) -> Iterator[str]:
+def _pairs(contents: Contents) -> Iterator[Finding]:
     """Two folders side by side that hold two images of each sample, by their names and those of their images."""
-    holding = {folder.path.lower(): folder for folder in folders if folder.images}
+    holding = {folder.path.lower(): folder for folder in contents.folders.values() if folder.images.count}
     for path, one in holding.items():
         above, slash, name = path.rpartition("/")
         for first, second in _PAIRS:
             other = holding.get(f"{above}{slash}{second}") if name == first else None
-            if other is not None and 2 * len(_stems(one.images) & _stems(other.images)) >= len(one.images):
-                yield f"{printable(one.path)} and {printable(other.path)} have files of the same names"
+            if other is not None and 2 * one.images.shared(other.images) >= len(one.images.stems):
+                phrase = f"{printable(one.path)} and {printable(other.path)} have files of the same names"
+                yield Finding(phrase, (_pattern(other.path),))
 
 
-def _masks_beside(folders: list[_Folder]) -> Iterator[str]:
-    """Masks that lie in the folder of their images: ``a_mask.png`` beside ``a.jpg``."""
-    for folder in folders:
-        stems = _stems(folder.images)
-        parts = [(stem, _BESIDE.fullmatch(stem.lower())) for stem in sorted(stems)]
-        pairs = [(stem, stem[: part.end(1)]) for stem, part in parts if part and stem[: part.end(1)] in stems]
-        if pairs and len(pairs) >= min(_MENTIONS, len(stems) // 2):
-            mask, image = map(printable, pairs[0])
-            yield f"masks beside their images in {printable(folder.path) or 'the folder itself'} ({mask}, {image})"
+def _tails(contents: Contents) -> Iterator[Finding]:
+    """Images in one folder that differ by a word at the end of their names: ``a_mask.png`` beside ``a.jpg``, or
+    ``a_sat.jpg`` beside ``a_mask.png``, for nine in ten of them."""
+    for folder in contents.folders.values():
+        if not folder.tails:
+            continue
+        stems, where = folder.images.stems, printable(folder.path) or "the folder itself"
+        tails = {tail: NameSet(len(bases), bases, ()) for tail, bases in folder.tails.items()}
+        paired = {tail: bases.shared(stems) for tail, bases in tails.items()}
+        single = len(stems) - sum(paired.values())
+        for tail, count in paired.items():
+            enough = (
+                min(_MENTIONS, len(stems) // 2) if _BESIDE.fullmatch(tail) else max(_MENTIONS, -(-9 * single // 10))
+            )
+            if count and count >= enough:
+                mask = next((name for name in folder.images.first if _ends(name, tail)), f"…_{tail}")
+                image = stem_of(mask)[: -len(tail)].rstrip(" _.-")
+                phrase = f"masks beside their images in {where} ({printable(stem_of(mask))}, {printable(image)})"
+                yield Finding(phrase, (f"*{stem_of(mask)[len(image) :]}.*",))
+        large = [tail for tail, bases in tails.items() if bases.count >= _MENTIONS and not paired[tail]]
+        for n, one in enumerate(large):
+            for other in large[n + 1 :]:
+                both = tails[one].shared(tails[other])
+                most = max(tails[one].count, tails[other].count)
+                if 10 * both >= 9 * most and 20 * both >= 9 * len(stems):
+                    image, mask = sorted((one, other), key=lambda tail: (_BESIDE.fullmatch(tail) is not None, tail))
+                    phrase = f"images that differ by the end of their names in {where} (…_{image}, …_{mask})"
+                    yield Finding(phrase, (f"*{mask}.*",))
 
 
-def _mentions(text: bytes, groups: list[set[str]]) -> bool:
-    """Whether the beginning of a file names images of some group, by their stems: three of them, or all where there are
+def _ends(name: str, tail: str) -> bool:
+    return stem_of(name).lower().endswith(tail)
+
+
+def _mentions(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:
+    """Whether the beginning of a file names images of some group, by their stems: three of them, or all if there are
     fewer. A table is often of one split alone, so each is a group."""
-    words = {os.path.splitext(word.decode("utf-8", "surrogateescape"))[0] for word in _WORD.findall(text)}  # noqa: PTH122
-    return any(len(words & group) >= min(_MENTIONS, len(group)) for group in groups if group)
+    words = {word.strip() for pattern in (_WORD, _FIELD) for word in pattern.findall(text)}
+    hashes = {hash(os.path.splitext(word.decode("utf-8", "surrogateescape"))[0]) for word in words}  # noqa: PTH122
+    named = np.fromiter(hashes, np.int64, len(hashes))
+    return any(int(np.isin(named, group).sum()) >= min(_MENTIONS, len(group)) for group in groups if len(group))

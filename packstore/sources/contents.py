@@ -6,6 +6,7 @@ compared. Nothing here depends on the order in which a file system lists.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,12 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.tree import Tree
 
 _FIRST = 64
+_TAIL = re.compile(r"(.*[^ _.-])[ _.-]+([^ _.-]+)", re.S)
+_NO_WORD = re.compile(
+    r"\d+|copy|kopie|final|new|old|small|large|thumb(nail)?|\(\d+\)|v\d+|[a-z]?\d+[a-z]?|[a-z]|\d+x\d+", re.I
+)
+"""Ends of names that say nothing of what an image is: numbers, copies, versions."""
+_ENDS_IN_WORD = re.compile(r"[ _.-][^ _.\d-]\w+$")
 _SUFFIXES = 64
 """Numbered suffixes (``.0001``) must not fill the memory: those beyond so many of a folder count as one, ``""``."""
 
@@ -56,12 +63,15 @@ class FolderContents:
         images: Files with the suffix of an image.
         others: All other files, by suffix in lower case.
         folders: Names of the folders in it, sorted.
+        tails: Of images ``a_WORD.png``, by the word: hashes of what stands before it, sorted. Numbers, ``copy`` and the
+            like are no words.
     """
 
     path: str
     images: NameSet
     others: dict[str, NameSet] = field(default_factory=dict)
     folders: tuple[str, ...] = ()
+    tails: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -136,6 +146,12 @@ def suffix_of(name: str) -> str:
     return f".{suffix.lower()}" if stem and dot and suffix else ""
 
 
+def tail_of(stem: str) -> tuple[str, str] | None:
+    """Divides ``a_WORD`` into ``a`` and ``word``; None if it ends with no word."""
+    match = _TAIL.fullmatch(stem)
+    return (match[1], match[2].lower()) if match and not _NO_WORD.fullmatch(match[2]) else None
+
+
 def _folder(path: str, names: Sequence[tuple[str, bool]]) -> FolderContents:
     images: list[str] = []
     folders: list[str] = []
@@ -150,6 +166,17 @@ def _folder(path: str, names: Sequence[tuple[str, bool]]) -> FolderContents:
         else:
             suffix = suffix_of(name)
             others.setdefault(suffix if suffix in others or len(others) < _SUFFIXES else "", []).append(name)
-    return FolderContents(
-        path, NameSet.of(images), {suffix: NameSet.of(found) for suffix, found in others.items()}, tuple(folders)
-    )
+    by_suffix = {suffix: NameSet.of(found) for suffix, found in others.items()}
+    return FolderContents(path, NameSet.of(images), by_suffix, tuple(folders), _tails(images))
+
+
+def _tails(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+    found: dict[str, list[int]] = {}
+    for name in images:
+        stem = name.rpartition(".")[0] or name
+        if stem[-1:].isdigit() and not _ENDS_IN_WORD.search(stem):
+            continue
+        divided = tail_of(stem)
+        if divided is not None and (divided[1] in found or len(found) < _SUFFIXES):
+            found.setdefault(divided[1], []).append(hash(divided[0]))
+    return {tail: np.unique(np.array(bases, np.int64)) for tail, bases in found.items()}

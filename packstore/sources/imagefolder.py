@@ -7,6 +7,7 @@ Classes, labels and the order of files are those of torchvision's ``ImageFolder`
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,11 +27,19 @@ from packstore.sources.listing import (
     Identity,
     Listing,
     cycle,
+    is_passed_over,
     key_size,
     no_images,
 )
 from packstore.sources.splits import find_splits
 
+_LONE = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|frames?")
+"""A folder that is alone under such a name in each split is no class."""
+_NO_IMAGES = re.compile(
+    r"runs?|logs?|checkpoints?|ckpts?|weights|models?|scripts?|src|code|docs?|tools?|utils?|notebooks?|results?|"
+    r"outputs?|meta(data)?|splits?|tensorboard|wandb|lightning_logs|mlruns|bin|configs?|annotations?|labels?|labeltxt"
+)
+"""Folders under such names beside class folders are no classes without images."""
 _KEPT_FILES = 250_000  # about 25 MB of names; listing as many again takes 0.6 s
 
 
@@ -152,6 +161,7 @@ class ImageFolderSource(FolderSource):
         above = self.tree.above
         root = self.tree.list("", ignored)
         loose, above = len(root.images), (*above, root.identity)
+        root = replace(root, directories=[name for name in root.directories if not self._is_no_class(name, above)])
         found = find_splits(self.tree, root.directories, above)
         if found is not None and found.others:
             if self.options.named:
@@ -183,10 +193,45 @@ class ImageFolderSource(FolderSource):
             loose, classes = len(inside.images), tuple(sorted(inside.directories))
             _count_loose(ignored, loose if classes else 0, "class")
             folders[split] = _SplitFolder(split, directory, classes, loose, (*above, inside.identity))
+        folders = self._within_images(folders, ignored)
         if cycles and not (self.options.skip_bad and folders):
             raise cycle(self.tree.name(cycles[0].images[0]))
         first, *others = folders.values()
         return [replace(first, cycles=tuple(cycles)), *others]
+
+    def _is_no_class(self, name: str, above: tuple[Identity, ...]) -> bool:
+        """Whether a folder at the top holds files, no image among them, and has a name that says so: ``logs``."""
+        return (
+            _NO_IMAGES.fullmatch(name.lower()) is not None
+            and any(
+                not is_directory for _, names in self.tree.folders(is_passed_over, name) for _, is_directory in names
+            )
+            and not self.tree.holds_images(name, above)
+        )
+
+    def _within_images(self, folders: dict[str, _SplitFolder], ignored: Counter[str] | None) -> dict[str, _SplitFolder]:
+        """The folders ``train/images`` instead of ``train``, if each split has just this one: it is no class."""
+        names = {folder.classes for folder in folders.values() if folder.classes or folder.images}
+        if self.options.named or len(names) != 1:
+            return folders
+        (classes,) = names
+        if len(classes) != 1 or not _LONE.fullmatch(classes[0].lower()):
+            return folders
+        found = {}
+        for split, folder in folders.items():
+            if not folder.classes:
+                found[split] = folder
+                continue
+            directory = f"{folder.directory}/{classes[0]}"
+            inside = self.tree.list(directory, ignored)
+            found[split] = replace(
+                folder,
+                directory=directory,
+                classes=tuple(sorted(inside.directories)),
+                images=len(inside.images),
+                above=(*folder.above, inside.identity),
+            )
+        return found
 
     def _choose(self, folders: list[_SplitFolder], split: str | None) -> list[_SplitFolder]:
         """The folders to pack. Raises :class:`SourceError` for an unknown split and for labels that only some have."""
@@ -261,8 +306,9 @@ class ImageFolderSource(FolderSource):
             named = ", ".join(repr(printable(name)) for name in empty[:5]) + (" …" if len(empty) > 5 else "")
             passed = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common(5))
             raise SourceError(
-                f"{self.name()}: {len(empty)} of {len(classes)} class folders hold no images: {named}. Remove them, "
-                f"or move them out of the folder{f' (passed over in all folders: {passed})' if passed else ''}"
+                f"{self.name()}: {len(empty)} of {len(classes)} class folders hold no images: {named}. If they are no "
+                "classes, leave them out with --ignore, or give the folder of the images"
+                f"{f' (passed over in all folders: {passed})' if passed else ''}"
             )
 
 

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from packstore.core.errors import PackstoreError
+from packstore.core.errors import PackstoreError, printable
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Kind
+from packstore.sources.contents import Contents
 from packstore.sources.listing import is_image_name, is_passed_over
 from packstore.sources.remote import RemotePath
 
-_LOOKED_AT, _TRIED, _DEPTH = 256, 16, 3
+_TRIED, _DEPTH, _SHOWN = 16, 3, 4
+_NO_CLASS = re.compile(
+    r"images?(_\d+)?|imgs?(_\d+)?|jpegimages|photos?|pictures?|frames?|rgb|nir|swir|depths?|thermal|infrared|sketch(es)?|"
+    r"masks?|labels?|annotations?|targets?|instances?|semantic(_rgb)?|segmentations?|gt(_.*)?|ground_?truth|"
+    r"(\d\w\w_)?manual|before|after|pre|post|inputs?|outputs?|query|queries|gallery|multi-?query|"
+    r"(.*[_-])?(train|test|val|training|testing|validation)(ing)?([_-]?(\d+|images?|imgs?|data|set|gt))*"
+)
 _LIKE_SPLIT = re.compile(
     rf"({'|'.join(SPLIT_ORDER)}|unlabell?ed)([_-]?(\d+|images?|imgs?|data|set|[ab]))*|folds?[_-]?\d+"
 )
 
 
 def find_within(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """What lies in a folder, or alone in a folder there, and is certain to be of a kind. A bounded look; ``certain``
-    says what a path is, and may raise :class:`PackstoreError` for what is damaged."""
+    """What lies in a folder, or alone in a folder there, and is certain to be of a kind; of files of one suffix, the
+    first ones. ``certain`` says what a path is, and may raise :class:`PackstoreError` for what is damaged."""
     found = []
-    for place in _visible(path)[:_TRIED]:
+    tried: Counter[str] = Counter()
+    for place in _visible(path):
+        tried[place.suffix] += 1
+        if tried[place.suffix] > _TRIED:
+            continue
         inside = place
         for _ in range(_DEPTH):
             try:
@@ -64,14 +75,53 @@ def folders_like_splits(path: Path) -> list[str]:
     return []
 
 
+def unlike_classes(contents: Contents) -> tuple[str, list[str]] | None:
+    """Says why the folders of images of a tree seem to be no classes, and which of them could be given instead; None
+    if they seem to be.
+
+    They are none if all have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``); if some
+    hold images and another one nothing but folders of images; and if several hold folders of the same names, as domains
+    and cameras do.
+    """
+    holding = {place for path, each in contents.folders.items() if each.images.count for place in _at_and_above(path)}
+    tops = [name for name in contents.folders[""].folders if name in holding]
+    splits = bool(tops) and all(name.lower() in SPLIT_ORDER for name in tops)
+    bases = tops if splits else [""]
+    classes = [f"{base}/{name}" if base else name for base in bases for name in contents.folders[base].folders]
+    classes = [path for path in classes if path in holding]
+    names = {path.rpartition("/")[2].lower() for path in classes}
+    if not names:
+        return None
+    if all(map(_NO_CLASS.fullmatch, names)) and not (splits and len(names) == 1):
+        return "holds folders whose names are not those of classes", classes
+    inside = {path: [f"{path}/{name}" for name in contents.folders[path].folders] for path in classes}
+    below = {path: {each.rpartition("/")[2] for each in found if each in holding} for path, found in inside.items()}
+    hollow = [path for path in classes if len(below[path]) > 1 and not contents.folders[path].images.count]
+    flat = [path for path in classes if contents.folders[path].images.count and not below[path]]
+    if hollow and flat and len(hollow) < len(flat) + len(hollow) and len(hollow) <= len(flat):
+        return f"holds folders of images, and folders of such folders ({_named(hollow)})", hollow
+    if len(hollow) > 1 and len(hollow) == len(classes) and not splits:
+        shared = set.intersection(*(below[path] for path in hollow))
+        if len(shared) > 1 and 2 * len(shared) >= max(len(below[path]) for path in hollow):
+            return f"holds several folders with the same folders of images in each ({_named(sorted(shared))})", hollow
+    return None
+
+
+def _at_and_above(path: str) -> Iterator[str]:
+    yield path
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(map(printable, names[:_SHOWN])) + (" …" if len(names) > _SHOWN else "")
+
+
 def _visible(path: Path) -> list[Path]:
-    """Some of what lies in a folder, sorted, without what is hidden; nothing where it cannot be listed."""
+    """What lies in a folder, sorted, without what is hidden; nothing where it cannot be listed."""
     try:
-        if isinstance(path, RemotePath):
-            names = [place.name for place in islice(path.iterdir(), _LOOKED_AT)]
-        else:
-            with os.scandir(path) as entries:
-                names = [entry.name for entry in islice(entries, _LOOKED_AT)]
+        names = [place.name for place in path.iterdir()] if isinstance(path, RemotePath) else os.listdir(path)
     except OSError:
         return []
     return [path / name for name in sorted(names) if not is_passed_over(name)]

@@ -14,6 +14,7 @@ from packstore.sources.listing import no_images
 from packstore.sources.tree import Tree
 
 SEE = "see packstore guide sources"
+_SHOWN = 8
 _HEADER = 1 << 20  # enough for the header of any image but one with a megabyte of metadata before it
 _ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"Rar!\x1a\x07", b"7z\xbc\xaf\x27\x1c")
 """How gzip, zip, bzip2, xz, RAR and 7z files begin."""
@@ -66,6 +67,18 @@ def like_splits(path: Path, folders: Sequence[str], kind: str) -> AmbiguousSourc
         f"{printable(str(path))} holds folders that seem to be splits, and would be classes ({shown}): call them "
         f"train, val and test, {give}, or pack them as classes with --source {kind}",
         [*(Answer(source=path / name) for name in folders if is_folder), Answer(("--source", kind))],
+        path,
+    )
+
+
+def no_classes(path: Path, why: str, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
+    """The error for an image folder of ``kind`` whose folders seem to be no classes; ``why`` continues its name."""
+    is_folder = path.is_dir()
+    shown = ", ".join(map(printable, folders[:_SHOWN])) + (" …" if len(folders) > _SHOWN else "")
+    give = f"give one of them ({shown})" if is_folder else f"unpack it, and give one of them ({shown})"
+    return AmbiguousSourceError(
+        f"{printable(str(path))} {why}: {give}, or pack them as classes with --source {kind}",
+        [*(Answer(source=path / name) for name in folders[:_SHOWN] if is_folder), Answer(("--source", kind))],
         path,
     )
 

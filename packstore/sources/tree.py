@@ -137,10 +137,12 @@ class Tree(ABC):
                 for name in listing.directories:
                     heapq.heappush(waiting, (prefix + name, inside))
 
-    def folders(self, left_out: Callable[[str], bool]) -> Iterator[tuple[str, Sequence[tuple[str, bool]]]]:
-        """Yields each directory and its :meth:`names`, near ones first, without those of names that are ``left_out``.
-        Follows links, but none to a directory above itself."""
-        waiting: deque[tuple[str, tuple[Identity, ...]]] = deque([("", self.above)])
+    def folders(
+        self, left_out: Callable[[str], bool], top: str = ""
+    ) -> Iterator[tuple[str, Sequence[tuple[str, bool]]]]:
+        """Yields each directory at and below ``top`` and its :meth:`names`, near ones first, without those of names
+        that are ``left_out``. Follows links, but none to a directory above itself."""
+        waiting: deque[tuple[str, tuple[Identity, ...]]] = deque([(top, self.above)])
         while waiting:
             directory, above = waiting.popleft()
             identity = self.identity(directory)
