@@ -18,12 +18,20 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
-from packstore.sources.annotations import annotated
+from packstore.sources.annotations import annotated, find_all
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.contents import contents_of
 from packstore.sources.nested import find_within, folders_like_splits, only_folder, unlike_classes
-from packstore.sources.refusals import lies_within, like_splits, no_classes, only_unpacked, undecided, unrecognised
+from packstore.sources.refusals import (
+    incomplete,
+    lies_within,
+    like_splits,
+    no_classes,
+    only_unpacked,
+    undecided,
+    unrecognised,
+)
 from packstore.sources.remote import OnlyCopiedError, RemotePath, known_buckets, source_path
 from packstore.stores import is_store
 
@@ -213,6 +221,8 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         raise refused
     if partial := found.get(Certainty.PARTIAL):
         formats = [kind for kind in partial if kind.name not in _PLAIN]
+        if len(formats) == 1 and (tree := open_tree(path)) is not None:
+            raise incomplete(path, formats[0], find_all(tree))
         if formats:
             raise undecided(path, formats)
         within = find_within(path, _specific)

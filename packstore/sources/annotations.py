@@ -106,14 +106,17 @@ def _listed(phrases: Sequence[str]) -> str:
 def _question(path: Path, why: str, kind: str, found: Sequence[Finding]) -> AmbiguousSourceError:
     tree = open_tree(path)
     contents = Contents({}) if tree is None else contents_of(tree)
+    masks = _masks(contents)
     alone, answers = _alone(path, kind, contents)
     labels = _labels_files(path, contents) if path.is_dir() else []
     patterns = list(dict.fromkeys(pattern for each in found for pattern in each.patterns))
     ignore = ""
     if patterns and len(patterns) <= _NAMED:
-        options = tuple(part for pattern in patterns for part in ("--ignore", pattern))
-        answers = [*answers, Answer(options)]
+        answers = [*answers, Answer(_ignoring(patterns))]
         ignore = "; leave it out on purpose with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
+        if len(patterns) > 1 and len(masks) == len(patterns):
+            answers += [Answer(_ignoring([other for other in patterns if other != kept])) for kept in patterns]
+            ignore += ", or all but one of them"
     return AmbiguousSourceError(
         f"{printable(str(path))} {why}. Pack the images alone {alone}; "
         "give labels in a CSV file (columns file,label) with --labels; or pack all of it from Python "
@@ -121,6 +124,10 @@ def _question(path: Path, why: str, kind: str, found: Sequence[Finding]) -> Ambi
         [*labels, *answers],
         path,
     )
+
+
+def _ignoring(patterns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(part for pattern in patterns for part in ("--ignore", pattern))
 
 
 def _labels_files(path: Path, contents: Contents) -> list[Answer]:

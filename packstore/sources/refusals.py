@@ -38,6 +38,23 @@ def unrecognised(path: Path) -> SourceError:
     return SourceError(f"{name} is a file{begins}: no store, and no source that packstore reads ({SEE})")
 
 
+def incomplete(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence[str]]]) -> AmbiguousSourceError:
+    """The error for a path of one kind that would leave out what else seems to annotate the images: each with what
+    ``--ignore`` takes for it."""
+    more = ", ".join(phrase for phrase, _ in found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
+    patterns = list(dict.fromkeys(pattern for _, each in found for pattern in each))
+    answers, ignore = [Answer(("--source", kind.name))], ""
+    if 0 < len(patterns) <= _SHOWN:
+        answers.insert(0, Answer(tuple(part for pattern in patterns for part in ("--ignore", pattern))))
+        ignore = ", or leave that out with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
+    return AmbiguousSourceError(
+        f"{printable(str(path))} is {title(kind)}, and would be packed without what else is there: "
+        f"{more or 'other folders of images'}. Say that this is right with --source {kind.name}{ignore}",
+        answers,
+        path,
+    )
+
+
 def undecided(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceError:
     """The error for a path that is of each of ``kinds`` to a part: which of them it is, the user has to say."""
     could_be = " or ".join(title(kind) for kind in kinds)

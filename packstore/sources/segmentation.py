@@ -15,6 +15,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Json, Text
 from packstore.images.sniff import HeaderError, sniff
@@ -22,15 +25,21 @@ from packstore.sources.annotations import asked, find_further
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import is_file, is_folder, join, lines_of, mask_field
+from packstore.sources.contents import contents_of, stem_of
 from packstore.sources.listing import IMAGE_SUFFIXES, count_passed_over, is_image_name, is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 
 _IMAGES = re.compile(r"images?|imgs?|jpegimages|inputs?|photos?|pictures?|rgb", re.I)
-_MASKS = re.compile(r"(masks?|labels?|annotations?|segmentations?|seg|gt|ground_?truth|trimaps?)([_-]?png)?", re.I)
+_MASKS = re.compile(
+    r"(masks?|labels?|annotations?|segmentations?|seg|gt|ground_?truth|trimaps?|(\d\w\w_)?manual)([_-]?png)?", re.I
+)
 _BESIDE_SPLIT = ("{}_masks", "{}_mask", "{}_labels", "{}_label", "{}annot", "{}_annot", "{}_gt")
 _IMAGE_TAILS = ("", "_image", "_img", "_rgb", "_sat")
-_MASK_TAILS = ("", "_mask", "-mask", "_masks", "_label", "_labels", "_seg", "_segmentation", "_gt", "_L", "_matte")
+_MASK_TAILS = (
+    *("", "_mask", "-mask", "_masks", "_label", "_labels", "_seg", "_segmentation", "_gt", "_L", "_matte"),
+    *("_1stHO", "_2ndHO", "_manual1", "_manual2"),  # CHASEDB1 and DRIVE, by two observers
+)
 _MASK_SUFFIXES = (".png", ".gif", ".tif", ".tiff", ".bmp", ".jpg", ".jpeg", ".PNG", ".JPG")
 _CITYSCAPES = {
     "mask": "_{}_labelIds.png",
@@ -103,10 +112,11 @@ class SegmentationSource(FileRowSource):
         """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image()}
         for name in dict.fromkeys(name for pair in self._pairs.values() for name in pair.ends):
-            rows = chain.from_iterable(islice(self.file_rows(split), _PROBED) for split in self._pairs)
-            files = [row.values[name].file for row in rows if name in row.values]
-            if any(is_file(self.tree, file) for file in files):
-                found[name] = Json(optional=True) if name == "polygons" else mask_field(self.tree, files)
+            rows = chain.from_iterable(map(self.file_rows, self._pairs))
+            files = (row.values[name].file for row in rows if name in row.values)
+            some = list(islice((file for file in files if is_file(self.tree, file)), _PROBED))
+            if some:
+                found[name] = Json(optional=True) if name == "polygons" else mask_field(self.tree, some)
         return found | ({"scene": Text(optional=True)} if self._scenes else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -204,12 +214,11 @@ def _find_pairs(tree: Tree) -> dict[str, _Pair]:
             found = {name.lower(): _pair(tree, f"{pair.images}/{name}", f"{pair.masks}/{name}") for name in inside}
         else:
             found[""] = pair
-    elif splits and all(_named_pair(tree, name) for name in splits):
-        found = {name.lower(): _named_pair(tree, name) for name in splits}
     elif splits:
         for name in splits:
             beside = [place for place in (end.format(name) for end in _BESIDE_SPLIT) if place in folders]
-            found[name.lower()] = _pair(tree, name, beside[0] if len(beside) == 1 else name)
+            found[name.lower()] = _named_pair(tree, name) or _pair(tree, name, beside[0] if len(beside) == 1 else name)
+        _add_without_masks(tree, splits, found)
     else:
         found[""] = _pair(tree, "", "")
     if len(found) < len(splits):
@@ -223,6 +232,17 @@ def _find_pairs(tree: Tree) -> dict[str, _Pair]:
                 found[split] = replace(known, images=images, masks=masks)
     pairs = {split: each for split, each in found.items() if each is not None}
     return {split: pairs[split] for split in in_packing_order(pairs)} if len(pairs) == len(found) else {}
+
+
+def _add_without_masks(tree: Tree, splits: Sequence[str], found: dict[str, _Pair | None]) -> None:
+    """Adds the splits that hold images directly and no folders, where another split has its masks in a folder: many a
+    test split has none."""
+    known = next((pair for pair in found.values() if pair is not None and pair.images != pair.masks), None)
+    for name in splits:
+        inside = known is not None and known.masks.startswith(f"{known.images.rpartition('/')[0]}/")
+        if known is not None and inside and found[name.lower()] is None and not _folders(tree, name):
+            place = join(name, known.masks.rpartition("/")[2])
+            found[name.lower()] = replace(known, images=name, masks=place, tail="")
 
 
 def _places(pair: _Pair) -> tuple[str, ...]:
@@ -258,19 +278,25 @@ def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
     their names. Raises :class:`_OtherSizeError` where these are not of the images' size."""
     if images == masks and _folders(tree, images):
         return None  # folders may be classes
-    some = list(islice(_some_images(tree, images), _PROBED))
+    if images == masks and not _has_mask_tails(tree, images):
+        return None
+    some = _all_images(tree, images)
     few = some[:: max(1, len(some) // _FEW)]
     odd = ""
-    tails = _MASK_TAILS[images == masks :]
-    for tail in _IMAGE_TAILS:
+    tails = _MASK_TAILS[images == masks :] if images == masks else (*_MASK_TAILS, *_own_tails(tree, masks))
+    image_tails = _IMAGE_TAILS if images == masks else (*_IMAGE_TAILS, *_own_tails(tree, images))
+    there = None
+    for tail in image_tails:
         for end in (mask_tail + suffix for mask_tail in tails for suffix in _MASK_SUFFIXES):
             pair = _Pair(images, masks, tail, {"mask": end})
             if not any(is_file(tree, pair.base(image) + end) for image in few):
                 continue
+            there = _hashes(_all_images(tree, masks)) if there is None else there
             named = [image for image in some if not pair.is_mask(image)]
-            hits = [image for image in named if is_file(tree, pair.base(image) + end)]
-            if hits and 2 * len(hits) >= len(named):
-                differing = next((i for i in hits[:_FEW] if not _same_size(tree, i, pair.base(i) + end)), None)
+            hits = np.isin(_hashes(pair.base(image) + end for image in named), there)
+            if hits.any() and 2 * int(hits.sum()) >= len(named):
+                first = [image for image, hit in zip(named, hits, strict=True) if hit][:_FEW]
+                differing = next((i for i in first if not _same_size(tree, i, pair.base(i) + end)), None)
                 if differing is None:
                     return pair
                 odd = odd or f"has {printable(pair.base(differing) + end)} of another size than {printable(differing)}"
@@ -279,11 +305,41 @@ def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
     return None
 
 
+def _has_mask_tails(tree: Tree, folder: str) -> bool:
+    """Whether images of a folder end like masks of others there, in one way: with several masks an image, nobody knows
+    which is meant."""
+    found = contents_of(tree).folders.get(folder)
+    if found is None:
+        return False
+    ends = {tail[1:].lower() for tail in _MASK_TAILS if tail} & found.tails.keys()
+    return sum(bool(np.isin(found.tails[end], found.images.stems).any()) for end in ends) == 1 or (
+        len(ends) == 1 and len(found.tails) > 1
+    )
+
+
+def _own_tails(tree: Tree, folder: str) -> list[str]:
+    """What nine in ten names in a folder end with: ``_training``."""
+    found = contents_of(tree).folders.get(folder)
+    if found is None:
+        return []
+    common = [tail for tail, bases in found.tails.items() if 10 * len(bases) >= 9 * found.images.count]
+    stems = [stem_of(name) for name in found.images.first]
+    return [next(stem[-len(tail) - 1 :] for stem in stems if stem.lower().endswith(tail)) for tail in common]
+
+
+def _hashes(names: Iterable[str]) -> NDArray[np.int64]:
+    return np.fromiter(map(hash, names), np.int64)
+
+
+def _all_images(tree: Tree, top: str) -> list[str]:
+    return list(_some_images(tree, top))
+
+
 def _some_images(tree: Tree, top: str) -> Iterator[str]:
     waiting = [top]
     for folder in waiting:  # grows meanwhile
-        for name, is_directory in sorted(tree.names(folder)):
-            if is_directory and len(waiting) < _PROBED and not is_passed_over(name):
+        for name, is_directory in tree.names(folder):
+            if is_directory and not is_passed_over(name):
                 waiting.append(join(folder, name))
             elif name.lower().endswith(IMAGE_SUFFIXES) and name[0] != ".":
                 yield join(folder, name)
