@@ -121,7 +121,7 @@ def test_labels_of_differing_number_and_fractions(tmp_path: Path) -> None:
 
 def test_faces_are_without_the_records_of_identities(tmp_path: Path) -> None:
     report = convert(WRITTEN / "faces.rec", tmp_path / "x.h5")
-    assert report.ignored == {"records without an image (of InsightFace)": 3}
+    assert report.ledger.passed_over == {"records without an image (of InsightFace)": 3}
     ds = PackedDataset(tmp_path / "x.h5", columns=("label", "labels", "image"), output="bytes")
     assert [(label, labels.tolist()) for label, labels, _ in ds] == [(n // 3, [n // 3, 1]) for n in range(5)]
     assert [bytes(image) for *_, image in ds] == [tiny(n) for n in range(5)]
@@ -189,7 +189,9 @@ def test_a_list_that_does_not_name_all_records_is_a_question(case: str, tmp_path
     with pytest.raises(AmbiguousSourceError, match=f"{said}.*--source recordio"):
         convert(path, tmp_path / "x.h5")
     report = convert(path, tmp_path / "x.h5", source_kind="recordio")
-    assert report.ignored["lines of lists that do not name all records"] == "".join(lists.values()).count("\n")
+    assert report.ledger.passed_over["lines of lists that do not name all records"] == "".join(lists.values()).count(
+        "\n"
+    )
     assert list(PackedDataset(tmp_path / "x.h5", columns=("key",))) == [f"{n:010}" for n in range(3 * len(lists))]
 
 
@@ -198,7 +200,7 @@ def test_lines_of_a_list_without_a_record_are_counted(tmp_path: Path) -> None:
     (tmp_path / "x.rec").write_bytes(rec(*(packed(tiny(n), 0, identity=n) for n in (0, 2))))
     (tmp_path / "x.lst").write_text("".join(f"{n}\t0\t{n}.png\n" for n in range(4)))
     report = convert(tmp_path / "x.rec", tmp_path / "x.h5")
-    assert report.ignored == {"lines of lists without a record": 2}
+    assert report.ledger.passed_over == {"lines of lists without a record": 2}
     assert list(PackedDataset(tmp_path / "x.h5", columns=("key",))) == ["0.png", "2.png"]
 
 
@@ -218,7 +220,7 @@ def test_headers_of_faces_are_no_samples_and_labels_are_classes(case: str, label
     make = {"a number": packed, "an array of one": one, "an array of two": lambda image, n: packed(image, n, 1)}[labels]
     (tmp_path / "x.rec").write_bytes(rec(*first, *(make(tiny(n), n // 3) for n in range(5)), *last))
     report = convert(tmp_path / "x.rec", tmp_path / "x.h5")
-    assert report.ignored == {"records without an image (of InsightFace)": len(first + last)}
+    assert report.ledger.passed_over == {"records without an image (of InsightFace)": len(first + last)}
     assert report.manifest.column("label").classes is None
     assert [column.name for column in report.manifest.columns if column.name == "labels"] == (
         ["labels"] if labels == "an array of two" else []
