@@ -206,7 +206,8 @@ def describe_report(report: ConvertReport) -> str:
     if not any(column.name == "label" for column in manifest.columns):
         lines.append("  labels   none")
     elif manifest.classes is None:
-        lines.append("  labels   numbers, without names of classes")
+        kind = manifest.column("label").type
+        lines.append(f"  labels   {'numbers, without names of classes' if kind == 'label' else f'none, but {kind}'}")
     if manifest.shards:
         lines.append(f"  shards   {len(manifest.shards)}")
     lines.append(

@@ -51,6 +51,16 @@ def too_many_pixels(width: int, height: int, max_pixels: int) -> str | None:
     )
 
 
+def unread_bits(info: ImageInfo) -> str | None:
+    """Why an image of so many bits a sample is refused, to follow the name of a file; None if it is not."""
+    if info.precision in _READABLE_BITS.get(info.kind, (info.precision,)):
+        return None
+    return (
+        f"is a {info.kind.upper()} of {info.precision} bits a sample, which packstore does not read: convert it to 8 "
+        "bits, or to a PNG or TIFF of 16"
+    )
+
+
 def max_file_bytes(max_pixels: int) -> int:
     """Largest file of an image of ``max_pixels``: 8 bytes a pixel (16 bits RGBA, not compressed), and 64 MiB for
     everything else in it."""
@@ -382,7 +392,12 @@ def _tiff(data: bytes, whole: bool) -> ImageInfo:
             raise HeaderError("is damaged: a TIFF without width and height")
         return default
 
-    info = ImageInfo("tiff", first(256), first(257), first(277, 1), first(258, 1))
+    bits = [1]
+    if 258 in tags:
+        letter, length, value = tags[258]
+        bits = list(struct.unpack_from(f"{letter[0]}{min(length, _MAX_SAMPLES)}{letter[1]}", data, value))
+    precision = next((each for each in bits if each not in _READABLE_BITS["tiff"]), bits[0])
+    info = ImageInfo("tiff", first(256), first(257), first(277, 1), precision)
     if whole:
         for offsets, counts in ((273, 279), (324, 325)):  # strips, tiles
             if offsets in tags and counts in tags:
@@ -411,6 +426,8 @@ def _tiff_numbers(data: bytes, letter: str, length: int, at: int) -> NDArray[np.
     return np.frombuffer(data, letter, length, at).astype(np.uint64)
 
 
+_READABLE_BITS = {"jpeg": (8,), "tiff": (1, 2, 4, 8, 16, 32, 64)}
+_MAX_SAMPLES = 16
 _TIFF_TAGS = frozenset((256, 257, 258, 273, 277, 279, 324, 325))
 _MAX_TIFF_TAGS = 0xFFFF  # as many as a TIFF can have; a BigTIFF could say more
 _TIFF_WIDTHS = {**dict(enumerate((1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4), 1)), 16: 8, 17: 8, 18: 8}  # bytes a value

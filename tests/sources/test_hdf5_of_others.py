@@ -73,7 +73,7 @@ def test_pcam_has_images_and_labels_in_files_of_their_own(tmp_path: Path) -> Non
     made = pcam(tmp_path / "pcam")
     report = convert(tmp_path / "pcam", tmp_path / "p.lmdb")
     assert [(s.name, len(s)) for s in report.manifest.splits] == [("train", 7), ("valid", 4), ("test", 3)]
-    assert dict(report.ignored) == {"not arrays (.csv)": 1}
+    assert dict(report.ledger.passed_over) == {"not images (.csv)": 1}
     for split, (x, y) in made.items():
         ds = PackedDataset(tmp_path / "p.lmdb", split, output="numpy")
         assert [label for _, label in ds] == y.ravel().tolist()
@@ -134,7 +134,7 @@ def test_big_endian_labels_other_columns_and_classes(tmp_path: Path) -> None:
     }
     report = convert(write(tmp_path / "a.h5", arrays), tmp_path / "o.lmdb")
     assert report.manifest.classes == ("ant", "bee", "cat")
-    assert dict(report.ignored) == {"arrays that are no values of samples": 1}
+    assert dict(report.ledger.passed_over) == {"arrays that are no values of samples": 1}
     names = ("label", "data_embedding", "data_caption", "data_good", "data_masks")
     assert {name for name in names if report.manifest.has_column(name)} == set(names)
     ds = PackedDataset(tmp_path / "o.lmdb", columns=("image", *names), output="numpy")
@@ -366,6 +366,100 @@ def test_virtual_datasets_within_the_folder(tmp_path: Path) -> None:
             assert all(np.array_equal(image, x[n]) for n, image in enumerate(images(opened)))
 
 
+ATTRIBUTES: dict[str, Any] = {
+    "array": np.array(["ant", "bee", "cat"], dtype=h5py.string_dtype()),
+    "bytes": np.array([b"ant", b"bee", b"cat"]),
+    "JSON": '["ant", "bee", "cat"]',
+    "JSON by number": '{"0": "ant", "1": "bee", "2": "cat"}',
+    "JSON by name": '{"cat": 2, "bee": 1, "ant": 0}',
+}
+
+
+@pytest.mark.parametrize("form", ATTRIBUTES)
+@pytest.mark.parametrize("where", ["deep/labels", "deep/images", "deep", "/"])
+@pytest.mark.parametrize("name", ["classes", "class_names", "label_names", "names"])
+def test_classes_are_named_by_attributes(name: str, where: str, form: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", {"deep/images": pixels(6, 4, 4, 3), "deep/labels": np.arange(6) % 3})
+    with h5py.File(path, "r+") as file:
+        file[where].attrs[name] = ATTRIBUTES[form]
+    assert convert(path, tmp_path / "o.h5").manifest.classes == ("ant", "bee", "cat")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("classes", ["ant", "bee"], "the attribute classes of the file does not name the classes"),
+        ("names", ["ant", "bee", "cat", "dog"], ""),
+        ("names", "someone", ""),
+        ("classes", 3, ""),
+        ("classes", h5py.Empty("f"), ""),
+        ("classes", ["ant", "ant", "bee"], ""),
+    ],
+)
+def test_attributes_that_name_something_else(
+    name: str, value: Any, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "a.h5", {"images": pixels(6, 4, 4, 3), "labels": np.arange(6) % 3})
+    with h5py.File(path, "r+") as file:
+        file.attrs[name] = value
+    assert convert(path, tmp_path / "o.h5").manifest.classes is None
+    assert said in caplog.text
+    assert bool(said) == ("does not name" in caplog.text)
+
+
+TEXTS = ["dog", "ant", "cat ä", "ant", "dog", "dog"]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "strings"])
+@pytest.mark.parametrize("name", ["labels", "label", "class", "class_name", "category", "y_train"])
+def test_texts_that_name_classes_are_labels(name: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["x_train" if name == "y_train" else "images"] = pixels(6, 4, 4, 3)
+        texts = [text.encode() for text in TEXTS]
+        file[name] = np.array(texts) if kind == "bytes" else np.array(TEXTS, dtype=h5py.string_dtype())
+    report = convert(path, tmp_path / "o.h5")
+    assert report.manifest.classes == ("ant", "cat ä", "dog")
+    assert list(PackedDataset(tmp_path / "o.h5", columns=("label",))) == [2, 0, 1, 0, 2, 2]
+    assert verify(tmp_path / "o.h5", against=path).problems == ()
+
+
+def test_texts_in_the_order_of_the_names(tmp_path: Path) -> None:
+    strings = h5py.string_dtype()
+    arrays = {"images": pixels(6, 4, 4, 3), "labels": np.array(TEXTS, strings)}
+    write(tmp_path / "a.h5", {**arrays, "class_names": np.array(["dog", "ox", "cat ä", "ant"], strings)})
+    report = convert(tmp_path / "a.h5", tmp_path / "o.h5")
+    assert report.manifest.classes == ("dog", "ox", "cat ä", "ant")
+    assert list(PackedDataset(tmp_path / "o.h5", columns=("label",))) == [0, 3, 2, 3, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("more", "column"),
+    [
+        ({"label": [f"a sentence about image {n}" for n in range(6)]}, "label_"),
+        ({"label": [*TEXTS[:5], ""]}, "label_"),
+        ({"label": TEXTS, "category": TEXTS}, "label_"),
+        ({"caption": TEXTS}, "caption"),
+        ({"y": np.arange(6) % 3, "class_name": TEXTS}, "class_name"),
+    ],
+)
+def test_texts_that_may_be_anything_stay_texts(more: dict[str, Any], column: str, tmp_path: Path) -> None:
+    strings = h5py.string_dtype()
+    texts = {name: values if name == "y" else np.array(values, strings) for name, values in more.items()}
+    write(tmp_path / "a.h5", {"images": pixels(6, 4, 4, 3), **texts})
+    manifest = convert(tmp_path / "a.h5", tmp_path / "o.h5").manifest
+    assert manifest.column(column).type == "text"
+    assert manifest.classes is None
+
+
+def test_a_split_of_texts_without_one_of_the_classes(tmp_path: Path) -> None:
+    strings = h5py.string_dtype()
+    arrays = {"x_train": pixels(6, 4, 4, 3), "y_train": np.array(TEXTS, strings), "x_test": pixels(2, 4, 4, 3)}
+    write(tmp_path / "a.h5", {**arrays, "y_test": np.array(["dog", "dog"], strings)})
+    convert(tmp_path / "a.h5", tmp_path / "o.h5")
+    assert list(PackedDataset(tmp_path / "o.h5", split="test", columns=("label",))) == [2, 2]
+
+
 @pytest.mark.parametrize("how", ["chunks", "resized", "labels", "all"])
 def test_images_that_were_never_written_are_a_question(how: str, tmp_path: Path) -> None:
     """As a program leaves them that was killed halfway."""
@@ -384,12 +478,12 @@ def test_images_that_were_never_written_are_a_question(how: str, tmp_path: Path)
     chunks = {"chunks": 1, "resized": 2, "labels": 1, "all": 8}[how]
     if not lacking:
         report = convert(tmp_path / "a.h5", tmp_path / "o.h5")
-        assert report.ignored == {"chunks that were never written": 1}
+        assert report.ledger.passed_over == {"chunks that were never written": 1}
         return
     with pytest.raises(AmbiguousSourceError, match=f"of {lacking} of 6 samples .*{chunks} chunks are missing"):
         open_source(tmp_path / "a.h5")
     kept = convert(tmp_path / "a.h5", tmp_path / "kept.h5", source_kind="hdf5")
-    assert (kept.manifest.records, kept.ignored["chunks that were never written"]) == (6, chunks)
+    assert (kept.manifest.records, kept.ledger.passed_over["chunks that were never written"]) == (6, chunks)
     if lacking < 6:
         report = convert(tmp_path / "a.h5", tmp_path / "o.h5", on_error="skip")
         assert [int(each.key) for each in report.skipped] == list(range(6 - lacking, 6))

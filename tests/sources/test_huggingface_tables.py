@@ -557,3 +557,54 @@ def test_images_beside_tables_that_do_not_name_them_are_counted(named: bool, tmp
         (tmp_path / f"{n}.png").write_bytes(tiny(n))
     with closing(open_source(tmp_path)) as source:
         assert dict(source.survey().ignored) == ({} if named else {"images beside the tables": 2})
+
+
+TEXTS = ["dog", "ant", None, "ant", "dog", "dog"]
+
+
+def _texts(folder: Path, kind: str, name: str, texts: Sequence[Any], coded: bool) -> Path:
+    """Two files with images and texts."""
+    folder.mkdir()
+    for number, rows in enumerate((range(3), range(3, 6))):
+        values = pa.array([texts[n] for n in rows], pa.string())
+        columns = {"image": [{"bytes": tiny(n), "path": None} for n in rows], name: values}
+        made = pa.table(columns, pa.schema([("image", IMAGE), (name, pa.string())]))
+        if coded:
+            made = made.set_column(1, name, values.dictionary_encode())
+        path = folder / f"train-{number:05}-of-00002.parquet"
+        if kind == "parquet":
+            pq.write_table(made, path, row_group_size=2)
+        else:
+            path = folder / f"{number}.arrow"
+            with pa.ipc.new_file(str(path), made.schema) as out:
+                out.write_table(made)
+    if kind == "arrow":
+        files = [{"filename": f"{number}.arrow"} for number in range(2)]
+        (folder / "state.json").write_text(json.dumps({"_data_files": files}))
+        (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("name", ["label", "class", "category_name"])
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_texts_that_name_classes_are_labels(kind: str, name: str, coded: bool, tmp_path: Path, out: Path) -> None:
+    path = _texts(tmp_path / "set", kind, name, TEXTS, coded)
+    assert convert(path, out).manifest.classes == ("ant", "dog")
+    assert list(PackedDataset(out, columns=("label",))) == [1, 0, None, 0, 1, 1]
+    assert verify(out, against=path).problems == ()
+
+
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("name", ["label", "caption"])
+def test_texts_that_differ_are_labels_if_they_are_coded(name: str, coded: bool, tmp_path: Path, out: Path) -> None:
+    path = _texts(tmp_path / "set", "parquet", name, [f"text {n}" for n in range(6)], coded)
+    column = convert(path, out).manifest.column(name)
+    assert column.type == ("label" if coded and name == "label" else "text")
+
+
+def test_numbers_beside_texts_are_the_labels(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "set").mkdir()
+    pq.write_table(table(range(6), class_name=["a", "b"] * 3), tmp_path / "set/x.parquet")
+    manifest = convert(tmp_path / "set", out).manifest
+    assert (manifest.classes, manifest.column("class_name").type) == (("ant", "bee", "cat"), "text")

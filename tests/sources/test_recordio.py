@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,11 @@ def packed(image: bytes, *labels: float, identity: int = 0, further: int = 0) ->
     if len(labels) == 1:
         return struct.pack("<IfQQ", 0, labels[0], identity, further) + image
     return struct.pack(f"<IfQQ{len(labels)}f", len(labels), 0, identity, further, *labels) + image
+
+
+def one(image: bytes, label: float, identity: int = 0) -> bytes:
+    """An array of one label."""
+    return struct.pack("<IfQQf", 1, 0, identity, 0, label) + image
 
 
 def rec(*records: bytes) -> bytes:
@@ -115,7 +121,7 @@ def test_labels_of_differing_number_and_fractions(tmp_path: Path) -> None:
 
 def test_faces_are_without_the_records_of_identities(tmp_path: Path) -> None:
     report = convert(WRITTEN / "faces.rec", tmp_path / "x.h5")
-    assert report.ignored == {"records without an image (of InsightFace)": 3}
+    assert report.ledger.passed_over == {"records without an image (of InsightFace)": 3}
     ds = PackedDataset(tmp_path / "x.h5", columns=("label", "labels", "image"), output="bytes")
     assert [(label, labels.tolist()) for label, labels, _ in ds] == [(n // 3, [n // 3, 1]) for n in range(5)]
     assert [bytes(image) for *_, image in ds] == [tiny(n) for n in range(5)]
@@ -157,11 +163,85 @@ def test_a_list_that_is_none(line: str, tmp_path: Path) -> None:
         convert(tmp_path / "x.rec", tmp_path / "x.h5")
 
 
-def test_a_list_of_other_images_gives_no_keys(tmp_path: Path) -> None:
-    (tmp_path / "x.rec").write_bytes(rec(*(packed(tiny(n), 0, identity=n) for n in range(3))))
-    (tmp_path / "x.lst").write_text("0\t0\ta.png\n7\t0\tb.png\n")
-    convert(tmp_path / "x.rec", tmp_path / "x.h5")
-    assert list(PackedDataset(tmp_path / "x.h5", columns=("key",))) == [f"{n:010}" for n in range(3)]
+def keys(path: Path, tmp_path: Path, **options: Any) -> list[str]:
+    convert(path, tmp_path / "x.h5", **options)
+    return list(PackedDataset(tmp_path / "x.h5", columns=("key",)))
+
+
+LISTS = {
+    "a line is missing": ({"x": "0\t0\ta.png\n2\t0\tc.png\n"}, r"x\.lst has no line for 1 of 3 records: 1,"),
+    "many are": ({"x": "7\t0\ta.png\n"}, r"x\.lst has no line for 3 of 3 records: 0, 1, 2,"),
+    "a path twice": ({"x": "0\t0\ta.png\n1\t0\tb.png\n2\t0\ta.png\n"}, r"paths that come twice \(1\)"),
+    "a path twice, in two lists": (dict.fromkeys("xy", "0\t0\ta.png\n1\t0\tb.png\n2\t0\tc.png\n"), r"twice \(3\)"),
+    "a list is missing": ({"x": "0\t0\ta.png\n1\t0\tb.png\n2\t0\tc.png\n", "y": ""}, r"y\.lst is missing"),
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_a_list_that_does_not_name_all_records_is_a_question(case: str, tmp_path: Path) -> None:
+    lists, said = LISTS[case]
+    path = tmp_path / "set"
+    path.mkdir()
+    for name, text in lists.items():
+        (path / f"{name}.rec").write_bytes(rec(*(packed(tiny(n), 0, identity=n) for n in range(3))))
+        if text:
+            (path / f"{name}.lst").write_text(text)
+    with pytest.raises(AmbiguousSourceError, match=f"{said}.*--source recordio"):
+        convert(path, tmp_path / "x.h5")
+    report = convert(path, tmp_path / "x.h5", source_kind="recordio")
+    assert report.ledger.passed_over["lines of lists that do not name all records"] == "".join(lists.values()).count(
+        "\n"
+    )
+    assert list(PackedDataset(tmp_path / "x.h5", columns=("key",))) == [f"{n:010}" for n in range(3 * len(lists))]
+
+
+def test_lines_of_a_list_without_a_record_are_counted(tmp_path: Path) -> None:
+    """im2rec leaves out images that it cannot read."""
+    (tmp_path / "x.rec").write_bytes(rec(*(packed(tiny(n), 0, identity=n) for n in (0, 2))))
+    (tmp_path / "x.lst").write_text("".join(f"{n}\t0\t{n}.png\n" for n in range(4)))
+    report = convert(tmp_path / "x.rec", tmp_path / "x.h5")
+    assert report.ledger.passed_over == {"lines of lists without a record": 2}
+    assert list(PackedDataset(tmp_path / "x.h5", columns=("key",))) == ["0.png", "2.png"]
+
+
+HEADERS = {
+    "as face2rec2.py": ([packed(b"", 6, 8)], [packed(b"", 1, 4), packed(b"", 4, 6)]),
+    "headers without arrays": ([packed(b"", 6)], [packed(b"", 1), packed(b"", 4)]),
+    "headers of one number": ([one(b"", 6)], [one(b"", 1), one(b"", 4)]),
+    "at the end alone": ([], [packed(b"", 6, 8), packed(b"", 1, 4), packed(b"", 4, 6)]),
+    "the first alone": ([packed(b"", 6, 8)], []),
+}
+
+
+@pytest.mark.parametrize("labels", ["a number", "an array of one", "an array of two"])
+@pytest.mark.parametrize("case", HEADERS)
+def test_headers_of_faces_are_no_samples_and_labels_are_classes(case: str, labels: str, tmp_path: Path) -> None:
+    first, last = HEADERS[case]
+    make = {"a number": packed, "an array of one": one, "an array of two": lambda image, n: packed(image, n, 1)}[labels]
+    (tmp_path / "x.rec").write_bytes(rec(*first, *(make(tiny(n), n // 3) for n in range(5)), *last))
+    report = convert(tmp_path / "x.rec", tmp_path / "x.h5")
+    assert report.ledger.passed_over == {"records without an image (of InsightFace)": len(first + last)}
+    assert report.manifest.column("label").classes is None
+    assert [column.name for column in report.manifest.columns if column.name == "labels"] == (
+        ["labels"] if labels == "an array of two" else []
+    )
+    ds = PackedDataset(tmp_path / "x.h5", columns=("label", "image"), output="bytes")
+    assert [(label, bytes(image)) for label, image in ds] == [(n // 3, tiny(n)) for n in range(5)]
+
+
+@pytest.mark.parametrize("empty", [[0], [2], [4], [3, 4], [0, 2]])
+def test_images_that_are_empty_are_bad_samples(empty: list[int], tmp_path: Path) -> None:
+    data = rec(*(packed(b"" if n in empty else tiny(n), 0, identity=n) for n in range(5)))
+    (tmp_path / "x.rec").write_bytes(data)
+    report = convert(tmp_path / "x.rec", tmp_path / "x.h5", on_error="skip")
+    assert [int(bad.key) for bad in report.skipped] == empty
+
+
+def test_a_list_of_insightface(tmp_path: Path) -> None:
+    """Its first column says whether faces are aligned; the record of a line has its number."""
+    (tmp_path / "x.rec").write_bytes(faces())
+    (tmp_path / "x.lst").write_text("".join(f"1\t/data/{n // 3}/{n}.jpg\t{n // 3}\n" for n in range(5)))
+    assert keys(tmp_path / "x.rec", tmp_path) == [f"data/{n // 3}/{n}.jpg" for n in range(5)]
 
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:

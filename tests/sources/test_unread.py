@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,38 @@ from packstore.sources import open_source
 from tests.makers.images import avif, encode, heic, picture
 
 JPEG = encode(picture(), "JPEG")
+
+
+def tiff(*bits: int) -> bytes:
+    """A gray or RGB TIFF of 4 x 4 pixels of so many bits."""
+    pixels = bytes(range(1, 1 + 4 * -(-4 * sum(bits) // 8)))
+    tags = {256: 4, 257: 4, 258: bits[0], 259: 1, 262: 2 if len(bits) == 3 else 1, 273: 200, 277: len(bits), 278: 4}
+    entries = b"".join(
+        struct.pack("<HHII", tag, 3, len(bits), 190)
+        if tag == 258 and len(bits) > 2
+        else struct.pack("<HHIHH", tag, 3, 1, value, 0)
+        for tag, value in {**tags, 279: len(pixels)}.items()
+    )
+    head = b"II*\0" + struct.pack("<IH", 8, len(tags) + 1) + entries + bytes(4)
+    return head.ljust(190, b"\0") + struct.pack(f"<{len(bits)}H", *bits).ljust(10, b"\0") + pixels
+
+
+def jpeg_of(bits: int) -> bytes:
+    data = bytearray(JPEG)
+    data[data.index(b"\xff\xc0") + 4] = bits
+    return bytes(data)
+
+
 CASES = {
+    **{
+        f"{n}.tif": (tiff(n), f"is a TIFF of {n} bits a sample, which packstore does not read")
+        for n in range(5, 16)
+        if n != 8
+    },
+    "3x12.tif": (tiff(12, 12, 12), "is a TIFF of 12 bits a sample"),
+    "565.tif": (tiff(5, 6, 5), "is a TIFF of 5 bits a sample"),
+    "24.tif": (tiff(24), "is a TIFF of 24 bits a sample"),
+    "12.jpg": (jpeg_of(12), "is a JPEG of 12 bits a sample, which packstore does not read: convert it to 8 bits"),
     "a.jxl": (b"\xff\x0a\xfa\x1f", "is a JPEG XL image, which packstore does not read"),
     "a.CR2": (b"II*\0\x10\0\0\0CR\x02\0", "is a camera raw image, which packstore does not read"),
     "a.nef": (JPEG, "is a camera raw image"),
@@ -49,6 +81,12 @@ def test_it_is_an_error_or_listed(name: str, flat: bool, tmp_path: Path) -> None
     assert why.startswith(reason)
     assert report.manifest.records == 1
     assert verify(tmp_path / "x.lmdb", against=root).ok
+
+
+@pytest.mark.parametrize("bits", [(1,), (2,), (4,), (8,), (16,), (8, 8, 8), (16, 16, 16)])
+def test_tiffs_that_pillow_reads_are_packed_and_loaded(bits: tuple[int, ...], tmp_path: Path) -> None:
+    convert(folder(tmp_path / "root", False, "a.tif", tiff(*bits)), tmp_path / "x.lmdb")
+    assert verify(tmp_path / "x.lmdb", decode=True).ok
 
 
 def test_suffixes_are_in_lower_case() -> None:

@@ -256,6 +256,35 @@ def test_n5_blocks_that_are_missing_damaged_or_not_read(tmp_path: Path) -> None:
             open_source(path)
 
 
+@pytest.mark.parametrize("where", ["", "labels"])
+@pytest.mark.parametrize("names", [["ant", "bee", "cat"], {"0": "ant", "1": "bee", "2": "cat"}])
+@pytest.mark.parametrize("kind", [2, 3, "n5"])
+def test_classes_are_named_by_attributes(kind: Any, names: Any, where: str, tmp_path: Path) -> None:
+    arrays = {"images": pixels(6, 5, 5, 3), "labels": np.arange(6) % 3}
+    path = write_n5(tmp_path / "a", arrays) if kind == "n5" else write_zarr(tmp_path / "a", arrays, kind)
+    if kind == "n5":
+        file = path / where / "attributes.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"class_names": names}))
+    else:
+        group = zarr.open_group(str(path), mode="r+")
+        (group[where] if where else group).attrs["class_names"] = names
+    with closing(open_source(path)) as source:
+        stamp = source.stamp()
+    assert convert(path, tmp_path / "o.h5").manifest.classes == ("ant", "bee", "cat")
+    changed = {2: path / where / ".zattrs", 3: path / where / "zarr.json", "n5": path / where / "attributes.json"}[kind]
+    changed.write_text(changed.read_text().replace("ant", "ape"))
+    with closing(open_source(path)) as source:
+        assert source.stamp() != stamp
+
+
+def test_texts_that_name_classes_are_labels(tmp_path: Path) -> None:
+    path = write_zarr(tmp_path / "a.zarr", {"images": pixels(4, 5, 5, 3)}, 2)
+    group = zarr.open_group(str(path), mode="a")
+    group.create_array("labels", shape=(4,), dtype=str)[:] = np.array(["dog", "cat", "cat", "dog"])
+    assert convert(path, tmp_path / "o.h5").manifest.classes == ("cat", "dog")
+    assert list(PackedDataset(tmp_path / "o.h5", columns=("label",))) == [1, 0, 0, 1]
+
+
 def _without(path: Path, *names: str) -> Path:
     """An array without some of its chunks."""
     for name in names:
@@ -298,10 +327,10 @@ def test_images_and_labels_that_were_never_written_are_a_question(kind: str, tmp
     ]
     report = convert(path, tmp_path / "skipped.h5", on_error="skip")
     assert [int(each.key) for each in report.skipped] == [2, 3, 6, 7]
-    assert report.ignored["chunks that were never written"] == len(missing)
+    assert report.ledger.passed_over["chunks that were never written"] == len(missing)
     assert verify(tmp_path / "skipped.h5", against=path).problems == ()
     kept = convert(path, tmp_path / "kept.h5", source_kind=source_kind)
-    assert (kept.manifest.records, kept.ignored["chunks that were never written"]) == (8, len(missing))
+    assert (kept.manifest.records, kept.ledger.passed_over["chunks that were never written"]) == (8, len(missing))
     with packstore.open(tmp_path / "kept.h5") as store:
         assert [bool(np.asarray(store.read(n)).any()) for n in range(8)] == [True, True, False, False, *[True] * 4]
     assert verify(tmp_path / "kept.h5", against=path).problems == ()
@@ -315,7 +344,7 @@ def test_parts_of_images_that_were_never_written_are_said(tmp_path: Path) -> Non
     write_zarr(path, {"images": x}, chunks=(1, 3, 3, 3))
     zarr.open_group(str(path), mode="a").create_array("masks", data=masks, chunks=(1, 6, 6))
     report = convert(path, tmp_path / "o.h5")
-    assert (report.manifest.records, report.ignored) == (4, {"chunks that were never written": 1 + 3})
+    assert (report.manifest.records, report.ledger.passed_over) == (4, {"chunks that were never written": 1 + 3})
 
 
 def test_an_export_writes_black_images_and_misses_those_that_are_gone(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from packstore.images.encode.differences import (
 )
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
 from packstore.images.resize import Pixels, fit, limit, limited_size, target_size
-from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff, too_many_pixels
+from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff, too_many_pixels, unread_bits
 
 
 class Encoded(NamedTuple):
@@ -85,7 +85,7 @@ class SourceImages:
         info = check_header(image)
         if info.kind in ("heif", "avif"):
             heif_plugin(info.kind)  # kept as a file that nothing here can read, it would show only in training
-        reason = too_many_pixels(info.width, info.height, self.options.max_pixels)
+        reason = too_many_pixels(info.width, info.height, self.options.max_pixels) or unread_bits(info)
         if reason is not None:
             raise HeaderError(reason)
         _thread.latest = image, info

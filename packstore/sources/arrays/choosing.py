@@ -14,6 +14,7 @@ from packstore.core.fields import RESERVED
 from packstore.sources.arrays.stored import ArrayInfo
 from packstore.sources.base import SPLIT_ORDER, SourceOptions
 from packstore.sources.rows import in_packing_order
+from packstore.sources.text_labels import words_of
 
 IMAGE_WORDS = frozenset(
     ["x", "image", "images", "img", "imgs", "data", "pixels", "rgb", "picture", "pictures", "photo", "photos"]
@@ -133,12 +134,6 @@ def choose(shown: str, files: Sequence[Sequence[ArrayInfo]], options: SourceOpti
     return Choice(tuple(parts), None if classes is None else (classes.file, classes.info), rest)
 
 
-def words_of(name: str) -> list[str]:
-    """The words and numbers of a name, in lower case: ``trainX_2`` are ``train``, ``x``, ``2``."""
-    parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    return [word.lower() for word in re.findall(r"[A-Za-z]+|\d+", parted)]
-
-
 def _named(file: int, info: ArrayInfo) -> _Named:
     own = words_of(info.name)
     stem = words_of(info.file.rpartition("/")[0] if info.alone else re.sub(r"\.[A-Za-z0-9]+$", "", info.file))
@@ -185,7 +180,7 @@ def _part(shown: str, split: str, arrays: list[_Named], options: SourceOptions) 
         info = each.info
         fits = info.what != "nothing" and info.shape[:1] == (count,) and not _names_classes(each)
         if id(each) not in used and fits:
-            name = _column(each.role or info.name, columns)
+            name = column_name(each.role or info.name, columns)
             columns[name] = Chosen(each.file, info)
             used.add(id(each))
     return Part(split, count, columns), used
@@ -326,7 +321,7 @@ def _names_classes(each: _Named) -> bool:
     return bool(called) and each.info.what == "texts" and len(each.info.shape) == 1
 
 
-def _column(role: str, columns: Mapping[str, Chosen]) -> str:
+def column_name(role: str, columns: Mapping[str, Chosen]) -> str:
     """A name for a column."""
     name = re.sub(r"[^a-z0-9_]", "_", role.lower())[:60]
     name = name if name[:1].isalpha() else f"x{name}"

@@ -6,18 +6,22 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from packstore.core.errors import SourceError, printable
+from packstore.sources.arrays.classes import ATTRIBUTES
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo
 from packstore.sources.base import stamp_of
+from packstore.sources.ledger import Claims, Role
 
 _MAX_JSON, _MAX_FOLDERS, _MAX_DEPTH = 1 << 24, 1000, 8
+_GROUP_FILES = ("zarr.json", ".zgroup", ".zattrs", ".zmetadata", "attributes.json")
 _NUMBER = re.compile("0|[1-9][0-9]{0,15}")
 _MAX_RATIO = 1100
 _UNWRITTEN = 1 << 28
@@ -44,10 +48,22 @@ class ChunkFolderSource(ArraySource):
         names = {chosen.info.name for part in self._choice.parts for chosen in part.columns.values()}
         return (file for name in sorted(names) for file in _files_in(self.path / name))
 
+    def claim_files(self, claims: Claims) -> None:
+        """See :meth:`Source.claim_files`."""
+        super().claim_files(claims)
+        self.claim_paths(claims, self._group_files(), Role.EVIDENCE)
+
+    def _group_files(self) -> list[Path]:
+        """The metadata of the groups in which the arrays lie that are read."""
+        names = {chosen.info.name for part in self._choice.parts for chosen in part.columns.values()}
+        groups = {parent for name in names if name for parent in (self.path / name).parents}
+        inside = sorted(group for group in groups if group.is_relative_to(self.path))
+        return [file for group in inside for name in _GROUP_FILES if (file := group / name).is_file()]
+
     def stamp(self) -> str:
         """See :meth:`Source.stamp`. A digest, since there may be any number of files."""
         digest = xxhash.xxh3_128()
-        for file in self.files():
+        for file in chain(self.files(), self._group_files()):
             digest.update(f"{file}\0{stamp_of([file])}\0".encode("utf-8", "surrogateescape"))
         return f"files {digest.hexdigest()}"
 
@@ -107,6 +123,11 @@ def refuse_unwritten(shown: str, info: ArrayInfo, folder: Path) -> None:
         stored += file.stat().st_size * _MAX_RATIO
     if stored < nbytes:
         raise SourceError(f"{shown}: {info.shown} should have {nbytes:,} bytes, which were not written")
+
+
+def named_attributes(found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Those of a folder's metadata that may name classes."""
+    return {name: found[name] for name in ATTRIBUTES if name in found} if found else {}
 
 
 def chunk_places(folder: Path, axes: int) -> Iterator[tuple[int, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.images.sniff import begins_like_image
+from packstore.sources.arrays.classes import ATTRIBUTES
 from packstore.sources.arrays.source import ArraySource, recognise_arrays
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, find_unwritten, read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -214,6 +216,14 @@ class _OpenHdf5(OpenArrays):
             raise ValueError(f"{name} cannot be read: {error}") from None
         if found.dtype.kind in "SV":
             return _objects([bytes(item) for item in found])
+        return found
+
+    def attributes(self, name: str) -> dict[str, Any]:
+        """See :meth:`OpenArrays.attributes`."""
+        found = {}
+        with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):  # of a type that numpy does not have
+            attributes = self._file[name or "/"].attrs
+            found = {each: attributes[each] for each in ATTRIBUTES if each in attributes}
         return found
 
     def unwritten(self, name: str, axis: int) -> Unwritten | None:

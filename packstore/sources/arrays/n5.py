@@ -25,6 +25,7 @@ from packstore.sources.arrays.folders import (
     array_folders,
     chunk_places,
     metadata,
+    named_attributes,
     refuse_unwritten,
     sizes,
 )
@@ -107,6 +108,10 @@ class _OpenN5(OpenArrays):
                 of.append(slice(begin - first, max(begin, end) - first))
             found[tuple(into)] = data[tuple(of)]
         return found
+
+    def attributes(self, name: str) -> dict[str, Any]:
+        """See :meth:`OpenArrays.attributes`."""
+        return named_attributes(metadata(self._path / name / _FILE))
 
     def unwritten(self, name: str, axis: int) -> Unwritten | None:
         """See :meth:`OpenArrays.unwritten`."""

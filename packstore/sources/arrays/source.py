@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,19 +20,22 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
 from packstore.core.sheet import Sheet
 from packstore.images.sniff import max_file_bytes, too_many_pixels
-from packstore.sources.arrays.choosing import IMAGE_WORDS, LABEL_WORDS, Choice, Chosen, Part, choose, words_of
+from packstore.sources.arrays.choosing import IMAGE_WORDS, LABEL_WORDS, Choice, Chosen, Part, choose
+from packstore.sources.arrays.classes import parse_names, with_text_labels
 from packstore.sources.arrays.exported import EXPORTED_SHAPE, exported
 from packstore.sources.arrays.stored import ArrayInfo, Blocks, OpenArrays, block_rows, row_bytes
 from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
 from packstore.sources.dataset import key_of
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import Row, RowSource
+from packstore.sources.text_labels import words_of
 
 _log = logging.getLogger(__name__)
 
 _PROBED = 4
 _MAX_FILES = 10_000
 _MAX_CLASSES = 1 << 20
+_TEXTS = 4096
 
 
 class ArraySource(RowSource):
@@ -56,6 +60,9 @@ class ArraySource(RowSource):
         try:
             infos = [self._infos(number, file) for number, file in enumerate(self._files)]
             self._choice = self.choose(infos) if self.sheet is None else self._exported(self.sheet, infos)
+            self._text_classes: tuple[str, ...] | None = None
+            if self.sheet is None:
+                self._choice, self._text_classes = with_text_labels(self._choice, self._texts)
             self._check()
             self._nothing, self._unwritten_chunks = self._find_unwritten()
         except BaseException:
@@ -308,14 +315,14 @@ class ArraySource(RowSource):
         if name == "image":
             return self._image(chosen, value)
         if name == "label":
-            return _whole(value)
+            return _whole(value) if info.what == "numbers" else self._label_numbers[_decoded(value)]
         if info.what == "files":
             limit = max_file_bytes(self.options.max_pixels)
             if len(value) > limit:
                 raise ValueError(f"{name} has {len(value)} bytes, more than {limit} within max_pixels")
             return bytes(value)
         if info.what == "texts":
-            return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+            return _decoded(value)
         native = np.asarray(value).astype(info.dtype.newbyteorder("="), copy=True)
         return native.astype(np.uint8) if "mask" in name and native.dtype == np.bool_ and native.ndim == 2 else native
 
@@ -330,30 +337,65 @@ class ArraySource(RowSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
-        """Names of classes, of an array of texts; None where labels do not go with it."""
-        if self._choice.classes is None:
-            return None
-        file, info = self._choice.classes
-        shown = info.shown
-        if not 0 < info.shape[0] <= _MAX_CLASSES:
-            return None
+        """Names of classes, in an array of texts or in attributes of the labels, the images or a group above them; None
+        where labels do not go with them."""
+        if self._text_classes is not None:
+            return self._text_classes
         try:
-            raw = self._blocks.file(file).read(info.name, 0, 0, info.shape[0])
             most = max((int(self._labels(part).max(initial=0)) for part in self._choice.parts), default=0)
+            for shown, names, is_certain in self._named_classes():
+                if names is not None and most < len(names) and (is_certain or most + 1 == len(names)):
+                    return names
+                if is_certain:
+                    _log.warning("%s: %s does not name the classes of the labels; they are packed as numbers alone",
+                                 printable(str(self.path)), shown)  # fmt: skip
+                    return None
         except (OSError, ValueError) as error:
             raise SourceError(f"{printable(str(self.path))}: {printable(str(error))}") from None
-        names = tuple(item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item) for item in raw)
-        if len(set(names)) == len(names) and all(names) and most < len(names):
-            return names
-        _log.warning("%s: %s does not name the classes of the labels; they are packed as numbers alone",
-                     printable(str(self.path)), shown)  # fmt: skip
         return None
+
+    def _named_classes(self) -> Iterator[tuple[str, tuple[str, ...] | None, bool]]:
+        """What may name the classes: what it is for messages, the names, and whether it surely means classes."""
+        if self._choice.classes is not None:
+            file, info = self._choice.classes
+            if not 0 < info.shape[0] <= _MAX_CLASSES:
+                return
+            texts = list(chain.from_iterable(self._texts(Chosen(file, info))))
+            yield info.shown, tuple(texts) if all(texts) and len({*texts}) == len(texts) else None, True
+            return
+        for part in self._choice.parts:
+            for role in ("label", "image"):
+                if (chosen := part.columns.get(role)) is None or "label" not in part.columns:
+                    continue
+                place: str | None = chosen.info.name
+                while place is not None:
+                    found = self._blocks.file(chosen.file).attributes(place)
+                    for name, value in found.items():
+                        shown = printable(f"the attribute {name} of {place or 'the file'}")
+                        names = parse_names(value)
+                        is_certain = names is not None and (name != "names" or place == part.columns["label"].info.name)
+                        yield shown, names, is_certain
+                    place = place.rpartition("/")[0] if place else None
+
+    def _texts(self, chosen: Chosen) -> Iterator[list[str]]:
+        """All texts of an array, some at a time. Raises :class:`OSError` and :class:`ValueError`."""
+        file, info = self._blocks.file(chosen.file), chosen.info
+        for start in range(0, info.shape[0], _TEXTS):
+            yield [_decoded(text) for text in file.read(info.name, 0, start, min(start + _TEXTS, info.shape[0]))]
+
+    @cached_property
+    def _label_numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self._text_classes or ())}
 
     def _labels(self, part: Part) -> NDArray[Any]:
         chosen = part.columns.get("label")
         if chosen is None or not chosen.length:
             return np.zeros(0, np.int64)
         return self._blocks.file(chosen.file).read(chosen.info.name, 0, 0, chosen.length)
+
+
+def _decoded(text: Any) -> str:
+    return text.decode("utf-8") if isinstance(text, bytes) else str(text)
 
 
 _OTHER_DATA = (".h5", ".hdf5", ".npz", ".npy", ".mdb", ".tar", ".zip", ".parquet", ".arrow", ".tfrecord", ".mds")

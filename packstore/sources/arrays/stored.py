@@ -7,7 +7,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -99,6 +99,11 @@ class OpenArrays(ABC):
         """A part of an array along an axis; of files and texts an array of objects. Called by one thread at a time.
 
         Raises :class:`OSError` or :class:`ValueError`."""
+
+    def attributes(self, name: str) -> Mapping[str, Any]:
+        """The attributes of an array or a group (``""``: the file) that may name classes, see
+        :data:`packstore.sources.arrays.classes.ATTRIBUTES`."""
+        return {}
 
     def unwritten(self, name: str, axis: int) -> Unwritten | None:
         """What of an array of numbers was never written; None where all was, and for files that keep no such gaps."""

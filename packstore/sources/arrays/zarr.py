@@ -22,6 +22,7 @@ from packstore.sources.arrays.folders import (
     array_folders,
     chunk_places,
     metadata,
+    named_attributes,
     refuse_unwritten,
     sizes,
 )
@@ -157,6 +158,11 @@ class _OpenZarr(OpenArrays):
             made[:] = [item if isinstance(item, (str, bytes)) else bytes(item) for item in found.tolist()]
             return made
         return found
+
+    def attributes(self, name: str) -> dict[str, Any]:
+        """See :meth:`OpenArrays.attributes`."""
+        third = (metadata(self._path / name / "zarr.json") or {}).get("attributes")
+        return named_attributes(third if isinstance(third, dict) else metadata(self._path / name / ".zattrs"))
 
     def unwritten(self, name: str, axis: int) -> Unwritten | None:
         """See :meth:`OpenArrays.unwritten`. Chunks in a shard are not looked at."""

@@ -87,6 +87,9 @@ class _ArrowTable(Table):
         batch.validate(full=True)
         yield batch
 
+    def column(self, name: str) -> Iterator[Any]:
+        return (batch.column(name) for batch in self._all())
+
     def close(self) -> None:
         self._reader = None
         self._file.close()

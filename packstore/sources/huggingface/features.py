@@ -22,6 +22,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Bytes, Field, Image, Json, Label, Labels, Mask, Text
 from packstore.images.sniff import begins_like_image
 from packstore.sources.names import column_names
+from packstore.sources.text_labels import is_label_name, words_of
 from packstore.sources.values import infer, names_an_image
 
 _log = logging.getLogger(__name__)
@@ -75,11 +76,13 @@ class Facts(NamedTuple):
         optional: Columns that may have rows without a value.
         negative: Columns of integers some of which may be below 0: as a class, unknown.
         pathless: Columns of files none of which has a path.
+        classes: The column of texts that names the class of each row, with the names of all.
     """
 
     optional: Collection[str] = ()
     negative: Collection[str] = ()
     pathless: Collection[str] = ()
+    classes: tuple[str, tuple[str, ...]] | None = None
 
 
 def load_pyarrow(module: str = "pyarrow") -> Any:
@@ -138,6 +141,7 @@ def columns_of(first: Any, features: Mapping[str, Any], facts: Facts) -> list[Ta
     if len(set(schema.names)) < len(schema.names):
         raise SourceError("its tables have two columns of one name")
     labels = [name for name in schema.names if _kind(features.get(name)) == "ClassLabel"]
+    labels += [facts.classes[0]] if facts.classes is not None else []
     declared = {}
     for number, name in enumerate(schema.names):
         try:
@@ -187,7 +191,9 @@ def _declare(name: str, type: Any, feature: Any, array: Any, facts: Facts) -> tu
         return Label(_distinct(name, class_names(feature))), _labels if name in facts.negative else _values
     if types.is_boolean(type) or types.is_integer(type) or types.is_floating(type):
         return Array(_NUMBERS[str(type)]), _values
-    if types.is_string(type) or types.is_large_string(type) or _is(type, "string_view"):
+    if _is_text(type):
+        if facts.classes is not None and name == facts.classes[0]:
+            return Label(facts.classes[1]), _named_labels(facts.classes[1])
         return Text(), _values
     if types.is_temporal(type) or types.is_decimal(type):
         return Text(), _texts
@@ -277,6 +283,18 @@ def _is(type: Any, name: str) -> bool:
     return str(type) == name
 
 
+def _is_text(type: Any) -> bool:
+    types = load_pyarrow("pyarrow.types")
+    return bool(types.is_string(type) or types.is_large_string(type) or _is(type, "string_view"))
+
+
+def is_text_label(name: str, type: Any, feature: Any) -> bool:
+    """Whether a column may name the class of each row in a text."""
+    if load_pyarrow("pyarrow.types").is_dictionary(type):
+        type = type.value_type
+    return feature is None and _is_text(type) and is_label_name(words_of(name))
+
+
 def _is_binary(type: Any) -> bool:
     types = load_pyarrow("pyarrow.types")
     return bool(
@@ -334,6 +352,20 @@ def _labels(array: Any) -> Cells:
         return None if value is None or value < 0 else value
 
     return ArrayCells(array, number)
+
+
+def _named_labels(names: Sequence[str]) -> Callable[[Any], Cells]:
+    """Numbers of classes of their names."""
+    numbers: dict[str | None, int | None] = {name: number for number, name in enumerate(names)}
+    numbers[None] = None
+
+    def number(scalar: Any) -> int | None:
+        name = scalar.as_py()
+        if name not in numbers:
+            raise ValueError(f"{printable(str(name))!r} is none of the classes: its table has changed")
+        return numbers[name]
+
+    return lambda array: ArrayCells(array, number)
 
 
 def _texts(array: Any) -> Cells:

@@ -73,6 +73,9 @@ class _ParquetTable(Table):
         step = count if nbytes <= 2 * STEP_BYTES else count * STEP_BYTES // nbytes
         return iter(self._file.iter_batches(max(1, min(step, rows or step)), row_groups=[group]))
 
+    def column(self, name: str) -> Iterator[Any]:
+        return (batch.column(0) for batch in self._file.iter_batches(columns=[name]))
+
     def close(self) -> None:
         self._file.close(force=True)
 

@@ -33,11 +33,14 @@ from packstore.sources.huggingface.features import (
     class_names,
     columns_of,
     features_of,
+    is_label,
+    is_text_label,
     load_pyarrow,
 )
 from packstore.sources.labels import split_name
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import PROBED, Row, RowSource, in_packing_order
+from packstore.sources.text_labels import LabelTexts
 from packstore.sources.values import nbytes_of
 from packstore.sources.workers import Failed
 
@@ -90,6 +93,10 @@ class Table(ABC):
     def batches(self, group: int, rows: int | None = None) -> Iterator[Any]:
         """The record batches of a group, in order; of ``rows`` each where that can be, so that the first rows do not
         cost all of them."""
+
+    @abstractmethod
+    def column(self, name: str) -> Iterator[Any]:
+        """The arrays of one column, in order."""
 
     def check(self) -> None:
         """Raises :class:`ValueError` where its rows cannot be touched any more; before each row, and maybe after
@@ -409,8 +416,29 @@ class TableSource(RowSource):
             optional |= overview.optional
             negative |= overview.negative
             with_paths |= overview.with_paths
-        self._facts = Facts(optional, negative, set(schema.names) - with_paths)
+        self._facts = Facts(optional, negative, set(schema.names) - with_paths, self._text_classes())
         return found
+
+    def _text_classes(self) -> tuple[str, tuple[str, ...]] | None:
+        """The only column of texts that surely names the class of each row, unless numbers do; and the names. Raises
+        :class:`SourceError`."""
+        schema = self._first.schema
+        features = [(name, schema.field(name).type, self._features.get(name)) for name in schema.names]
+        named = [name for name, type, feature in features if is_text_label(name, type, feature)]
+        if self.sheet is not None or len(named) != 1 or any(is_label(*each) for each in features):
+            return None
+        texts, compute = LabelTexts(), load_pyarrow("pyarrow.compute")
+        for number, (_, path) in enumerate(self._found):
+            try:
+                with closing(self._opened(number)) as table:
+                    for some in table.column(named[0]):
+                        different = compute.unique(some.drop_null())
+                        texts.add(different.to_pylist(), len(some) - some.null_count)
+            except faults() as error:
+                raise SourceError(_named(path, error)) from error
+        coded = load_pyarrow("pyarrow.types").is_dictionary(schema.field(named[0]).type)
+        classes = texts.classes(coded=coded)
+        return None if classes is None else (named[0], classes)
 
     def _check_like_first(self, schema: Any) -> None:
         first = self._first.schema

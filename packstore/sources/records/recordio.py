@@ -32,26 +32,32 @@ from packstore.sources.rows import Row, RowSource, in_packing_order
 _SUFFIXES = (".rec",)
 _MAX_LABELS = 1 << 16
 _MAX_LIST = 1 << 32
+_FACES_LINE = re.compile(r"[01]\t([^\t]*[^\t\d.][^\t]*)\t\d+(?:\.0)?(?:\t[^\t]*)*")
+"""A line of InsightFace's lists: aligned or not, path, class; the number of its record is that of the line."""
 EXACT = 1 << 24
 """From here on, float32 has no longer every integer."""
 
 
 @dataclass(slots=True)
 class _Index:
-    """The records of a file that have an image, some 40 bytes each.
+    """The records of a file that are samples, some 40 bytes each.
 
     Attributes:
         places: Where their first parts begin.
-        sizes: Bytes of their images.
+        sizes: Bytes of their images; -1 for a record that ends before its image.
         labels: Their labels; the first of several.
-        keys: Their paths in the list beside the file; None without a list.
+        flags: How many labels each has after its header.
+        listed: Paths by number in the list beside the file; None without a list.
+        ids: The numbers of the records, for the list.
         damaged: Where nothing more can be read, and why.
     """
 
     places: array[int] = field(default_factory=lambda: array("q"))
     sizes: array[int] = field(default_factory=lambda: array("q"))
     labels: array[float] = field(default_factory=lambda: array("f"))
-    keys: list[str] | None = None
+    flags: array[int] = field(default_factory=lambda: array("L"))
+    listed: dict[int, str] | None = None
+    ids: array[int] = field(default_factory=lambda: array("Q"))
     damaged: tuple[int, str] | None = None
 
 
@@ -63,15 +69,13 @@ class _Facts:
         counts: Numbers of labels that records have.
         ids: Some record has another number than its own.
         further: Some record has a second number.
-        without: Number of records without an image.
-        is_faces: The first record is InsightFace's.
+        without: Number of InsightFace's records of identities, which have no image.
     """
 
     counts: set[int] = field(default_factory=set)
     ids: bool = False
     further: bool = False
     without: int = 0
-    is_faces: bool = False
 
 
 class RecordioSource(RowSource):
@@ -118,11 +122,11 @@ class RecordioSource(RowSource):
             found["label"] = Label()
         elif single:
             found["label"] = Array("float32")
-        if counts - {0}:
+        if counts - {0, 1} or (counts - {0} and not single):
             count = max(counts)
             name = "labels" if single else "label"
             found[name] = Array("float32", (count,)) if counts == {count} else Array("float32", ragged=True)
-        if self._facts.ids and not any(index.keys for index in self._index):
+        if self._facts.ids and self._keys is None:
             found["id"] = Array("uint64")
         if self._facts.further:
             found["id2"] = Array("uint64")
@@ -132,23 +136,32 @@ class RecordioSource(RowSource):
     def _is_single(self) -> bool:
         """A record has one label, or is a face, whose first label is its identity."""
         assert self._index
-        return self._facts.counts <= {0, 1} or self._facts.is_faces
+        return self._facts.counts <= {0, 1} or self._facts.without > 0
 
     def ignored(self) -> Mapping[str, int]:
         """See :meth:`RowSource.ignored`."""
-        without = self._facts.without
-        return {**self._passed, **({"records without an image (of InsightFace)": without} if without else {})}
+        return {**self._passed, **self.left_members()}
+
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
+        listed = sum(len(index.listed or ()) for index in self._index)
+        found = {
+            "records without an image (of InsightFace)": self._facts.without,
+            "lines of lists without a record": listed - sum(map(len, self._keys)) if self._keys is not None else 0,
+            "lines of lists that do not name all records": listed if self._keys is None else 0,
+        }
+        return {reason: count for reason, count in found.items() if count}
 
     def rows(self, split: str) -> Iterator[Row]:
         """See :meth:`RowSource.rows`."""
-        count = 0
+        count, keys = 0, self._keys
         for number, (its, path) in enumerate(self._shards):
             if its != split:
                 continue
             index = self._index[number]
             for i, (place, size) in enumerate(zip(index.places, index.sizes, strict=True)):
-                key = index.keys[i] if index.keys and self._has_keys else key_of(split, count)
-                yield Row(key, (number, place), size)
+                key = key_of(split, count) if keys is None else keys[number][i]
+                yield Row(key, (number, place), max(0, size))
                 count += 1
             if index.damaged is not None:
                 at, reason = index.damaged
@@ -199,9 +212,35 @@ class RecordioSource(RowSource):
         self._files.close()
 
     @cached_property
-    def _has_keys(self) -> bool:
-        keys = [key for index in self._index for key in index.keys or ()]
-        return len(keys) == sum(len(index.places) for index in self._index) and len(set(keys)) == len(keys)
+    def _keys(self) -> list[list[str]] | None:
+        """Paths of the images of each file, where the lists beside the files name all of them, each once. None without
+        lists. Raises :class:`AmbiguousSourceError` for lists that do not, unless the kind was named."""
+        if all(index.listed is None for index in self._index):
+            return None
+        found, seen, reason = [], set[str](), ""
+        for index, (_, path) in zip(self._index, self._shards, strict=True):
+            listed, name = index.listed, printable(path.with_suffix(".lst").name)
+            lacking = [identity for identity in index.ids if identity not in (listed or ())]
+            keys = [] if listed is None or lacking else [listed[identity] for identity in index.ids]
+            if listed is None:
+                reason = reason or f"{name} is missing, and other files have such a list"
+            elif lacking:
+                some = ", ".join(map(str, lacking[:3])) + (" …" if len(lacking) > 3 else "")
+                reason = reason or f"{name} has no line for {len(lacking):,} of {len(index.ids):,} records: {some}"
+            elif twice := len(keys) - len(set(keys)) + len(seen.intersection(keys)):
+                reason = reason or f"{name} has paths that come twice ({twice:,})"
+            seen.update(keys)
+            found.append(keys)
+        if not reason:
+            return found
+        if self.options.named:
+            return None
+        raise AmbiguousSourceError(
+            f"{printable(str(self.path))}: {reason}, so that the paths of the images are not known: complete the list, "
+            f"or number the images with --source {self.kind}",
+            [Answer(("--source", self.kind))],
+            self.path,
+        )
 
     @cached_property
     def _index(self) -> list[_Index]:
@@ -212,8 +251,8 @@ class RecordioSource(RowSource):
 
     def _indexed(self, number: int) -> _Index:
         index, file, path = _Index(), self._files[number], self._shards[number][1]
-        at, end, position, ids = 0, os.fstat(file.descriptor).st_size, 0, []
-        listed = self._listed(path)
+        at, end, position = 0, os.fstat(file.descriptor).st_size, 0
+        index.listed = self._listed(path)
         while at < end:
             try:
                 parts = list(_parts(file, at))
@@ -227,27 +266,21 @@ class RecordioSource(RowSource):
                 flag, label, identity, further = HEADER.unpack_from(head)
             else:
                 flag, label, identity, further = 0, 0.0, position, 0
-            image = total - HEADER.size - 4 * flag
             if flag and len(head) >= HEADER.size + 4:
                 (label,) = struct.unpack_from("<f", head, HEADER.size)
-            if image == 0 and flag and (position == 0 or self._facts.is_faces):
-                self._facts.is_faces = True
-                self._facts.without += 1
-            else:
-                index.places.append(at)
-                index.sizes.append(max(0, image))
-                index.labels.append(label)
-                if flag <= _MAX_LABELS and image >= 0:
-                    self._facts.counts.add(flag)
-                self._facts.ids = self._facts.ids or identity != position
-                self._facts.further = self._facts.further or further != 0
-                if listed is not None:
-                    ids.append(identity)
+            index.places.append(at)
+            index.sizes.append(max(-1, total - HEADER.size - 4 * flag))
+            index.labels.append(label)
+            index.flags.append(flag)
+            index.ids.append(identity)
+            self._facts.ids = self._facts.ids or identity != position
+            self._facts.further = self._facts.further or further != 0
             position += 1
             _, last, size = parts[-1]
             at = last + size + -size % 4
-        if listed is not None and all(identity in listed for identity in ids):
-            index.keys = [listed[identity] for identity in ids]
+        self._facts.without += _drop_identities(index)
+        whole = (flag for flag, size in zip(index.flags, index.sizes, strict=True) if size >= 0)
+        self._facts.counts.update(flag for flag in whole if flag <= _MAX_LABELS)
         return index
 
     def _listed(self, path: Path) -> dict[int, str] | None:
@@ -258,11 +291,13 @@ class RecordioSource(RowSource):
         found: dict[int, str] = {}
         try:
             if file.stat().st_size > _MAX_LIST:
-                return None
+                raise SourceError(f"{printable(str(file))} has more than {_MAX_LIST:,} bytes: it is no list of images")
             with file.open(encoding="utf-8", errors="surrogateescape") as lines:
-                for line in lines:
+                for place, line in enumerate(lines, 1):
                     number, _, rest = line.rstrip("\r\n").partition("\t")
                     name = rest.rpartition("\t")[2]
+                    if (own := _FACES_LINE.fullmatch(line.rstrip("\r\n"))) is not None:
+                        number, name = str(place), own[1].lstrip("/")
                     if not re.fullmatch(r"\d{1,18}", number) or int(number) in found or not name:
                         raise SourceError(
                             f"{printable(str(file))}: {printable(line[:80].strip())} is no line of a list"
@@ -271,6 +306,23 @@ class RecordioSource(RowSource):
         except OSError as error:
             raise SourceError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from None
         return found
+
+
+def _drop_identities(index: _Index) -> int:
+    """Drops InsightFace's records without an image, the first of a file and those of identities at its end, and returns
+    their number. If there is nothing at one end, records without an image are InsightFace's only by their labels."""
+    stop = len(index.sizes)
+    while stop and not index.sizes[stop - 1]:
+        stop -= 1
+    first = int(stop > 0 and not index.sizes[0])
+    trailing = index.flags[stop:]
+    is_faces = (first and (trailing or index.flags[0])) or (trailing and min(trailing) > 1)
+    if not stop or not is_faces:
+        return 0
+    for values in (index.places, index.sizes, index.labels, index.flags, index.ids):
+        del values[stop:]
+        del values[:first]
+    return first + len(trailing)
 
 
 def _parts(file: OpenFile, at: int) -> Iterator[tuple[int, int, int]]:

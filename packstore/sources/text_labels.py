@@ -1,0 +1,43 @@
+"""Columns of texts that name the class of each sample, in tables and arrays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+_WORDS = frozenset(["y", "label", "labels", "class", "category", "target", "targets"])
+_MAX_CLASSES, _LONGEST_NAME = 1 << 16, 200
+
+
+def words_of(name: str) -> list[str]:
+    """The words and numbers of a name, in lower case: ``trainX_2`` are ``train``, ``x``, ``2``."""
+    parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return [word.lower() for word in re.findall(r"[A-Za-z]+|\d+", parted)]
+
+
+def is_label_name(words: Sequence[str]) -> bool:
+    """Whether a column of texts is called as labels are: ``label``, ``class_name`` …"""
+    return not _WORDS.isdisjoint(words) and _WORDS.union(["name"]).issuperset(words)
+
+
+class LabelTexts:
+    """Collects the different texts of a column, as long as they may be names of classes."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._names: set[str] | None = set()
+
+    def add(self, texts: Iterable[str], rows: int) -> None:
+        """Adds the different texts of some rows."""
+        self.rows += rows
+        if self._names is not None:
+            self._names.update(texts)
+            if len(self._names) > _MAX_CLASSES or not all(0 < len(name) <= _LONGEST_NAME for name in self._names):
+                self._names = None
+
+    def classes(self, *, coded: bool = False, order: Collection[str] = ()) -> tuple[str, ...] | None:
+        """The names of the classes, sorted, or in an ``order`` that has all of them; None for texts that may be
+        anything: mostly different ones, unless they are ``coded`` by dictionary."""
+        if not self._names or (2 * len(self._names) > self.rows and not coded):
+            return None
+        return tuple(order) if self._names.issubset(order) else tuple(sorted(self._names))
