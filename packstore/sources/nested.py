@@ -11,6 +11,7 @@ from pathlib import Path
 from packstore.core.errors import PackstoreError
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Kind
+from packstore.sources.ignoring import is_ignored
 from packstore.sources.listing import is_image_name, is_passed_over
 from packstore.sources.remote import RemotePath
 
@@ -74,4 +75,4 @@ def _visible(path: Path) -> list[Path]:
                 names = [entry.name for entry in islice(entries, _LOOKED_AT)]
     except OSError:
         return []
-    return [path / name for name in sorted(names) if not is_passed_over(name)]
+    return [path / name for name in sorted(names) if not is_passed_over(name) and not is_ignored(path / name)]

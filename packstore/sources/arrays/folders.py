@@ -15,6 +15,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo
 from packstore.sources.base import stamp_of
+from packstore.sources.ignoring import visible_paths
 
 _MAX_JSON, _MAX_FOLDERS, _MAX_DEPTH = 1 << 24, 1000, 8
 _MAX_RATIO = 1100
@@ -90,7 +91,7 @@ def array_folders(
         if found is not None and is_array(found):
             yield name, folder, found
         elif (found is not None or groups) and depth < _MAX_DEPTH:
-            inside = sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name[0] != ".")
+            inside = sorted(each.name for each in visible_paths(folder) if each.is_dir() and each.name[0] != ".")
             waiting += [(f"{name}/{each}" if name else each, folder / each, depth + 1) for each in inside]
 
 
