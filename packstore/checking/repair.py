@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -77,6 +77,7 @@ def repair(
     image_key: str | None = None,
     label_key: str | None = None,
     layout: str | None = None,
+    ignore: str | Sequence[str] = (),
     partial: bool = False,
     workers: int | None = None,
     decoder: str = "auto",
@@ -97,6 +98,7 @@ def repair(
         image_key: Array of the images in the source; None for what ``convert`` was given, and so with the next two.
         label_key: Array of its class numbers.
         layout: Order of the images' axes.
+        ignore: Patterns of what to leave out of the source; none for those that ``convert`` was given.
         partial: Write the store even when some records are lost, without these.
         workers: Threads; None for one a core.
         decoder: Name of the decoder.
@@ -138,6 +140,7 @@ def repair(
                 image_key=image_key,
                 label_key=label_key,
                 layout=layout,
+                ignore=ignore,
                 max_pixels=max_pixels,
                 packed_as=manifest,
                 skip_bad=bool(manifest.skipped),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,7 @@ class VerifyOptions:
     image_key: str | None = None
     label_key: str | None = None
     layout: str | None = None
+    ignore: str | Sequence[str] = ()
     workers: int | None = None
     decoder: str = "auto"
     max_pixels: int = MAX_PIXELS
@@ -99,6 +101,7 @@ def verify(
     image_key: str | None = None,
     label_key: str | None = None,
     layout: str | None = None,
+    ignore: str | Sequence[str] = (),
     workers: int | None = None,
     decoder: str = "auto",
     max_pixels: int = MAX_PIXELS,
@@ -123,6 +126,7 @@ def verify(
         image_key: Array of the images in that source; None for what ``convert`` was given, and so with the next two.
         label_key: Array of its class numbers.
         layout: Order of the images' axes.
+        ignore: Patterns of what to leave out of the source; none for those that ``convert`` was given.
         workers: Threads; None for one a core.
         decoder: Name of the decoder.
         max_pixels: An image whose header says more pixels is not decoded and counts as damaged; bounds the memory as
@@ -147,6 +151,7 @@ def verify(
         image_key=image_key,
         label_key=label_key,
         layout=layout,
+        ignore=ignore,
         workers=workers,
         decoder=decoder,
         max_pixels=max_pixels,
@@ -242,6 +247,7 @@ class _Verification:
             image_key=options.image_key,
             label_key=options.label_key,
             layout=options.layout,
+            ignore=options.ignore,
             max_pixels=options.max_pixels,
             packed_as=self.reader.manifest,
             skip_bad=bool(self.reader.manifest.skipped),

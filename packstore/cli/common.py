@@ -128,8 +128,10 @@ class PluginChoice(click.Choice):  # type: ignore[type-arg]
 
 
 def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options for sources whose samples lie in named arrays."""
+    """Adds the options that say which part of SOURCE is read: what to leave out, and which arrays to take."""
+    ignore_help = "Leave out files and folders of SOURCE, as .gitignore does: '*.txt', 'masks/'. Repeatable."
     for option in (
+        click.option("--ignore", multiple=True, metavar="PATTERN", help=ignore_help),
         click.option("--layout", metavar="AXES", help="HDF5, npz …: order of the images' axes, e.g. NCHW."),
         click.option("--label-key", metavar="NAME", help="HDF5, npz …: the array of class numbers."),
         click.option("--image-key", metavar="NAME", help="HDF5, npz …: the array of images."),
@@ -208,8 +210,9 @@ def pasted(path: Path | str) -> str:
 
 def pasted_options(options: Mapping[str, Any]) -> str:
     """Those of :func:`source_options` that are given, for a command that is shown, each behind a space."""
-    given = {name: value for name, value in options.items() if value is not None}
-    return "".join(f" --{name.removesuffix('_kind').replace('_', '-')} {pasted(v)}" for name, v in given.items())
+    given = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else (v,))]
+    shown = [(name.removesuffix("_kind").replace("_", "-"), value) for name, value in given if value is not None]
+    return "".join(f" --{name} {pasted(value)}" for name, value in shown)
 
 
 @contextmanager

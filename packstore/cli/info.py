@@ -76,7 +76,7 @@ def info(
         from packstore.seeing.charts import check_chart
 
         check_chart(plot)
-    if any(value is not None for value in options.values()):
+    if any(value not in (None, ()) for value in options.values()):
         _no_chart(plot)
         _show_source(path, as_json, options)
         return

@@ -83,8 +83,8 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     from packstore.objects import RemoteError
     from packstore.stores import format_of
 
-    of_source = ("labels", "source_kind", "image_key", "label_key", "layout")
-    if options["against"] is None and any(options[name] is not None for name in of_source):
+    of_source = ("labels", "source_kind", "image_key", "label_key", "layout", "ignore")
+    if options["against"] is None and any(options[name] not in (None, ()) for name in of_source):
         raise click.UsageError("--labels, --source and the like describe what --against names; add --against SOURCE")
     try:
         with expecting_store(path), progress_bar(quiet or as_json) as progress:

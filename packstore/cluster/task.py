@@ -48,7 +48,8 @@ class Job:
         source = self.plan.source
         options = source.options
         opening: dict[str, Any] = {"path": source.path, "kind": source.kind, "labels": options.labels}
-        opening |= {"max_pixels": options.max_pixels, "skip_bad": options.skip_bad, **options.array_names}
+        opening |= {"max_pixels": options.max_pixels, "skip_bad": options.skip_bad, "ignore": options.ignore}
+        opening |= options.array_names
         versions = libraries(self.plan)
         return _taken_over, (replace(self.plan, source=cast("Source", None)), self.run, opening, versions)
 

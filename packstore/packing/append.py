@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,6 +94,7 @@ def append(
     image_key: str | None = None,
     label_key: str | None = None,
     layout: str | None = None,
+    ignore: str | Sequence[str] = (),
     on_duplicate: OnDuplicate = "raise",
     on_error: Literal["raise", "skip"] = "raise",
     check: Literal["header", "decode", "none"] = "header",
@@ -119,6 +120,7 @@ def append(
         image_key: As for :func:`packstore.convert`.
         label_key: Likewise.
         layout: Likewise.
+        ignore: Likewise.
         on_duplicate: What to do with a key that the store has: ``raise``, or ``skip`` the sample. ``unchecked`` reads
             no keys, for a caller who knows that all differ.
         on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
@@ -146,6 +148,7 @@ def append(
         image_key=image_key,
         label_key=label_key,
         layout=layout,
+        ignore=ignore,
         on_duplicate=on_duplicate,
         on_error=on_error,
         check=check,

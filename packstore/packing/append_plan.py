@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,6 +47,7 @@ class AppendOptions:
     image_key: str | None = None
     label_key: str | None = None
     layout: str | None = None
+    ignore: str | Sequence[str] = ()
     on_duplicate: OnDuplicate = "raise"
     on_error: Literal["raise", "skip"] = "raise"
     check: Literal["header", "decode", "none"] = "header"
@@ -157,6 +158,7 @@ def _open(source: Path, options: AppendOptions) -> Source:
         image_key=options.image_key,
         label_key=options.label_key,
         layout=options.layout,
+        ignore=options.ignore,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
     )

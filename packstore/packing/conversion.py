@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +51,7 @@ def convert(
     image_key: str | None = None,
     label_key: str | None = None,
     layout: str | None = None,
+    ignore: str | Sequence[str] = (),
     fields: Mapping[str, Field | str] | None = None,
     split: str | None = None,
     format: str | None = None,
@@ -92,6 +93,7 @@ def convert(
         image_key: Of a source of named arrays (HDF5, npz …): the array that holds the images, where that is not clear.
         label_key: Of such a source: the array that holds the class numbers.
         layout: Of such a source: the order of the images' axes, such as ``NHWC``, ``NCHW`` or ``NHW``.
+        ignore: Patterns of files and folders to leave out, as ``.gitignore`` has them: ``*.txt``, ``masks/``.
         fields: Of a dataset: declarations by name, such as ``{"image": "image", "label": packstore.Label(classes)}``;
             values of other names are left out. None infers them from the first samples. A later sample that does not
             fit is a bad sample.
@@ -143,6 +145,7 @@ def convert(
         image_key=image_key,
         label_key=label_key,
         layout=layout,
+        ignore=ignore,
         split=split,
         format=format,
         encoding=encoding,
@@ -187,8 +190,10 @@ def _plan_of_dataset(
     progress: ProgressCallback,
 ) -> Plan:
     for_paths = (options.source_kind, options.labels, options.image_key, options.label_key, options.layout)
-    if any(value is not None for value in for_paths):
-        raise UsageError("source_kind, labels, image_key, label_key and layout are for paths, not for a dataset")
+    if options.ignore or any(value is not None for value in for_paths):
+        raise UsageError(
+            "source_kind, labels, image_key, label_key, layout and ignore are for paths, not for a dataset"
+        )
     by_split = isinstance(data, Mapping)
     if by_split and not all(isinstance(name, str) and name for name in data):
         raise UsageError("a dict of datasets has the names of the splits as its keys")

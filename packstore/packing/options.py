@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,7 @@ from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.core.sizes import parse_bytes
 from packstore.images.normalization import MeanAndStd, as_normalization
 from packstore.images.sniff import MAX_PIXELS
+from packstore.sources.ignoring import check_patterns
 
 _CLUSTER = re.compile(r"processes:0*[1-9][0-9]{0,3}|ray(:.+)?")
 
@@ -27,6 +29,7 @@ class ConvertOptions:
     image_key: str | None = None
     label_key: str | None = None
     layout: str | None = None
+    ignore: str | Sequence[str] = ()
     split: str | None = None
     format: str | None = None
     encoding: str | None = None
@@ -61,6 +64,7 @@ class ConvertOptions:
         for name in ("workers", "shard_size", "max_pixels"):
             if name == "max_pixels" or getattr(self, name) is not None:
                 whole(name, getattr(self, name))
+        object.__setattr__(self, "ignore", check_patterns(self.ignore))
         true_or_false(overwrite=self.overwrite, restart=self.restart)
         if self.fit is not None and self.size is None:
             raise UsageError("fit says how an image comes to a size: give a size too")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -91,6 +92,7 @@ def make_plan(
         image_key=options.image_key,
         label_key=options.label_key,
         layout=options.layout,
+        ignore=options.ignore,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
         progress=progress,
@@ -373,6 +375,8 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         "split": plan.options.split,
         **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
     }
+    if plan.source.options.ignore:
+        options["ignore"] = json.dumps(plan.source.options.ignore)
     store = plan.survey.store
     if store is not None and not encode.resizes:
         # What shaped the pixels is what shaped them in the first place.

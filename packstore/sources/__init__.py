@@ -5,6 +5,7 @@ A kind is imported when it is asked whether a path is its own. May import ``core
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from packstore.sources.annotations import annotated, find_all
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.contents import contents_of
+from packstore.sources.ignoring import check_patterns, ignore_rules, ignoring
 from packstore.sources.nested import find_within, folders_like_splits, only_folder, unlike_classes
 from packstore.sources.refusals import (
     incomplete,
@@ -52,6 +54,7 @@ def open_source(
     image_key: str | None = None,
     label_key: str | None = None,
     layout: str | None = None,
+    ignore: str | Sequence[str] = (),
     progress: ProgressCallback = no_progress,
 ) -> Source:
     """Opens the source at ``path``.
@@ -71,6 +74,8 @@ def open_source(
         image_key: See :class:`SourceOptions`.
         label_key: See :class:`SourceOptions`.
         layout: See :class:`SourceOptions`.
+        ignore: Patterns of files and folders to be treated as not there: ``*.txt``, ``masks``, ``train/extra``. None
+            means those that ``packed_as`` was packed with.
         progress: Called when an object is fetched.
 
     Raises:
@@ -89,6 +94,7 @@ def open_source(
         image_key=image_key,
         label_key=label_key,
         layout=layout,
+        ignore=check_patterns(ignore) or _recorded_patterns(packed_as),
     )
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):
@@ -116,7 +122,7 @@ def _opened(place: Path, named: Kind | None, options: SourceOptions, packed_as: 
         raise SourceError(_unreachable(place, error)) from None
     if named is not None and not named.reads(place):
         raise OnlyCopiedError(f"{printable(str(place))} is of kind {named.name}")
-    with _asking_about(place), kept_indexes(), known_buckets():
+    with ignoring(place, ignore_rules(options.ignore)), _asking_about(place), kept_indexes(), known_buckets():
         if named is None:
             try:
                 with known_folders():
@@ -160,6 +166,15 @@ def _recorded_names(packed_as: Manifest, options: SourceOptions) -> dict[str, An
         return {}
     recorded = {name: packed_as.options.get(name) for name in options.array_names}
     return {name: value for name, value in recorded.items() if isinstance(value, str)}
+
+
+def _recorded_patterns(packed_as: Manifest | None) -> tuple[str, ...]:
+    """The patterns of ``ignore`` that a store was packed with."""
+    recorded = None if packed_as is None else packed_as.options.get("ignore")
+    try:
+        return check_patterns(json.loads(recorded)) if isinstance(recorded, str) else ()
+    except ValueError:
+        return ()
 
 
 def _takes_not(kind: Kind, options: SourceOptions) -> UsageError:

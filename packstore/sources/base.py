@@ -23,6 +23,7 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import UrlPath
 from packstore.images.sniff import MAX_PIXELS
+from packstore.sources.ignoring import check_patterns, ignore_rules
 from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import FolderTree
@@ -58,6 +59,8 @@ class SourceOptions:
         image_key: Name of the array that holds the images; for kinds whose samples lie in named arrays.
         label_key: Name of the array that holds the class numbers; likewise.
         layout: Order of the axes of that array: ``NHWC``, ``NCHW``, ``NHW``, ``HWCN`` …; likewise.
+        ignore: Patterns of files and folders that are treated as not there, see
+            :class:`packstore.sources.ignoring.IgnoreRules`.
     """
 
     labels: Path | None = None
@@ -67,9 +70,11 @@ class SourceOptions:
     image_key: str | None = None
     label_key: str | None = None
     layout: str | None = None
+    ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         text_or_none(**self.array_names)
+        check_patterns(self.ignore)
         if self.layout is not None and sorted(self.layout) not in (sorted("NHW"), sorted("NHWC")):
             raise UsageError(
                 f"layout should name the axes N (samples), H, W and C (channels) in their order, such as NHWC or NCHW, "
@@ -283,6 +288,7 @@ class Source(ABC):
     def identity(self) -> str:
         """What tells this source from others, for going on with an interrupted conversion."""
         names = [f" {name}={value}" for name, value in self.options.array_names.items() if value is not None]
+        names += [f" ignore={pattern}" for pattern in self.options.ignore]
         return os.fsencode(self.path.resolve()).decode("utf-8", "backslashreplace") + "".join(names)
 
     def stamp(self) -> str:
@@ -311,7 +317,13 @@ class Source(ABC):
     def ledger(self, claims: Claims) -> Ledger:
         """Lists all files and gives each its role."""
         self.claim_files(claims)
-        return make_ledger(self.listed_files(), claims, self.left_reason, self.left_members())
+        rules = ignore_rules(self.options.ignore)
+        return make_ledger(
+            self.listed_files(),
+            claims,
+            lambda folder, name: rules.reason(folder, name) or self.left_reason(folder, name),
+            self.left_members(),
+        )
 
     def claim_paths(self, claims: Claims, paths: Iterable[Path], role: Role = Role.PACKED) -> None:
         """Claims files on disk, by their paths relative to the source. Others are none of its files."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.images.engine import stat_files
 from packstore.images.sniff import begins_like_image
 from packstore.images.unread import UNREAD_SUFFIXES
+from packstore.sources.ignoring import IGNORED, IgnoreRules
 
 IMAGE_SUFFIXES = (
     # torchvision.datasets.folder.IMG_EXTENSIONS
@@ -206,6 +208,30 @@ def count_passed_over(names: list[str], ignored: Counter[str] | None) -> None:
         return
     for name in names:
         count_reason(reason_for(name), ignored)
+
+
+def visible_part(
+    listing: Listing,
+    rules: IgnoreRules,
+    directory: str,
+    names: Iterable[tuple[str, bool]],
+    ignored: Counter[str] | None,
+) -> Listing:
+    """A listing without what the rules hide. Counts what is passed over of ``names``, all that lie there."""
+    prefix = f"{directory}/" if directory else ""
+    kept = [n for n, name in enumerate(listing.images) if not rules.hides(prefix + name)]
+    folders = [name for name in listing.directories if not rules.hides(prefix + name, True)]
+    if ignored is not None:
+        used = {*listing.images, *listing.directories}
+        for name, is_folder in names:
+            if rules.hides(prefix + name, is_folder):
+                count_reason(IGNORED, ignored)
+            elif name not in used:
+                count_reason(reason_for(name), ignored)
+    images, sizes, modified, changed = (
+        [column[n] for n in kept] for column in (listing.images, listing.sizes, listing.modified, listing.changed)
+    )
+    return Listing(listing.identity, images, sizes, modified, changed, folders)  # type: ignore[arg-type]
 
 
 def count_reason(reason: str, counts: Counter[str]) -> None:

@@ -11,7 +11,11 @@ from pathlib import Path
 from packstore.core.errors import PackstoreError, printable
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Kind
+<<<<<<< HEAD
 from packstore.sources.contents import Contents
+=======
+from packstore.sources.ignoring import is_ignored
+>>>>>>> questions
 from packstore.sources.listing import is_image_name, is_passed_over
 from packstore.sources.remote import RemotePath
 
@@ -124,4 +128,4 @@ def _visible(path: Path) -> list[Path]:
         names = [place.name for place in path.iterdir()] if isinstance(path, RemotePath) else os.listdir(path)
     except OSError:
         return []
-    return [path / name for name in sorted(names) if not is_passed_over(name)]
+    return [path / name for name in sorted(names) if not is_passed_over(name) and not is_ignored(path / name)]

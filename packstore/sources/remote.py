@@ -25,6 +25,7 @@ from packstore.core.errors import SampleError, SourceError, UsageError, printabl
 from packstore.core.urls import UrlPath, location
 from packstore.images.sniff import begins_like_image
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, RemoteError, open_objects
+from packstore.sources.ignoring import active_rules
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_image_name, is_passed_over
 from packstore.sources.tree import Found, Tree, changed_since
 
@@ -211,10 +212,11 @@ class ObjectTree(Tree):
 
     def __init__(self, path: RemotePath) -> None:
         self.root = str(path)
+        self.rules = active_rules(path)
         self._bucket, self._top = path.within()
         self._md5, self._proven = True, False
 
-    def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
+    def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         found = self._names(directory)
         if not found:
             raise SourceError(f"{self.name(directory)} cannot be listed: nothing lies there")
@@ -240,16 +242,16 @@ class ObjectTree(Tree):
             directories,
         )
 
-    def names(self, directory: str) -> Sequence[tuple[str, bool]]:
+    def list_names(self, directory: str) -> Sequence[tuple[str, bool]]:
         return sorted([(name, info is None) for name, info in self._names(directory).items()])
 
-    def stat(self, file: str) -> Found:
+    def stat_any(self, file: str) -> Found:
         info = self._find(file)
         if info is None:
             return Found(NO_FILE, is_directory=True)
         return Found(info.nbytes, _nanoseconds(info), _version(info))
 
-    def start(self, file: str, size: int) -> bytes:
+    def read_start(self, file: str, size: int) -> bytes:
         try:
             info = self._find(file)
         except FileNotFoundError:

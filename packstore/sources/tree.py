@@ -20,6 +20,7 @@ from typing import IO, NamedTuple
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.files import open_regular
 from packstore.images.engine import read_files
+from packstore.sources.ignoring import IgnoreRules, active_rules
 from packstore.sources.listing import (
     NO_FILE,
     Identity,
@@ -28,6 +29,7 @@ from packstore.sources.listing import (
     is_directory,
     is_image_name,
     list_directory,
+    visible_part,
 )
 
 _NAME = attrgetter("name")
@@ -62,29 +64,53 @@ class Tree(ABC):
     Attributes:
         root: What it is called in messages.
         above: The directories above the root: a link to any of them leads back to it.
+        rules: What is hidden by ``--ignore``: treated as not there by all methods but :meth:`every`.
     """
 
     root: str
     above: tuple[Identity, ...] = ()
+    rules: IgnoreRules = IgnoreRules()
 
-    @abstractmethod
     def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         """The images and directories in a directory. Counts what is passed over in ``ignored``, by reason.
 
         Raises :class:`SourceError` when it cannot be listed."""
+        if not self.rules:
+            return self.list_all(directory, ignored)
+        return visible_part(self.list_all(directory, None), self.rules, directory, self.list_names(directory), ignored)
 
-    @abstractmethod
     def names(self, directory: str) -> Sequence[tuple[str, bool]]:
         """All names in a directory, sorted, each with whether it is a directory or a link to one. Nothing if it cannot
         be listed."""
+        names = self.list_names(directory)
+        return self.rules.visible(directory, names) if self.rules else names
 
-    @abstractmethod
     def stat(self, file: str) -> Found:
         """What lies under a name. Raises :class:`OSError` where nothing does."""
+        found = self.stat_any(file)
+        if self.rules.hides(file, found.is_directory):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
+        return found
 
-    @abstractmethod
     def start(self, file: str, size: int) -> bytes:
         """The first ``size`` bytes of a file; none where it cannot be read."""
+        return b"" if self.rules.hides(file) else self.read_start(file, size)
+
+    @abstractmethod
+    def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
+        """:meth:`list` without rules."""
+
+    @abstractmethod
+    def list_names(self, directory: str) -> Sequence[tuple[str, bool]]:
+        """:meth:`names` without rules."""
+
+    @abstractmethod
+    def stat_any(self, file: str) -> Found:
+        """:meth:`stat` without rules."""
+
+    @abstractmethod
+    def read_start(self, file: str, size: int) -> bytes:
+        """:meth:`start` without rules."""
 
     @abstractmethod
     def part(self, file: str, place: int, size: int) -> bytes:
@@ -138,24 +164,26 @@ class Tree(ABC):
                     heapq.heappush(waiting, (prefix + name, inside))
 
     def folders(
-        self, left_out: Callable[[str], bool], top: str = ""
+        self, left_out: Callable[[str], bool], top: str = "", every: bool = False
     ) -> Iterator[tuple[str, Sequence[tuple[str, bool]]]]:
         """Yields each directory at and below ``top`` and its :meth:`names`, near ones first, without those of names
-        that are ``left_out``. Follows links, but none to a directory above itself."""
+        that are ``left_out``; with ``every``, those too that ``rules`` hide. Follows links, but none to a directory
+        above itself."""
+        list_names = self.list_names if every else self.names
         waiting: deque[tuple[str, tuple[Identity, ...]]] = deque([(top, self.above)])
         while waiting:
             directory, above = waiting.popleft()
             identity = self.identity(directory)
             if identity is None or identity in above:
                 continue
-            names = self.names(directory)
+            names = list_names(directory)
             yield directory, names
             prefix, above = f"{directory}/" if directory else "", (*above, identity)
             waiting.extend((prefix + name, above) for name, is_folder in names if is_folder and not left_out(name))
 
     def every(self) -> Iterator[tuple[str, Sequence[tuple[str, bool]]]]:
-        """Yields each directory and its :meth:`names`, hidden ones too."""
-        return self.folders(lambda _: False)
+        """Yields each directory and its :meth:`names`, hidden ones too, and those that ``rules`` hide."""
+        return self.folders(lambda _: False, every=True)
 
     def identity(self, directory: str) -> Identity | None:
         """What tells a directory from all others, whatever links lead there; None if it is gone."""
@@ -186,13 +214,14 @@ class FolderTree(Tree):
 
     def __init__(self, path: Path) -> None:
         self.root = str(path.absolute())  # a later change of the working directory does not matter
+        self.rules = active_rules(path)
         self.above = tuple(_identity(parent) for parent in Path(self.root).resolve().parents)
         self._threads = threading.local()
 
-    def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
+    def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         return list_directory(f"{self.root}/{directory}" if directory else self.root, ignored)
 
-    def names(self, directory: str) -> Sequence[tuple[str, bool]]:
+    def list_names(self, directory: str) -> Sequence[tuple[str, bool]]:
         try:
             with os.scandir(f"{self.root}/{directory}") as entries:
                 found = list(entries)
@@ -214,7 +243,7 @@ class FolderTree(Tree):
         """The name of a file settles it for most folders, without a listing."""
         place = Path(f"{self.root}/{top}")
         try:
-            if _identity(place) not in above:
+            if not self.rules and _identity(place) not in above:
                 with os.scandir(place) as entries:
                     if any(not is_directory(entry) and is_image_name(entry.name) for entry in entries):
                         return True
@@ -222,7 +251,7 @@ class FolderTree(Tree):
             pass  # a listing says why
         return super().holds_images(top, above)
 
-    def stat(self, file: str) -> Found:
+    def stat_any(self, file: str) -> Found:
         try:
             found = os.stat(f"{self.root}/{file}")  # noqa: PTH116 - one call for each of many files
         except ValueError as error:  # a null byte, as lists of files may have one
@@ -231,7 +260,7 @@ class FolderTree(Tree):
             return Found(NO_FILE, is_directory=stat.S_ISDIR(found.st_mode))
         return Found(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
-    def start(self, file: str, size: int) -> bytes:
+    def read_start(self, file: str, size: int) -> bytes:
         try:
             descriptor = open_regular(Path(f"{self.root}/{file}"))
             with os.fdopen(descriptor, "rb") as opened:
@@ -309,12 +338,12 @@ class KnownFolder(FolderTree):
         self._kept: IO[bytes] | None = tempfile.SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - see forget()
         self._places: dict[str, tuple[int, int]] = {}
 
-    def names(self, directory: str) -> Sequence[tuple[str, bool]]:
+    def list_names(self, directory: str) -> Sequence[tuple[str, bool]]:
         if self._kept is None:
-            return super().names(directory)
+            return super().list_names(directory)
         place = self._places.get(directory)
         if place is None:
-            names = super().names(directory)
+            names = super().list_names(directory)
             text = "/".join([f"\0{name}" if is_folder else name for name, is_folder in names])
             raw = text.encode("utf-8", "surrogateescape")
             start = self._kept.seek(0, os.SEEK_END)

@@ -37,6 +37,7 @@ from packstore.sources.base import (
     Kind,
     SourceOptions,
 )
+from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import identifier
 from packstore.sources.refusals import first_bytes
@@ -291,11 +292,13 @@ def find_shards(path: Path) -> list[tuple[str, Path]]:
     if not path.is_dir():
         return [("", path)] if path.is_file() else []
     found: list[tuple[str, Path]] = []
-    top = sorted(os.listdir(path))  # names alone: in a folder of images there may be any number
+    top = sorted(
+        each.name for each in visible_paths(path)
+    )  # names alone: in a folder of images there may be any number
     found += ((_split_of(name), path / name) for name in top if _is_shard(path, name))
     for folder in top:
         if folder.lower() in SPLIT_ORDER and (path / folder).is_dir():
-            names = sorted(os.listdir(path / folder))
+            names = sorted(each.name for each in visible_paths(path / folder))
             found += ((folder.lower(), path / folder / name) for name in names if _is_shard(path / folder, name))
     without = [file for split, file in found if not split]
     if without and len(without) < len(found):

@@ -17,6 +17,7 @@ from packstore.images.sniff import begins_like_image
 from packstore.sources.archives.index import NOWHERE, Index, Member, OpenFile
 from packstore.sources.archives.zip import DEFLATED, LOCAL, STORED, inflate
 from packstore.sources.base import SPLIT_ORDER, stamp_of
+from packstore.sources.ignoring import active_rules
 from packstore.sources.inflating import GzipReader
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_image_name, is_passed_over
 from packstore.sources.tree import Found, Tree
@@ -34,6 +35,7 @@ class ArchiveTree(Tree):
 
     def __init__(self, path: Path, index: Index) -> None:
         self.root = str(path)
+        self.rules = active_rules(path)
         self._path = path
         self._index = index
         self._top = self._find_top()
@@ -43,7 +45,7 @@ class ArchiveTree(Tree):
         self._inflaters: dict[int, GzipReader] = {}
         self._inflating = threading.Lock()
 
-    def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
+    def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         table = self._index.table
         passed: list[str] = []
         images: list[str] = []
@@ -69,7 +71,7 @@ class ArchiveTree(Tree):
         first = hash(place)  # a directory of an archive has no identity but its path
         return Listing((-1, first), [images[i] for i in order], sizes, modified, [0] * len(order), directories)
 
-    def names(self, directory: str) -> Sequence[tuple[str, bool]]:
+    def list_names(self, directory: str) -> Sequence[tuple[str, bool]]:
         children = self._index.children(self._inside(directory))
         return sorted([(raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children])
 
@@ -87,7 +89,7 @@ class ArchiveTree(Tree):
                 [(raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children],
             )
 
-    def stat(self, file: str) -> Found:
+    def stat_any(self, file: str) -> Found:
         place = self._inside(file)
         number = self._index.find(place)
         if number is None:
@@ -97,7 +99,7 @@ class ArchiveTree(Tree):
         member = self._index.member(number)
         return Found(NO_FILE if member.place == NOWHERE else member.size, member.modified_ns)
 
-    def start(self, file: str, size: int) -> bytes:
+    def read_start(self, file: str, size: int) -> bytes:
         number = self._index.find(self._inside(file))
         return b"" if number is None else self._start(number, size)
 

@@ -18,7 +18,11 @@ from packstore.sources.arrays.classes import ATTRIBUTES
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo
 from packstore.sources.base import stamp_of
+<<<<<<< HEAD
 from packstore.sources.ledger import Claims, Role
+=======
+from packstore.sources.ignoring import visible_paths
+>>>>>>> questions
 
 _MAX_JSON, _MAX_FOLDERS, _MAX_DEPTH = 1 << 24, 1000, 8
 _GROUP_FILES = ("zarr.json", ".zgroup", ".zattrs", ".zmetadata", "attributes.json")
@@ -108,7 +112,7 @@ def array_folders(
         if found is not None and is_array(found):
             yield name, folder, found
         elif (found is not None or groups) and depth < _MAX_DEPTH:
-            inside = sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name[0] != ".")
+            inside = sorted(each.name for each in visible_paths(folder) if each.is_dir() and each.name[0] != ".")
             waiting += [(f"{name}/{each}" if name else each, folder / each, depth + 1) for each in inside]
 
 

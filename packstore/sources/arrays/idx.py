@@ -28,6 +28,7 @@ from packstore.sources.arrays.choosing import Choice, Chosen, Part
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.ignoring import visible_paths
 from packstore.sources.inflating import GzipReader
 from packstore.sources.listing import folders_in, is_passed_over
 from packstore.sources.refusals import first_bytes
@@ -82,7 +83,7 @@ class IdxSource(ArraySource):
             )
         found: dict[str, Path] = {}
         ignored = Counter[str]()
-        for file in sorted(folders[0].iterdir()):  # x before x.gz
+        for file in sorted(visible_paths(folders[0])):  # x before x.gz
             if _match(file):
                 found.setdefault(file.name.removesuffix(".gz"), file)
             elif file.is_file():
@@ -246,7 +247,7 @@ def _folders(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
     for places in ([path], [path / "raw"], [each / "raw" for each in folders_in(path)]):
-        found = [place for place in places if place.is_dir() and any(map(_match, place.iterdir()))]
+        found = [place for place in places if place.is_dir() and any(map(_match, visible_paths(place)))]
         if found:
             return found
     return []

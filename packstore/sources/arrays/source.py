@@ -26,6 +26,7 @@ from packstore.sources.arrays.exported import EXPORTED_SHAPE, exported
 from packstore.sources.arrays.stored import ArrayInfo, Blocks, OpenArrays, block_rows, row_bytes
 from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
 from packstore.sources.dataset import key_of
+from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.text_labels import words_of
@@ -83,7 +84,7 @@ class ArraySource(RowSource):
             return [path], Counter()
         found, ignored = [], Counter[str]()
         for folder in [path, *_split_folders(path)]:
-            for file in sorted(folder.iterdir()):
+            for file in sorted(visible_paths(folder)):
                 if is_passed_over(file.name):
                     ignored["hidden"] += 1
                 elif cls.takes_file(file):
@@ -108,14 +109,14 @@ class ArraySource(RowSource):
         """Of a folder: whether it holds nothing but such files, directly or in folders of splits."""
         found = False
         for folder in [path, *_split_folders(path)]:
-            for file in folder.iterdir():
+            for file in visible_paths(folder):
                 name = file.name.lower()
                 if is_passed_over(file.name) or (folder == path and name in SPLIT_ORDER):
                     continue
                 if file.is_dir() or name.endswith((*IMAGE_SUFFIXES, *_OTHER_DATA)):
                     if cls.takes_file(file):
                         found = True
-                    elif not file.is_dir() or any(not is_passed_over(each.name) for each in file.iterdir()):
+                    elif not file.is_dir() or any(not is_passed_over(each.name) for each in visible_paths(file)):
                         return Certainty.NO
                 found = found or cls.takes_file(file)
         return Certainty.CERTAIN if found else Certainty.NO
@@ -417,7 +418,7 @@ def _exported_value(chosen: Chosen, value: Any) -> Any:
 
 
 def _split_folders(path: Path) -> list[Path]:
-    return sorted(folder for folder in path.iterdir() if folder.name.lower() in SPLIT_ORDER and folder.is_dir())
+    return sorted(folder for folder in visible_paths(path) if folder.name.lower() in SPLIT_ORDER and folder.is_dir())
 
 
 def _optional(field: Field) -> Field:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from packstore.core.errors import SourceError, printable
 from packstore.sources.huggingface.card import Card
+from packstore.sources.ignoring import is_ignored
 
 _WORDS = {
     "train": ("train", "training"),
@@ -126,7 +127,8 @@ def _names(folder: Path, most: int | None) -> Iterator[tuple[str, bool]]:
         with os.scandir(folder) as entries:
             for entry in islice(entries, most):
                 is_folder = entry.is_dir(follow_symlinks=False)
-                if entry.name[0] != "." and not (is_folder and entry.name.startswith("__")):
+                hidden = entry.name[0] == "." or (is_folder and entry.name.startswith("__"))
+                if not hidden and not is_ignored(folder / entry.name):
                     yield entry.name, is_folder
     except OSError as error:
         raise SourceError(f"{printable(str(folder))} cannot be listed: {error.strerror or error}") from None

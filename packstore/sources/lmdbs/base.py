@@ -12,6 +12,7 @@ from typing import NamedTuple
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
+from packstore.sources.ignoring import is_ignored
 from packstore.sources.listing import IMAGE_SUFFIXES, is_directory
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import RowSource, in_packing_order
@@ -199,7 +200,7 @@ def lmdbs_in(path: Path) -> list[Path]:
     with os.scandir(path) as entries:
         for entry in entries:
             name = entry.name.lower()
-            if name.startswith("."):
+            if name.startswith(".") or is_ignored(path / entry.name):
                 continue
             if name.endswith(IMAGE_SUFFIXES):
                 return []

@@ -4,7 +4,6 @@ Labels and the order of samples are those of ``torchvision.datasets.LSUN``: clas
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from packstore.core.fields import Field, Image, Label
 from packstore.images.sniff import begins_like_image
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.ignoring import visible_paths
 from packstore.sources.lmdbs.base import Database, Found, LmdbSource, is_lmdb, key_text
 from packstore.sources.rows import Row, in_packing_order
 
@@ -37,7 +37,7 @@ class LsunSource(LmdbSource):
     @classmethod
     def find(cls, path: Path) -> list[Found]:
         """See :meth:`LmdbSource.find`."""
-        places = [path] if is_lmdb(path) else sorted(each for each in path.iterdir() if is_lmdb(each))
+        places = [path] if is_lmdb(path) else sorted(each for each in visible_paths(path) if is_lmdb(each))
         found = [(match[2] or match[3], match[1] or "", each) for each in places if (match := _match(each))]
         order = in_packing_order(split for split, _, _ in found)
         found.sort(key=lambda each: (order.index(each[0]), CLASSES.index(each[1]) if each[1] else -1))
@@ -46,7 +46,7 @@ class LsunSource(LmdbSource):
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
         """For :class:`Kind`: by the names of folders, before any is opened."""
-        inside = os.listdir(path) if path.is_dir() and not _match(path) else []
+        inside = [each.name for each in visible_paths(path)] if path.is_dir() and not _match(path) else []
         if not _match(path) and not any(map(_NAME.fullmatch, inside)):
             return Certainty.NO
         return super().recognise(path, options)

@@ -17,6 +17,7 @@ from packstore.core.files import beyond_standard_streams
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import TAR_FAULTS, decompressed
 from packstore.sources.base import SPLIT_ORDER
+from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over, reason_for
 
 _OPEN = 8
@@ -96,9 +97,9 @@ def find_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path]
     found = Shards()
     counted: dict[tuple[Path, str, int, str], set[int]] = {}
     try:
-        folders = [path, *sorted(p for p in path.iterdir() if p.is_dir() and p.name.lower() in SPLIT_ORDER)]
+        folders = [path, *sorted(p for p in visible_paths(path) if p.is_dir() and p.name.lower() in SPLIT_ORDER)]
         for folder in folders:
-            for file in sorted(folder.iterdir()):
+            for file in sorted(visible_paths(folder)):
                 if not file.is_file():
                     continue
                 of = _OF.fullmatch(file.name)
@@ -124,9 +125,9 @@ def find_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path]
 def first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """Some files of a folder, or of its splits, that may be shards by their names; without listing all of it."""
     try:
-        names = sorted(islice(path.iterdir(), _LOOKED_AT))
+        names = sorted(islice(visible_paths(path), _LOOKED_AT))
         splits = [p for p in names if p.name.lower() in SPLIT_ORDER and p.is_dir()]
-        inside = [names, *(sorted(islice(folder.iterdir(), _LOOKED_AT)) for folder in splits)]
+        inside = [names, *(sorted(islice(visible_paths(folder), _LOOKED_AT)) for folder in splits)]
     except OSError:
         return []
     files = [file for names in inside for file in names if not is_passed_over(file.name)]
@@ -154,7 +155,7 @@ def split_of(name: str) -> str:
 def holds_images(path: Path) -> bool:
     """Whether images are among the first files of a folder."""
     try:
-        return any(file.name.lower().endswith(IMAGE_SUFFIXES) for file in islice(path.iterdir(), _LOOKED_AT))
+        return any(file.name.lower().endswith(IMAGE_SUFFIXES) for file in islice(visible_paths(path), _LOOKED_AT))
     except OSError:
         return False
 

@@ -27,6 +27,7 @@ from packstore.images.sniff import begins_like_image, max_file_bytes
 from packstore.sources.archives.tar import compression_of
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.dataset import key_of
+from packstore.sources.ignoring import visible_paths
 from packstore.sources.names import column_names
 from packstore.sources.records.files import OpenFiles
 from packstore.sources.records.mds_layout import FILES, INDEX, LISTS, SCALARS, array_of, decoded, read_shards
@@ -294,7 +295,7 @@ def indexes_at(path: Path) -> list[tuple[str, Path]]:
     if not path.is_dir():
         return []
     try:
-        names = sorted(name for name in os.listdir(path) if name.lower() in SPLIT_ORDER)
+        names = sorted(each.name for each in visible_paths(path) if each.name.lower() in SPLIT_ORDER)
     except OSError:
         return []
     return [(name.lower(), path / name / INDEX) for name in names if (path / name / INDEX).is_file()]
