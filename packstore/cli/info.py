@@ -143,11 +143,12 @@ def _no_chart(plot: Path | None) -> None:
 
 def _show_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
     from packstore.cli.source_info import describe_source, source_to_json
-    from packstore.sources import open_source
+    from packstore.sources import ask_about_left, open_source
 
     given = {"kind" if name == "source_kind" else name: value for name, value in options.items()}
     with progress_bar(as_json) as progress, closing(open_source(path, **given, progress=progress)) as source:
         survey = source.survey(None, progress)
+        ask_about_left(source, survey)
         if as_json:
             text = json.dumps(source_to_json(source, survey), indent=2)
         else:

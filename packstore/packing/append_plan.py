@@ -24,7 +24,7 @@ from packstore.packing.keys import StoreKeys, repeated_keys
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, encode_options, plan_of
 from packstore.packing.records import columns_of
-from packstore.sources import open_source
+from packstore.sources import ask_about_left, open_source
 from packstore.sources.base import Source, Survey
 from packstore.sources.store import StoreSource
 from packstore.stores import open_store
@@ -115,6 +115,7 @@ def plan_append(
     opened = _open(source, options)
     try:
         survey = opened.survey(_taken(opened, options.split), progress)
+        ask_about_left(opened, survey)
         split_of = _splits(manifest, survey, options.split, str(source), str(store))
         columns = _merged_columns(manifest, survey, str(store), str(source))
         request = _told(opened, survey, options)

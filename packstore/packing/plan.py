@@ -22,7 +22,7 @@ from packstore.images.normalization import as_normalization
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.options import ConvertOptions
 from packstore.packing.shard_rule import ShardRule
-from packstore.sources import open_source
+from packstore.sources import ask_about_left, open_source
 from packstore.sources.base import Entry, Source, Survey
 from packstore.stores import format_of, is_store
 from packstore.stores.builder.interrupted import killed_after_publishing
@@ -107,6 +107,7 @@ def plan_of(
     try:
         remote, format = isinstance(destination, UrlPath), resolve_format(destination, options.format)
         survey = opened.survey(options.split, progress)
+        ask_about_left(opened, survey)
         encode, auto = _resolve_encoding(format, opened.normalization, survey, options)
         probe = _Probe(opened, options)
         shape = _uniform_shape(encode, survey, probe)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
-from packstore.sources.annotations import annotated, find_all
+from packstore.sources.annotations import Finding, annotated, find_left
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.contents import contents_of
 from packstore.sources.ignoring import check_patterns, ignore_rules, ignoring
+from packstore.sources.ledger import Role
 from packstore.sources.nested import find_within, folders_like_splits, only_folder, unlike_classes
 from packstore.sources.refusals import (
     incomplete,
@@ -35,10 +36,22 @@ from packstore.sources.refusals import (
     unrecognised,
 )
 from packstore.sources.remote import OnlyCopiedError, RemotePath, known_buckets, source_path
+from packstore.sources.tree import Tree
 from packstore.stores import is_store
 
-__all__ = ["Certainty", "Entry", "Kind", "Source", "SourceOptions", "Survey", "kind_of", "open_source"]
+__all__ = [
+    "Certainty",
+    "Entry",
+    "Kind",
+    "Source",
+    "SourceOptions",
+    "Survey",
+    "ask_about_left",
+    "kind_of",
+    "open_source",
+]
 
+_ASKED_IN_A_ROW = 2
 _PLAIN = ("imagefolder", "flat")
 """Kinds that are partial where something lies beside the images, which :mod:`.annotations` names."""
 
@@ -108,7 +121,7 @@ def open_source(
         from packstore.sources.copied import CopiedSource
 
         assert isinstance(place, RemotePath)
-        with _asking_about(place):
+        with _asking_about(place, options):
             return CopiedSource(place, lambda copy: _opened(copy, named, options, packed_as), progress)
 
 
@@ -122,7 +135,7 @@ def _opened(place: Path, named: Kind | None, options: SourceOptions, packed_as: 
         raise SourceError(_unreachable(place, error)) from None
     if named is not None and not named.reads(place):
         raise OnlyCopiedError(f"{printable(str(place))} is of kind {named.name}")
-    with ignoring(place, ignore_rules(options.ignore)), _asking_about(place), kept_indexes(), known_buckets():
+    with ignoring(place, ignore_rules(options.ignore)), _asking_about(place, options), kept_indexes(), known_buckets():
         if named is None:
             try:
                 with known_folders():
@@ -137,27 +150,67 @@ def _opened(place: Path, named: Kind | None, options: SourceOptions, packed_as: 
 
 
 @contextmanager
-def _asking_about(place: Path) -> Iterator[None]:
+def _asking_about(place: Path, options: SourceOptions) -> Iterator[None]:
     """Tells questions that are raised meanwhile which source they are about. An answer that would be a question again
     gives way to the answers to that one."""
     try:
         yield
     except AmbiguousSourceError as error:
         error.source = place
-        error.answers = tuple(answer for each in error.answers for answer in _last_answers(each))
+        answers = [answer for each in error.answers for answer in _last_answers(each, place, options)]
+        error.answers = tuple(dict.fromkeys(answers))
         raise
 
 
-def _last_answers(answer: Answer) -> Sequence[Answer]:
-    if answer.source is None or answer.options:
+def _last_answers(answer: Answer, place: Path, options: SourceOptions, depth: int = 0) -> Sequence[Answer]:
+    """The answer itself; or the answers to the question that it would raise, none if it is no answer."""
+    patterns = answer.options[1::2] if answer.options[:1] == ("--ignore",) else ()
+    if (answer.options and not patterns) or len(answer.options) != 2 * len(patterns):
         return [answer]
+    source = answer.source or place
+    given = SourceOptions(ignore=(*options.ignore, *patterns))
     try:
-        _recognise(answer.source, SourceOptions())
+        with ignoring(source, ignore_rules(given.ignore)), known_folders():
+            _recognise(source, given)
     except AmbiguousSourceError as error:
-        return [each._replace(source=each.source or answer.source) for each in error.answers]
+        if depth == _ASKED_IN_A_ROW:
+            return []
+        further = (
+            each if each.source else Answer((*answer.options, *each.options), answer.source) for each in error.answers
+        )
+        return [last for each in further for last in _last_answers(each, place, options, depth + 1)]
     except PackstoreError:
         return []
     return [answer]
+
+
+def ask_about_left(source: Source, survey: Survey) -> None:
+    """Raises :class:`AmbiguousSourceError` if a source leaves something that seems to annotate its images."""
+    if source.options.named or source.kind in _PLAIN or survey.store is not None:
+        return
+    found = _left_by(source, survey)
+    if found:
+        with _asking_about(source.path, source.options):
+            raise incomplete(source.path, SOURCES[source.kind], found)
+
+
+def _left_by(source: Source, survey: Survey) -> list[Finding]:
+    """What seems to annotate images among the files that a source leaves."""
+    tree = getattr(source, "tree", None)
+    if not source.asks_about_left or not isinstance(tree, Tree) or not survey.ledger.count(Role.LEFT):
+        return []
+    left = survey.ledger.names(Role.LEFT)
+    rules = ignore_rules(source.options.ignore)
+    return find_left(tree, (path for path in left if not rules.hides(path)))
+
+
+def _would_leave(path: Path, kind: Kind, options: SourceOptions) -> list[Finding]:
+    """What a kind would leave of a path that it is only partial for; nothing if it cannot even be surveyed."""
+    try:
+        with closing(kind.open(path, replace(options, named=True))) as source:
+            return _left_by(source, source.survey())
+    except PackstoreError:
+        return []
 
 
 def _recorded_names(packed_as: Manifest, options: SourceOptions) -> dict[str, Any]:
@@ -236,8 +289,8 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         raise refused
     if partial := found.get(Certainty.PARTIAL):
         formats = [kind for kind in partial if kind.name not in _PLAIN]
-        if len(formats) == 1 and (tree := open_tree(path)) is not None:
-            raise incomplete(path, formats[0], find_all(tree))
+        if len(formats) == 1 and (left := _would_leave(path, formats[0], options)):
+            raise incomplete(path, formats[0], left)
         if formats:
             raise undecided(path, formats)
         within = find_within(path, _specific)

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.contents import Contents, FolderContents, NameSet, contents_of, stem_of
+from packstore.sources.contents import Contents, FolderContents, NameSet, contents_of, folder_contents, stem_of
 from packstore.sources.labels import LabelsFile
+from packstore.sources.listing import SYSTEM_NAMES
 from packstore.sources.tree import Tree
 
 _TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst", ".odgt", ".names")
@@ -171,10 +172,24 @@ def find_all(tree: Tree) -> list[Finding]:
     return _unique([*masks, *_pairs(contents), *_tails(contents), *_further(tree, contents, contents.folders.values())])
 
 
-def find_left(tree: Tree, images: Contents, left: Contents) -> list[Finding]:
-    """Finds what seems to annotate images among files that a source leaves: ``images`` has all images of the source,
-    ``left`` the files that it leaves."""
-    return _unique(_further(tree, images, left.folders.values()))
+def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
+    """Finds what seems to annotate images among the files of ``tree`` that a source leaves: other files, and folders of
+    masks of which it takes none."""
+    whole = contents_of(tree)
+    by_folder: dict[str, list[tuple[str, bool]]] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        hidden = name[0] == "." and not _ANNOTATORS.fullmatch(name.lower())
+        if not hidden and name.lower() not in SYSTEM_NAMES and folder in whole.folders:
+            by_folder.setdefault(folder, []).append((name, False))
+    left = Contents({folder: folder_contents(folder, sorted(names)) for folder, names in by_folder.items()})
+    counts = {folder: each.images.count for folder, each in left.folders.items()}
+    masks = [
+        Finding(phrase, (_pattern(place),))
+        for place, phrase in _masks(whole).items()
+        if counts.get(place) == whole.folders[place].images.count
+    ]
+    return _unique([*masks, *_further(tree, whole, left.folders.values())])
 
 
 def _unique(found: Iterable[Finding]) -> list[Finding]:

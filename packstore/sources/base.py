@@ -236,6 +236,8 @@ class Source(ABC):
     evidence: str = ""
     left_images: ClassVar[str] = "images that are no samples"
     """Why images are left, for the ledger."""
+    asks_about_left: ClassVar[bool] = True
+    """Whether files that it leaves may be annotations that nobody has thought of; not so in published data sets."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path

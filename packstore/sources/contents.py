@@ -94,7 +94,7 @@ class Contents:
     @classmethod
     def of(cls, tree: Tree) -> Contents:
         """Lists the whole tree."""
-        return cls({path: _folder(path, names) for path, names in tree.folders(is_passed_over)})
+        return cls({path: folder_contents(path, _visible(names)) for path, names in tree.folders(is_passed_over)})
 
     @property
     def images(self) -> int:
@@ -152,13 +152,16 @@ def tail_of(stem: str) -> tuple[str, str] | None:
     return (match[1], match[2].lower()) if match and not _NO_WORD.fullmatch(match[2]) else None
 
 
-def _folder(path: str, names: Sequence[tuple[str, bool]]) -> FolderContents:
+def _visible(names: Sequence[tuple[str, bool]]) -> Sequence[tuple[str, bool]]:
+    return [each for each in names if not is_passed_over(each[0])]
+
+
+def folder_contents(path: str, names: Sequence[tuple[str, bool]]) -> FolderContents:
+    """Counts and hashes sorted names, each with whether it is a directory."""
     images: list[str] = []
     folders: list[str] = []
     others: dict[str, list[str]] = {}
     for name, is_directory in names:
-        if is_passed_over(name):
-            continue
         if is_directory:
             folders.append(name)
         elif name.lower().endswith(IMAGE_SUFFIXES):

@@ -11,11 +11,8 @@ from pathlib import Path
 from packstore.core.errors import PackstoreError, printable
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Kind
-<<<<<<< HEAD
 from packstore.sources.contents import Contents
-=======
 from packstore.sources.ignoring import is_ignored
->>>>>>> questions
 from packstore.sources.listing import is_image_name, is_passed_over
 from packstore.sources.remote import RemotePath
 

@@ -98,7 +98,9 @@ UNANSWERED = {"STL-10 without labels", "downsampled ImageNet without a batch"}
 def opened(answer: Answer, path: Path) -> tuple[Path, dict[str, Any], str | None]:
     """What an answer makes of the command line: source, keywords of :func:`open_source`, split."""
     words = dict(zip(answer.options[::2], answer.options[1::2], strict=True))
-    given = {name.removeprefix("--").replace("-", "_"): value for name, value in words.items()}
+    given: dict[str, Any] = {name.removeprefix("--").replace("-", "_"): value for name, value in words.items()}
+    if "ignore" in given:
+        given["ignore"] = answer.options[1::2]
     if "source" in given:
         given["kind"] = given.pop("source")
     if given.pop("on_error", "raise") == "skip":

@@ -18,11 +18,8 @@ from packstore.sources.arrays.classes import ATTRIBUTES
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo
 from packstore.sources.base import stamp_of
-<<<<<<< HEAD
-from packstore.sources.ledger import Claims, Role
-=======
 from packstore.sources.ignoring import visible_paths
->>>>>>> questions
+from packstore.sources.ledger import Claims, Role
 
 _MAX_JSON, _MAX_FOLDERS, _MAX_DEPTH = 1 << 24, 1000, 8
 _GROUP_FILES = ("zarr.json", ".zgroup", ".zattrs", ".zmetadata", "attributes.json")

@@ -42,6 +42,8 @@ class NamedSource(FileRowSource):
         lists: Further files that are read, where they are there.
     """
 
+    asks_about_left = False
+    left_images = "images that no list names"
     title: ClassVar[str]
     signs: ClassVar[tuple[str, ...]]
     needs: ClassVar[tuple[str, ...]] = ()

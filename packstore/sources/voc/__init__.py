@@ -27,7 +27,8 @@ from packstore.sources.beside import (
     mask_field,
     plain_path,
 )
-from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.ledger import Claims, Role
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 from packstore.sources.voc.beside import VocBesideSource, recognise_beside
@@ -101,6 +102,14 @@ class VocSource(FileRowSource):
     def described_by(self) -> Iterable[str]:
         """See :meth:`FileRowSource.described_by`."""
         return self._sets.values()
+
+    def claim_files(self, claims: Claims) -> None:
+        """See :meth:`Source.claim_files`. Lists of a class or of another task say nothing beyond the annotations."""
+        super().claim_files(claims)
+        for folder, names in self.tree.folders(is_passed_over, self._at("ImageSets")):
+            used = set(self.described_by())
+            lists = (name for name, is_directory in names if not is_directory and join(folder, name) not in used)
+            claims.claim_all(folder, lists, Role.EVIDENCE)
 
     def ignored(self) -> Mapping[str, int]:
         """See :meth:`RowSource.ignored`."""
