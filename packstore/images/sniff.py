@@ -140,7 +140,7 @@ def _look(data: bytes, whole: bool) -> ImageInfo:
         raise HeaderError(f"is truncated: its header is cut off after {len(data)} bytes") from None
     if not data:
         raise HeaderError("is empty")
-    kind = unread_kind(data[:16])
+    kind = unread_kind(data[:132])
     if kind is not None:
         raise HeaderError(unread_reason(kind))
     if bytes(data[: len(LFS_POINTER)]) == LFS_POINTER:

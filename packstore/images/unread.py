@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 _RAW = "a camera raw"
 UNREAD_SUFFIXES = {
     ".jxl": "a JPEG XL",
@@ -13,6 +15,8 @@ UNREAD_SUFFIXES = {
     ".hdr": "a Radiance",
     ".qoi": "a QOI",
     ".ico": "an icon",
+    **dict.fromkeys((".dcm", ".dicom"), "a DICOM"),
+    **dict.fromkeys((".nii", ".nii.gz"), "a NIfTI"),
     **dict.fromkeys((".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".sr2", ".srf", ".raf"), _RAW),
     **dict.fromkeys((".orf", ".rw2", ".pef", ".srw", ".x3f", ".3fr", ".erf", ".kdc", ".mrw", ".iiq"), _RAW),
 }
@@ -27,19 +31,43 @@ _MAGICS = (
     (b"8BPS", "a Photoshop"),
     (b"\x76\x2f\x31\x01", "an OpenEXR"),
     (b"#?RADIANCE", "a Radiance"),
+    (b"#?RGBE", "a Radiance"),
     (b"qoif", "a QOI"),
     (b"FUJIFILMCCD-RAW", _RAW),
     (b"IIRO", _RAW),
     (b"IIU\0", _RAW),
 )
+_DICOM = b"DICM"
+"""Behind 128 bytes of anything, which may be the header of a TIFF."""
+_ORDERS: tuple[Literal["little", "big"], ...] = ("little", "big")
+_NIFTI_SIZES = (348, 540)
+UNREAD_BYTES = 348
+"""Bytes of a file that tell its kind."""
 _STARTS = tuple(magic for magic, _ in _MAGICS)
 
 
 def unread_kind(start: bytes) -> str | None:
     """``a JPEG XL`` for the first bytes of one, and so on; None for what is no image, or one that is read."""
+    if start[128:132] == _DICOM:
+        return "a DICOM"
     if not start.startswith(_STARTS):  # one call for nearly all
         return None
     return next(kind for magic, kind in _MAGICS if start.startswith(magic))
+
+
+def unread_file(name: str, start: bytes) -> str | None:
+    """Likewise, of a file by its name and its first :data:`UNREAD_BYTES`: a header ``.hdr`` is of many kinds."""
+    lower = name.lower()
+    if lower.endswith(".hdr"):
+        return unread_kind(start) or f"the header of {_header_kind(start)}"
+    by_name = next((kind for suffix, kind in UNREAD_SUFFIXES.items() if lower.endswith(suffix)), None)
+    return by_name or unread_kind(start)
+
+
+def _header_kind(start: bytes) -> str:
+    if any(int.from_bytes(start[:4], order) in _NIFTI_SIZES for order in _ORDERS):
+        return "a NIfTI"
+    return "an ENVI" if start.startswith(b"ENVI") else "an unknown"
 
 
 def unread_reason(kind: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from packstore.core.errors import SampleError, printable
 from packstore.images.sniff import max_file_bytes
-from packstore.images.unread import UNREAD_SUFFIXES, unread_reason
+from packstore.images.unread import UNREAD_BYTES, unread_file, unread_reason
 from packstore.sources.archives import tree_of
 from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.sources.ledger import list_files
@@ -46,7 +46,7 @@ class FolderSource(Source):
         if not entry.key.endswith(IMAGE_SUFFIXES):
             suffix = entry.key[entry.key.rfind(".") :].lower()
             if suffix not in IMAGE_SUFFIXES:
-                self._check_name(entry.key, suffix)
+                self._check_name(entry.key)
         return self.tree.read(entry.key, entry.size_bytes, entry.modified_ns, self.max_bytes)
 
     def read_together(self, entries: Sequence[Entry]) -> Sequence[bytes | None]:
@@ -59,9 +59,10 @@ class FolderSource(Source):
         """See :meth:`Source.listed_files`."""
         return list_files(self.tree)
 
-    def _check_name(self, key: str, suffix: str) -> None:
-        if suffix in UNREAD_SUFFIXES:
-            raise SampleError(key, unread_reason(UNREAD_SUFFIXES[suffix]))
+    def _check_name(self, key: str) -> None:
+        kind = unread_file(key, self.tree.start(key, UNREAD_BYTES))
+        if kind is not None:
+            raise SampleError(key, unread_reason(kind))
         if self.by_suffix:
             raise SampleError(key, "is an image by its first bytes, but not by its name: rename it (.jpg, .png …)")
 

@@ -16,6 +16,7 @@ from packstore.sources.tree import Tree
 SEE = "see packstore guide sources"
 _SHOWN = 8
 _HEADER = 1 << 20  # enough for the header of any image but one with a megabyte of metadata before it
+_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html)\b", re.I | re.S)
 _ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"Rar!\x1a\x07", b"7z\xbc\xaf\x27\x1c")
 """How gzip, zip, bzip2, xz, RAR and 7z files begin."""
 
@@ -33,6 +34,7 @@ def unrecognised(path: Path) -> SourceError:
         return _one_image(name)
     if start.startswith(LFS_POINTER):
         return SourceError(f"{name} {IS_LFS_POINTER}")
+    refuse_page(path)
     if start.startswith(_ARCHIVES):
         return SourceError(f"{name} is an archive{begins} of no known kind: unpack it, and give the folder")
     return SourceError(f"{name} is a file{begins}: no store, and no source that packstore reads ({SEE})")
@@ -121,6 +123,15 @@ def not_a_folder(path: Path) -> SourceError:
     return _one_image(name) if _is_image(start) else SourceError(
         f"{name} is a file{_begins(start)}, not a folder of images"
     )  # fmt: skip
+
+
+def refuse_page(path: Path) -> None:
+    """Raises :class:`SourceError` for a web page that was saved in place of data."""
+    if _PAGE.match(first_bytes(path, 512)):
+        raise SourceError(
+            f"{printable(str(path))} is a web page (HTML), and no {printable(path.suffix) or 'data'}: its server asks "
+            "for a login or a confirmation, or has moved it; download it again"
+        )
 
 
 def first_bytes(path: Path, size: int = 8) -> bytes:

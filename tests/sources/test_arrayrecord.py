@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import pickle
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 
 from packstore import PackedDataset, convert, verify
 from packstore.core.errors import SampleError, SourceError
-from packstore.core.tfrecord import write_example
+from packstore.core.tfrecord import framed, write_example
 from packstore.sources import open_source
 from packstore.sources.records import highway
 from packstore.testing import SourceSuite
@@ -182,3 +183,13 @@ def test_the_hash_is_that_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> N
     header = bytes.fromhex("91bac23c9287e1a90000000000000000e19f13c0e9b1c3727300000000000000" + 16 * "0")
     assert highway.highway_hash(header[8:]).to_bytes(8, "little") == header[:8]
     assert highway.highway_hash(b"").to_bytes(8, "little") == header[16:24]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pickles_are_said_and_not_unpickled(protocol: int, tmp_path: Path) -> None:
+    records = [pickle.dumps({"image": tiny(n), "label": n}, protocol) for n in range(3)]
+    write_arrayrecord(tmp_path / "a.array_record", records, 1)
+    (tmp_path / "a.tfrecord").write_bytes(b"".join(map(framed, records)))
+    for name in ("a.array_record", "a.tfrecord"):
+        with pytest.raises(SourceError, match="its records are pickles, which packstore does not unpickle"):
+            convert(tmp_path / name, tmp_path / "x.h5")

@@ -6,6 +6,8 @@ import re
 import struct
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 from packstore import SampleError, SourceError, convert, verify
@@ -55,7 +57,18 @@ CASES = {
     "a.png": (b"8BPS\0\x01", "is a Photoshop image, which packstore does not read"),
     "photo": (JPEG, "is an image by its first bytes, but not by its name: rename it"),
     "photo.jpg_large": (JPEG, "is an image by its first bytes"),
-    "photo.dat": (b"\0\0\0\x0cJXL \r\n\x87\n\0\0\0\0", "is an image by its first bytes"),
+    "photo.dat": (b"\0\0\0\x0cJXL \r\n\x87\n\0\0\0\0", "is a JPEG XL image, which packstore does not read"),
+    "a.dcm": (bytes(128) + b"DICM\2\0", "is a DICOM image, which packstore does not read"),
+    "IM-0001": (b"II*\0".ljust(128, b"\0") + b"DICM\2\0", "is a DICOM image, which packstore does not read"),
+    "dicom.png": (bytes(128) + b"DICM\2\0", "is a DICOM image, which packstore does not read"),
+    "a.nii": (struct.pack("<I", 348) + bytes(400), "is a NIfTI image, which packstore does not read"),
+    "a.nii.gz": (b"\x1f\x8b\x08", "is a NIfTI image, which packstore does not read"),
+    "a.hdr": (struct.pack("<I", 348) + bytes(344), "is the header of a NIfTI image, which packstore does not read"),
+    "b.hdr": (struct.pack(">I", 348) + bytes(344), "is the header of a NIfTI image"),
+    "c.HDR": (b"#?RADIANCE\n", "is a Radiance image"),
+    "d.hdr": (b"#?RGBE\n", "is a Radiance image"),
+    "e.hdr": (b"ENVI\nsamples = 3\n", "is the header of an ENVI image"),
+    "f.hdr": (b"anything", "is the header of an unknown image"),
     "photo.bin": (encode(picture(), "WEBP"), "is an image by its first bytes"),
 }
 
@@ -118,9 +131,24 @@ def test_heif_and_avif_are_images(tmp_path: Path) -> None:
         (b"Rar!\x1a\x07\x01\x00", "is an archive that begins with .* of no known kind: unpack it"),
         (b"7z\xbc\xaf\x27\x1c\x00\x04", "is an archive that begins with .* of no known kind: unpack it"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS without the file itself"),
+        (b"<!DOCTYPE html>\n<html>", r"is a web page \(HTML\), and no data: .*download it again"),
+        (b"\xef\xbb\xbf\n<!-- saved -->\n<HTML><head>", r"is a web page \(HTML\)"),
     ],
 )
 def test_files_that_are_no_source(data: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(SourceError, match=said):
         open_source(tmp_path / "x")
+
+
+@pytest.mark.parametrize("pages", [["a.h5"], ["a.h5", "b.h5"], ["b.h5"]])
+def test_pages_saved_as_hdf5_are_said(pages: list[str], tmp_path: Path) -> None:
+    for name in ("a.h5", "b.h5"):
+        if name in pages:
+            (tmp_path / name).write_bytes(b"\n<!doctype HTML><title>Sign in</title>")
+        else:
+            with h5py.File(tmp_path / name, "w") as file:
+                file["images"] = np.zeros((2, 4, 4, 3), np.uint8)
+    for path in (tmp_path, *([tmp_path / "a.h5"] if "a.h5" in pages else [])):
+        with pytest.raises(SourceError, match=rf"{pages[0]} is a web page \(HTML\), and no \.h5: .*download it again"):
+            open_source(path)

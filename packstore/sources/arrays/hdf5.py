@@ -21,7 +21,7 @@ from packstore.sources.arrays.classes import ATTRIBUTES
 from packstore.sources.arrays.source import ArraySource, recognise_arrays
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, find_unwritten, read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.refusals import first_bytes
+from packstore.sources.refusals import first_bytes, refuse_page
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _STARTS = (0, 512, 1024, 2048)
@@ -280,7 +280,10 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         if Hdf5Source.recognise_folder(path) is Certainty.NO:
             return Certainty.NO
         files = Hdf5Source.find(path)[0]
-        if any(not is_hdf5(file) or _is_own(file) for file in files):
+        strange = [file for file in files if not is_hdf5(file)]
+        for file in strange:
+            refuse_page(file)
+        if strange or any(map(_is_own, files)):
             return Certainty.NO
     elif not is_hdf5(path) or _is_own(path):
         return Certainty.NO

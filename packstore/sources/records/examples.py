@@ -245,8 +245,20 @@ class ExampleSource(RowSource):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records")
         if not self.found.parsed:
             reason = next((index.damaged[1] for index in found if index.damaged), "none of its records is an example")
-            raise SourceError(f"{printable(str(self.path))}: {reason}")
+            raise SourceError(f"{printable(str(self.path))}: {self._pickled(found) or reason}")
         return found
+
+    def _pickled(self, found: Sequence[_Index]) -> str | None:
+        """What to do about records that begin and end as pickles do."""
+        number = next(number for number, index in enumerate(found) if index.places or index.damaged)
+        index = found[number]
+        data = self._files.checked(number, index.places[0], index.lengths[0]) if index.places else None
+        if not data or data[0] != 0x80 or data[1:2] not in (b"\2", b"\3", b"\4", b"\5") or data[-1:] != b".":
+            return None
+        return (
+            "its records are pickles, which packstore does not unpickle, since that can run code: read them with the "
+            "program that wrote them, and write tf.train.Example, or files"
+        )
 
     @cached_property
     def key_feature(self) -> str | None:
