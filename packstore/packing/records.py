@@ -161,4 +161,4 @@ def origin_of(plan: Plan) -> Origin:
     digest = store.dataset_digest if store else None
     ledger = plan.survey.ledger
     files = file_counts(ledger) if ledger.total else None
-    return Origin(plan.source.kind, name, sum(plan.survey.ignored.values()), digest, files)
+    return Origin(plan.source.kind, name, sum(ledger.passed_over.values()), digest, files)

@@ -180,7 +180,6 @@ class Survey:
         size_counts: How many images have which size, rounded up by :func:`rounded_size`: formats that pad images
             estimate from it what they will take.
         key_bytes: Bytes of all keys together.
-        ignored: Number of files passed over, by reason in the plural (``hidden``, ``not images (.txt)`` …).
         ledger: Every file of the source with its role; empty for a store, and for samples that are no files.
         store: The manifest when the source is a packstore store.
         sampled: Names of the columns whose values come with each :class:`Sample`; the others are ``Entry.labels``.
@@ -197,7 +196,6 @@ class Survey:
     size_bytes: int
     size_counts: Mapping[int, int]
     key_bytes: int
-    ignored: Mapping[str, int] = field(default_factory=dict)
     store: Manifest | None = None
     sampled: frozenset[str] = frozenset()
     value_bytes: int = 0

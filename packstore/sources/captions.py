@@ -10,7 +10,6 @@ import re
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +56,7 @@ class CaptionsSource(FileRowSource):
     """
 
     kind = "captions"
+    left_images = "images without a caption"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -100,10 +100,6 @@ class CaptionsSource(FileRowSource):
         """See :meth:`FileRowSource.described_by`."""
         return (self._file, *self._sets.values())
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
-        return self._unnamed
-
     def close(self) -> None:
         """See :meth:`Source.close`."""
         self._captions = None
@@ -115,12 +111,9 @@ class CaptionsSource(FileRowSource):
             raise ValueError("its source is closed")
         return self._captions
 
-    @cached_property
-    def _unnamed(self) -> Mapping[str, int]:
-        named = {name.decode("utf-8", "surrogateescape") for name in self._kept.names}
-        count = sum(name not in named for name in self.tree.list(self._folder).images)
-        counts = {"images without a caption": count, "captions of images in none of the sets": self._kept.left_out}
-        return {reason: count for reason, count in counts.items() if count}
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
+        return {"captions of images in none of the sets": self._kept.left_out} if self._kept.left_out else {}
 
 
 class _Captions:

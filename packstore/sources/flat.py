@@ -16,16 +16,14 @@ from packstore.sources.folder import FolderSource
 from packstore.sources.labels import LabelsFile, LabelsSummary, Row, number_of, split_name
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import (
+    IMAGE_SUFFIXES,
     NO_FILE,
     NO_SOURCE,
-    Identity,
     key_size,
     no_images,
-    reason_for,
 )
 
 _REPORT_EVERY = 5000
-_IN_SUBFOLDERS = "images in subfolders"
 
 
 class FlatSource(FolderSource):
@@ -53,9 +51,9 @@ class FlatSource(FolderSource):
         self._choose(("",), split)
         ignored: Counter[str] = Counter()
         listing = self.tree.list("", ignored)
-        self._count_others(listing.directories, (*self.tree.above, listing.identity), ignored)
         if not listing.images:
-            if ignored[_IN_SUBFOLDERS]:
+            above = (*self.tree.above, listing.identity)
+            if any(self.tree.holds_images(name, above) for name in sorted(listing.directories)):
                 raise SourceError(f"{self.name()}: its images lie in subfolders: use --source imagefolder")
             raise SourceError(no_images(self.name(), ignored, NO_SOURCE))
         sizes = [size for size in listing.sizes if 0 < size <= self.max_bytes]  # others are not read
@@ -70,7 +68,6 @@ class FlatSource(FolderSource):
             size_bytes=sum(sizes),
             size_counts=Counter(map(rounded_size, sizes)),
             key_bytes=sum(map(key_size, listing.images)),
-            ignored=dict(ignored),
             ledger=self.ledger(claims),
         )
 
@@ -81,6 +78,12 @@ class FlatSource(FolderSource):
             return self._labelled(self._labels, summary, self._choose(summary.splits, split))
         self._choose(("",), split)
         return self._unlabelled()
+
+    def left_reason(self, folder: str, name: str) -> str | None:
+        """See :meth:`Source.left_reason`."""
+        if name.lower().endswith(IMAGE_SUFFIXES):
+            return "images in subfolders" if self._labels is None else "images that the labels file does not name"
+        return None
 
     def claim_files(self, claims: Claims) -> None:
         """See :meth:`Source.claim_files`."""
@@ -139,35 +142,13 @@ class FlatSource(FolderSource):
             size_bytes=size_bytes,
             size_counts=size_counts,
             key_bytes=key_bytes,
-            ignored=self._unnamed(labels, summary),
             ledger=self.ledger(claims),
         )
-
-    def _unnamed(self, labels: LabelsFile, summary: LabelsSummary) -> dict[str, int]:
-        """Counts the files in the folder that the labels file does not name, by reason."""
-        ignored: Counter[str] = Counter()
-        for directory, listing in self.tree.walk("", self.tree.above, ignored, self.options.skip_bad):
-            if listing.is_cycle:
-                continue
-            prefix = f"{directory}/" if directory else ""
-            unnamed = len(listing.images) - summary.count_named([prefix + name for name in listing.images])
-            if unnamed:
-                ignored["images that the labels file does not name"] += unnamed
-        own = reason_for(labels.path.name)
-        if ignored[own] and labels.path.resolve().is_relative_to(self.path.resolve()):
-            ignored[own] -= 1  # the labels file itself is used, not passed over
-        return dict(+ignored)
 
     def _summarise(self, labels: LabelsFile) -> LabelsSummary:
         if self._summary is None:
             self._summary = labels.summary()
         return self._summary
-
-    def _count_others(self, directories: list[str], above: tuple[Identity, ...], ignored: Counter[str]) -> None:
-        for name in sorted(directories):
-            for _, listing in self.tree.walk(name, above, ignored, self.options.skip_bad):
-                if listing.images and not listing.is_cycle:
-                    ignored[_IN_SUBFOLDERS] += len(listing.images)
 
     def _choose(self, splits: tuple[str, ...], split: str | None) -> tuple[str, ...]:
         if split is None:

@@ -77,6 +77,7 @@ class ImageFolderSource(FolderSource):
     """
 
     kind = "imagefolder"
+    left_images = "images beside the class folders"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -130,7 +131,6 @@ class ImageFolderSource(FolderSource):
             size_bytes=size_bytes,
             size_counts=size_counts,
             key_bytes=key_bytes,
-            ignored=dict(ignored),
             ledger=self.ledger(claims),
         )
 

@@ -89,10 +89,6 @@ class RowSource(Source):
         or None. Called from several threads at once. Raises :class:`SampleError`, :class:`ValueError` or
         :class:`OSError` for a row that cannot be read."""
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :attr:`Survey.ignored`. Called after all rows are listed."""
-        return {}
-
     def files(self) -> Iterable[Path]:
         """The files that make up the source; :meth:`stamp` shows when one changes."""
         return (self.path,)
@@ -192,7 +188,6 @@ class RowSource(Source):
             size_bytes=size_bytes,
             size_counts=size_counts,
             key_bytes=key_bytes,
-            ignored=self.ignored(),
             sampled=frozenset(column.name for column in columns),
             value_bytes=value_bytes,
             ledger=self.ledger(claims),

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -24,9 +23,9 @@ from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.annotations import asked, find_further
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
-from packstore.sources.beside import is_file, is_folder, join, lines_of, mask_field
+from packstore.sources.beside import is_file, join, lines_of, mask_field
 from packstore.sources.contents import contents_of, stem_of
-from packstore.sources.listing import IMAGE_SUFFIXES, count_passed_over, is_image_name, is_passed_over
+from packstore.sources.listing import IMAGE_SUFFIXES, is_image_name, is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 
@@ -89,6 +88,7 @@ class SegmentationSource(FileRowSource):
     ``polygons``, of ADE20K the ``scene``, where these are. An image without a mask has none."""
 
     kind = "segmentation"
+    left_images = "images in other folders"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -144,39 +144,13 @@ class SegmentationSource(FileRowSource):
         """See :meth:`FileRowSource.described_by`."""
         return (_SCENES,) if self._scenes else ()
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
-        return self._unused
-
-    @cached_property
-    def _unused(self) -> Mapping[str, int]:
-        ignored: Counter[str] = Counter()
-        for split, pair in self._pairs.items():
-            for _ in self._images(pair.images, ignored):
-                continue
-            if pair.images != pair.masks and is_folder(self.tree, pair.masks):
-                used = {row.values[name].file for row in self.file_rows(split) for name in pair.ends}
-                self._count_beside(pair.masks, ignored, used)
-                masks = self._images(pair.masks)
-                ignored["images in folders of masks that go with none"] += sum(file not in used for file in masks)
-        bases = {place.rpartition("/")[0] for pair in self._pairs.values() for place in _places(pair)} | {""}
-        for base in sorted(bases - {pair.images for pair in self._pairs.values()}):  # whose files are counted already
-            self._count_beside(base, ignored, {_SCENES})
-        ignored.update(
-            f"folders of images beside these ({printable(each)})" for each in _others(self.tree, self._pairs)
-        )
-        return dict(+ignored)
-
-    def _count_beside(self, base: str, ignored: Counter[str], used: Container[str]) -> None:
-        """Counts the files in a folder that are no images; by name those that may say what values mean."""
-        for name, is_directory in self.tree.names(base):
-            path = join(base, name)
-            if is_directory or path in used or is_image_name(name):
-                continue
-            if _MEANINGS.fullmatch(name):
-                ignored[f"names of the values of masks, which a store does not hold ({printable(path)})"] += 1
-            else:
-                count_passed_over([name], ignored)
+    def left_reason(self, folder: str, name: str) -> str | None:
+        """See :meth:`Source.left_reason`."""
+        if _MEANINGS.fullmatch(name):
+            return "names of the values of masks, which a store does not hold"
+        if is_image_name(name) and any(f"{folder}/".startswith(f"{pair.masks}/") for pair in self._pairs.values()):
+            return "images in folders of masks that go with none"
+        return super().left_reason(folder, name)
 
     @cached_property
     def _scenes(self) -> dict[str, str]:
@@ -190,8 +164,8 @@ class SegmentationSource(FileRowSource):
     def _names(self) -> frozenset[str]:
         return frozenset(self.fields())
 
-    def _images(self, top: str, ignored: Counter[str] | None = None) -> Iterator[str]:
-        for folder, listing in self.tree.walk(top, self.tree.above, ignored, self.options.skip_bad):
+    def _images(self, top: str) -> Iterator[str]:
+        for folder, listing in self.tree.walk(top, self.tree.above, None, self.options.skip_bad):
             yield from (join(folder, name) for name in listing.images)
 
 

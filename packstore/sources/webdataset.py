@@ -157,18 +157,6 @@ class WebDatasetSource(RowSource):
         """See :meth:`RowSource.files`."""
         return (path for _, path in self._shards)
 
-    def ignored(self) -> Counter[str]:
-        """See :meth:`RowSource.ignored`: files beside the shards, such as the tables and statistics of img2dataset."""
-        if not self.path.is_dir():
-            return Counter()
-        shards = {path for _, path in self._shards}
-        beside = (file for folder in {path.parent for path in shards} | {self.path} for file in folder.iterdir())
-        return Counter(
-            f"beside the shards ({''.join(file.suffixes[-1:]) or 'no extension'})"
-            for file in beside
-            if file not in shards and file.name != _CLASSES and not _hidden(file.name) and file.is_file()
-        )
-
     def close(self) -> None:
         """See :meth:`Source.close`."""
         super().close()

@@ -56,7 +56,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
     ]
     assert verify(tmp_path / "x.h5", against=root).problems == ()
     with closing(open_source(root)) as source:
-        assert dict(source.survey().ignored) == {"images without a caption": 1}
+        assert dict(source.survey().ledger.passed_over) == {"images without a caption": 1}
 
 
 FLICKR30K = """image_name| comment_number| comment
@@ -119,7 +119,7 @@ def test_splits_of_a_column_and_of_flickr8k(tmp_path: Path) -> None:
     with closing(open_source(tmp_path / "b")) as source:
         survey = source.survey()
         assert dict(survey.splits) == {"train": 1, "dev": 1, "test": 1}
-        assert survey.ignored == {"captions of images in none of the sets": 1, "images without a caption": 1}
+        assert survey.ledger.passed_over == {"captions of images in none of the sets": 1, "images without a caption": 1}
         assert source.read(next(source.entries("dev"))).values == {"caption": "caption 1"}
 
 

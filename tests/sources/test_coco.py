@@ -134,7 +134,7 @@ def test_what_is_missing_or_not_named_is_said(tmp_path: Path) -> None:
     with closing(open_source(tmp_path)) as source:
         survey = source.survey()
         assert dict(survey.splits) == {"train": 4}
-        assert dict(survey.ignored) == {
+        assert dict(survey.ledger.passed_over) == {
             "files of annotations (annotations/panoptic_train2017.json)": 1,
             "files of annotations (annotations/stuff_train2017.json)": 1,
             "files of annotations of images that are not there (annotations/captions_val2017.json)": 1,
@@ -285,7 +285,7 @@ def test_annotations_of_years_whose_images_are_not_there(tmp_path: Path) -> None
         fill(tmp_path, {f"annotations/instances_{split}2014.json": of_images(n)})
     with closing(open_source(tmp_path)) as source:
         assert list(source.entries()) == expected
-        assert [name for name in source.survey().ignored if "2014" in name] == [
+        assert [name for name in source.survey().ledger.passed_over if "2014" in name] == [
             f"files of annotations of images that are not there (annotations/instances_{split}2014.json)"
             for split in ("train", "val")
         ]
@@ -347,7 +347,7 @@ def test_an_image_of_two_splits(tmp_path: Path) -> None:
     fill(tmp_path, {**files, "annotations/train.json": document(1, 2), "annotations/val.json": document(3)})
     with closing(open_source(tmp_path)) as source:
         assert dict(source.survey().splits) == {"train": 2, "val": 1}
-        assert not source.survey().ignored.get("images that no annotations name")
+        assert not source.survey().ledger.passed_over.get("images that no annotations name")
     fill(tmp_path, {"annotations/val.json": document(2)})
     with pytest.raises(SourceError, match=r"000000000002\.jpg is in train and in val: leave one of the two"):
         open_source(tmp_path)

@@ -104,7 +104,7 @@ def test_images_without_labels(tmp_path: Path) -> None:
     assert source.read(next(source.entries())) == b"image"
     assert (dict(survey.splits), survey.columns, survey.encoding) == ({"": 2}, (), "original")
     assert (survey.size_bytes, survey.size_counts, survey.key_bytes) == (10, {64: 2}, 10)
-    assert dict(survey.ignored) == {"hidden": 1, "system files": 1, "not images (.txt)": 1}
+    assert dict(survey.ledger.passed_over) == {"hidden": 1, "system files": 1, "not images (.txt)": 1}
     with pytest.raises(SourceError, match="has no split 'train'; splits: it has none"):
         source.survey("train")
     with pytest.raises(SourceError, match="has no split"):
@@ -117,14 +117,14 @@ def test_folders_without_images_do_not_make_an_image_folder(tmp_path: Path) -> N
     (tmp_path / "tools" / "make.py").write_bytes(b"pass")
     source = open_source(tmp_path)
     assert source.kind == "flat"
-    assert dict(source.survey().ignored) == {"not images (.py)": 1}
+    assert dict(source.survey().ledger.passed_over) == {"not images (.py)": 1}
 
 
 def test_images_in_subfolders_are_counted_when_flat_is_forced(folder: Path) -> None:
     assert open_source(folder).kind == "imagefolder"
     source = open_source(folder, kind="flat")
     assert [key for key, _, _ in listed(source)] == ["a.jpg", "b.jpg"]
-    assert dict(source.survey().ignored) == {"images in subfolders": 2}
+    assert dict(source.survey().ledger.passed_over) == {"images in subfolders": 2}
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_names_become_sorted_classes_in_the_files_order(folder: Path) -> None:
     assert dict(survey.splits) == {"": 3}
     assert survey.size_bytes == 1 + 3 + 4
     assert survey.key_bytes == len("sub/c.png" + "b.jpg" + "sub/deep/d.JPEG")
-    assert dict(survey.ignored) == {"images that the labels file does not name": 1}
+    assert dict(survey.ledger.passed_over) == {"images that the labels file does not name": 1}
     assert [source.read(entry) for entry in source.entries()] == [b"xxx", b"x", b"xxxx"]
     assert [entry.size_bytes for entry in source.entries()] == [3, 1, 4]
 
@@ -187,7 +187,7 @@ def test_splits_come_in_their_order(folder: Path) -> None:
     ]
     one = source.survey("TEST")
     assert (dict(one.splits), one.columns[0].classes) == ({"test": 2}, ("x", "y", "z"))
-    assert dict(one.ignored) == {}
+    assert dict(one.ledger.passed_over) == {}
     assert [key for key, _, _ in listed(source, "test")] == ["b.jpg", "sub/deep/d.JPEG"]
     with pytest.raises(SourceError, match="has no split 'val'; splits: train, test, zoo"):
         source.entries("val")
@@ -269,7 +269,7 @@ def test_files_that_share_a_hash_are_not_duplicates(folder: Path, monkeypatch: p
 def test_the_labels_file_in_the_folder_is_not_passed_over(folder: Path) -> None:
     (folder / "labels.csv").write_text("file,label\na.jpg,1\n")
     (folder / "other.csv").write_text("")
-    ignored = open_source(folder, kind="flat", labels=folder / "labels.csv").survey().ignored
+    ignored = open_source(folder, kind="flat", labels=folder / "labels.csv").survey().ledger.passed_over
     assert dict(ignored) == {"images that the labels file does not name": 3, "not images (.csv)": 1}
 
 

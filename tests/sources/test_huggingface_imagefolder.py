@@ -99,7 +99,7 @@ def test_csv(tmp_path: Path, out: Path) -> None:
     report = convert(tmp_path, out)
     manifest = report.manifest
     assert (manifest.origin.kind, manifest.splits, manifest.classes) == ("hf_imagefolder", (), ("ant", "bee"))
-    assert report.ignored == {"images that the metadata do not name": 1, "not images (.txt)": 1}
+    assert report.ledger.passed_over == {"images that the metadata do not name": 1, "not images (.txt)": 1}
     columns = ("key", "image", "label", "size", "caption", "ok", "code")
     rows = list(PackedDataset(out, columns=columns, output="bytes"))
     assert rows == [
@@ -130,7 +130,7 @@ def test_jsonl_with_several_images_a_row(tmp_path: Path, out: Path) -> None:
     plain = [[value.tolist() if hasattr(value, "tolist") else value for value in row] for row in found]
     assert [row[3:] for row in plain] == [[[1, 2], 1, None], [[], -5, {"y": 1}]]
     assert [row[:2] for row in plain] == [[tiny(1), tiny(0)], [tiny(0), None]]
-    assert convert(tmp_path, out, overwrite=True).ignored == {}
+    assert convert(tmp_path, out, overwrite=True).ledger.passed_over == {}
 
 
 def test_parquet(tmp_path: Path, out: Path) -> None:
@@ -209,7 +209,7 @@ def test_splits_of_the_card(more: str, classes: tuple[str, ...] | None, tmp_path
     report = convert(tmp_path, out)
     assert (report.manifest.origin.kind, report.manifest.classes) == ("hf_imagefolder", classes)
     assert [(split.name, split.stop) for split in report.manifest.splits] == [("train", 1), ("rest", 3)]
-    assert report.ignored == {"images of no split": 1}
+    assert report.ledger.passed_over == {"images of no split": 1}
     if classes is not None:
         assert [label for _, label in PackedDataset(out, "rest", output="bytes")] == [1, 2]
 

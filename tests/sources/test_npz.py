@@ -97,7 +97,7 @@ def test_files_side_by_side(split: str, tmp_path: Path) -> None:
     with closing(open_source(tmp_path / "d")) as source:
         survey = source.survey()
         assert dict(survey.splits) == {split.rstrip("_"): 5}
-        assert survey.ignored == {"not arrays (.md)": 1}
+        assert survey.ledger.passed_over == {"not arrays (.md)": 1}
         assert all(np.array_equal(image, x[n].transpose(1, 2, 0)) for n, image in enumerate(images(source)))
     with pytest.raises(AmbiguousSourceError, match="give the folder"):
         open_source(tmp_path / "d" / f"{split}images.npy")
@@ -143,7 +143,7 @@ def test_objects_are_refused_and_never_unpickled(tmp_path: Path) -> None:
         open_source(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", x=pixels(2, 8, 9), meta=np.array({"a": Bad()}, object))
     with closing(open_source(tmp_path / "b.npz")) as source:
-        assert source.survey().ignored == {"arrays that are no values of samples": 1}
+        assert source.survey().ledger.passed_over == {"arrays that are no values of samples": 1}
         assert len(images(source)) == 2
     assert not (tmp_path / "ran").exists()
 

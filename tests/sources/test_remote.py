@@ -52,7 +52,14 @@ def look(path: str | Path, root: Path) -> Any:
             entries = list(source.entries())
             found = [(entry.key, entry.split, entry.labels, entry.size_bytes) for entry in entries]
             return (
-                *(source.kind, source.evidence, survey.splits, survey.columns, survey.size_bytes, survey.ignored),
+                *(
+                    source.kind,
+                    source.evidence,
+                    survey.splits,
+                    survey.columns,
+                    survey.size_bytes,
+                    survey.ledger.passed_over,
+                ),
                 *(found, [repr(source.image(entry)) for entry in entries]),
             )
     except PackstoreError as error:
@@ -142,7 +149,7 @@ def test_names_of_all_sorts(s3_double: Double, tmp_path: Path, folder: Path) -> 
         entries = list(source.entries())
         assert sorted(entry.key for entry in entries) == sorted(names)
         assert {source.read(entry) for entry in entries} == {image}
-        assert source.survey().ignored == {"hidden": 1}
+        assert source.survey().ledger.passed_over == {"hidden": 1}
 
 
 def test_a_whole_bucket(s3_double: Double, folder: Path) -> None:

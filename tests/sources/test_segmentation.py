@@ -61,7 +61,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert report.manifest.columns[1].name == "mask"
     assert verify(tmp_path / "x.h5", against=root).problems == ()
     with closing(open_source(root)) as source:
-        assert dict(source.survey().ignored) == {"images in folders of masks that go with none": 1}
+        assert dict(source.survey().ledger.passed_over) == {"images in folders of masks that go with none": 1}
         assert source.evidence == "images/train/… and masks/train/….png under the same names"
 
 
@@ -89,7 +89,7 @@ def test_where_masks_may_lie(image: str, masked: str, tmp_path: Path) -> None:
         entries = list(source.entries())
         assert [entry.key for entry in entries] == [image.format(n) for n in range(3)]
         assert [source.read(entry).values["mask"] for entry in entries] == [files[masked.format(n)] for n in range(3)]
-        assert not source.survey().ignored
+        assert not source.survey().ledger.passed_over
         assert entries[0].split == next((split for split in ("training", "train") if split in image), "")
 
 
@@ -108,7 +108,7 @@ def test_cityscapes(tmp_path: Path) -> None:
         assert dict(survey.splits) == {"train": 1, "val": 1}
         names = [column.name for column in survey.columns if not column.name.endswith("_valid")]
         assert names == ["mask", "instance_mask", "polygons"]
-        assert dict(survey.ignored) == {"images in folders of masks that go with none": 2}
+        assert dict(survey.ledger.passed_over) == {"images in folders of masks that go with none": 2}
         values = source.read(next(source.entries())).values
         assert values == {
             "mask": files["gtFine/train/bonn/bonn_000001_gtFine_labelIds.png"],
@@ -189,7 +189,7 @@ def test_folders_beside_are_a_question_and_said(tmp_path: Path) -> None:
     with pytest.raises(AmbiguousSourceError, match="--source segmentation"):
         open_source(tmp_path)
     with closing(open_source(tmp_path, kind="segmentation")) as source:
-        assert source.survey().ignored["folders of images beside these (depth)"] == 1
+        assert source.survey().ledger.passed_over["folders of images beside these (depth)"] == 1
 
 
 def test_a_split_without_masks(tmp_path: Path) -> None:
@@ -229,4 +229,4 @@ def test_files_beside_masks_are_said(name: str, said: str, tmp_path: Path) -> No
     files: dict[str, str | bytes] = {f"images/{n}.jpg": jpeg(n) for n in range(3)}
     files |= {f"masks/{n}.png": mask(n) for n in range(3)} | {name: "background\ncat\n"}
     with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, dict(source.survey().ignored)) == ("segmentation", {said: 1})
+        assert (source.kind, dict(source.survey().ledger.passed_over)) == ("segmentation", {said: 1})

@@ -112,7 +112,7 @@ def test_suffixes_are_in_lower_case() -> None:
 def test_other_files_are_passed_over(name: str, data: bytes, tmp_path: Path) -> None:
     survey = open_source(folder(tmp_path / "root", False, name, data), kind="imagefolder").survey()
     assert survey.records == 1
-    assert sum(survey.ignored.values()) == 1
+    assert sum(survey.ledger.passed_over.values()) == 1
 
 
 def test_heif_and_avif_are_images(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_where_annotations_may_lie(images: str, xml: str, splits: dict[str, int]
     with closing(open_source(beside(tmp_path, images, xml))) as source:
         assert source.kind == "voc"
         survey = source.survey()
-        assert (dict(survey.splits), dict(survey.ignored)) == (splits, {})
+        assert (dict(survey.splits), dict(survey.ledger.passed_over)) == (splits, {})
         assert next(column.classes for column in survey.columns if column.name == "labels") == ("apple",)
         values = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
         assert values[0]["boxes"] == [[0, 1, 3, 4]]
@@ -80,7 +80,10 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert np.array_equal(boxes, [[0, 1, 3, 4]])
     assert labels.tolist() == [CLASSES.index("dog")]
     assert document["annotation"]["object"][0]["truncated"] == "1"
-    assert dict(open_source(root).survey().ignored) == {"annotations without an image": 1, "not images (.txt)": 1}
+    assert dict(open_source(root).survey().ledger.passed_over) == {
+        "annotations without an image": 1,
+        "not images (.txt)": 1,
+    }
     assert verify(tmp_path / "x.h5", against=root).ok
 
 

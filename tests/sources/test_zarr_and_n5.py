@@ -316,7 +316,7 @@ def test_images_and_labels_that_were_never_written_are_a_question(kind: str, tmp
     x, y = np.maximum(pixels(8, 5, 6, 3), 1), np.arange(1, 9)
     path, missing, source_kind = _of_kind(kind, tmp_path, x, y)
     with closing(open_source(path)) as source:
-        assert "chunks that were never written" not in source.survey().ignored
+        assert "chunks that were never written" not in source.survey().ledger.passed_over
     _without(path, *missing)
     said = rf"of 4 of 8 samples .*\({len(missing)} chunks are missing, .*--on-error skip, .*--source {source_kind}"
     with pytest.raises(AmbiguousSourceError, match=said) as caught:

@@ -173,10 +173,6 @@ class ArraySource(RowSource):
         lacking = {name for part in self._choice.parts for name in declared if name not in part.columns}
         return {name: _optional(field) if name in lacking else field for name, field in declared.items()}
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
-        return dict(self._ignored + Counter(self.left_members()))
-
     def left_members(self) -> Mapping[str, int]:
         """See :meth:`Source.left_members`."""
         found = {

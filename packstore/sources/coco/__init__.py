@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import class_names, join, yolo_labels
 from packstore.sources.coco.documents import Documents, boxes_of, keypoints_of, labels_of
 from packstore.sources.coco.files import READ, AnnotationFile, by_split, find_files, image_folder
-from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, Row, in_packing_order
 
 _NAMES = 64
@@ -35,6 +34,7 @@ class CocoSource(FileRowSource):
     """
 
     kind = "coco"
+    left_images = "images that no annotations name"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -42,8 +42,7 @@ class CocoSource(FileRowSource):
         splits = by_split(self.tree, files)
         if not splits:
             raise SourceError(f"{printable(str(path))} has no annotations of COCO (annotations/instances_train.json)")
-        self._ignored: Counter[str] = Counter()
-        self._count_unread([file.path for file in files if file.kind not in READ])
+        self._unread = {file.path: "files of annotations of another kind" for file in files if file.kind not in READ}
         self._splits: dict[str, tuple[str, Documents]] = {}
         try:
             for split, kinds in splits.items():
@@ -54,13 +53,13 @@ class CocoSource(FileRowSource):
                 if folder is None:
                     del self._splits[split]
                     documents.close()
-                    self._count_unread([file.path for file in kinds.values()], " of images that are not there")
+                    self._unread |= {
+                        file.path: "files of annotations of images that are not there" for file in kinds.values()
+                    }
                     continue
                 self._splits[split] = (folder, documents)
             if not self._splits:
-                named = next(documents.names(), "")
-                some = f", {printable(named)} the first of them" if named else ""
-                raise SourceError(f"{self.tree.name()}: no image is there that {printable(first.path)} names{some}")
+                raise SourceError(self._describe_missing(first, next(documents.names(), "")))
             self._name_plainly(splits)
             self._refuse_shared_images()
             self._categories = self._all_categories()
@@ -72,7 +71,6 @@ class CocoSource(FileRowSource):
         self._numbers = {category: number for number, category in enumerate(self._categories)}
         points = {documents.points for _, documents in self._splits.values() if documents.annotated}
         self._points = points.pop() if len(points) == 1 else 0
-        self._listed: dict[str, int] | None = None
 
     def splits(self) -> Sequence[str]:
         """See :meth:`RowSource.splits`."""
@@ -123,15 +121,17 @@ class CocoSource(FileRowSource):
         """See :meth:`FileRowSource.described_by`."""
         return self._files
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
-        if self._listed is None:
-            counts = self._ignored.copy()
-            for _, documents in self._splits.values():
-                counts.update(documents.ignored)
-            counts.update(self._not_named())
-            self._listed = dict(+counts)
-        return self._listed
+    def left_reason(self, folder: str, name: str) -> str | None:
+        """See :meth:`Source.left_reason`."""
+        path = join(folder, name)
+        return self._unread.get(path) or super().left_reason(folder, name)
+
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
+        counts: Counter[str] = Counter()
+        for _, documents in self._splits.values():
+            counts.update(documents.ignored)
+        return dict(+counts)
 
     def close(self) -> None:
         """See :meth:`Source.close`."""
@@ -148,33 +148,20 @@ class CocoSource(FileRowSource):
         self._files = [file.path for split in names.values() for file in files[split].values()]
         self._splits = {name: self._splits[names[name]] for name in in_packing_order(names)}
 
-    def _not_named(self) -> Counter[str]:
-        """Images that no file names: in the folders of those that are named, and in others beside these."""
-        counts: Counter[str] = Counter()
-        used = {folder for folder, _ in self._splits.values()}
-        for folder in used:
-            named = {
-                name for place, documents in self._splits.values() if place == folder for name in documents.names()
-            }
-            with suppress(SourceError):
-                counts["images that no annotations name"] += len(set(self.tree.list(folder).images) - named)
-        beside = {folder.rpartition("/")[0] for folder in used if folder}
-        for above in beside:
-            folders = (name for name, is_directory in self.tree.names(above) if is_directory)
-            for name in folders:
-                place = join(above, name)
-                inside = self.tree.names(place)
-                if (
-                    not any(f"{each}/".startswith(f"{place}/") for each in used)
-                    and not is_passed_over(name)
-                    and any(file.lower().endswith(IMAGE_SUFFIXES) for file, _ in inside)
-                ):
-                    counts[f"folders of images without annotations ({printable(place)})"] += 1
-        return counts
-
-    def _count_unread(self, paths: Iterable[str], why: str = "") -> None:
-        for path in paths:
-            self._ignored[f"files of annotations{why} ({printable(path)})"] += 1
+    def _describe_missing(self, file: AnnotationFile, name: str) -> str:
+        """The message for a file of annotations whose images are not there: where they were looked for, and where the
+        first one lies instead."""
+        said = f"{self.tree.name()}: no image is there that {printable(file.path)} names"
+        if not name:
+            return f"{said}: it names none"
+        last = name.rpartition("/")[2]
+        found = (folder for folder, names in self.tree.folders(is_passed_over) if (last, False) in names)
+        place = next(found, None)
+        lies = (
+            "it lies nowhere in this source" if place is None else f"it lies in {printable(place) or 'the top folder'}"
+        )
+        looked = f"beside the file, in images, data and JPEGImages, and in folders named {file.split or 'like a split'}"
+        return f"{said}. The first, {printable(name)}, {lies}; it was looked for {looked}"
 
     def _refuse_shared_images(self) -> None:
         """Raises :class:`AmbiguousSourceError` where two splits have an image, which would be one key twice."""

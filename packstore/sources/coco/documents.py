@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from array import array
 from collections import Counter
@@ -101,7 +102,7 @@ class Documents:
             if not isinstance(name, str) or not isinstance(image_id, (int, str)):
                 raise SourceError(f"{where}: an image without an id or a file name: {_shown(image)}")
             try:
-                image["file_name"] = plain_path(name)
+                image["file_name"] = plain_path(_of_other_machine(name))
             except ValueError as error:
                 raise SourceError(f"{where} {error}") from None
             known = images.setdefault(image_id, {"image": image})["image"]
@@ -112,7 +113,12 @@ class Documents:
         if file.kind in ("instances", "keypoints"):
             self._read_categories(where, document)
         if file.kind == "instances" and "annotations" not in document:
-            raise SourceError(f"{where} has no list of annotations")
+            if file.named:
+                raise SourceError(
+                    f"{where} lists images and no annotations, which its name promises: fetch it again, or leave it "
+                    f"out with --ignore '/{printable(file.path)}'"
+                )
+            return  # a list of images alone
         if file.kind != "image_info":
             self._sort(file, where, document, images)
         self.ignored["licenses"] += len(document["licenses"]) if isinstance(document.get("licenses"), list) else 0
@@ -214,3 +220,9 @@ def _finite(value: Any) -> bool:
 
 def _shown(entry: dict[str, Any]) -> str:
     return printable(f"{entry.get('file_name', entry)!r:.80}")
+
+
+def _of_other_machine(name: str) -> str:
+    """The last part of an absolute path, which leads nowhere here; another one as it is."""
+    absolute = name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[\\/]", name)
+    return re.split(r"[\\/]", name)[-1] if absolute else name

@@ -16,7 +16,7 @@ from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
 
 _START = 1 << 16
-_FOLDERS, _NAMES, _PROBED = 64, 256, 16
+_PROBED, _WHOLE = 16, 1 << 30
 _NAME = re.compile(
     r"(?:(instances|captions|person_keypoints|keypoints|panoptic|stuff|image_info)(?=[_.-]))?[_-]?(.*?)[.]json"
 )
@@ -38,19 +38,21 @@ class AnnotationFile:
         kind: One of :data:`READ`; or ``panoptic`` or ``stuff``, which are not read.
         split: Its split, ``""`` for none.
         token: As its name writes the split: ``train2017``.
+        named: Its name says its kind.
     """
 
     path: str
     kind: str
     split: str
     token: str
+    named: bool = True
 
 
 def find_files(tree: Tree) -> list[AnnotationFile]:
-    """The files of annotations, by a bounded number of names and the first bytes of each."""
+    """The files of annotations, by their names and first bytes: at the top, and in the folders there."""
     folders = ["", *_BESIDE]
-    names = sorted(name for name, is_directory in tree.names("") if is_directory)
-    folders += [name for name in names[:_FOLDERS] if name not in folders and not is_passed_over(name)]
+    names = [name for name, is_directory in tree.names("") if is_directory]
+    folders += [name for name in names if name not in folders and not is_passed_over(name)]
     return [file for folder in folders for file in _in_folder(tree, folder)]
 
 
@@ -83,9 +85,20 @@ def _several(tree: Tree, files: list[AnnotationFile]) -> AmbiguousSourceError:
     named = " and ".join(printable(file.path) for file in files)
     folders = [file.path.rpartition("/")[0] for file in files]
     answers = [Answer(source=Path(tree.root, folder)) for folder in folders if folder and Path(tree.root).is_dir()]
+    if len(set(folders)) < len(folders):
+        answers = [_without(files, kept) for kept in files]
+        return AmbiguousSourceError(
+            f"{tree.name()} is annotated twice, by {named}, whose names say no split: leave one out with --ignore",
+            answers,
+        )
     return AmbiguousSourceError(
-        f"{tree.name()} has {named}, which say of no split that it is theirs: give one of their folders", answers
+        f"{tree.name()} has {named}, whose names say no split: give one of their folders", answers
     )
+
+
+def _without(files: list[AnnotationFile], kept: AnnotationFile) -> Answer:
+    """The answer that leaves out all files but one."""
+    return Answer(tuple(part for file in files if file is not kept for part in ("--ignore", f"/{file.path}")))
 
 
 def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | None:
@@ -93,6 +106,11 @@ def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | No
     beside = file.path.rpartition("/")[0]
     above = beside.rpartition("/")[0]
     wanted = dict.fromkeys(filter(None, (file.token, file.split)))
+    bases = dict.fromkeys((beside, above, join(beside, "images"), join(above, "images")))
+    dated = [
+        name for base in bases for name, is_directory in tree.names(base) if is_directory and _is_of(name, file.split)
+    ]
+    wanted |= dict.fromkeys(dated)
     places = [place for name in wanted for place in (name, f"images/{name}", f"{name}/images")]
     places += ["images", "data", "JPEGImages", ""]
     folders = dict.fromkeys(join(base, place) for base in (beside, above) for place in places)
@@ -103,21 +121,34 @@ def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | No
     return best.rstrip("/") if hits[best] else None
 
 
+def _is_of(folder: str, split: str) -> bool:
+    """Whether a folder is called like a split and a year: ``train2017``."""
+    return bool(split) and re.fullmatch(rf"{re.escape(split)}[_-]?(\d+|images?|imgs?)", folder.lower()) is not None
+
+
 def _in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
     names = (name for name, is_directory in tree.names(folder) if not is_directory)
-    found = sorted(name for name in names if name.lower().endswith(".json") and name[0] != ".")
+    found = [name for name in names if name.lower().endswith(".json") and (name[0] != "." or _is_named(name))]
     if len(found) > _PROBED:  # a file for each image
-        found = [name for name in found if (match := _NAME.fullmatch(name.lower())) and match[1]]
+        found = [name for name in found if _is_named(name)]
     for name in found:
         path = join(folder, name)
         start = tree.start(path, _START)
-        if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{" or not _LISTS.search(start):
+        if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
             continue
-        match = _NAME.fullmatch(name.lower())
+        if not _LISTS.search(start) and not (_is_named(name) and _LISTS.search(tree.start(path, _WHOLE))):
+            continue
+        match = _NAME.fullmatch(name.lower().lstrip("."))
         kind, token = (match[1] or "", match[2]) if match else ("", "")
         if not kind and not _ENTRIES.search(start):
             continue
-        yield AnnotationFile(path, _KINDS.get(kind, kind), _split_of(kind, token, folder), token)
+        yield AnnotationFile(path, _KINDS.get(kind, kind), _split_of(kind, token, folder), token, bool(kind))
+
+
+def _is_named(name: str) -> bool:
+    """Whether a file is called as COCO's are, or as Roboflow calls them, hidden or not."""
+    match = _NAME.fullmatch(name.lower().lstrip("."))
+    return match is not None and (match[1] is not None or match[2] == "annotations.coco") and name[:2] != "._"
 
 
 def _split_of(kind: str, token: str, folder: str) -> str:

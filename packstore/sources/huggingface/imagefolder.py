@@ -92,20 +92,11 @@ class HfImageFolderSource(FileRowSource):
                 times[file] += 1
             yield FileRow(file, values, file + again)
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`: images that no row names, and files that are no images."""
-        passed: Counter[str] = Counter()
-        unnamed = 0
-        for directory, listing in self.tree.walk("", self.tree.above, passed, skip_cycles=True):
-            if not listing.is_cycle:
-                names = (join(directory, name) for name in listing.images)
-                unnamed += sum(not self._is_named(name) for name in names)
-        if unnamed:
-            passed["images that the metadata do not name" if self._metadata else "images of no split"] = unnamed
-        for file in self.described_by():
-            suffix = f"not images (.{file.rpartition('.')[2]})"
-            passed[suffix] -= 1
-        return dict(+passed)
+    def left_reason(self, folder: str, name: str) -> str | None:
+        """See :meth:`Source.left_reason`."""
+        if name.lower().endswith(IMAGE_SUFFIXES):
+            return "images that the metadata do not name" if self._metadata else "images of no split"
+        return None
 
     @cached_property
     def _main(self) -> str:

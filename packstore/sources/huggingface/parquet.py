@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import SourceError
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.huggingface.card import CARD, Card, read_card
+from packstore.sources.huggingface.card import Card, read_card
 from packstore.sources.huggingface.features import features_of, is_image_column, load_pyarrow
 from packstore.sources.huggingface.splits import check_whole, files_by_split, first_names, folder_files
 from packstore.sources.huggingface.tables import STEP_BYTES, Group, Overview, Table, TableSource, faults
@@ -107,22 +106,6 @@ class ParquetSource(TableSource):
     def features(self) -> Mapping[str, Any]:
         """See :meth:`TableSource.features`: those of the card."""
         return self._card.features
-
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`. Where tables lack bytes of images, images beside are those that they name."""
-        passed: Counter[str] = Counter()
-        if self.path.is_dir():
-            beside = self.names_images
-            read = {path for _, path in self._found}
-            for name in folder_files(self.path):
-                suffix = PurePosixPath(name).suffix.lower()
-                if suffix == ".parquet":
-                    passed["Parquet files of no split"] += self.path / name not in read
-                elif suffix in IMAGE_SUFFIXES:
-                    passed["images beside the tables"] += not beside
-                elif name != CARD:
-                    passed[f"beside the tables ({suffix or 'no extension'})"] += 1
-        return +passed
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

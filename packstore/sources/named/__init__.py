@@ -8,7 +8,6 @@ they are, and width and height added to the corner where these are given.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ from packstore.core.errors import SampleError, SourceError, printable
 from packstore.sources.annotations import asked
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.listing import count_passed_over, is_image_name, is_passed_over
+from packstore.sources.listing import is_passed_over
 from packstore.sources.named.mat import variable
 from packstore.sources.named.tables import Table
 from packstore.sources.rows import FileRowSource
@@ -128,30 +127,6 @@ class NamedSource(FileRowSource):
                     yield self.at(name)
             except OSError:  # an alternative, or something that may be missing
                 continue
-
-    def ignored(self) -> dict[str, int]:
-        """See :meth:`RowSource.ignored`."""
-        passed: Counter[str] = Counter()
-        used = set(self.described_by())
-        images = -sum(1 for split in self.splits() for _ in self.file_rows(split))
-        waiting = [""]
-        while waiting:
-            folder = waiting.pop()
-            for name, is_directory in self.tree.names(folder):
-                path = f"{folder}/{name}" if folder else name
-                if is_directory and not is_passed_over(name):
-                    waiting.append(path)
-                elif is_image_name(name):
-                    images += not self.is_value(path)
-                elif path not in used and not self.is_value(path):
-                    count_passed_over([name], passed)
-        if images > 0:
-            passed["images that no list names"] = images
-        return dict(passed)
-
-    def is_value(self, path: str) -> bool:
-        """Whether a file goes with images, though it is in no list: a mask, a table of a class."""
-        return False
 
     def _which(self, sign: str) -> str:
         return next((name for name in sign.split("|") if self.has(name)), sign)

@@ -52,10 +52,6 @@ class Gtsrb(NamedSource):
             folder = f"{self._train}{name}/"
             yield from self._rows(folder, self._table(f"{folder}GT-{name}.csv"))
 
-    def is_value(self, path: str) -> bool:
-        """See :meth:`NamedSource.is_value`."""
-        return path.rpartition("/")[2].startswith("GT-")
-
     def _rows(self, folder: str, table: Table) -> Iterator[FileRow]:
         for line in table:
             if len(line) != len(_HEADER):

@@ -8,7 +8,6 @@ for training alone, and folders of classes, are image folders. Kaggle's layout i
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +21,7 @@ from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, Source, SourceOptions
 from packstore.sources.beside import is_folder, join
-from packstore.sources.listing import Listing, count_passed_over, is_passed_over
+from packstore.sources.listing import Listing, is_passed_over
 from packstore.sources.named import read_whole
 from packstore.sources.named.kaggle import KaggleSource
 from packstore.sources.named.mat import fields, number, texts, variable
@@ -159,15 +158,6 @@ class IlsvrcSource(RowSource):
         devkit = self._found.devkit
         if devkit is not None:
             yield from (devkit / _META, devkit / _TRUTH) if devkit.is_dir() else (devkit,)
-
-    def ignored(self) -> dict[str, int]:
-        """See :meth:`RowSource.ignored`."""
-        passed: Counter[str] = Counter()
-        if self.path.is_dir():
-            used = {file.name for file in self.files()} | {part.folder for part in self._found.parts.values()}
-            others = (entry.name for entry in self.path.iterdir() if entry.name not in (*used, *_DEVKITS))
-            count_passed_over(sorted(name for name in others if not _VAL.fullmatch(name)), passed)
-        return dict(passed)
 
     def close(self) -> None:
         """See :meth:`Source.close`."""

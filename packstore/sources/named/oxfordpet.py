@@ -59,10 +59,6 @@ class OxfordPet(NamedSource):
             found["boxes"] = _boxes(found["boxes"])
         return found
 
-    def is_value(self, path: str) -> bool:
-        """See :meth:`NamedSource.is_value`."""
-        return path.startswith((self.at("annotations/trimaps/"), self.at("annotations/xmls/")))
-
     @cached_property
     def _classes(self) -> tuple[str, ...]:
         names = {label: name for split in self.splits() for name, label, _ in self._lines(split)}

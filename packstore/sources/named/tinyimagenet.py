@@ -56,10 +56,6 @@ class TinyImageNet(NamedSource):
                     table.refuse(found or [], f"a box of {image.rpartition('/')[2]}")
                 yield FileRow(image, {"label": number, "boxes": [_box(table, found[1:])]})
 
-    def is_value(self, path: str) -> bool:
-        """See :meth:`NamedSource.is_value`."""
-        return path.endswith("_boxes.txt")
-
     @cached_property
     def _classes(self) -> tuple[str, ...]:
         return tuple(sorted(line[0] for line in self.table("wnids.txt")))

@@ -143,10 +143,6 @@ class BetonSource(RowSource):
                 found[self._columns[name]] = plain[kind]
         return found
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
-        return self._passed
-
     def files(self) -> Iterator[Path]:
         """See :meth:`RowSource.files`."""
         return (file for _, file in self._shards)

@@ -138,10 +138,6 @@ class RecordioSource(RowSource):
         assert self._index
         return self._facts.counts <= {0, 1} or self._facts.without > 0
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
-        return {**self._passed, **self.left_members()}
-
     def left_members(self) -> Mapping[str, int]:
         """See :meth:`Source.left_members`."""
         listed = sum(len(index.listed or ()) for index in self._index)

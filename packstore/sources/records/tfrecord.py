@@ -78,7 +78,6 @@ class TfrecordSource(ExampleSource):
         if not options.named:
             refuse_missing(path, self.kind, found.missing)
         super().__init__(path, options, found.files)
-        self._passed = found.ignored
         self.evidence = f"{len(found.files)} {self.what} file{'s' * (len(found.files) != 1)} of tf.train.Example"
 
     def fields(self) -> Mapping[str, Field]:
@@ -87,9 +86,9 @@ class TfrecordSource(ExampleSource):
             {"boxes": Boxes()} if self._boxes is not None else {}
         )
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
-        found = Counter(self._passed)
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
+        found: Counter[str] = Counter()
         found["features that the images say themselves (size, format)"] = len(self._said)
         found["features of several files each"] = len(self._unkept)
         return +found

@@ -7,7 +7,6 @@ Boxes in its files count pixels from 1, and both corners belong to the object. H
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
@@ -54,6 +53,7 @@ class VocSource(FileRowSource):
     """
 
     kind = "voc"
+    left_images = "images in none of the sets"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -67,7 +67,7 @@ class VocSource(FileRowSource):
 
     def splits(self) -> Sequence[str]:
         """See :meth:`RowSource.splits`."""
-        self._images  # noqa: B018 - raises for images in several sets
+        self._suffixes  # noqa: B018 - raises for images in several sets
         return in_packing_order(self._sets) or ("",)
 
     def fields(self) -> Mapping[str, Field]:
@@ -84,7 +84,7 @@ class VocSource(FileRowSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """See :meth:`FileRowSource.file_rows`."""
-        suffixes, _ = self._images
+        suffixes = self._suffixes
         for stem in self._stems(split):
             values: dict[str, Any] = {
                 name: InTree(self._at(folder, f"{stem}.png"), optional=True) for name, folder in self._masks.items()
@@ -111,10 +111,6 @@ class VocSource(FileRowSource):
             lists = (name for name, is_directory in names if not is_directory and join(folder, name) not in used)
             claims.claim_all(folder, lists, Role.EVIDENCE)
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
-        return self._images[1]
-
     def _at(self, *parts: str) -> str:
         return join(self._base, "/".join(parts))
 
@@ -137,12 +133,10 @@ class VocSource(FileRowSource):
         return " " in stem and any(is_file(self.tree, self._at("JPEGImages", stem + end)) for end in IMAGE_SUFFIXES)
 
     @cached_property
-    def _images(self) -> tuple[dict[str, str], dict[str, int]]:
-        """Suffixes of images that are no ``.jpg``, and what is passed over."""
-        ignored: Counter[str] = Counter()
+    def _suffixes(self) -> dict[str, str]:
+        """Suffixes of images that are no ``.jpg``. Raises :class:`SourceError` for an image in several sets."""
         folder = self._at("JPEGImages")
-        listed = self.tree.list(folder, ignored).images
-        suffixes = by_stem(self.tree, folder, listed)
+        suffixes = by_stem(self.tree, folder, self.tree.list(folder).images)
         if self._sets:
             seen: set[str] = set()
             for file in self._sets:
@@ -152,8 +146,7 @@ class VocSource(FileRowSource):
                             f"{self.tree.name(self._set_folder)}: {printable(stem)} is in two sets, or twice"
                         )
                     seen.add(stem)
-            ignored["images in none of the sets"] += sum(name.rpartition(".")[0] not in seen for name in listed)
-        return suffixes, dict(+ignored)
+        return suffixes
 
 
 def _find_base(tree: Tree) -> str | None:

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,15 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field
 from packstore.sources.annotations import find_annotations
 from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
-from packstore.sources.beside import is_file, is_folder, join
+from packstore.sources.beside import is_folder, join
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 from packstore.sources.voc.objects import annotation_fields, class_list, objects_of
 
-_IMAGES, _XML = ("images", "Images", "img", "imgs"), ("annotations", "Annotations", "xmls", "labels", "Labels")
-_LOOKED_AT, _START = 64, 512
+_IMAGES = ("images", "Images", "img", "imgs", "JPEGImages")
+_XML = ("annotations", "Annotations", "annots", "annot", "xmls", "xml", "labels", "Labels")
+_START = 512
 
 
 class VocBesideSource(FileRowSource):
@@ -63,20 +62,11 @@ class VocBesideSource(FileRowSource):
         """See :meth:`FileRowSource.described_by`."""
         return ()
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
-        return self._ignored
-
-    @cached_property
-    def _ignored(self) -> Mapping[str, int]:
-        found: Counter[str] = Counter()
-        for images, xml in self._pairs.values():
-            stems = set(map(_stem, self.tree.list(images, found).images))
-            names = {name for name, is_directory in self.tree.names(xml) if name.endswith(".xml") and not is_directory}
-            found["annotations without an image"] += sum(_stem(name) not in stems for name in names)
-            if images == xml:
-                found["not images (.xml)"] -= len(names)
-        return dict(+found)
+    def left_reason(self, folder: str, name: str) -> str | None:
+        """See :meth:`Source.left_reason`."""
+        if name.lower().endswith(".xml") and folder in {xml for _, xml in self._pairs.values()}:
+            return "annotations without an image"
+        return super().left_reason(folder, name)
 
 
 def find_pairs(tree: Tree) -> dict[str, tuple[str, str]]:
@@ -101,10 +91,9 @@ def recognise_beside(tree: Tree) -> Certainty:
 def _pair(tree: Tree, base: str) -> tuple[str, str] | None:
     below = [(images, xml) for images in _IMAGES for xml in _XML if is_folder(tree, join(base, images))]
     for images, xml in [(base, base), *((join(base, images), join(base, xml)) for images, xml in below)]:
-        some = [name for name, _ in tree.names(images) if _is_image(name)][:_LOOKED_AT]
-        files = [join(xml, f"{_stem(name)}.xml") for name in some]
-        hits = [file for file in files if is_file(tree, file)]
-        if hits and 2 * len(hits) >= len(some) and b"<annotation" in tree.start(hits[0], _START):
+        stems = {_stem(name) for name, _ in tree.names(images) if _is_image(name)}
+        hits = sorted(name for name, _ in tree.names(xml) if name.endswith(".xml") and _stem(name) in stems)
+        if hits and 2 * len(hits) >= len(stems) and b"<annotation" in tree.start(join(xml, hits[0]), _START):
             return images, xml
     return None
 

@@ -7,7 +7,6 @@ of a file with an EXIF orientation that lies on its side, they are exchanged.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,7 @@ from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import finite, is_folder, join, read_whole, yolo_beside, yolo_labels
+from packstore.sources.beside import finite, join, read_whole, yolo_beside, yolo_labels
 from packstore.sources.coco.files import READ, find_files
 from packstore.sources.rows import FileRow, FileRowSource, InTree
 from packstore.sources.tree import Tree
@@ -43,6 +42,7 @@ class YoloSource(FileRowSource):
     """
 
     kind = "yolo"
+    left_images = "images that no list names"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -55,7 +55,7 @@ class YoloSource(FileRowSource):
 
     def splits(self) -> Sequence[str]:
         """See :meth:`RowSource.splits`."""
-        self._unnamed  # noqa: B018 - raises for images in several splits
+        self._label_folders  # noqa: B018 - raises for images in several splits
         return tuple(self._layout.splits)
 
     def fields(self) -> Mapping[str, Field]:
@@ -94,55 +94,37 @@ class YoloSource(FileRowSource):
         places = (place for places in self._layout.splits.values() for place in places)
         return [*self._layout.files, *(place for place in places if place.endswith(".txt"))]
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
-        return dict(+(self._layout.ignored + self._unnamed))
-
-    def _images(self, split: str, ignored: Counter[str] | None = None) -> Iterator[str]:
+    def _images(self, split: str) -> Iterator[str]:
         for place in self._layout.splits[split]:
             if place.endswith(".txt"):
                 yield from listed(self.tree, place)
                 continue
-            for folder, listing in self.tree.walk(place, self.tree.above, ignored, self.options.skip_bad):
+            for folder, listing in self.tree.walk(place, self.tree.above, None, self.options.skip_bad):
                 yield from (f"{folder}/{name}" if folder else name for name in listing.images)
 
     @cached_property
-    def _unnamed(self) -> Counter[str]:
-        """What lies in the folders and is no image. Raises :class:`SourceError` for an image that is there twice."""
-        ignored: Counter[str] = Counter()
+    def _label_folders(self) -> frozenset[str]:
+        """The folders of the files of labels. Raises :class:`SourceError` for an image that is there twice."""
         seen: dict[str, str] = {}
         for split in self._layout.splits:
-            for image in self._images(split, ignored):
+            for image in self._images(split):
                 if image in seen:
                     raise SourceError(
                         f"{self.tree.name(image)} is in {printable(seen[image] or 'the list')} and again in "
                         f"{printable(split or 'it')}"
                     )
                 seen[image] = split
-        unlisted = [] if self._has_folders_alone else self._images_beside(seen)
-        if unlisted:
-            ignored["images that no list names"] += len(unlisted)
-        named = set(map(labels_beside, (*seen, *unlisted)))
-        folders = {file.rpartition("/")[0] for file in named}
-        if folders & {image.rpartition("/")[0] for image in seen}:  # the labels themselves
-            ignored.pop("not images (.txt)", None)
-        for folder in folders:
-            names = (name for name, _ in self.tree.names(folder) if name.endswith(".txt") and name != "classes.txt")
-            ignored["files of labels without an image"] += sum(join(folder, name) not in named for name in names)
-        return ignored
+        return frozenset(labels_beside(image).rpartition("/")[0] for image in seen)
 
-    @property
-    def _has_folders_alone(self) -> bool:
-        return not any(place.endswith(".txt") for places in self._layout.splits.values() for place in places)
+    def left_reason(self, folder: str, name: str) -> str | None:
+        """See :meth:`Source.left_reason`."""
+        if name.endswith(".txt") and folder in self._label_folders:
+            return "files of labels without an image"
+        return super().left_reason(folder, name)
 
-    def _images_beside(self, seen: Mapping[str, str]) -> list[str]:
-        """The other images in the folders of some."""
-        found = []
-        for folder in sorted({image.rpartition("/")[0] for image in seen}):
-            if not folder or is_folder(self.tree, folder):
-                images = (join(folder, name) for name in self.tree.list(folder).images)
-                found += [image for image in images if image not in seen]
-        return found
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
+        return dict(+self._layout.ignored)
 
     @cached_property
     def _has_polygons(self) -> bool:

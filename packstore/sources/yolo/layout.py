@@ -120,19 +120,24 @@ def read_layout(tree: Tree) -> Layout:
 def _with_splits(tree: Tree, layout: Layout, wanted: Mapping[str, list[tuple[Any, str | None]]]) -> Layout:
     """The layout with the splits whose places, each with what names it, are there. Raises :class:`SourceError` where
     none is."""
+    missing_places = []
     for split, places in wanted.items():
         if not places:
             continue
         found = [place for _, place in places if place is not None]
         if len(found) < len(places):
             missing = printable(str(next(value for value, place in places if place is None))[:80])
+            missing_places.append(f"{split}: {missing}")
             layout.ignored[f"splits whose images are not there ({split}: {missing})"] += 1
         elif found in layout.splits.values():
             layout.ignored[f"splits with the images of another ({split})"] += 1
         else:
             layout.splits[split] = found
+    if not layout.splits:  # paths of another machine
+        layout.splits = folders_of_images(tree)
+        layout.ignored.clear()
     if not layout.splits:
-        shown = ", ".join(layout.ignored) or "it names none"
+        shown = ", ".join(missing_places) or "it names none"
         raise SourceError(f"{tree.name(layout.files[0])}: no images are where it says: {shown}")
     return layout
 
