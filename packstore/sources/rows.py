@@ -25,7 +25,7 @@ from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, read_sheet
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import tree_of
 from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOptions, Survey, rounded_size, stamp_of
-from packstore.sources.ledger import Claims, Role, list_files
+from packstore.sources.ledger import Claims, Role, list_files, replaced_members
 from packstore.sources.listing import IMAGE_SUFFIXES, key_size
 from packstore.sources.restored import Restored
 from packstore.sources.schema import Schema, make_schema
@@ -91,7 +91,7 @@ class RowSource(Source):
 
     def ignored(self) -> Mapping[str, int]:
         """See :attr:`Survey.ignored`. Called after all rows are listed."""
-        return {}
+        return self.left_members()
 
     def files(self) -> Iterable[Path]:
         """The files that make up the source; :meth:`stamp` shows when one changes."""
@@ -351,6 +351,10 @@ class FileRowSource(RowSource):
         """See :meth:`Source.claim_files`."""
         for file in (*self.described_by(), *((SHEET, ROWS) if self.sheet is not None else ())):
             claims.claim(file, Role.EVIDENCE if _EVIDENCE.fullmatch(file.rpartition("/")[2]) else Role.ANNOTATION)
+
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
+        return replaced_members(self.tree)
 
     def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
         """See :meth:`Source.listed_files`."""

@@ -104,7 +104,7 @@ def test_several_images_and_splits(tmp_path: Path) -> None:
     (folder / "notes.txt").write_text("x")
     report = convert(folder, tmp_path / "x.lmdb")
     assert [(split.name, len(split)) for split in report.manifest.splits] == [("train", 3), ("val", 3)]
-    assert report.ignored == {"not images (.txt)": 1}
+    assert report.ledger.passed_over == {"not images (.txt)": 1}
     image, mask, y = PackedDataset(tmp_path / "x.lmdb", split="val", columns=("image", "mask", "y"), output="bytes")[2]
     assert (bytes(image), bytes(mask), y) == (tiny(2), tiny(11), 2)
 

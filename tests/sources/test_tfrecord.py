@@ -147,7 +147,7 @@ def test_ids_of_the_detection_api_are_a_question_or_named_by_a_label_map(tmp_pat
     boxes, labels, area = ds[2]
     assert boxes.tolist() == [[0.75, 1.0, 3.0, 2.0]] * 2
     assert (labels.tolist(), area.tolist()) == ([1, 0], [1.5, 1.5])
-    assert report.ignored["features of several files each"] == 1  # masks
+    assert report.ledger.members["features of several files each"] == 1  # masks
 
 
 def test_features_of_all_sorts(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ class OcrSource(LmdbSource):
                     f"{printable(str(database.path))}: num-samples is {count}, and {found} images are there"
                 )
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
         others = sum(database.entries - 2 * _count(database) - 1 for database in self.databases)
         return {"entries besides image, label and num-samples": others} if others > 0 else {}
 

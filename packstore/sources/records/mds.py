@@ -125,8 +125,8 @@ class MdsSource(RowSource):
             for name, column in self._columns.items()
         }
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
         found = Counter(f"columns of {name}" for name in self._shards[0].encodings if name in LISTS)
         return dict(found)
 

@@ -84,8 +84,8 @@ class TfdsSource(ExampleSource):
         yield from (self._folder / name for name in (INFO, FEATURES))
         yield from sorted(self._folder.glob("*.labels.txt"))
 
-    def ignored(self) -> Mapping[str, int]:
-        """See :meth:`RowSource.ignored`."""
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
         return self._described.ignored
 
     def fields(self) -> Mapping[str, Field]:

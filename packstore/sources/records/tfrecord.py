@@ -89,7 +89,11 @@ class TfrecordSource(ExampleSource):
 
     def ignored(self) -> Mapping[str, int]:
         """See :meth:`RowSource.ignored`."""
-        found = Counter(self._passed)
+        return {**self._passed, **self.left_members()}
+
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
+        found = Counter[str]()
         found["features that the images say themselves (size, format)"] = len(self._said)
         found["features of several files each"] = len(self._unkept)
         return +found
