@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from packstore.exports.names import safe_name, shortened
 from packstore.stores.base import Reader
 
 IMAGE_SUFFIXES = frozenset({*EXTENSIONS.values(), "jpeg", "tiff", "pgm", "pbm", "heif"})
+_SUFFIXES = IMAGE_SUFFIXES | {"txt"}
+"""Those of files that are called as images are: boxes of YOLO."""
 _YEAR = re.compile(r"(19|20)\d\d$")
 """What COCO adds to names of splits: ``train2017``."""
 _SAME = {"jpeg": "jpg", "tiff": "tif", "pgm": "ppm", "pbm": "ppm", "heif": "heic"}
@@ -120,23 +122,28 @@ class Paths:
         return "/".join([*folders, rest])
 
     def _find_repeated(self, reader: Reader) -> dict[int, str]:
-        """What is added to the names of records whose files would have that of an earlier one, by record. Without their
-        suffixes, since these may change: 8 bytes a record."""
+        """What is added to the names of records whose files would have that of an earlier one, or of a folder, by
+        record. Without their suffixes, since these may change: 8 bytes a record."""
         hashes = np.empty(len(reader), np.uint64)
         labels = valid = None
         if self.classes.names is not None:
             labels = reader.fixed("label")
             valid = reader.fixed("label_valid") if reader.manifest.column("label").nullable else None
+        folders, folder = set[int](), ""
         for number, stem in enumerate(self._stems(reader, labels, valid)):
             hashes[number] = _hash(stem)
+            if not stem.startswith(f"{folder}/") or "/" in stem[len(folder) + 1 :]:
+                folder = stem.rpartition("/")[0]
+                folders.update(_hashes_like_files(folder))
+        blocked = np.flatnonzero(np.isin(hashes, np.array(sorted(folders), np.uint64))).tolist()
         order = np.argsort(hashes, kind="stable")
         hashes = hashes[order]
-        again = set(order[1:][hashes[1:] == hashes[:-1]].tolist())
+        again = {*order[1:][hashes[1:] == hashes[:-1]].tolist(), *blocked}
         found: dict[int, str] = {}
         for number, stem in enumerate(self._stems(reader, labels, valid)) if again else ():
             if number in again:
                 added = f"~{number}"
-                while _is_in(hashes, _hash(stem + added)):
+                while _is_in(hashes, _hash(stem + added)) or _hash(stem + added) in folders:
                     added += "~"
                 found[number] = added
         return found
@@ -181,6 +188,15 @@ def _cut(stem: str) -> str:
 
 def _hash(stem: str) -> int:
     return xxh3_64_intdigest(_cut(stem).casefold().encode("utf-8", "surrogatepass"))
+
+
+def _hashes_like_files(folder: str) -> Iterator[int]:
+    """Of a folder and those above it that are called like files of an export: their hashes as those of files."""
+    while folder:
+        stem, _, suffix = folder.rpartition(".")
+        if suffix.lower() in _SUFFIXES:
+            yield _hash(stem)
+        folder = folder.rpartition("/")[0]
 
 
 def _is_in(hashes: NDArray[np.uint64], value: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packstore.core.errors import SampleError, printable
@@ -10,7 +10,7 @@ from packstore.images.sniff import max_file_bytes
 from packstore.images.unread import UNREAD_BYTES, unread_file, unread_reason
 from packstore.sources.archives import tree_of
 from packstore.sources.base import Entry, Source, SourceOptions
-from packstore.sources.ledger import list_files
+from packstore.sources.ledger import list_files, replaced_members
 from packstore.sources.listing import CYCLE, IMAGE_SUFFIXES, IS_CYCLE
 
 
@@ -58,6 +58,10 @@ class FolderSource(Source):
     def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
         """See :meth:`Source.listed_files`."""
         return list_files(self.tree)
+
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
+        return replaced_members(self.tree)
 
     def _check_name(self, key: str) -> None:
         kind = unread_file(key, self.tree.start(key, UNREAD_BYTES))

@@ -165,6 +165,11 @@ def list_files(tree: Tree) -> Iterator[tuple[str, Sequence[str]]]:
         yield folder, [name for name, is_directory in names if not is_directory]
 
 
+def replaced_members(tree: Tree) -> dict[str, int]:
+    """Counts files of an archive that are no more, as unpacking it leaves them."""
+    return {"files replaced by later ones of the same name": tree.replaced} if tree.replaced else {}
+
+
 def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
     """Counts names by suffix. Beyond 256 suffixes, further ones count as ``""``."""
     for ending, count in Counter([name[name.rfind(".") :] for name in names]).items():

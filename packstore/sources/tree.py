@@ -63,11 +63,13 @@ class Tree(ABC):
 
     Attributes:
         root: What it is called in messages.
+        replaced: Number of files of an archive that a later one of the same name has replaced.
         above: The directories above the root: a link to any of them leads back to it.
         rules: What is hidden by ``--ignore``: treated as not there by all methods but :meth:`every`.
     """
 
     root: str
+    replaced: int = 0
     above: tuple[Identity, ...] = ()
     rules: IgnoreRules = IgnoreRules()
 

@@ -11,14 +11,15 @@ import json
 import logging
 import os
 import re
+import tarfile
 import tokenize
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from itertools import chain, groupby, islice
+from functools import cached_property, lru_cache, partial
+from itertools import chain, groupby, islice, takewhile
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ class _Members:
         keys: Their keys.
         counts: Number of files of each.
         files: Four numbers a file: its field, where its content begins, its size, and the time of modification.
+        left: How many members are no part of a sample, by reason.
         alike: How many samples have files of the same fields, by the numbers of these: what is asked of all samples is
             asked of these few.
     """
@@ -82,6 +84,7 @@ class _Members:
     keys: list[str] = field(default_factory=list)
     counts: array[int] = field(default_factory=lambda: array("q"))
     files: array[int] = field(default_factory=lambda: array("q"))
+    left: Counter[str] = field(default_factory=Counter)
     alike: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
 
@@ -156,6 +159,10 @@ class WebDatasetSource(RowSource):
     def files(self) -> Iterator[Path]:
         """See :meth:`RowSource.files`."""
         return (path for _, path in self._shards)
+
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
+        return sum((members.left for members in self._index), Counter[str]())
 
     def close(self) -> None:
         """See :meth:`Source.close`."""
@@ -306,7 +313,7 @@ def _split_of(name: str) -> str:
 def _members(tar: OpenTar, path: Path, numbers: dict[str, int]) -> _Members:
     found = _Members()
     try:
-        named = ((*_key_of(m.name), m) for m in tar.members() if m.isreg() and not _hidden(m.name))
+        named = ((*_key_of(m.name), m) for m in _linked(tar) if _is_part(m, found.left))
         for key, group in groupby(named, key=itemgetter(0)):
             files = [(extension, member) for _, extension, member in group]
             found.keys.append(key)
@@ -319,6 +326,35 @@ def _members(tar: OpenTar, path: Path, numbers: dict[str, int]) -> _Members:
     except TAR_FAULTS as error:
         raise SourceError(f"{printable(str(path))} is no tar that can be read, or it is damaged: {error}") from None
     return found
+
+
+def _linked(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
+    """All members; hard links as the files whose second names they are."""
+    known: dict[str, tarfile.TarInfo] | None = None
+    for member in tar.members():
+        if member.islnk():
+            if known is None:  # links are rare
+                before = takewhile(partial(_lies_before, member), tar.members())
+                known = {each.name.removeprefix("./"): each for each in before if each.isreg()}
+            target = known.get(member.linkname.removeprefix("./"))
+            if target is not None:
+                member.type, member.size, member.offset_data = tarfile.REGTYPE, target.size, target.offset_data
+        if known is not None and member.isreg():
+            known[member.name.removeprefix("./")] = member
+        yield member
+
+
+def _lies_before(member: tarfile.TarInfo, other: tarfile.TarInfo) -> bool:
+    return other.offset < member.offset
+
+
+def _is_part(member: tarfile.TarInfo, left: Counter[str]) -> bool:
+    """Whether a member of a shard is a file of a sample. Counts the others, but for folders."""
+    if member.isreg() and not _hidden(member.name):
+        return True
+    if not member.isdir():
+        left["hidden members" if member.isreg() else "members that are links or devices"] += 1
+    return False
 
 
 def _key_of(name: str) -> tuple[str, str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import packstore
 from packstore.exports import run, zips
 from packstore.exports.run import export
 from packstore.packing.conversion import convert
@@ -50,7 +53,6 @@ CLASSES = ["../up", "cat", "Cat", "", ".", "/abs", "c" * 300]
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
     """A store whose keys and names of classes are what they should not be."""
-    import packstore
 
     path = tmp_path / "in" / "hostile.lmdb"
     path.parent.mkdir()
@@ -92,6 +94,40 @@ def test_nothing_gets_out_whatever_keys_and_classes_are(hostile: Path, tmp_path:
     convert(out, tmp_path / "again.lmdb")
     with open_store(hostile) as old, open_store(tmp_path / "again.lmdb") as new:
         assert new.manifest.dataset_digest == old.manifest.dataset_digest
+
+
+NESTED = [
+    *("a.jpg", "a.jpg/b.jpg", "a.jpg/b.jpg/c.png", "A.JPG/d.jpg", "e", "e.png/f.jpg", "g.png", "g.jpg/h/i.jpg"),
+    *("a~0.jpg/j.jpg", "k.png/l.jpg", "k.txt/m.jpg", "v1.0/n.jpg", "v1.jpg"),
+]
+
+
+@pytest.mark.parametrize("kind", ["imagefolder", "tar", "zip", "coco", "yolo"])
+def test_a_file_where_a_folder_has_to_be_gets_another_name(kind: str, tmp_path: Path) -> None:
+    boxed = kind in ("coco", "yolo")
+    fields: dict[str, Any] = {"image": "image"}
+    if boxed:
+        fields |= {"boxes": packstore.Boxes("xyxy"), "labels": packstore.Labels(["cat"])}
+    with Writer(tmp_path / "in.lmdb", fields=fields) as writer:
+        for i, key in enumerate(NESTED):
+            more = {"boxes": np.array([[0, 0, 2, 2]]), "labels": [0]} if boxed else {}
+            writer.add(key=key, image=picture(i), **more)
+    export(tmp_path / "in.lmdb", tmp_path / "out", to=kind)
+    place = tmp_path / "out"
+    if kind in ("tar", "zip"):
+        place = tmp_path / "unpacked"
+        shutil.unpack_archive(tmp_path / "out", place, kind)
+    assert len(list(place.rglob("*.[jp][pn]g"))) - sum(path.is_dir() for path in place.rglob("*.[jp][pn]g")) == len(
+        NESTED
+    )
+    names = {str(file.relative_to(place)) for file in place.rglob("*") if file.is_file()}
+    if not boxed:
+        assert {"a~0.jpg", "g~6.png", "v1.jpg", "v1.0/n.jpg"} - names == {"a~0.jpg"}
+    for again in (tmp_path / "out", place):
+        convert(again, tmp_path / "again.lmdb", overwrite=True)
+        with open_store(tmp_path / "in.lmdb") as old, open_store(tmp_path / "again.lmdb") as new:
+            assert new.manifest.dataset_digest == old.manifest.dataset_digest
+            assert [new.key(n) for n in range(len(new))] == NESTED
 
 
 @pytest.fixture
@@ -143,7 +179,6 @@ def test_torchvision_reads_the_same_labels(folder: Path, tmp_path: Path) -> None
 
 
 def test_what_torchvision_would_number_otherwise_is_said(tmp_path: Path) -> None:
-    import packstore
 
     for name, classes, labels in (
         ("order", ["b", "a"], [0, 1]),

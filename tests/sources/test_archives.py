@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import packstore
 from packstore import PackstoreError, convert, verify
 from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Entry, open_source
@@ -523,6 +524,31 @@ def test_a_hard_link_to_what_comes_later_is_a_bad_sample(tmp_path: Path) -> None
             archive.addfile(member, io.BytesIO(data))
     report = convert(tmp_path / "x.tar", tmp_path / "o.h5", source_kind="imagefolder", on_error="skip")
     assert [bad.key for bad in report.skipped] == ["a/h.png"]
+
+
+def test_files_that_are_replaced_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(tar(FILES) + tar({name: data for name, data in FILES.items() if "cat" in name}))
+    replaced = sum("cat" in name for name in FILES)
+    report = convert(tmp_path / "x.tar", tmp_path / "x.h5")
+    assert report.ledger.members == {"files replaced by later ones of the same name": replaced}
+
+
+def test_hard_links_in_webdataset_are_the_files_that_they_name(tmp_path: Path) -> None:
+    links = {"2.png": (HARD, "0.png"), "3.png": (SOFT, "0.png"), "4.png": (HARD, "gone.png"), "5.png": (HARD, "2.png")}
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for n in range(6):
+            member, data = _entry(f"{n}.png", *links.get(f"{n}.png", (FILE, n)))
+            archive.addfile(member, io.BytesIO(data))
+            label = tarfile.TarInfo(f"{n}.cls")
+            label.size = 1
+            archive.addfile(label, io.BytesIO(b"%d" % n))
+        archive.addfile(tarfile.TarInfo(".hidden"))
+    report = convert(tmp_path / "x.tar", tmp_path / "x.h5", on_error="skip", source_kind="webdataset")
+    assert [bad.key for bad in report.skipped] == ["3", "4"]
+    assert report.ledger.members == {"members that are links or devices": 2, "hidden members": 1}
+    with packstore.open(tmp_path / "x.h5") as store:
+        found = {store.key(n): bytes(store.read(n)) for n in range(len(store))}
+    assert found == {"0": tiny(0), "1": tiny(1), "2": tiny(0), "5": tiny(0)}
 
 
 SPELLED = {

@@ -6,8 +6,13 @@ most formats that are read.
 
 from __future__ import annotations
 
+import importlib
 import json
+import random
 import struct
+import sys
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +20,7 @@ import numpy as np
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import SampleError, SourceError
+from packstore.core.errors import PackstoreError, SampleError, SourceError
 from packstore.sources import Entry
 from packstore.testing import SourceSuite
 from tests.makers.images import tiny
@@ -81,7 +86,8 @@ def test_what_the_library_wrote(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"compression": "zstd"}, "compression is zstd, which packstore does not read"),
+        ({"compression": "lz4"}, "compression is lz4, which packstore does not read"),
+        ({"encryption": {"algorithm": "fernet"}}, "encryption is .*, which packstore does not read"),
         ({"data_format": ["jpeg", "video"]}, "the format 'video'"),
         ({"data_format": ["jpeg", "pickle"]}, "label holds pickles, which packstore does not run"),
         ({"data_format": ["jpeg"]}, "not as many values"),
@@ -112,3 +118,113 @@ def test_a_bad_item_is_named(form: str, good: bytes, bad: bytes, said: str, tmp_
     with pytest.raises(SampleError, match=said) as caught:
         convert(write(tmp_path / "set", PLAIN | {"x": form}, items), tmp_path / "x.h5")
     assert caught.value.key == f"{25:010}"
+
+
+def zstd(data: bytes) -> bytes:
+    compressed: bytes = importlib.import_module("zstandard").ZstdCompressor().compress(data)
+    return compressed
+
+
+def in_batches(chunk: bytes, batch: int = 4) -> bytes:
+    """``litdata.streaming.framed_zstd.pack_framed_zstd``."""
+    count = int.from_bytes(chunk[:4], "little")
+    offsets = np.frombuffer(chunk, "<u4", count + 1, 4)
+    starts = range(0, count, batch)
+    raw = [chunk[offsets[at] : offsets[min(at + batch, count)]] for at in starts]
+    packed = [zstd(each) for each in raw]
+    at = 24 + 4 * (count + 1) + 24 * len(raw)
+    frames = b""
+    for start, each, its in zip(starts, raw, packed, strict=True):
+        frames += struct.pack("<IIQII", start, min(batch, count - start), at, len(its), len(each))
+        at += len(its)
+    head = struct.pack("<8sHHIII", b"LDFZ01", 1, 0, count, batch, len(raw))
+    return head + (offsets - offsets[0]).astype("<u4").tobytes() + frames + b"".join(packed)
+
+
+def by_item(chunk: bytes) -> bytes:
+    """``pack_sample_zstd``."""
+    count = int.from_bytes(chunk[:4], "little")
+    offsets = np.frombuffer(chunk, "<u4", count + 1, 4)
+    packed = [zstd(chunk[a:b]) for a, b in pairwise(offsets)]
+    ends = np.cumsum([4 * (count + 2), *map(len, packed)])
+    return np.array([count, *ends], "<u4").tobytes() + b"".join(packed)
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"chunk": zstd, "batch": in_batches, "sample": by_item}
+
+
+def compressed(folder: Path, level: str, name: str = "zstd", count: int = 10) -> Path:
+    config = {"compression": name, "compression_level": None if level == "chunk" else level}
+    path = write(folder, PLAIN, [plain(n) for n in range(count)], **config)
+    (path / "chunk-0-0.bin").write_bytes(PACKERS[level]((path / "chunk-0-0.bin").read_bytes()))
+    if level == "chunk":
+        (path / "chunk-0-0.bin").rename(path / f"chunk-0-0.{name}.bin")
+        text = (path / "index.json").read_text()
+        (path / "index.json").write_text(text.replace("chunk-0-0.bin", f"chunk-0-0.{name}.bin"))
+    return path
+
+
+@pytest.mark.parametrize("name", ["zstd", "zstd:7"])
+@pytest.mark.parametrize("level", PACKERS)
+def test_chunks_compressed_by_zstandard(level: str, name: str, tmp_path: Path) -> None:
+    path = compressed(tmp_path / "set", level, name)
+    report = convert(path, tmp_path / "x.lmdb")
+    expected = convert(write(tmp_path / "plain", PLAIN, [plain(n) for n in range(10)]), tmp_path / "y.lmdb").manifest
+    assert report.manifest.dataset_digest == expected.dataset_digest
+    assert verify(tmp_path / "x.lmdb", against=path).problems == ()
+
+
+class TestCompressedLitdata(TestLitdata):
+    def make(self, folder: Path, samples: int) -> Path:
+        compressed(folder / "train", "batch", count=samples - 2)
+        write(folder / "val", PLAIN, [plain(n) for n in range(samples - 2, samples)])
+        return folder
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("level", PACKERS)
+def test_compressed_chunks_that_are_damaged_are_named(level: str, tmp_path: Path) -> None:
+    path = compressed(tmp_path / "set", level)
+    (chunk,) = path.glob("*.bin")
+    data, draw = chunk.read_bytes(), random.Random(3)
+    for number in range(60):
+        changed = bytearray(data[: draw.randrange(len(data))] if number % 3 == 0 else data)
+        if changed and number % 3:
+            changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+        chunk.write_bytes(changed)
+        said = ""
+        try:
+            convert(path, tmp_path / f"{number}.h5", on_error="skip")
+        except PackstoreError as error:
+            said = str(error)
+        assert said.isprintable()
+
+
+def test_chunks_that_grow_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packstore.sources.archives.tar._BOMB_BYTES", 1 << 20)
+    for level in ("chunk", "sample"):
+        path = compressed(tmp_path / level, level)
+        (chunk,) = path.glob("*.bin")
+        bomb = zstd(bytes(64 << 20))
+        whole = bomb if level == "chunk" else np.array([10, *[48] * 10, 48 + len(bomb)], "<u4").tobytes() + bomb
+        chunk.write_bytes(whole)
+        with pytest.raises(SourceError, match=r"chunk-0-0.*\.bin (is 200 times as large|is damaged)"):
+            convert(path, tmp_path / "x.h5")
+    path = compressed(tmp_path / "batch", "batch")
+    data = bytearray((path / "chunk-0-0.bin").read_bytes())
+    frame = 24 + 4 * 11
+    (at,) = struct.unpack_from("<Q", data, frame + 8)
+    struct.pack_into("<I", data, frame + 16, len(bomb))
+    (path / "chunk-0-0.bin").write_bytes(data[:at] + bomb + data[at:])
+    with pytest.raises(SourceError, match=r"is damaged: a frame has .* bytes or more, where it should have"):
+        convert(path, tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize("level", PACKERS)
+def test_zstandard_that_is_missing(level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = compressed(tmp_path / "set", level)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(SourceError, match=r"chunk-0-0.*is compressed by Zstandard: pip install 'packstore\[zstd\]'"):
+        convert(path, tmp_path / "x.h5")

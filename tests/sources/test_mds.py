@@ -96,7 +96,7 @@ def test_what_the_library_wrote(suffix: str, written: Path, tmp_path: Path) -> N
     report = convert(written, path, encoding="original")
     assert report.manifest.origin.kind == "mds"
     assert [(split.name, len(split)) for split in report.manifest.splits] == [("train", 5), ("val", 2)]
-    assert report.ledger.passed_over == {"columns of list[png]": 1}
+    assert report.ledger.members == {"columns of list[png]": 1}
     names = (
         "image",
         "label",

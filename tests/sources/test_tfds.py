@@ -162,7 +162,7 @@ def test_what_no_column_can_hold_is_counted(tmp_path: Path) -> None:
     features = {"image": IMAGE, "label": LABEL, "sound": {"audio": {}}, "frames": {"sequence": {"feature": IMAGE}}}
     path = dataset(tmp_path / "d", {"train": [[example(n) for n in range(3)]]}, features)
     report = convert(path, tmp_path / "x.h5")
-    assert report.ledger.passed_over == {"features that are audio": 1, "features that are sequences of images": 1}
+    assert report.ledger.members == {"features that are audio": 1, "features that are sequences of images": 1}
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_folder_of_a_version_without_features(tmp_path: Path) -> None:
         open_source(path)
     report = convert(path, tmp_path / "x.h5", source_kind="tfrecord")
     assert report.manifest.records == 3
-    assert report.ledger.passed_over == {"not images (.json)": 1}
+    assert report.ledger.left == {"not images (.json)": 1}
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_imagenet_of_slim(slim: Path, suffix: str, tmp_path: Path) -> None:
 
 def test_what_it_was_recognised_by(slim: Path) -> None:
     with closing(open_source(slim)) as source:
-        ignored = source.survey().ledger.passed_over
+        ignored = source.survey().ignored
         assert source.evidence == (
             "3 TFRecord files of tf.train.Example; image/class/label is 1 to 3, and image/class/synset names each"
         )
@@ -147,7 +147,7 @@ def test_ids_of_the_detection_api_are_a_question_or_named_by_a_label_map(tmp_pat
     boxes, labels, area = ds[2]
     assert boxes.tolist() == [[0.75, 1.0, 3.0, 2.0]] * 2
     assert (labels.tolist(), area.tolist()) == ([1, 0], [1.5, 1.5])
-    assert report.ledger.passed_over["features of several files each"] == 1  # masks
+    assert report.ledger.members["features of several files each"] == 1  # masks
 
 
 def test_features_of_all_sorts(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_what_img2dataset_writes_beside_the_shards(tmp_path: Path) -> None:
     (folder / "_info.json").write_text("{}")
     report = convert(folder, tmp_path / "x.h5")
     assert (report.manifest.origin.kind, report.manifest.records) == ("webdataset", 6)
-    assert report.ledger.passed_over == {"beside the shards (.parquet)": 2, "beside the shards (.json)": 3}
+    assert report.ledger.passed_over == {"not images (.parquet)": 2, "not images (.json)": 3}
 
 
 def test_folders_are_splits(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ class IndexBuilder:
     replaces: bool = True
     _files: dict[bytes, int | str] = field(default_factory=dict)
     """By name: the number of a member, or what a symbolic link says."""
+    replaced: int = 0
+    """Number of files that a later one of the same name has replaced."""
     _numbers: array[int] = field(default_factory=lambda: array("q"))
     _dotted: dict[str, bool] = field(default_factory=dict)
     _spelled: dict[bytes, str] = field(default_factory=dict)
@@ -103,7 +105,7 @@ class IndexBuilder:
         names = sorted(self._files)
         rows = np.array([self._number(name) for name in names], np.int64)
         ends = np.cumsum([0, *map(len, names)], dtype=np.int64)
-        return Index(b"".join(names), ends, np.concatenate([table, nowhere])[rows], file, zipped)
+        return Index(b"".join(names), ends, np.concatenate([table, nowhere])[rows], file, zipped, self.replaced)
 
     def _append(self, member: Member) -> int:
         self._numbers.extend(member)
@@ -131,6 +133,7 @@ class IndexBuilder:
                 )
             if not self.replaces:
                 raise SourceError(f"{printable(spelled[:_SHOWN])} is there twice: unpack it, and give the folder")
+            self.replaced += 1
         elif spelled != usual:
             self._spelled[plain] = spelled
         return plain
@@ -159,6 +162,7 @@ class Index:
         table: int64 ``(N, 6)``: a :class:`Member` each.
         file: The data, where they are not in the archive itself.
         zipped: Each file has a header of its own before its data, as in a zip.
+        replaced: Number of files that a later one of the same name has replaced.
         listed: What :meth:`children` found in the last directories: each kind of source asks for the same ones.
     """
 
@@ -167,6 +171,7 @@ class Index:
     table: NDArray[np.int64]
     file: OpenFile | None = None
     zipped: bool = False
+    replaced: int = 0
     listed: dict[bytes, list[tuple[bytes, int | None]]] = field(default_factory=dict)
 
     def __len__(self) -> int:

@@ -24,7 +24,8 @@ from packstore.sources.archives.headers import LOOK_BYTES, next_header, usual_me
 from packstore.sources.archives.index import NOWHERE, Index, IndexBuilder, Member, OpenFile, plain_name
 from packstore.sources.inflating import ZLIB, InflatedFile
 
-_MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+ZSTANDARD = b"\x28\xb5\x2f\xfd"
+_MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", ZSTANDARD: "zst"}
 """First bytes of compressed files (RFC 1952; bzip2; xz 1.2; RFC 8878)."""
 _STEP = 1 << 20
 _ROOM = 1 << 28
@@ -204,22 +205,32 @@ def decompressed(path: Path, kind: str, name: str) -> IO[bytes]:
 
     Raises :class:`SourceError` for a damaged one, one that is much larger decompressed than it should be, and where
     there is no room for it."""
-    folder = tempfile.gettempdir()
-    with beyond_standard_streams():
-        spooled = cast("IO[bytes]", tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the index keeps it open
-    total, compressed = 0, path.stat().st_size
-    try:
+
+    def pieces() -> Iterator[bytes]:
         with path.open("rb") as file, decompressor(file, kind, name) as stream:
             while data := stream.read(_STEP):
-                total += len(data)
-                if total > _BOMB_BYTES and total > _BOMB_RATIO * compressed:
-                    raise SourceError(f"{name} is {_BOMB_RATIO} times as large when it is decompressed: it is refused")
-                if not total & (_ROOM - 1) and shutil.disk_usage(folder).free < _ROOM:
-                    raise OSError(28, os.strerror(28))
-                spooled.write(data)
-        spooled.flush()
+                yield data
+
+    return spooled(pieces(), path.stat().st_size, name)
+
+
+def spooled(pieces: Iterator[bytes], compressed: int, name: str) -> IO[bytes]:
+    """Likewise, of what is decompressed piece by piece, of so many bytes."""
+    folder = tempfile.gettempdir()
+    with beyond_standard_streams():
+        file = cast("IO[bytes]", tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the index keeps it open
+    total = 0
+    try:
+        for data in pieces:
+            before, total = total, total + len(data)
+            if total > _BOMB_BYTES and total > _BOMB_RATIO * compressed:
+                raise SourceError(f"{name} is {_BOMB_RATIO} times as large when it is decompressed: it is refused")
+            if before // _ROOM != total // _ROOM and shutil.disk_usage(folder).free < _ROOM:
+                raise OSError(28, os.strerror(28))
+            file.write(data)
+        file.flush()
     except OSError as error:
-        spooled.close()
+        file.close()
         if error.errno is None:  # what gzip raises for damage
             raise SourceError(f"{name} is damaged: {printable(str(error))}") from None
         raise SourceError(
@@ -227,11 +238,11 @@ def decompressed(path: Path, kind: str, name: str) -> IO[bytes]:
             f"{error.strerror}; name a folder with more room in the environment variable TMPDIR, or unpack the archive"
         ) from None
     except BaseException as error:
-        spooled.close()
+        file.close()
         if isinstance(error, (*TAR_FAULTS, _zstd_error())):
             raise SourceError(f"{name} is damaged: {printable(str(error))}") from None
         raise
-    return spooled
+    return file
 
 
 def decompressor(file: IO[bytes], kind: str, name: str) -> Any:
@@ -244,13 +255,17 @@ def decompressor(file: IO[bytes], kind: str, name: str) -> Any:
         return lzma.LZMAFile(file)
     if kind == "zlib":
         return InflatedFile(file, ZLIB)
+    return load_zstandard(name).ZstdDecompressor().stream_reader(file, read_across_frames=True)
+
+
+def load_zstandard(name: str) -> Any:
+    """The library that decompresses a file. Raises :class:`SourceError` where it is not installed."""
     try:
-        zstandard = importlib.import_module("zstandard")
+        return importlib.import_module("zstandard")
     except ImportError:
         raise SourceError(
-            f"{name} is compressed by Zstandard: pip install 'packstore[zstd]', or unpack it with tar --zstd -xf"
+            f"{name} is compressed by Zstandard: pip install 'packstore[zstd]', or decompress it (zstd -d)"
         ) from None
-    return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
 
 
 def _zstd_error() -> type[BaseException]:

@@ -38,6 +38,7 @@ class ArchiveTree(Tree):
         self.rules = active_rules(path)
         self._path = path
         self._index = index
+        self.replaced = index.replaced
         self._top = self._find_top()
         self._lock = threading.Lock()
         self._file: OpenFile | None = index.file

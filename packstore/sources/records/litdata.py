@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from packstore.core.errors import SourceError, printable
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.records.litdata_chunks import ChunkFiles
 from packstore.sources.records.mds import MdsSource, indexes_at
 from packstore.sources.records.mds_layout import INDEX, Shard, decoded, file_name, read_index
 
@@ -29,13 +31,18 @@ _DTYPES = (
     *("float16", "float32", "float64"),
 )
 """dtypes of arrays by their numbers (``_NUMPY_DTYPES_MAPPING``), as far as columns have them."""
-_UNREAD = ("compression", "encryption", "ipc_compression")
+_UNREAD = ("encryption", "ipc_compression")
+_ZSTD = re.compile(r"zstd(:\d+)?")
+_MAX_RATIO = 256
+"""Items that a compressed chunk may have for each of its bytes."""
 
 
 class LitdataSource(MdsSource):
     """The chunks that ``index.json`` names; or those of ``train/index.json``, ``val/index.json`` …"""
 
     kind = "litdata"
+
+    open_files = ChunkFiles
 
     @staticmethod
     def read_shards(split: str, index: Path) -> Iterator[Shard]:
@@ -49,6 +56,12 @@ class LitdataSource(MdsSource):
                     f"{printable(str(index))}: {unread} is {printable(str(config[unread]))[:40]}, which packstore does "
                     "not read: write the chunks again without it"
                 )
+            compression = config.get("compression")
+            if compression and not _ZSTD.fullmatch(str(compression)):
+                raise SourceError(
+                    f"{printable(str(index))}: compression is {printable(str(compression))[:40]}, which packstore does "
+                    "not read: write the chunks again with zstd, or without it"
+                )
             encodings = tuple(_encoding(str(name)) for name in config["data_format"])
             names = _names(config["data_spec"], len(encodings))
             for chunk in plain["chunks"]:
@@ -56,9 +69,11 @@ class LitdataSource(MdsSource):
                 if not file.is_file():
                     raise SourceError(f"{printable(str(file))} is missing; {INDEX} names it")
                 samples, nbytes = int(chunk["chunk_size"]), file.stat().st_size
-                if not 0 <= samples <= max(0, nbytes // 4 - 2):
+                most = _MAX_RATIO * nbytes if compression else max(0, nbytes // 4 - 2)
+                if not 0 <= samples <= most:
                     raise ValueError(f"{samples} items in {nbytes} bytes")
-                yield Shard(split, file, samples, names, encodings, (None,) * len(names), nbytes)
+                sizes = (None,) * len(names)
+                yield Shard(split, file, samples, names, encodings, sizes, None if compression else nbytes)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise SourceError(f"{printable(str(index))} cannot be used: {printable(str(error))}") from None
 

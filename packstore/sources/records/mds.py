@@ -45,6 +45,11 @@ class MdsSource(RowSource):
     read_shards = staticmethod(read_shards)
     decode = staticmethod(decoded)
 
+    @staticmethod
+    def open_files(paths: Sequence[Path]) -> OpenFiles:
+        """The shards, decompressed."""
+        return OpenFiles(paths, compression_of)
+
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         if self.sheet is None:
@@ -57,7 +62,7 @@ class MdsSource(RowSource):
         self._shards = [shard for split, index in self._indexes for shard in self.read_shards(split, index)]
         if not self._shards:
             raise SourceError(f"{printable(str(path))}: {INDEX} names no shards")
-        self._files = OpenFiles([shard.file for shard in self._shards], compression_of)
+        self._files = self.open_files([shard.file for shard in self._shards])
         first = self._shards[0]
         if any((s.names, s.encodings, s.sizes) != (first.names, first.encodings, first.sizes) for s in self._shards):
             raise SourceError(f"{printable(str(path))}: its shards have different columns")
@@ -80,7 +85,7 @@ class MdsSource(RowSource):
         for number, shard in enumerate(self._shards):
             if shard.split != split:
                 continue
-            offsets, reason = self._offsets[number]
+            offsets, reason, _ = self._offsets[number]
             for i in range(shard.samples):
                 key, size, rest = key_of(split, count), 0, 0
                 start, stop = (int(offsets[i]), int(offsets[i + 1])) if not reason else (0, 0)
@@ -156,7 +161,7 @@ class MdsSource(RowSource):
 
     def _begins_like_image(self, name: str) -> bool:
         number = next((n for n, shard in enumerate(self._shards) if shard.samples), 0)
-        offsets, reason = self._offsets[number]
+        offsets, reason, _ = self._offsets[number]
         if reason or self._misplaced(number, int(offsets[0]), int(offsets[1])):
             return False
         data = self._raw(number, int(offsets[0]), int(offsets[1]))[self._shards[number].names.index(name)]
@@ -193,29 +198,30 @@ class MdsSource(RowSource):
                 continue  # named when its turn comes
 
     @cached_property
-    def _offsets(self) -> list[tuple[NDArray[np.uint32], str]]:
-        """Where the samples of each shard begin, and where the last one ends; or why that cannot be known."""
+    def _offsets(self) -> list[tuple[NDArray[np.uint32], str, int]]:
+        """Where the samples of each shard begin, and where the last one ends; or why that cannot be known; and the
+        bytes of the shard."""
         return [self._offsets_of(number) for number in range(len(self._shards))]
 
-    def _offsets_of(self, number: int) -> tuple[NDArray[np.uint32], str]:
+    def _offsets_of(self, number: int) -> tuple[NDArray[np.uint32], str, int]:
         shard, none = self._shards[number], np.zeros(0, np.uint32)
         file = self._files[number]
         end = os.fstat(file.descriptor).st_size
-        if end != shard.nbytes:
-            return none, f"it has {end} bytes, and {INDEX} says {shard.nbytes}"
+        if shard.nbytes not in (None, end):
+            return none, f"it has {end} bytes, and {INDEX} says {shard.nbytes}", end
         count = int.from_bytes(file.read(4, 0), "little")
         if count != shard.samples:
-            return none, f"it has {count} samples, and {INDEX} says {shard.samples}"
+            return none, f"it has {count} samples, and {INDEX} says {shard.samples}", end
         data = file.read(4 * (count + 1), 4)
         if len(data) < 4 * (count + 1):
-            return none, "it ends within its offsets"
-        return np.frombuffer(data, "<u4"), ""
+            return none, "it ends within its offsets", end
+        return np.frombuffer(data, "<u4"), "", end
 
     def _misplaced(self, number: int, start: int, stop: int) -> str:
         shard = self._shards[number]
         head = 4 * (shard.samples + 2)
         least = sum(4 if size is None else size for size in shard.sizes)
-        good = head <= start <= stop <= shard.nbytes and stop - start >= least
+        good = head <= start <= stop <= self._offsets[number][2] and stop - start >= least
         return "" if good else f"a sample lies from {start} to {stop}, where none can be"
 
     def _spans(self, number: int, start: int, stop: int) -> list[tuple[int, int]]:

@@ -42,7 +42,7 @@ class Shard:
         names: Names of its values.
         encodings: Their encodings, likewise.
         sizes: Their sizes; None for those that say it.
-        nbytes: Bytes of the shard when it is not compressed.
+        nbytes: Bytes of the shard when it is not compressed; None where nothing says it.
     """
 
     split: str
@@ -51,7 +51,7 @@ class Shard:
     names: tuple[str, ...]
     encodings: tuple[str, ...]
     sizes: tuple[int | None, ...]
-    nbytes: int
+    nbytes: int | None
 
 
 def decoded(encoding: str, data: bytes) -> Any:

@@ -88,7 +88,7 @@ class TfrecordSource(ExampleSource):
 
     def left_members(self) -> Mapping[str, int]:
         """See :meth:`Source.left_members`."""
-        found: Counter[str] = Counter()
+        found = Counter[str]()
         found["features that the images say themselves (size, format)"] = len(self._said)
         found["features of several files each"] = len(self._unkept)
         return +found

@@ -1,0 +1,95 @@
+"""Chunks of LitData that are compressed by Zstandard: as a whole, by batches of items, or item by item
+(``litdata/streaming/framed_zstd.py``). They are read from temporary files in which they lie as uncompressed ones.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from packstore.core.errors import printable
+from packstore.sources.archives.index import OpenFile
+from packstore.sources.archives.tar import ZSTANDARD, compression_of, load_zstandard, spooled
+from packstore.sources.records.files import OpenFiles
+
+_FRAMED = b"LDFZ01\0\0"
+_HEAD, _FRAME = struct.Struct("<8sHHIII"), struct.Struct("<IIQII")
+_STEP = 1 << 20
+
+
+class ChunkFiles(OpenFiles):
+    """Chunks, see :class:`OpenFiles`."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        super().__init__(paths, compression_of)
+
+    def _opened(self, path: Path) -> OpenFile:
+        file, name = super()._opened(path), printable(str(path))
+        size = os.fstat(file.descriptor).st_size
+        count = int.from_bytes(file.read(4, 0), "little")
+        if file.read(len(_FRAMED), 0) == _FRAMED:
+            pieces = _of_frames(file, size, name)
+        elif file.read(4, 4 * (count + 2)) == ZSTANDARD:  # where else the size of a value is
+            pieces = _of_items(file, size, count, name)
+        else:
+            return file
+        with spooled(pieces, size, name) as whole:
+            return OpenFile(os.dup(whole.fileno()))
+
+
+def _of_frames(file: OpenFile, size: int, name: str) -> Iterator[bytes]:
+    """The content of a chunk that is compressed by batches. Raises :class:`ValueError`."""
+    head = file.read(_HEAD.size, 0)
+    if len(head) < _HEAD.size:
+        raise ValueError("it ends within its header")
+    _, version, _, count, _, frames = _HEAD.unpack(head)
+    table = _HEAD.size + 4 * (count + 1)
+    if version != 1 or table + _FRAME.size * frames > size:
+        raise ValueError(f"its header says version {version}, {count} items and {frames} frames")
+    offsets = np.frombuffer(file.read(4 * (count + 1), _HEAD.size), "<u4").astype(np.int64) + 4 * (count + 2)
+    if offsets[-1] >= 1 << 32:
+        raise ValueError("it has more than 4 GB")
+    yield np.uint32(count).tobytes() + offsets.astype("<u4").tobytes()
+    first = total = 0
+    for number in range(frames):
+        said, items, at, packed, nbytes = _FRAME.unpack(file.read(_FRAME.size, table + _FRAME.size * number))
+        if said != first or at + packed > size:
+            raise ValueError(f"frame {number} is not where it should be")
+        yield from _inflated(file.read(packed, at), nbytes, name, exactly=True)
+        first, total = first + items, total + nbytes
+    if first != count or total != offsets[-1] - offsets[0]:
+        raise ValueError(f"its frames hold {first} items of {total} bytes")
+
+
+def _of_items(file: OpenFile, size: int, count: int, name: str) -> Iterator[bytes]:
+    """The content of a chunk whose items are compressed one by one. Raises :class:`ValueError`."""
+    places = np.frombuffer(file.read(4 * (count + 1), 4), "<u4").tolist()
+    if len(places) != count + 1 or places != sorted(places) or places[-1] > size:
+        raise ValueError("its items are not where they should be")
+    # Sizes come before items: all are inflated twice, and never lie in memory together.
+    offsets = [4 * (count + 2)]
+    for start, stop in pairwise(places):
+        offsets.append(offsets[-1] + sum(map(len, _inflated(file.read(stop - start, start), 1 << 32, name))))
+        if offsets[-1] >= 1 << 32:
+            raise ValueError("it has more than 4 GB")
+    yield np.array([count, *offsets], "<u4").tobytes()
+    for start, stop in pairwise(places):
+        yield from _inflated(file.read(stop - start, start), 1 << 32, name)
+
+
+def _inflated(data: bytes, most: int, name: str, *, exactly: bool = False) -> Iterator[bytes]:
+    """What a frame holds, at most ``most`` bytes. Raises :class:`ValueError`, and the error of the library."""
+    found = 0
+    with load_zstandard(name).ZstdDecompressor().stream_reader(data) as stream:
+        while piece := stream.read(_STEP):
+            found += len(piece)
+            if found > most:
+                break
+            yield piece
+    if found > most or (exactly and found != most):
+        raise ValueError(f"a frame has {found} bytes or more, where it should have {most}")
