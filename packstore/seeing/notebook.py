@@ -81,7 +81,7 @@ def _encoding(manifest: Manifest) -> str:
 
 
 def _sheet(reader: Reader, records: range, exif_transpose: bool | None) -> str:
-    """Thumbnails of records that are spread evenly. None is fetched for it."""
+    """Thumbnails of records that are spread evenly, and how many these are. None is fetched for it."""
     if not len(records):
         return ""
     pictures = pictures_of(reader.manifest, exif_transpose=exif_transpose)
@@ -100,7 +100,9 @@ def _sheet(reader: Reader, records: range, exif_transpose: bool | None) -> str:
         if image is not None:
             cells.append(f'<img alt="{_text(key, 300)}" title="{_text(key, 300)}" src="{_as_url(image)}"><br>{label}')
     drawn = "".join(f'<div style="{_CELL}">{cell}</div>' for cell in cells)
-    return f"<div>{drawn}</div>{_absent(reader, records)}"
+    spread = ", evenly spread" if 1 < len(cells) < len(records) else ""
+    shown = f"<div>shown: {len(cells):,} of {len(records):,} records{spread}</div>"
+    return f"<div>{drawn}</div>{shown}{_absent(reader, records)}"
 
 
 def _absent(reader: Reader, records: range) -> str:

@@ -57,12 +57,23 @@ def test_a_store_a_dataset_and_a_loader(store: Path) -> None:
     with packstore.open(store) as reader:
         page = Page(reader._repr_html_())
     assert page.tags.count("img") == 8
-    for text in ("24 records", "train", "val", "12", "ant", "bee", "cat", "original in lmdb"):
+    for text in (
+        "24 records",
+        "shown: 8 of 24 records, evenly spread",
+        "train",
+        "val",
+        "12",
+        "ant",
+        "bee",
+        "cat",
+        "original in lmdb",
+    ):
         assert text in page.text
     dataset = packstore.PackedDataset(store, "val", output="pil")
     page = Page(dataset._repr_html_())
     assert page.tags.count("img") == 8
     assert "split val: 12 records" in page.text
+    assert "shown: 8 of 12 records, evenly spread" in page.text
     assert "image as pil" in page.text
     assert "4" in page.text.split("ant")[-1]
     dataset = packstore.PackedDataset(store, "val")
@@ -115,11 +126,15 @@ def test_damage_is_shown(tmp_path: Path) -> None:
 def test_columns_of_every_type_and_few_records(tmp_path: Path) -> None:
     made = make_typed(tmp_path / "x.h5", ["mask", "boxes", "labels", "caption"], 2)
     with packstore.open(made.path) as reader:
-        assert Page(reader._repr_html_()).tags.count("img") == 2
+        page = Page(reader._repr_html_())
+    assert page.tags.count("img") == 2
+    assert "shown: 2 of 2 records" in page.text
+    assert "spread" not in page.text
 
 
 def test_a_slow_store_shows_fewer_thumbnails(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notebook, "_SECONDS", -1)
     page = Page(packstore.PackedDataset(store, "val")._repr_html_())
     assert "img" not in page.tags
+    assert "shown: 0 of 12 records" in page.text
     assert "ant" in page.text
