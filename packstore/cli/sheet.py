@@ -24,7 +24,10 @@ _PIXELS_A_COLUMN = 9
 @click.option(
     "--per-class", type=click.IntRange(1, 100), default=5, show_default=True, metavar="N", help="Records of each class."
 )
-@click.option("--columns", metavar="NAMES", help="Draw masks, boxes, keypoints over the images: mask,boxes.")
+@click.option(
+    "--columns", metavar="NAMES",
+    help="Draw these masks, boxes, keypoints over the images: mask,boxes; none for plain images.  [default: boxes]",
+)  # fmt: skip
 @click.option(
     "--augment", metavar="OPERATIONS",
     help="Show what the loader gives: 'RandomResizedCrop(224), RandomHorizontalFlip()'.",
@@ -43,7 +46,8 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
 
     With - for OUT it is shown in the terminal, if that has kitty's graphics or sixel.
     With --augment, each image is what PackedLoader gives for that record, seed and epoch, bit for bit, in its
-    own size. Damaged records are shown as such. A PNG has at most 60 classes, a PDF all.
+    own size. Boxes are drawn over the images. Damaged records are shown as such. A PNG has at most 60 classes,
+    a PDF all.
 
     \b
     Examples:
@@ -54,7 +58,7 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
     """
     from packstore.seeing.sheet import SheetOptions, sheet_image, write_sheet
 
-    named = [name.strip() for name in columns.split(",")] if columns is not None else []
+    named = None if columns is None else [] if columns == "none" else [name.strip() for name in columns.split(",")]
     chosen = SheetOptions(columns=named, **options)
     with expecting_store(store):
         if out != Path("-"):

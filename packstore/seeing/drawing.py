@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from PIL import Image, ImageDraw, ImageFont
 from packstore.core.errors import DecodeError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import get_decoder
-from packstore.images.sniff import MAX_PIXELS
-from packstore.seeing.colors import color_of
+from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff
+from packstore.seeing.colors import color_of, ink_on
 from packstore.stores.base import Reader
 from packstore.training.item_options import choose_orientation
 from packstore.training.pictures import Pictures, at_record, stored_bytes
@@ -31,6 +32,8 @@ _MASK_OPACITY = 0.45
 _NO_CLASS = 255
 """What masks of 8 bits have, by convention, where a pixel is of no class: it is drawn grey."""
 _TEXT_SHARE, _LEAST_TEXT = 24, 9
+_MOST_COMPARED = 100
+"""Names of boxes that one more keeps clear of."""
 _CPU = torch.device("cpu")
 
 
@@ -88,6 +91,36 @@ def drawn_values(reader: Reader, record: int, which: Collection[str] | None = No
     return {name: value for name, value in values.items() if value is not None}
 
 
+def draw_record(
+    image: Pixels,
+    reader: Reader,
+    record: int,
+    exif_transpose: bool,
+    which: Collection[str] | None = None,
+    names: bool = True,
+) -> Pixels:
+    """Draws a record's masks, boxes and keypoints over a small version of its image; :func:`overlay` says how.
+
+    Raises as :func:`drawn_values`."""
+    values = drawn_values(reader, record, which)
+    return overlay(image, values, reader.manifest.columns, which, image_size(reader, record, exif_transpose), names)
+
+
+def image_size(reader: Reader, record: int, exif_transpose: bool) -> Size:
+    """Height and width of an image as it is shown. Raises :class:`StoreError`; :class:`DecodeError` for no image."""
+    layout = reader.manifest.image.layout
+    if layout is not None:
+        shape = reader.array(record).shape
+        return shape[:2] if layout == "HWC" else shape[1:]
+    data = reader.view(record)
+    try:
+        info = sniff(data)
+    except HeaderError as error:
+        raise DecodeError(f"the image {error.reason}") from None
+    turned = exif_transpose and swaps_sides(read_orientation(data, info))
+    return (info.width, info.height) if turned else (info.height, info.width)
+
+
 def drawn_columns(manifest: Manifest, which: Collection[str] | None = None) -> list[Column]:
     """Columns that :func:`overlay` can draw: of those in ``which``, or of all."""
     return [c for c in manifest.columns if c.type in DRAWN and (which is None or c.name in which)]
@@ -99,6 +132,7 @@ def overlay(
     columns: Sequence[Column],
     which: Collection[str] | None = None,
     size: Size | None = None,
+    names: bool = True,
 ) -> Pixels:
     """``image`` with masks, boxes and keypoints over it, each class in a colour of its own.
 
@@ -109,6 +143,7 @@ def overlay(
         columns: The columns of the store, or those in ``values``.
         which: Names of columns to draw; None for all.
         size: Height and width in which boxes and points count; None for those of ``image``.
+        names: Whether boxes have the names of their classes.
 
     Returns:
         uint8 ``(h, w, 3)``.
@@ -125,8 +160,9 @@ def overlay(
         elif column.type == "boxes":
             labels = next((c for c in columns if c.parallel == column.name and c.type == "labels"), None)
             numbers = values.get(labels.name) if labels is not None else None
-            names = labels.classes if labels is not None else None
-            _draw_boxes(shown, value.reshape(-1, 2, 2) * scale, numbers, names)
+            classes = labels.classes if labels is not None else None
+            text = _class_names(numbers, classes) if names and numbers is not None else []
+            _draw_boxes(shown, value.reshape(-1, 2, 2) * scale, numbers, text)
         else:
             _draw_points(shown, value, scale)
     return np.asarray(shown)
@@ -148,12 +184,19 @@ def _with_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
     return Image.fromarray(mixed.round().astype(np.uint8))
 
 
-def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: Sequence[str] | None) -> None:
-    """``corners`` float64 ``(n, 2, 2)``: left, top, right, bottom in pixels of ``image``."""
+def _class_names(numbers: Any, classes: Sequence[str] | None) -> list[str]:
+    count = 0 if classes is None else len(classes)
+    given = np.asarray(numbers).tolist()
+    return [printable(classes[n]) if classes is not None and 0 <= n < count else str(n) for n in given]
+
+
+def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: Sequence[str]) -> None:
+    """Draws boxes, then their names; ``corners`` float64 ``(n, 2, 2)``: left, top, right, bottom in pixels."""
     draw = ImageDraw.Draw(image)
     line = max(1, round(min(image.size) / 200))
     font = _font(max(_LEAST_TEXT, min(image.size) // _TEXT_SHARE))
     given = [] if numbers is None else np.asarray(numbers).tolist()
+    labels: list[_Label] = []
     limit = 4.0 * max(image.size)  # a box far outside would take the drawing long
     for row, box in enumerate(corners):
         if not np.isfinite(box).all():
@@ -162,14 +205,56 @@ def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: 
         number = given[row] if row < len(given) else None
         color = color_of(0 if number is None else number)
         draw.rectangle((left, top, right, bottom), outline=color, width=line)
-        if number is None:
-            continue
-        text = printable(names[number]) if names is not None and 0 <= number < len(names) else str(number)
-        area = draw.textbbox((0, 0), text[:40], font=font)
-        x = min(max(0.0, left), max(0.0, image.width - area[2]))
-        y = top - area[3] if top >= area[3] else max(0.0, top)
-        draw.rectangle((x, y, x + area[2] + 1, y + area[3]), fill=color)
-        draw.text((x + 1, y), text[:40], fill="black", font=font)
+        if row < len(names):
+            room = min(image.width - 4, max(right - left, image.width / 2))  # a longer one would cover others
+            text = fit_text(draw, names[row][:40], room, font)
+            labels.append(_place_label(draw.textbbox((0, 0), text, font=font), text, color, box, image.size, labels))
+    for label in labels:
+        draw.rectangle((label.left, label.top, label.right, label.bottom), fill=label.color)
+        draw.text((label.left + 2, label.top), label.text, fill=ink_on(label.color), font=font)
+
+
+class _Label(NamedTuple):
+    """A name, and the rectangle of its ground, in pixels."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    text: str
+    color: tuple[int, int, int]
+
+
+def _place_label(
+    area: Sequence[float],
+    text: str,
+    color: tuple[int, int, int],
+    box: NDArray[Any],
+    size: tuple[int, int],
+    others: Sequence[_Label],
+) -> _Label:
+    """Places a name above the corner of its box, else within or below it: whole within the image, on no other name."""
+    (left, above), (_, below) = np.sort(box, 0).tolist()
+    wide, tall = area[2] + 3, area[3] + 1
+    x = max(0.0, min(left, size[0] - wide - 1.0))
+    tops = [max(0.0, min(y, size[1] - tall - 1.0)) for y in (above - tall - 1, above, below)]
+    labels = [_Label(x, y, x + wide, y + tall, text, color) for y in tops]
+    free = (one for one in labels if not any(_overlap(one, other) for other in others[-_MOST_COMPARED:]))
+    return next(free, labels[0])
+
+
+def _overlap(one: _Label, other: _Label) -> bool:
+    across = one.left <= other.right and other.left <= one.right
+    return across and one.top <= other.bottom and other.top <= one.bottom
+
+
+def fit_text(draw: ImageDraw.ImageDraw, text: str, width: float, font: Any, more: str = "…") -> str:
+    """``text``, cut to ``width`` pixels; ``more`` says that it was."""
+    if draw.textlength(text, font=font) <= width:
+        return text
+    while len(text) > 1 and draw.textlength(text + more, font=font) > width:
+        text = text[:-1]
+    return text + more
 
 
 def _draw_points(image: Image.Image, value: NDArray[Any], scale: NDArray[np.float64]) -> None:

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from packstore.core.arguments import whole
-from packstore.core.errors import DecodeError, PackstoreError, StoreError, UsageError, printable
+from packstore.core.errors import PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Manifest, Split
-from packstore.images.decoders.orientation import read_orientation, swaps_sides
-from packstore.images.sniff import HeaderError, sniff
-from packstore.seeing.drawing import drawn_columns, drawn_values, overlay, pictures_of, thumbnail
+from packstore.seeing.drawing import draw_record, drawn_columns, fit_text, overlay, pictures_of, thumbnail
 from packstore.seeing.nearby import parts_within
 from packstore.seeing.view.loaded import Asked, AsLoaded
 from packstore.stores import open_store
@@ -43,7 +41,7 @@ class SheetOptions:
     Attributes:
         split: The split; None for the only one, or for all records.
         per_class: Records of each class; in a store without classes, of a row.
-        columns: Names of masks, boxes and keypoints to draw over the images.
+        columns: Names of masks, boxes and keypoints to draw over the images; None for all boxes.
         augment: Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`: what the loader gives.
             None for images as they are stored, made small.
         seed: Of the choice of records, and of the loader.
@@ -53,7 +51,7 @@ class SheetOptions:
 
     split: str | None = None
     per_class: int = 5
-    columns: Sequence[str] = ()
+    columns: Sequence[str] | None = None
     augment: str | None = None
     seed: int = 0
     epoch: int = 0
@@ -202,8 +200,11 @@ class Cells:
     def __init__(self, reader: Reader, options: SheetOptions) -> None:
         """Raises :class:`UsageError` for columns that cannot be drawn, and augmentations that cannot be."""
         manifest = reader.manifest
-        there = [column.name for column in drawn_columns(manifest)]
-        for name in options.columns:
+        drawn = drawn_columns(manifest)
+        there = [column.name for column in drawn]
+        boxes = [column.name for column in drawn if column.type == "boxes"]
+        self._drawn = boxes if options.columns is None else options.columns
+        for name in self._drawn:
             if name not in there:
                 known = ", ".join(there) or "none"
                 raise UsageError(f"no column {printable(name)!r} of masks, boxes or keypoints; there are: {known}")
@@ -229,32 +230,15 @@ class Cells:
     def _stored(self, record: int) -> NDArray[np.uint8] | None:
         """The image as it is stored, made small."""
         image = thumbnail(self._pictures, self.reader, record, self.options.side)
-        if image is None or not self.options.columns:
+        if image is None or not self._drawn:
             return image
-        values = drawn_values(self.reader, record, self.options.columns)
-        size = image_size(self.reader, record, self._pictures.exif_transpose)
-        return overlay(image, values, self.reader.manifest.columns, self.options.columns, size)
+        return draw_record(image, self.reader, record, self._pictures.exif_transpose, self._drawn)
 
     def _as_loaded(self, loaded: AsLoaded, record: int) -> NDArray[np.uint8]:
         """What the loader gives, bit for bit: through :class:`packstore.PackedLoader` itself."""
         options = self.options
         found = loaded.get(Asked(record, options.augment or "", options.seed, options.epoch))
-        return overlay(found.image, found.values, self.reader.manifest.columns, options.columns)
-
-
-def image_size(reader: Reader, record: int, exif_transpose: bool) -> tuple[int, int]:
-    """Height and width of an image as it is shown. Raises :class:`StoreError`; :class:`DecodeError` for no image."""
-    layout = reader.manifest.image.layout
-    if layout is not None:
-        shape = reader.array(record).shape
-        return shape[:2] if layout == "HWC" else shape[1:]
-    data = reader.view(record)
-    try:
-        info = sniff(data)
-    except HeaderError as error:
-        raise DecodeError(f"the image {error.reason}") from None
-    turned = exif_transpose and swaps_sides(read_orientation(data, info))
-    return (info.width, info.height) if turned else (info.height, info.width)
+        return overlay(found.image, found.values, self.reader.manifest.columns, self._drawn)
 
 
 def page(cells: Cells, rows: Sequence[Row]) -> Image.Image:
@@ -308,14 +292,7 @@ def _paste(
 
 
 def _fitting(draw: ImageDraw.ImageDraw, text: str, width: int, more: str = "…") -> str:
-    """``text``, cut to ``width`` pixels."""
-    font = _font(_TEXT)
-    text = text[:300]
-    if draw.textlength(text, font=font) <= width:
-        return text
-    while len(text) > 1 and draw.textlength(text + more, font=font) > width:
-        text = text[:-1]
-    return text + more
+    return fit_text(draw, text[:300], width, _font(_TEXT), more)
 
 
 def _class_name(manifest: Manifest, number: int) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from packstore.core.errors import DecodeError
 from packstore.core.manifest import Column
 from packstore.images.decoders import get_decoder
 from packstore.packing.conversion import convert
-from packstore.seeing.drawing import color_of, drawn_columns, drawn_values, overlay, pictures_of, thumbnail
+from packstore.seeing.colors import color_of, ink_on
+from packstore.seeing.drawing import drawn_columns, drawn_values, fit_text, overlay, pictures_of, thumbnail
 from packstore.stores import open_store
 from packstore.training.dataset import PackedDataset
 from tests.makers.datasets import write_image
@@ -99,6 +101,54 @@ def test_boxes_masks_and_points_are_drawn_where_they_are() -> None:
     assert (found[5, 70] != 128).any()
     assert (found[20:40, 10:30] == 128).all(), "a point that is not labelled is not there"
     assert (GREY == 128).all()
+
+
+def luminance(color: Any) -> float:
+    """By WCAG 2."""
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in np.array(color) / 255)
+    return float(0.2126 * red + 0.7152 * green + 0.0722 * blue)
+
+
+def test_the_names_of_boxes_are_readable_in_every_colour() -> None:
+    for number in range(256):
+        darker, lighter = sorted((luminance(color_of(number)), luminance(ink_on(color_of(number)))))
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5, number
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("left", [-50, 0, 270, 590])
+@pytest.mark.parametrize("top", [-50, 0, 210, 470])
+def test_the_name_of_a_box_is_whole_wherever_the_box_is(left: int, top: int, number: int) -> None:
+    """As many of its pixels have the colour of letters as in the middle of the image."""
+
+    def letters(left: int, top: int) -> int:
+        boxes = np.array([[left, top, left + 60, top + 60]], np.float32)
+        labels = Column("labels", "ragged", "int64", type="labels", classes=("a name", "another"), parallel="boxes")
+        image = np.full((480, 600, 3), 128, np.uint8)
+        found = overlay(image, {"boxes": boxes, "labels": np.array([number])}, (BOXES, labels))
+        return int((found == ink_on(color_of(number))).all(2).sum())
+
+    assert letters(left, top) == letters(210, 240) > 20
+
+
+def test_a_name_that_is_longer_than_the_image_ends_with_dots() -> None:
+    draw = ImageDraw.Draw(Image.new("RGB", (50, 20)))
+    font = ImageFont.load_default(10)
+    text = fit_text(draw, "a traffic light", 50, font)
+    assert text.startswith("a tr")
+    assert text.endswith("…")
+    assert draw.textlength(text, font=font) <= 50
+
+
+def test_names_of_boxes_keep_clear_of_each_other() -> None:
+    image = np.full((200, 200, 3), 128, np.uint8)
+    values = {"boxes": np.array([[50, 80, 150, 140], [52, 82, 148, 138]], np.float32), "labels": np.array([0, 1])}
+    labels = Column("labels", "ragged", "int64", type="labels", classes=("first", "second"), parallel="boxes")
+    both = overlay(image, values, (BOXES, labels)).astype(int)
+    for row, number in ((0, 0), (1, 1)):
+        alone = {name: value[row : row + 1] for name, value in values.items()}
+        grounds = [(each == color_of(number)).all(2).sum() for each in (both, overlay(image, alone, (BOXES, labels)))]
+        assert grounds[0] >= grounds[1] * 0.9, number
 
 
 def test_what_is_drawn_can_be_chosen_and_counts_in_the_size_of_the_whole() -> None:

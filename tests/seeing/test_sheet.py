@@ -100,17 +100,20 @@ def test_a_damaged_record_is_shown_as_such(store: Path, tmp_path: Path, augment:
 
 
 @pytest.mark.slow
-def test_masks_and_boxes_are_drawn_if_asked_for(tmp_path: Path) -> None:
+def test_boxes_are_drawn_and_masks_if_asked_for(tmp_path: Path) -> None:
     names = ["mask", "boxes", "labels", "points", "label", "depth"]
     made = make_typed(tmp_path / "x.h5", names, 6)
     with packstore.open(made.path) as reader:
-        plain = Cells(reader, SheetOptions())[1].image
+        plain = Cells(reader, SheetOptions(columns=[]))[1].image
         assert plain is not None
         np.testing.assert_array_equal(plain, made.images[1])
         drawn = Cells(reader, SheetOptions(columns=["boxes", "points"]))[1].image
         values = {name: made.values[1][name] for name in names if name != "mask"}
         expected = overlay(made.images[1], values, reader.manifest.columns, ["boxes", "points"])
         np.testing.assert_array_equal(drawn, expected)
+        boxes = Cells(reader, SheetOptions())[1].image
+        np.testing.assert_array_equal(boxes, overlay(made.images[1], values, reader.manifest.columns, ["boxes"]))
+        assert (boxes != plain).any()
         augmented = Cells(reader, SheetOptions(columns=["mask", "boxes"], augment="CenterCrop(20)"))[1].image
         assert augmented is not None
         assert augmented.shape == (20, 20, 3)
@@ -156,6 +159,17 @@ def test_the_command(store: Path, tmp_path: Path) -> None:
         done = run("sheet", store, *arguments)
         assert done.returncode == 2
         assert message in done.stderr
+
+
+@pytest.mark.slow
+def test_the_command_draws_boxes_unless_told_not_to(tmp_path: Path) -> None:
+    made = make_typed(tmp_path / "x.h5", ["boxes", "labels"], 6)
+    sheets = {}
+    for name, arguments in (("default", []), ("boxes", ["--columns", "boxes"]), ("none", ["--columns", "none"])):
+        done = run("sheet", made.path, tmp_path / f"{name}.png", *arguments)
+        assert done.returncode == 0, done.stderr
+        sheets[name] = (tmp_path / f"{name}.png").read_bytes()
+    assert sheets["default"] == sheets["boxes"] != sheets["none"]
 
 
 @pytest.mark.slow
