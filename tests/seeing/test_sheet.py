@@ -112,6 +112,7 @@ def test_boxes_are_drawn_and_masks_if_asked_for(tmp_path: Path) -> None:
         expected = overlay(made.images[1], values, reader.manifest.columns, ["boxes", "points"])
         np.testing.assert_array_equal(drawn, expected)
         boxes = Cells(reader, SheetOptions())[1].image
+        assert boxes is not None
         np.testing.assert_array_equal(boxes, overlay(made.images[1], values, reader.manifest.columns, ["boxes"]))
         assert (boxes != plain).any()
         augmented = Cells(reader, SheetOptions(columns=["mask", "boxes"], augment="CenterCrop(20)"))[1].image

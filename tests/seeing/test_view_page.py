@@ -141,7 +141,8 @@ def test_records_are_filtered_searched_and_every_state_has_a_link(browser: Any, 
         keys = [reader.key(i) for i in range(len(reader))]
         with opened(browser, address) as page:
             page.select_option("#split", "val")
-            page.select_option("#class", label="bee")
+            page.fill("#class", "bee")
+            page.press("#class", "Enter")
             page.wait_for_selector("#status:has-text('7 of 42 records')")
             assert keys_of(page) == [key for key in keys if key.startswith("val/bee/")]
             page.keyboard.press("Escape")
@@ -158,7 +159,7 @@ def test_records_are_filtered_searched_and_every_state_has_a_link(browser: Any, 
         with opened(browser, address, f"#{link}") as page:
             page.wait_for_selector("#status:has-text('1 of 42 records')")
             values = [page.input_value(f"#{name}") for name in ("split", "class", "q")]
-            assert values == ["val", "1", "/003"]
+            assert values == ["val", "bee", "/003"]
         with opened(browser, address, "#sort=key&desc=1") as page:
             page.wait_for_selector("#status:has-text('42 records')")
             assert keys_of(page)[0] == max(keys)
@@ -267,7 +268,9 @@ def test_html_in_a_store_is_text_on_the_page(browser: Any, tmp_path: Path) -> No
     with served(tmp_path / "x.lmdb") as address, opened(browser, address) as page:
         page.wait_for_selector("#place-0 .name:has-text('<script>')")
         assert HTML in page.inner_text("#split")
-        assert HTML in page.inner_text("#class")
+        page.click("#class")
+        assert HTML in page.inner_text("#class-list")
+        page.keyboard.press("Escape")
         for hash in (
             "#record=0",
             "#record=1",
@@ -282,6 +285,282 @@ def test_html_in_a_store_is_text_on_the_page(browser: Any, tmp_path: Path) -> No
             assert page.query_selector_all("main script, main img[src=x], main b, main i") == []
         page.goto(address.partition("?")[0] + "#view=overview")
         page.wait_for_selector(".classes th:has-text('<script>')")
+
+
+def test_html_in_findings_and_json_is_text_on_the_page(browser: Any, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {
+        "image": "image",
+        "info": "json",
+        "mark": packstore.Boxes(),
+        "names": packstore.Labels([HTML], of="mark"),
+    }
+    with packstore.Writer(tmp_path / "x.lmdb", fields) as writer:
+        for number in range(3):
+            boxes, names = np.array([[1, 1, 8, 8]], np.float32), np.array([0])
+            info = {HTML: [{HTML: [HTML, HTML]}]}
+            writer.add(image=png(number), key=str(number), info=info, mark=boxes, names=names)
+    found = [{"kind": HTML, "what": HTML, "records": [0, 1]}, {"kind": HTML, "what": HTML, "records": []}]
+    (tmp_path / "audit.json").write_text(json.dumps({"findings": found}))
+    with served(tmp_path / "x.lmdb", audit=tmp_path / "audit.json") as address, opened(browser, address) as page:
+        for hash, text in (
+            ("#view=overview", "Findings"),
+            ("#record=0", "also record 1"),
+            (f"#record=0&beside=1&loader=1&augment={HTML}", "augmentations should be"),
+        ):
+            page.goto(address.partition("?")[0] + hash)
+            page.wait_for_selector(f"main >> text={text} >> nth=0")
+            page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+            page.wait_for_timeout(100)
+            assert HTML in page.inner_text("main")
+            assert page.title().endswith("x.lmdb")
+            assert page.query_selector_all("main script, main img[src=x]") == []
+
+
+def png(seed: int, size: tuple[int, int] = (10, 10)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, (seed * 40 % 256, 90, 90)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_menu_of_a_thousand_classes_is_searched(browser: Any, tmp_path: Path) -> None:
+    names = [f"Kind {n:04}" for n in range(1000)]
+    with packstore.Writer(tmp_path / "x.lmdb", {"image": "image", "label": packstore.Label(names)}) as writer:
+        for number in (0, 123, 129, 129):
+            writer.add(image=png(number), label=number)
+    with served(tmp_path / "x.lmdb") as address, opened(browser, address) as page:
+        page.click("#class")
+        options = "all => all.map(o => o.textContent)"
+        listed = page.eval_on_selector_all("#class-list li", options)
+        assert listed[:2] == ["all", "Kind 0000"]
+        assert len(listed) == 101
+        assert listed[-1] == "902 more: type a part of the name"
+        page.keyboard.type("kind 012")
+        assert page.eval_on_selector_all("#class-list li", options) == names[120:130]
+        page.keyboard.press("ArrowDown")
+        marked = page.get_attribute("#class", "aria-activedescendant")
+        assert page.inner_text(f"#{marked}") == "Kind 0121"
+        page.keyboard.type("9")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#status:has-text('2 of 4 records')")
+        assert page.input_value("#class") == "Kind 0129"
+        assert not page.is_visible("#class-list")
+        page.fill("#class", "nothing")
+        assert page.eval_on_selector_all("#class-list li", options) == ["no name has this in it"]
+        page.keyboard.press("Enter")
+        page.keyboard.press("Escape")
+        assert page.input_value("#class") == "Kind 0129"
+        page.fill("#class", "0123")
+        page.click("#class-list li")
+        page.wait_for_selector("#status:has-text('1 of 4 records')")
+        page.fill("#class", "")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#status:text-is('4 records')")
+
+
+def test_findings_fold_by_kind(browser: Any, stores: Stores, tmp_path: Path) -> None:
+    """960 lines leave the charts where they are."""
+    lacking = [{"kind": "class_split", "what": f"val lacks class {n}", "records": []} for n in range(960)]
+    few = [{"kind": "imbalance", "what": "ant has 40, bee 1", "records": []}]
+    (tmp_path / "audit.json").write_text(json.dumps({"findings": [*lacking, *few]}))
+    with (
+        served(stores("files.lmdb"), audit=tmp_path / "audit.json") as address,
+        opened(browser, address, "#view=overview") as page,
+    ):
+        page.wait_for_selector(".histogram >> nth=0")
+        assert page.is_visible("text=ant has 40, bee 1")
+        assert not page.is_visible("text=val lacks class 0")
+        assert page.evaluate("document.querySelector('.histogram').getBoundingClientRect().top < innerHeight")
+        page.click("summary:has-text('class_split: 960')")
+        assert page.is_visible("text=val lacks class 0")
+        assert page.eval_on_selector_all(".kinds li", "all => all.length") == 961
+        assert page.evaluate("document.querySelector('.histogram').getBoundingClientRect().top < innerHeight")
+
+
+def test_a_record_that_a_finding_names_is_shown_beside_it(browser: Any, stores: Stores, tmp_path: Path) -> None:
+    found = [{"kind": "duplicate", "what": "same bytes 2 times", "records": [5, 8]}]
+    (tmp_path / "audit.json").write_text(json.dumps({"findings": found}))
+    images = ".two .canvas img.main"
+    with (
+        served(stores("files.lmdb"), audit=tmp_path / "audit.json") as address,
+        opened(browser, address, "#record=5") as page,
+    ):
+        assert page.inner_text(".panel.bad p") == "same bytes 2 times: also record 8"
+        page.click(".panel.bad a:has-text('8')")
+        page.wait_for_selector(".bar .title:has-text('Record 5 beside record 8')")
+        page.wait_for_selector(f"{images} >> nth=1")
+        addresses = page.eval_on_selector_all(images, "all => all.map(i => i.getAttribute('src').split('?')[0])")
+        assert addresses == ["/image/5/image", "/image/8/image"]
+        for width in (1000, 390):
+            page.set_viewport_size({"width": width, "height": 700})
+            wait(page, f"[...document.querySelectorAll('{images}')].every(i => i.naturalWidth && i.clientWidth)")
+            boxes = page.eval_on_selector_all(images, "all => all.map(i => i.getBoundingClientRect().toJSON())")
+            assert boxes[0]["right"] <= boxes[1]["left"] < boxes[1]["right"] <= width
+        page.keyboard.press("Escape")
+        page.wait_for_selector(".record:not(.two) .canvas img.main")
+        assert "record=5" in page.evaluate("location.hash")
+        page.go_back()
+        page.click(".two h2 a:has-text('Record 8')")
+        page.wait_for_selector(".bar .title:has-text('Record 8')")
+        page.wait_for_selector(".record:not(.two) .panel.bad a:has-text('5')")
+
+
+@pytest.mark.parametrize("window", [(390, 700), (900, 700), (1600, 900)])
+@pytest.mark.parametrize("size", [(32, 32), (300, 900), (2000, 400)])
+def test_an_image_fills_the_window_and_fits_in_it(
+    browser: Any, tmp_path: Path, window: tuple[int, int], size: tuple[int, int]
+) -> None:
+    long = {f"key {n}": [{"x": n, "y": [n] * 30}] * 20 for n in range(10)}
+    with packstore.Writer(tmp_path / "x.lmdb", {"image": "image", "info": "json"}) as writer:
+        writer.add(image=png(1, size), info=long)
+    with (
+        served(tmp_path / "x.lmdb") as address,
+        opened(browser, address, "#record=0", viewport={"width": window[0], "height": window[1]}) as page,
+    ):
+        page.wait_for_selector(".canvas img.main")
+        wait(page, "document.querySelector('.canvas img.main').naturalWidth")
+        stage, canvas = (page.locator(name).bounding_box() for name in (".stage", ".canvas"))
+        assert canvas["y"] + canvas["height"] <= window[1]
+        assert canvas["x"] + canvas["width"] <= window[0]
+        assert canvas["width"] / canvas["height"] == pytest.approx(size[0] / size[1], rel=0.02)
+        assert max(canvas["width"] / stage["width"], canvas["height"] / stage["height"]) > 0.99
+        assert stage["width"] * stage["height"] > 0.25 * window[0] * window[1] or window[0] < 760
+        if window[0] >= 760:
+            assert page.evaluate("document.documentElement.scrollHeight <= innerHeight")
+
+
+def test_json_folds_and_keeps_its_numbers(browser: Any, tmp_path: Path) -> None:
+    info = {"id": 2**60 + 1, "box": [1, 2.5], "objects": [{"polygon": [*range(100)], "name": "a [ \n {"}], "none": {}}
+    with packstore.Writer(tmp_path / "x.lmdb", {"image": "image", "info": "json"}) as writer:
+        writer.add(image=png(1), info=info)
+    with served(tmp_path / "x.lmdb") as address, opened(browser, address, "#record=0") as page:
+        page.wait_for_selector(".json")
+        text = page.inner_text(".json")
+        assert f'"id": {2**60 + 1},' in text
+        assert '"box": [1, 2.5],' in text
+        assert '"none": {}' in text
+        assert '"objects": [ … ] 1' in text
+        assert "polygon" not in text
+        page.click(".json summary:has-text('objects')")
+        page.click(".json .inner summary:has-text('{ … }')")
+        page.wait_for_selector(".json :text('a [ \\\\n {')")
+        page.click(".json summary:has-text('polygon')")
+        page.wait_for_selector(".json div:text-is('99')")
+
+
+def test_masks_and_boxes_are_in_the_grid_by_a_switch(browser: Any, stores: Stores, tmp_path: Path) -> None:
+    made = make_typed(tmp_path / "typed.lmdb", ["label", "mask", "boxes", "labels"], size=(48, 64))
+    drawn = "[...document.querySelectorAll('.tile img')].every(i => i.src.includes('drawn=1') && i.naturalWidth)"
+    with served(made.path) as address, opened(browser, address) as page:
+        page.wait_for_selector("#place-0 img")
+        assert page.inner_text("#drawn") == "Boxes and masks"
+        assert page.evaluate("!document.querySelector('#place-0 img').src.includes('drawn')")
+        page.click("#drawn")
+        wait(page, f"document.querySelector('#place-1 img') && {drawn}")
+        assert "drawn=1" in page.evaluate("location.hash")
+        page.keyboard.press("Escape")
+        page.keyboard.press("b")
+        wait(
+            page,
+            "document.querySelector('#place-0 img') && !document.querySelector('#place-0 img').src.includes('drawn')",
+        )
+        assert page.get_attribute("#drawn", "aria-pressed") == "false"
+        page.goto(f"{address.partition('?')[0]}#drawn=1")
+        wait(page, f"document.querySelector('#place-1 img') && {drawn}")
+    with served(stores("files.lmdb")) as address, opened(browser, address) as page:
+        page.wait_for_selector("#place-0 img")
+        assert not page.is_visible("#drawn")
+
+
+def test_a_failed_augmentation_shows_its_error(browser: Any, stores: Stores) -> None:
+    """And no image, which would look as if it were augmented."""
+    with served(stores("files.lmdb")) as address, opened(browser, address, "#record=5&loader=1") as page:
+        page.wait_for_selector(".canvas img.main")
+        page.fill("input[name=augment]", "RandomCrop(900)")
+        page.press("input[name=augment]", "Enter")
+        page.wait_for_selector(".loader [role=alert]:has-text('smaller than the crop of 900x900')")
+        assert page.get_attribute("input[name=augment]", "aria-invalid") == "true"
+        assert "The loader gives no image" in page.inner_text(".stage")
+        assert page.query_selector(".canvas") is None
+        page.fill("input[name=augment]", "CenterCrop(20)")
+        page.press("input[name=augment]", "Enter")
+        page.wait_for_selector(".canvas img.main")
+        assert page.query_selector(".record [role=alert]") is None
+
+
+def test_records_and_places_count_alike(browser: Any, stores: Stores) -> None:
+    with served(stores("files.lmdb")) as address:
+        with opened(browser, address, "#record=9") as page:
+            page.wait_for_selector("#place:text-is('of 0 to 41')")
+            assert page.inner_text(".bar .title") == "Record 9 of 0 to 41"
+        with opened(browser, address, "#record=41&split=val") as page:
+            page.wait_for_selector("#place:text-is('place 20 of 0 to 20 chosen')")
+            assert page.inner_text(".bar .title") == "Record 41 place 20 of 0 to 20 chosen"
+            assert page.is_disabled("#after")
+            assert not page.is_disabled("#before")
+            page.goto(f"{address.partition('?')[0]}#record=0&split=val")
+            page.wait_for_selector("#place:text-is('not among the chosen records')")
+
+
+def test_bars_show_splits(browser: Any, stores: Stores) -> None:
+    path = stores("files.lmdb")
+    with open_store(path) as reader:
+        splits = {split.name: len(split) for split in reader.manifest.splits}
+    names = [*splits]
+    with served(path) as address:
+        with opened(browser, address, "#view=overview") as page:
+            page.wait_for_selector(".stack .fill")
+            assert page.eval_on_selector_all(".legend > span", "all => all.map(s => s.textContent)") == names
+            shown = page.eval_on_selector_all(
+                ".stack", "all => all.map(s => [...s.children].map(f => [f.title, f.getBoundingClientRect().width]))"
+            )
+            for parts in shown:
+                counts = [int(title.split(": ")[1]) for title, _ in parts]
+                assert [title.split(": ")[0] for title, _ in parts] == names
+                assert parts[0][1] * counts[1] == pytest.approx(parts[1][1] * counts[0], rel=0.05)
+            colors = page.eval_on_selector_all(
+                ".stack >> nth=0 >> .fill", "all => all.map(f => getComputedStyle(f).backgroundColor)"
+            )
+            assert len(set(colors)) == len(names)
+            assert {*page.eval_on_selector_all(".histogram rect", "all => all.map(r => getComputedStyle(r).fill)")} == {
+                *colors
+            }
+        with opened(browser, address, "#view=overview&split=val") as page:
+            page.wait_for_selector(".stack .fill")
+            assert page.eval_on_selector_all(".stack >> nth=0 >> .fill", "all => all.length") == 1
+
+
+@pytest.mark.parametrize("width", [390, 1600])
+def test_names_of_boxes_are_whole_and_of_readable_size(browser: Any, tmp_path: Path, width: int) -> None:
+    """Wherever the box is and however large the image."""
+    names = ["a traffic light", "a name that is far longer than any image in a narrow window is wide " * 3]
+    fields: dict[str, Any] = {
+        "image": "image",
+        "boxes": packstore.Boxes(),
+        "labels": packstore.Labels(names, of="boxes"),
+    }
+    corners = [[0, 0, 90, 90], [1900, 0, 2000, 90], [1900, 1100, 2000, 1199], [0, 1190, 90, 1199], [0, 0, 2000, 1200]]
+    with packstore.Writer(tmp_path / "x.lmdb", fields) as writer:
+        writer.add(image=png(3, (2000, 1200)), boxes=np.array(corners, np.float32), labels=np.array([0, 0, 0, 0, 1]))
+    with (
+        served(tmp_path / "x.lmdb") as address,
+        opened(browser, address, "#record=0", viewport={"width": width, "height": 800}) as page,
+    ):
+        page.wait_for_selector("[data-layer=boxes] text >> nth=4")
+        canvas = page.locator(".canvas").bounding_box()
+        grounds, texts = (
+            page.eval_on_selector_all(
+                f"[data-layer=boxes] {name}", "all => all.map(e => e.getBoundingClientRect().toJSON())"
+            )
+            for name in ("rect.label", "text")
+        )
+        assert len(texts) == len(grounds) == 5
+        for ground, text in zip(grounds, texts, strict=True):
+            assert canvas["x"] - 1 <= ground["left"] <= text["left"]
+            assert text["right"] <= ground["right"] + 1 <= canvas["x"] + canvas["width"] + 2
+            assert canvas["y"] - 1 <= ground["top"]
+            assert ground["bottom"] <= canvas["y"] + canvas["height"] + 1
+            assert 12 <= text["height"] <= 18
+        assert page.text_content("[data-layer=boxes] text >> nth=4").endswith("…") or width > 390
 
 
 def test_sizes_are_brushed(browser: Any, stores: Stores) -> None:
@@ -356,17 +635,25 @@ def test_nothing_stands_in_the_way_of_a_screen_reader(browser: Any, tmp_path: Pa
     """By the rules of axe-core, in windows of three widths."""
     made = make_typed(tmp_path / "typed.lmdb", ["label", "mask", "boxes", "labels", "caption", "info"], size=(48, 64))
     problems = []
-    with served(made.path) as address, opened(browser, address, color_scheme=theme) as page:
+    found = [{"kind": "class_empty", "what": f"class {n} has no record", "records": []} for n in (1, 2)]
+    (tmp_path / "audit.json").write_text(json.dumps({"findings": [*found, {"kind": "duplicate", "records": [1, 2]}]}))
+    with (
+        served(made.path, audit=tmp_path / "audit.json") as address,
+        opened(browser, address, color_scheme=theme) as page,
+    ):
         page.evaluate(AXE.read_text("utf-8"))
         for width in (1280, 900, 390):
             page.set_viewport_size({"width": width, "height": 800})
             for hash, ready in (
                 ("#", "#place-0 img"),
                 ("#record=1&loader=1", ".loader input"),
+                ("#record=1&beside=2", ".two .canvas img.main"),
                 ("#view=overview", ".classes"),
             ):
                 page.goto(address.partition("?")[0] + hash)
                 page.wait_for_selector(ready)
+                if hash == "#":
+                    page.click("#class")
                 found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
                 for each in found["violations"]:
                     problems.append((width, hash, each["id"], [node["html"][:150] for node in each["nodes"]][:3]))

@@ -20,6 +20,7 @@ from PIL import Image
 import packstore
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.core.errors import StoreError, UsageError
+from packstore.seeing.drawing import draw_record
 from packstore.seeing.view.serve import serve
 from packstore.stores import open_store
 from tests.conftest import ROOT, Need, Stores
@@ -349,6 +350,45 @@ def test_its_python_gives_the_same(stores: Stores) -> None:
         np.testing.assert_array_equal(shown, pixels(client.get("/image/30/image").content))
 
 
+@pytest.mark.parametrize("augment", ["", "CenterCrop(20)"])
+def test_its_python_asks_for_the_columns_shown(typed: Path, augment: str) -> None:
+    """Also of a record without a caption and a weight."""
+    with client_of(typed) as client:
+        shown = [column["name"] for column in ask(client, "/api/record/3")["columns"]]
+        names: dict[str, Any] = {}
+        exec(ask(client, "/api/record/3")["python"], names)
+        assert names["dataset"].columns == ("image", *shown)
+        assert len(names["item"]) == 1 + len(shown)
+        exec(ask(client, "/api/loaded/3", augment=augment)["python"], names)
+        moved = [name for name in shown if not augment or name != "info"]
+        assert names["dataset"].columns == ("image", *moved)
+        assert len(names["batch"]) == 1 + len(moved)
+        assert len(names["batch"][0]) == 1
+
+
+def test_masks_boxes_and_points_are_drawn_over_thumbnails_if_asked_for(typed: Path) -> None:
+    with client_of(typed) as client, open_store(typed) as reader:
+        plain = pixels(client.get("/thumbnail/192/1").content)
+        drawn = pixels(client.get("/thumbnail/192/1", drawn="1").content)
+        np.testing.assert_array_equal(drawn, draw_record(plain, reader, 1, False, names=False))
+        assert (drawn != plain).any()
+        np.testing.assert_array_equal(pixels(client.get("/thumbnail/192/1").content), plain)
+        named = pixels(client.get("/thumbnail/384/1", drawn="1").content)
+        np.testing.assert_array_equal(named, draw_record(plain, reader, 1, False))
+        assert (named != drawn).any()
+
+
+def test_histograms_say_how_many_are_of_each_split(stores: Stores) -> None:
+    with client_of(stores("files.lmdb")) as client, open_store(stores("files.lmdb")) as reader:
+        for chart in ask(client, "/api/sizes")["histograms"].values():
+            assert {name: sum(counts) for name, counts in chart["splits"].items()} == {
+                split.name: len(split) for split in reader.manifest.splits
+            }
+            assert np.sum([*chart["splits"].values()], 0).tolist() == chart["counts"]
+        only = ask(client, "/api/sizes", split="val")["histograms"]["bytes"]
+        assert only["splits"] == {"val": only["counts"]}
+
+
 # What is damaged or hostile -------------------------------------------------------------------------------------
 
 
@@ -470,7 +510,7 @@ def test_what_verify_found_is_marked(stores: Stores, tmp_path: Path) -> None:
     with client_of(tmp_path / "x.h5", verified=tmp_path / "report.json") as client:
         assert ask(client, "/api/store")["marks"] == {"damaged": 2}
         assert [row["record"] for row in ask(client, "/api/rows", stop=9, mark="damaged")["rows"]] == [3, 8]
-        assert "checksum" in ask(client, "/api/record/8")["findings"][0]
+        assert "checksum" in ask(client, "/api/record/8")["findings"][0]["text"]
 
 
 def test_what_audit_found_is_marked(tmp_path: Path) -> None:
@@ -484,7 +524,21 @@ def test_what_audit_found_is_marked(tmp_path: Path) -> None:
         assert about["marks"] == {"leakage": 2}
         rows = ask(client, "/api/rows", stop=9, mark="leakage")["rows"]
         assert [(row["record"], row["marks"]) for row in rows] == [(0, ["leakage"]), (2, ["leakage"])]
-        assert ask(client, "/api/record/2")["findings"] == ["same bytes in the splits train, val: also record 0"]
+        said = {"text": "same bytes in the splits train, val", "also": [0]}
+        assert ask(client, "/api/record/2")["findings"] == [said]
+
+
+def test_findings_about_no_record_are_kept_by_kind(stores: Stores, tmp_path: Path) -> None:
+    lacking = [{"kind": "class_split", "what": f"val lacks class {n}", "records": []} for n in range(1200)]
+    others = [{"kind": HTML, "what": HTML, "records": []}, {"kind": "flat", "what": "of one colour", "records": [4]}]
+    (tmp_path / "audit.json").write_text(json.dumps({"findings": [*lacking, *lacking, *others]}))
+    with client_of(stores("files.lmdb"), audit=tmp_path / "audit.json") as client:
+        about = ask(client, "/api/store")
+        assert [*about["notes"]] == ["class_split", HTML]
+        assert about["notes"]["class_split"]["count"] == 1200
+        assert about["notes"]["class_split"]["texts"] == [f"val lacks class {n}" for n in range(1000)]
+        assert about["kinds"]["class_split"] == "a class that some split lacks"
+        assert about["marks"] == {"flat": 1}
 
 
 def test_all_records_are_verified_on_demand(stores: Stores, tmp_path: Path) -> None:

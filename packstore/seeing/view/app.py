@@ -26,7 +26,7 @@ from packstore.seeing.view.jobs import Job
 from packstore.seeing.view.masks import color_mask, read_mask, values_in
 from packstore.seeing.view.overview import count_classes, summarize
 from packstore.seeing.view.query import MEASURES, NO_CLASS, SORTS, Query, whole
-from packstore.seeing.view.record import describe_record
+from packstore.seeing.view.record import describe_record, shown_columns
 from packstore.seeing.view.site import NotThereError, Site
 from packstore.stores.base import Reader
 
@@ -34,6 +34,8 @@ PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/folded.js": ("folded.js", "text/javascript; charset=utf-8"),
+    "/menu.js": ("menu.js", "text/javascript; charset=utf-8"),
     "/grid.js": ("grid.js", "text/javascript; charset=utf-8"),
     "/record.js": ("record.js", "text/javascript; charset=utf-8"),
     "/overview.js": ("overview.js", "text/javascript; charset=utf-8"),
@@ -43,6 +45,8 @@ PAGE = {
 
 _MOST_ROWS = 500
 _LONGEST_KEY = 300
+_MOST_NOTES = 1000
+"""Findings about no record, of one kind, that are sent."""
 
 
 def make_app(site: Site, token: str) -> Guard:
@@ -135,8 +139,10 @@ async def _store(site: Site, _: Request) -> Response:
             "sorts": SORTS,
             "measures": MEASURES,
             "marks": {mark: len(records) for mark, records in site.findings.records.items()},
-            "kinds": {mark: KINDS.get(mark, mark) for mark in site.findings.records},
-            "notes": site.findings.notes[:100],
+            "kinds": {mark: KINDS.get(mark, "") for mark in [*site.findings.records, *site.findings.notes]},
+            "notes": {
+                mark: {"count": len(said), "texts": [*said][:_MOST_NOTES]} for mark, said in site.findings.notes.items()
+            },
             "skipped": len(manifest.skipped),
             "absent_bytes": site.absent_bytes,
         }
@@ -225,17 +231,20 @@ async def _sizes(site: Site, request: Request) -> Response:
     return (
         _pending(job)
         if found is None
-        else _json(summarize(found, split.start, split.stop) | {"absent_bytes": site.absent_bytes})
+        else _json(
+            summarize(found, site.reader.manifest, split.start, split.stop) | {"absent_bytes": site.absent_bytes}
+        )
     )
 
 
 async def _thumbnail(site: Site, request: Request) -> Response:
     record, side = site.record(request), whole("side", request.path_params["side"])
+    drawn = request.query_params.get("drawn") == "1"
     if side not in SIDES:
         raise UsageError(f"side should be one of {', '.join(map(str, SIDES))}, got {side}")
     try:
         # Who has scrolled on no longer waits for what has gone by.
-        made = await site.in_turn(request, lambda: site.images.thumbnail(record, side))
+        made = await site.in_turn(request, lambda: site.images.thumbnail(record, side, drawn))
         return Response(status_code=204) if made is None else _sent(made)
     except (StoreError, DecodeError) as error:
         site.note_damage(record, error)
@@ -270,7 +279,7 @@ def _column(site: Site, request: Request, types: tuple[str, ...]) -> Any:
 async def _record(site: Site, request: Request) -> Response:
     record = site.record(request)
     found = await site.in_thread(lambda: describe_record(site.reader, site.images, record))
-    found["findings"] = site.findings.texts.get(record, [])
+    found["findings"] = [{"text": text, "also": others} for text, others in site.findings.texts.get(record, [])]
     found["marks"] = site.findings.of(record)
     found["python"] = _python(site.reader, record)
     found["command"] = f"packstore select {_path(site.reader)} -o one.lmdb --where {_quoted_key(site.reader, record)}"
@@ -327,11 +336,12 @@ def _command(reader: Reader, query: Query) -> str | None:
 
 
 def _python(reader: Reader, record: int) -> str:
-    """How one gets a record in Python."""
+    """How one gets a record in Python, with all that the page shows of it."""
+    columns = tuple(column.name for column in shown_columns(reader.manifest))
     split = next((s for s in reader.manifest.splits if s.start <= record < s.stop), None)
     named, item = ("", record) if split is None else (f", split={split.name!r}", record - split.start)
     return (
-        f"import packstore\n\ndataset = packstore.PackedDataset({str(reader.path)!r}{named})\n"
+        f"import packstore\n\ndataset = packstore.PackedDataset({str(reader.path)!r}{named}, columns={columns!r})\n"
         f"item = dataset[{item}]\npicture = dataset.show({item})\n"
     )
 

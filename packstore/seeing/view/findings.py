@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,13 @@ class Findings:
 
     Attributes:
         records: By mark, the records that have it, ascending.
-        texts: By record, what was found there, in words; a few a record.
-        notes: What is wrong with no record in particular.
+        texts: By record, what was found there, in words, and the other records it is about; a few a record.
+        notes: By mark, what is wrong with no record in particular; each once, in the order it was found.
     """
 
     records: dict[str, NDArray[np.int64]] = field(default_factory=dict)
-    texts: dict[int, list[str]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    texts: dict[int, list[tuple[str, list[int]]]] = field(default_factory=dict)
+    notes: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def add(self, mark: str, record: int, text: str) -> None:
         """Marks one more record."""
@@ -51,16 +51,17 @@ class Findings:
             self.records = {**self.records, mark: np.union1d(known, [record])}
         self.say(record, text)
 
-    def note(self, text: str) -> None:
+    def note(self, mark: str, text: str) -> None:
         """Keeps what is wrong with no record in particular."""
-        if len(self.notes) < MOST_MARKED and text not in self.notes:
-            self.notes.append(text)
+        said = self.notes.setdefault(mark, {})
+        if len(said) < MOST_MARKED:
+            said[text] = None
 
-    def say(self, record: int, text: str) -> None:
-        """Keeps what was found in a record."""
+    def say(self, record: int, text: str, others: Sequence[int] = ()) -> None:
+        """Keeps what was found in a record, and ``others`` that it is about."""
         said = self.texts.setdefault(record, [])
-        if len(said) < _KEPT_TEXTS and text not in said:
-            said.append(text)
+        if len(said) < _KEPT_TEXTS and (text, [*others]) not in said:
+            said.append((text, [*others]))
 
     def of(self, record: int) -> list[str]:
         """The marks of a record."""
@@ -82,7 +83,7 @@ def verify(reader: Reader, findings: Findings, report: Callable[[int], None]) ->
             continue
         shard = f"{problem.shard}: " if problem.shard else ""
         if problem.record is None:
-            findings.note(shard + problem.what)
+            findings.note(DAMAGE, shard + problem.what)
         else:
             findings.add(DAMAGE, problem.record, shard + problem.what)
     return count
@@ -109,12 +110,11 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
     for mark, text, numbers in said:
         records = [n for n in numbers if n < manifest.records]
         if not records:
-            findings.note(text)
+            findings.note(mark, text)
             continue
         marked.setdefault(mark, set()).update(records)
         for record in records:
-            others = [str(other) for other in records[: _NAMED + 1] if other != record][:_NAMED]
-            findings.say(record, f"{text}: also record {', '.join(others)}" if others else text)
+            findings.say(record, text, [other for other in records[: _NAMED + 1] if other != record][:_NAMED])
     findings.records = {mark: np.array(sorted(records), np.int64) for mark, records in marked.items()}
     return findings
 

@@ -1,4 +1,5 @@
-"""Images for the page: thumbnails, cached in bounded memory, and whole ones. Loads no torch, which takes a second."""
+"""Images for the page: thumbnails, cached in bounded memory, and whole ones. Loads torch, which takes
+a second, for drawn ones alone."""
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ from packstore.stores.base import Reader
 SIDES = (96, 192, 384)
 """Longest sides of thumbnails, in pixels."""
 
+_NAMED_SIDE = 384
+"""Thumbnails of this side have the names of classes at their boxes; on smaller ones these would cover the image."""
 _CACHE_BYTES = 64 << 20
 _ENTRY_BYTES = 200
 """What an entry of the cache takes besides its bytes."""
@@ -53,7 +56,7 @@ class Images:
         self._reader = reader
         self._decoder = get_decoder()
         self._turned = turned_by_readers(reader.manifest)
-        self._cache: OrderedDict[tuple[int, int], File | PackstoreError] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, int, bool], File | PackstoreError] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()
 
@@ -62,23 +65,24 @@ class Images:
         """Bytes of the cached thumbnails; at most 64 MiB."""
         return self._cached_bytes
 
-    def thumbnail(self, record: int, side: int) -> File:
-        """The image of a record, at most ``side`` pixels wide and high, its checksum compared.
+    def thumbnail(self, record: int, side: int, drawn: bool = False) -> File:
+        """The image of a record, at most ``side`` pixels wide and high, its checksum compared; with ``drawn``, its
+        masks, boxes and keypoints over it.
 
         Raises:
             CorruptRecordError: It does not match its checksum.
             PackstoreError: It cannot be read or decoded.
         """
         with self._lock:
-            known = self._cache.get((record, side))
+            known = self._cache.get((record, side, drawn))
             if known is not None:
-                self._cache.move_to_end((record, side))
+                self._cache.move_to_end((record, side, drawn))
         if known is None:
             try:
-                known = self._thumbnail(record, side)
+                known = self._thumbnail(record, side, drawn)
             except (CorruptRecordError, DecodeError) as error:  # others may pass, such as a network that is down
                 known = error.with_traceback(None)
-            self._keep((record, side), known)
+            self._keep((record, side, drawn), known)
         if isinstance(known, PackstoreError):
             raise known
         return known
@@ -135,7 +139,7 @@ class Images:
             pixels = pixels * np.array(normalization.std, np.float32) + np.array(normalization.mean, np.float32)
         return np.nan_to_num(pixels * 255).round().clip(0, 255).astype(np.uint8)
 
-    def _thumbnail(self, record: int, side: int) -> File:
+    def _thumbnail(self, record: int, side: int, drawn: bool) -> File:
         reader = self._reader
         data = reader.view(record)
         found, expected = image_checksum(data), int(reader.value("checksum", record))
@@ -144,6 +148,12 @@ class Images:
         image = Image.fromarray(self.pixels(record, reader.manifest.image, data, side))
         small = max(image.size) <= _SMALL
         image.thumbnail((side, side), reducing_gap=2.0)
+        if drawn:
+            from packstore.seeing.drawing import draw_record  # loads torch
+
+            image = Image.fromarray(
+                draw_record(np.asarray(image), reader, record, self._turned, names=side >= _NAMED_SIDE)
+            )
         out = io.BytesIO()
         if small:
             image.save(out, "PNG", compress_level=1)
@@ -151,7 +161,7 @@ class Images:
             image.save(out, "JPEG", quality=_QUALITY)
         return File(out.getvalue(), "image/png" if small else "image/jpeg")
 
-    def _keep(self, name: tuple[int, int], value: File | PackstoreError) -> None:
+    def _keep(self, name: tuple[int, int, bool], value: File | PackstoreError) -> None:
         with self._lock:
             self._cached_bytes += _size(value) - (_size(self._cache[name]) if name in self._cache else 0)
             self._cache[name] = value

@@ -18,7 +18,7 @@ from packstore.seeing.augment_text import parse_augment
 from packstore.seeing.view.facts import header_of
 from packstore.seeing.view.images import File, as_png
 from packstore.seeing.view.masks import color_mask
-from packstore.seeing.view.record import values_of
+from packstore.seeing.view.record import shown_columns, values_of
 from packstore.stores.base import Reader
 from packstore.training.augment import Operation, Resize
 from packstore.training.dataset import PackedDataset
@@ -127,7 +127,7 @@ class AsLoaded:
         batch = next(iter(loader))
         image = batch.pop("image")[0]
         values = {name: _plain(value[0]) for name, value in batch.items() if value[0] is not None}
-        python = _as_python(self._reader, split, item, asked, dataset.columns)
+        python = _as_python(self._reader, split, item, asked)
         return Loaded(self._pixels(image), not image.is_floating_point(), values, python)
 
     def _dataset(self, split: str | None) -> PackedDataset:
@@ -168,7 +168,12 @@ def _is_drawn(column: Column, manifest: Manifest) -> bool:
     return column.type in ("mask", "boxes", "keypoints") or (column.type == "labels" and column.parallel is not None)
 
 
-def _as_python(reader: Reader, split: str | None, item: int, asked: Asked, columns: tuple[str, ...]) -> str:
+def _as_python(reader: Reader, split: str | None, item: int, asked: Asked) -> str:
+    """How one gets a record from the loader, with all that the page shows of it; JSON is not augmented."""
+    shown = [c for c in shown_columns(reader.manifest) if c.type != "json" or not asked.augment.strip()]
+    columns = tuple(c.name for c in shown)
+    optional = {c.name: "optional" for c in shown if c.nullable}
+    collate = f", collate={optional!r}" if optional else ""
     named = "" if split is None else f", split={split!r}"
     operations = asked.augment.strip()
     lines = ["import packstore"]
@@ -180,7 +185,7 @@ def _as_python(reader: Reader, split: str | None, item: int, asked: Asked, colum
     lines += [
         "",
         f"dataset = packstore.PackedDataset({str(reader.path)!r}{named}, columns={columns!r})",
-        f"loader = packstore.PackedLoader(dataset, indices=[{item}]{seed}{augment})",
+        f"loader = packstore.PackedLoader(dataset, indices=[{item}]{seed}{augment}{collate})",
         f"loader.set_epoch({asked.epoch})",
         "batch = next(iter(loader))",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -67,15 +68,21 @@ def count_classes(reader: Reader, report: Report, fetch: bool = True) -> dict[st
     return {"column": column.name, "classes": count, "splits": splits, "seen": len(records), "together": together}
 
 
-def summarize(headers: Headers, start: int, stop: int) -> dict[str, Any]:
-    """Histograms of the images whose headers were read, of records ``start`` to ``stop - 1``."""
+def summarize(headers: Headers, manifest: Manifest, start: int, stop: int) -> dict[str, Any]:
+    """Histograms of the images whose headers were read, of records ``start`` to ``stop - 1``, by split."""
     inside = (headers.records >= start) & (headers.records < stop)
     kinds = np.bincount(headers.kind[inside], minlength=len(headers.kinds)).tolist()
+    records = headers.records[inside]
+    owners = {
+        name: (records >= first) & (records < end)
+        for name, first, end in _splits(manifest)
+        if first < stop and end > start
+    }
     return {
         "seen": int(inside.sum()),
         "total": stop - start,
         "kinds": [{"name": name, "count": n} for name, n in zip(headers.kinds, kinds, strict=True) if n],
-        "histograms": {name: _histogram(headers.measure(name)[inside]) for name in MEASURES},
+        "histograms": {name: _histogram(headers.measure(name)[inside], owners) for name in MEASURES},
     }
 
 
@@ -129,14 +136,17 @@ def _together(pairs: NDArray[np.int64], count: int) -> dict[str, Any]:
     return {"classes": top.tolist(), "counts": (having.T @ having).astype(np.int64).tolist()}
 
 
-def _histogram(values: NDArray[np.float64]) -> dict[str, Any] | None:
-    """Counts between edges, which are further apart where values are larger; None without values."""
-    values = values[np.isfinite(values) & (values > 0)]
+def _histogram(given: NDArray[np.float64], owners: Mapping[str, NDArray[np.bool_]]) -> dict[str, Any] | None:
+    """Counts between edges, which are further apart where values are larger, also of the values of each split;
+    None without values."""
+    sound = np.isfinite(given) & (given > 0)
+    values = given[sound]
     if not len(values):
         return None
     low, high = float(values.min()), float(values.max())
     if low == high:
-        return {"edges": [low, high], "counts": [len(values)]}
+        return {"edges": [low, high], "counts": [len(values)], "splits": {}}
     edges = np.geomspace(low, high, _BINS + 1)
     edges[0], edges[-1] = low, high
-    return {"edges": edges.tolist(), "counts": np.histogram(values, edges)[0].tolist()}
+    splits = {name: np.histogram(given[sound & own], edges)[0].tolist() for name, own in owners.items()}
+    return {"edges": edges.tolist(), "counts": np.histogram(values, edges)[0].tolist(), "splits": splits}

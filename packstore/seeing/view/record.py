@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from packstore.core.checksums import ROW_CHECKSUM, image_checksum, row_checksum, row_columns
 from packstore.core.column import INTERNAL
 from packstore.core.errors import DecodeError, PackstoreError
-from packstore.core.manifest import Column
+from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.sniff import HeaderError
 from packstore.seeing.view.facts import header_in, header_of, mode_of
 from packstore.seeing.view.images import Images
 from packstore.stores.base import Reader
 
-LONGEST_TEXT = 4000
+LONGEST_TEXT = 16_000
 """Letters of a text that are sent."""
 MOST_ROWS = 2000
 """Rows of boxes, points and arrays that are sent."""
@@ -31,7 +31,7 @@ _EXIF_TAGS, _EXIF_TEXT = 80, 200
 def describe_record(reader: Reader, images: Images, record: int) -> dict[str, Any]:
     """What the page shows of a record. Damage in one part of it is said there, and ends nothing."""
     manifest = reader.manifest
-    shown = [c for c in manifest.columns if c.name not in INTERNAL and not _is_companion(c, manifest.columns)]
+    described = [c for c in shown_columns(manifest) if c.name != "image"]
     return {
         "record": record,
         "key": _attempt(lambda: reader.key(record)),
@@ -39,9 +39,15 @@ def describe_record(reader: Reader, images: Images, record: int) -> dict[str, An
         "shard": _shard_of(reader, record),
         "image": _describe_image(reader, images, record),
         "checksums": _checksums(reader, record),
-        "columns": [_describe_column(reader, column, record) for column in shown],
+        "columns": [_describe_column(reader, column, record) for column in described],
         "exif": _attempt(lambda: _exif(reader, record)),
     }
+
+
+def shown_columns(manifest: Manifest) -> list[Column]:
+    """The columns that the page shows of a record: all but those of packstore's own, and companions of others."""
+    columns = manifest.columns
+    return [c for c in columns if (c.name == "image" or c.name not in INTERNAL) and not _is_companion(c, columns)]
 
 
 def values_of(column: Column, value: Any) -> dict[str, Any]:

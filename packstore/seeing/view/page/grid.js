@@ -32,6 +32,12 @@ export class Grid {
   select(question, at, visible) {
     const text = question.toString();
     const side = Number(state().get("side") ?? 192);
+    const drawn = state().get("drawn") === "1";
+    if (drawn !== this.drawn) {
+      this.drawn = drawn;
+      this.clear();
+      this.draw();
+    }
     if (text === this.question) {
       if (side !== this.side) { this.side = side; this.layout(); }
       else if (visible && at !== this.current && this.count) { this.current = Math.min(at, this.count - 1); this.reveal(); }
@@ -259,21 +265,21 @@ export class Grid {
     const row = place < this.count ? this.row(place) : null;
     const same = row && tile.dataset.record === String(row.record);
     if (!row || (same && Boolean(tile.dataset.absent) === Boolean(row.absent))) {
-      if (!row) tile.setAttribute("aria-label", `place ${number(place + 1)}, being read`);
+      if (!row) tile.setAttribute("aria-label", `place ${number(place)}, being read`);
       else if (!this.fast) this.picture(tile, row);
       return;
     }
     tile.dataset.record = row.record;
     tile.dataset.absent = row.absent ? "1" : "";
     const classes = Array.isArray(row.class) ? row.class : [row.class];
-    const names = row.error ? "unreadable" : row.absent ? `#${number(row.record)}` : store.classes ? classes.map(shortName).join(", ") : `#${row.record}`;
+    const names = row.error ? "unreadable" : row.absent || !store.classes ? `#${number(row.record)}` : classes.map(shortName).join(", ");
     tile.querySelector(".name").textContent = names || "no label";
     const key = row.key ?? row.error ?? (row.absent ? "being fetched" : "");
     tile.querySelector(".key bdi").textContent = key;
     tile.title = key;
     const marks = row.marks ?? [];
     tile.classList.toggle("damaged", marks.includes("damaged") || Boolean(row.error));
-    tile.setAttribute("aria-label", [`record ${row.record}`, names, key, ...marks].filter(Boolean).join(", "));
+    tile.setAttribute("aria-label", [`record ${number(row.record)}`, names, key, ...marks].filter(Boolean).join(", "));
     const frame = tile.querySelector(".frame");
     if (!same) frame.replaceChildren();
     frame.querySelector(".marks")?.remove();
@@ -304,7 +310,7 @@ export class Grid {
       if (word === "damaged") tile.classList.add("damaged");
       tile.setAttribute("aria-label", `${tile.getAttribute("aria-label")}, ${word}`);
     });
-    image.src = `/thumbnail/${side}/${row.record}?of=${store.digest}`;
+    image.src = `/thumbnail/${side}/${row.record}?of=${store.digest}${this.drawn ? "&drawn=1" : ""}`;
     frame.prepend(image);
   }
 

@@ -1,5 +1,5 @@
 // The overview: classes, sizes and kinds. What is chosen here filters the grid.
-import { $, ask, bytes, className, go, make, number, refreshStore, state, store } from "/page.js";
+import { $, ask, bytes, className, go, make, number, refreshStore, splitColor, state, store } from "/page.js";
 
 const TITLES = { width: "Width, pixels", height: "Height, pixels", pixels: "Size, pixels", aspect: "Width / height", bytes: "Size, bytes" };
 const MOST_CLASSES = 300;
@@ -43,7 +43,6 @@ async function load(address, place, signal, fill) {
 }
 
 function fillFindings(place, verified = null) {
-  const marks = Object.entries(store.marks);
   const fetched = store.absent_bytes ? ` (fetches ${bytes(store.absent_bytes)})` : "";
   const button = make("button", { type: "button" }, `Compare all records with their checksums${fetched}`);
   const progress = make("span", { role: "status" });
@@ -61,9 +60,26 @@ function fillFindings(place, verified = null) {
     }
   });
   place.replaceChildren(make("h2", {}, "Findings"), make("p", { class: "between" }, button, progress),
-    make("p", {}, marks.map(([mark, n]) => [make("button", { type: "button", title: store.kinds[mark], onclick: () => go({ mark, view: null, at: null }) }, `${mark}: ${number(n)}`), " "])),
-    ...store.notes.map((note) => make("p", {}, note)));
+    make("div", { class: "kinds" }, Object.entries(store.kinds).map(([kind, words]) => [
+      Object.hasOwn(store.marks, kind) ? make("p", {}, make("button", { type: "button", onclick: () => go({ mark: kind, view: null, at: null }) },
+        `${kind}: ${number(store.marks[kind])}`), " ", make("span", { class: "quiet" }, words)) : null,
+      Object.hasOwn(store.notes, kind) ? notesOf(kind, words, store.notes[kind]) : null])));
 }
+
+// What was found of one kind about no record in particular, folded where that is more than a few lines.
+function notesOf(kind, words, { count, texts }) {
+  const more = count > texts.length ? make("li", { class: "quiet" }, `and ${number(count - texts.length)} more`) : null;
+  return make("details", { open: count <= 3 }, make("summary", {}, `${kind}: ${number(count)}`, " ", make("span", { class: "quiet" }, words)),
+    make("ul", { tabindex: "0", role: "list", "aria-label": kind }, texts.map((text) => make("li", {}, text)), more));
+}
+
+// The colours of splits, where there are several.
+function legend(names) {
+  return names.length < 2 ? null : make("span", { class: "legend" }, names.map((name) => make("span", {}, swatch(name), name)));
+}
+
+const placeOf = (split) => Math.max(0, store.splits.findIndex((s) => s.name === split));
+const swatch = (split) => make("span", { class: `swatch ${splitColor(placeOf(split))}`, "aria-hidden": "true" });
 
 function fillSizes(place, status, answer) {
   const sampled = answer.seen < answer.total;
@@ -73,6 +89,8 @@ function fillSizes(place, status, answer) {
     const fetched = answer.absent_bytes ? ` (fetches ${bytes(answer.absent_bytes)})` : "";
     status.append(make("button", { type: "button", onclick: () => go({ all: "1" }) }, `Look at all of them${fetched}`));
   }
+  const named = legend(store.splits.map((s) => s.name).filter((name) => Object.values(answer.histograms).some((h) => h && Object.hasOwn(h.splits, name))));
+  if (named) status.append(" ", named);
   const charts = store.measures.filter((name) => answer.histograms[name]).map((name) => chart(name, answer.histograms[name]));
   charts.push(make("div", { class: "panel" }, make("h2", {}, "Kinds"), make("table", {}, make("tbody", {}, answer.kinds.map(({ name, count }) =>
     make("tr", {}, make("th", { scope: "row" }, make("button", { type: "button", class: "plain", onclick: () => go({ kind: name, view: null, at: null }) }, name)),
@@ -80,16 +98,24 @@ function fillSizes(place, status, answer) {
   place.replaceChildren(...charts);
 }
 
-function chart(name, { edges, counts }) {
+function chart(name, { edges, counts, splits }) {
   if (edges[0] === edges.at(-1)) {
     return make("div", { class: "panel" }, make("h2", {}, TITLES[name]), make("p", {}, `${shown(name, edges[0])} in all images`));
   }
   const now = (state().get(name) ?? ":").split(":");
   const most = Math.max(...counts);
   const width = 100 / counts.length;
-  const bars = counts.map((count, i) => make("rect", { class: "bar-of", x: i * width + 0.3, width: Math.max(0.2, width - 0.6),
-    y: count ? Math.min(97, 100 - (count / most) * 96) : 100, height: count ? Math.max(3, (count / most) * 96) : 0 },
-    make("title", {}, `${shown(name, edges[i])} to ${shown(name, edges[i + 1])}: ${number(count)}`)));
+  const bars = counts.map((count, i) => {
+    const all = Math.max(3, (count / most) * 96);
+    let top = 100;
+    const parts = Object.entries(splits).filter(([, of]) => of[i]).map(([split, of]) => {
+      const height = (all * of[i]) / count;
+      top -= height;
+      return make("rect", { class: splitColor(placeOf(split)), x: i * width + 0.3, width: Math.max(0.2, width - 0.6), y: top, height });
+    });
+    const each = Object.keys(splits).length > 1 ? ` (${Object.entries(splits).map(([split, of]) => `${split} ${number(of[i])}`).join(", ")})` : "";
+    return make("g", { class: "bar-of" }, parts, make("title", {}, `${shown(name, edges[i])} to ${shown(name, edges[i + 1])}: ${number(count)}${each}`));
+  });
   const words = `${TITLES[name]}: from ${shown(name, edges[0])} to ${shown(name, edges.at(-1))}; most of them between ` +
     `${shown(name, edges[counts.indexOf(most)])} and ${shown(name, edges[counts.indexOf(most) + 1])}`;
   const svg = make("svg", { class: "histogram", viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img", "aria-label": words }, bars);
@@ -144,10 +170,13 @@ function fillClasses(place, answer, split) {
   const most = sums.reduce((a, b) => Math.max(a, b), 1);
   const least = sums.reduce((a, b) => Math.min(a, b), most);
   const rows = listed.map((i) => {
-    const fill = make("span", { class: "fill" });
-    fill.style.width = `${(100 * sums[i]) / most}%`;
+    const fill = splits.map((s) => {
+      const part = make("span", { class: `fill ${splitColor(placeOf(s.name))}`, title: `${s.name}: ${number(s.counts[i])}` });
+      part.style.width = `${(100 * s.counts[i]) / most}%`;
+      return part;
+    });
     return make("tr", {}, make("th", { scope: "row" }, make("button", { type: "button", class: "plain", onclick: () => go({ class: String(i), view: null, at: null }) }, className(i))),
-      splits.map((s) => make("td", { class: "number" }, number(s.counts[i]))), make("td", { class: "bars" }, fill));
+      splits.map((s) => make("td", { class: "number" }, number(s.counts[i]))), make("td", { class: "bars" }, make("div", { class: "stack" }, fill)));
   });
   const missing = splits.reduce((sum, s) => sum + s.missing, 0);
   const unreadable = splits.reduce((sum, s) => sum + s.unreadable, 0);
@@ -161,7 +190,7 @@ function fillClasses(place, answer, split) {
   ].filter(Boolean).join("; ");
   const panels = [make("div", { class: "panel wide" }, make("h2", {}, `Classes (${answer.column})`), make("p", { class: "quiet" }, told),
     make("div", { class: "classes", tabindex: "0", role: "region", "aria-label": "Classes" }, make("table", {},
-      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "class"), splits.map((s) => make("th", { scope: "col", class: "number" }, s.name)), make("td"))),
+      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "class"), splits.map((s) => make("th", { scope: "col", class: "number" }, splits.length > 1 ? swatch(s.name) : null, s.name)), make("td"))),
       make("tbody", {}, rows))))];
   if (answer.together?.classes.length > 1) panels.push(togetherPanel(answer.together));
   place.replaceChildren(...panels);

@@ -1,6 +1,7 @@
 // The state of the page lies in the address behind #, so that every state has a link. This module reads it, fetches what
 // it needs and hands it to the views. Text from the store goes into the page as text, never as HTML.
 import { Grid } from "/grid.js";
+import { Menu } from "/menu.js";
 import { showOverview } from "/overview.js";
 import { showRecord, recordKeys } from "/record.js";
 
@@ -18,6 +19,9 @@ export function make(name, attributes = {}, ...children) {
   element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return element;
 }
+
+// A class name for the n-th split, which gives its colour.
+export const splitColor = (n) => `split-${n % 6}`;
 
 export const number = (n) => Number(n).toLocaleString("en");
 
@@ -93,6 +97,7 @@ export async function copy(text, button) {
 }
 
 let grid = null;
+let classes = null;
 let shown = "";
 
 function render() {
@@ -108,7 +113,7 @@ function render() {
     else $(id).removeAttribute("aria-current");
   }
   fillFilters(now);
-  const name = { grid: "Grid", overview: "Overview", record: `Record ${record}` }[view];
+  const name = { grid: "Grid", overview: "Overview", record: `Record ${recordNumber(record)}` }[view];
   document.title = `${name} · ${store.name}`;
   grid.select(selection(now), Number(now.get("at") ?? 0), view === "grid");
   if (view === "record") showRecord(record, grid);
@@ -117,13 +122,17 @@ function render() {
   shown = view;
 }
 
+// Records count from 0 wherever the page names them, as in Python.
+export const recordNumber = (record) => (/^[0-9]+$/.test(record) ? number(record) : record);
+
 function fillFilters(now) {
   $("split").value = now.get("split") ?? "";
-  $("class").value = now.get("class") ?? "";
+  classes?.show(now.get("class") ?? "");
   $("mark").value = now.get("mark") ?? "";
   $("sort").value = now.get("sort") ?? "record";
   $("side").value = now.get("side") ?? "192";
   $("desc").setAttribute("aria-pressed", String(now.get("desc") === "1"));
+  $("drawn").setAttribute("aria-pressed", String(now.get("drawn") === "1"));
   if (document.activeElement !== $("q")) $("q").value = now.get("q") ?? "";
   const chips = [];
   for (const name of ["kind", ...store.measures]) {
@@ -150,6 +159,10 @@ function chooseTheme() {
   setTheme(asked ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 }
 
+function turnDrawn() {
+  if (!$("drawn").hidden) go({ drawn: state().get("drawn") === "1" ? null : "1" });
+}
+
 function turnTheme() {
   const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
   localStorage.setItem("theme", next);
@@ -157,7 +170,7 @@ function turnTheme() {
 }
 
 function listen() {
-  for (const id of ["split", "class", "mark", "sort", "side"]) {
+  for (const id of ["split", "mark", "sort", "side"]) {
     const standard = { sort: "record", side: "192" }[id];
     $(id).addEventListener("change", () => {
       const value = $(id).value === standard ? null : $(id).value;
@@ -165,6 +178,7 @@ function listen() {
     });
   }
   $("desc").addEventListener("click", () => go({ desc: state().get("desc") === "1" ? null : "1", at: null }));
+  $("drawn").addEventListener("click", turnDrawn);
   let waiting = 0;
   $("q").addEventListener("input", () => {
     clearTimeout(waiting);
@@ -175,7 +189,7 @@ function listen() {
     $("grid").focus();
   });
   $("theme").addEventListener("click", turnTheme);
-  for (const [id, changes] of [["to-grid", { view: null, record: null }], ["to-overview", { view: "overview", record: null }]]) {
+  for (const [id, changes] of [["to-grid", { view: null, record: null, beside: null }], ["to-overview", { view: "overview", record: null, beside: null }]]) {
     $(id).addEventListener("click", (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
@@ -189,18 +203,20 @@ function listen() {
     const typing = event.target.closest("input, select, textarea");
     if (event.key === "Escape") {
       if (typing) { typing.blur(); if (!$("grid-view").hidden) $("grid").focus(); }
+      else if (state().has("beside")) go({ beside: null });
       else if (state().has("record")) go({ record: null });
       else if (state().get("view")) go({ view: null });
       return;
     }
     if (typing) return;
     if (event.key === "/") {
-      if ($("grid-view").hidden) go({ record: null, view: null });
+      if ($("grid-view").hidden) go({ record: null, beside: null, view: null });
       $("q").focus();
     } else if (event.key === "?") $("help").showModal();
     else if (event.key === "d") turnTheme();
-    else if (event.key === "g") go({ record: null, view: null });
-    else if (event.key === "o") go({ record: null, view: "overview" });
+    else if (event.key === "g") go({ record: null, beside: null, view: null });
+    else if (event.key === "o") go({ record: null, beside: null, view: "overview" });
+    else if (event.key === "b" && !$("grid-view").hidden) turnDrawn();
     else if (state().has("record") && recordKeys(event.key, grid)) { /* done */ }
     else return;
     event.preventDefault();
@@ -211,16 +227,23 @@ function introduce() {
   $("name").textContent = store.name;
   $("name").title = store.path;
   const shards = store.shards === null ? "" : ` in ${number(store.shards)} shard${store.shards === 1 ? "" : "s"}`;
-  const classes = store.classes?.names ? `, ${number(store.classes.names.length)} classes` : "";
+  const named = store.classes?.names ? `, ${number(store.classes.names.length)} classes` : "";
   const skipped = store.skipped ? `, ${number(store.skipped)} files left out when it was packed` : "";
-  $("about").textContent = `${number(store.records)} records${classes}, ${bytes(store.image.nbytes)} of images, ` +
+  $("about").textContent = `${number(store.records)} records${named}, ${bytes(store.image.nbytes)} of images, ` +
     `${store.encoding} in ${store.format}${shards}${skipped}`;
   options($("split"), [["", "all"], ...store.splits.map((s) => [s.name, `${s.name} (${number(s.stop - s.start)})`])]);
   $("split-label").hidden = !store.splits.length;
   const names = store.classes?.names;
-  if (names) {
-    options($("class"), [["", "all"], ...names.map((name, i) => [String(i), name]), ["-1", "(no label)"]]);
-  } else $("class-label").hidden = true;
+  $("class-label").hidden = !names;
+  if (names && !classes) {
+    const choices = [["", "all"], ...names.map((name, i) => [String(i), name]), ["-1", "(no label)"]];
+    classes = new Menu($("class"), $("class-list"), choices, (value) => go({ class: value || null, at: null }));
+  }
+  const types = [["boxes", "boxes"], ["mask", "masks"], ["keypoints", "points"]];
+  const drawn = types.filter(([type]) => store.columns.some((c) => c.type === type)).map(([, word]) => word);
+  $("drawn").hidden = !drawn.length;
+  const words = [drawn.slice(0, -1).join(", "), drawn.at(-1)].filter(Boolean).join(" and ");
+  $("drawn").textContent = words.slice(0, 1).toUpperCase() + words.slice(1);
   const marks = Object.entries(store.marks);
   if (!("damaged" in store.marks)) marks.push(["damaged", null]);
   options($("mark"), [["", "all"], ...marks.map(([m, n]) => [m, n === null ? m : `${m} (${number(n)})`])]);

@@ -1,7 +1,9 @@
 // One record: its image with layers over it, all its columns, and the same record as a loader gives it.
-import { $, ask, bytes, className, copy, go, make, number, selection, state, store } from "/page.js";
+import { folded } from "/folded.js";
+import { $, ask, bytes, className, copy, go, make, number, recordNumber, selection, state, store } from "/page.js";
 
 const DRAWN = ["mask", "boxes", "keypoints"];  // from below to above
+const MOST_COMPARED = 100;  // names that one more keeps clear of
 const PRESETS = [
   ["as it is", ""],
   ["crop and flip, as for ImageNet", "RandomResizedCrop(224), RandomHorizontalFlip()"],
@@ -10,7 +12,9 @@ const PRESETS = [
 ];
 
 let abort = null;
-let current = { record: null, place: null };
+let place = null;
+let known = new Map();
+let shown = "";
 let layers = [];
 
 // The colour of a class, as packstore/seeing/colors.py computes it for masks: from hue, saturation and value.
@@ -26,82 +30,105 @@ function color(n) {
 }
 
 const rgb = (parts) => `rgb(${parts.join(" ")})`;
-// Black or white, whichever is easier to read on a colour.
-const onTop = ([red, green, blue]) => (red * 0.3 + green * 0.59 + blue * 0.11 > 110 ? "#000" : "#fff");
+// Black or white, whichever has more contrast on a colour, as packstore/seeing/colors.py chooses it.
+const onTop = (parts) => {
+  const [red, green, blue] = parts.map((n) => (n / 255 <= 0.04045 ? n / 255 / 12.92 : ((n / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000" : "#fff";
+};
 
+// Shows a record, and beside it a second one if the address names one.
 export async function showRecord(record, grid) {
   const box = $("record-view");
   abort?.abort();
   abort = new AbortController();
   const signal = abort.signal;
-  const again = current.record === record && box.childElementCount;
-  current.record = record;
+  const beside = state().get("beside");
+  const records = beside === null ? [record] : [record, beside];
+  const again = shown === records.join() && box.childElementCount;
+  shown = records.join();
   if (!again) {
-    box.replaceChildren(bar(record, grid), make("p", { class: "empty" }, "…"));
-    box.scrollTop = 0;
+    box.replaceChildren(bar(records, grid), make("p", { class: "empty" }, "…"));
+    known = new Map();
   }
   try {
     box.classList.add("waiting");
-    const known = again && current.about && current.about.record === Number(record) ? current.about : await ask(`/api/record/${encodeURIComponent(record)}`, { signal });
-    current.about = known;
     const asked = loaderState();
-    let loaded = null;
-    let problem = null;
-    if (asked) {
-      try {
-        loaded = await ask(`/api/loaded/${record}?${asked}`, { signal });
-      } catch (error) {
-        if (error.name === "AbortError") throw error;
-        problem = error.message;
-      }
-    }
+    const sides = await Promise.all(records.map((each) => look(each, asked, signal)));
     box.classList.remove("waiting");
-    box.replaceChildren(bar(record, grid), content(known, loaded, asked, problem));
+    const scrolled = again ? [...box.querySelectorAll(".side")].map((side) => side.scrollTop) : [];
+    box.replaceChildren(bar(records, grid), content(sides, asked));
+    box.querySelectorAll(".side").forEach((side, i) => { side.scrollTop = scrolled[i] ?? 0; });
     box.setAttribute("tabindex", "-1");
     if (!box.contains(document.activeElement)) box.focus({ preventScroll: true });
     await findPlace(record, grid, signal);
   } catch (error) {
-    if (error.name !== "AbortError") box.replaceChildren(bar(record, grid), make("p", { class: "empty", role: "alert" }, error.message));
+    if (error.name !== "AbortError") box.replaceChildren(bar(records, grid), make("p", { class: "empty", role: "alert" }, error.message));
   }
 }
 
-// Where the record stands among those of the grid: for the buttons that go to its neighbours.
+// All that is shown of a record: what the store holds, and what the loader gives or why it does not.
+async function look(record, asked, signal) {
+  const about = known.get(record) ?? await ask(`/api/record/${encodeURIComponent(record)}`, { signal });
+  known.set(record, about);
+  if (!asked) return { about, loaded: null, problem: null };
+  try {
+    return { about, loaded: await ask(`/api/loaded/${encodeURIComponent(record)}?${asked}`, { signal }), problem: null };
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    return { about, loaded: null, problem: error.message };
+  }
+}
+
+// Where the record stands among those of the grid: for the buttons that go to its neighbours. Counts as records do.
 async function findPlace(record, grid, signal) {
   const row = grid.row(grid.current);
-  if (row && String(row.record) === String(record)) current.place = grid.current;
-  else current.place = (await ask(`/api/place/${record}?${selection()}`, { signal })).place;
-  const place = current.place;
+  let count = grid.count;
+  if (row && String(row.record) === String(record)) place = grid.current;
+  else ({ place, count } = await ask(`/api/place/${record}?${selection()}`, { signal }));
   $("before").disabled = place === null || place <= 0;
-  $("after").disabled = place === null || place >= grid.count - 1;
-  $("place").textContent = place === null ? "not among the chosen records" : `${number(place + 1)} of ${number(grid.count || store.records)}`;
+  $("after").disabled = place === null || place >= count - 1;
+  const here = place === Number(record) ? "" : `place ${number(place ?? 0)} `;
+  const all = count === store.records ? "" : " chosen";
+  $("place").textContent = place === null ? "not among the chosen records" : `${here}of 0 to ${number(count - 1)}${all}`;
 }
 
 async function step(by, grid) {
-  if (current.place === null) return;
-  const place = current.place + by;
-  const row = await grid.recordAt(place);
+  if (place === null) return;
+  const next = place + by;
+  const row = await grid.recordAt(next);
   if (!row) return;
-  grid.current = place;
-  go({ at: place || null }, { replace: true });
-  go({ record: row.record });
+  grid.current = next;
+  go({ at: next || null }, { replace: true });
+  go({ record: row.record, beside: null });
 }
 
 export function recordKeys(key, grid) {
   if (key === "ArrowLeft" || key === "k") step(-1, grid);
   else if (key === "ArrowRight" || key === "j") step(1, grid);
   else if (key === "a") go({ loader: state().get("loader") === "1" ? null : "1" });
-  else if (/^[1-9]$/.test(key) && layers[key - 1]) layers[key - 1].click();
+  else if (/^[1-9]$/.test(key) && layers[key - 1]) turnLayer(layers[key - 1]);
   else return false;
   return true;
 }
 
-function bar(record, grid) {
+function bar(records, grid) {
+  const title = records.map((record, i) => `${i ? "record" : "Record"} ${recordNumber(record)}`).join(" beside ");
   return make("div", { class: "bar" },
-    make("button", { type: "button", onclick: () => go({ record: null }) }, "← Grid"),
-    make("span", { class: "title" }, `Record ${record}`),
-    make("span", { id: "place", class: "quiet" }),
+    make("button", { type: "button", onclick: () => go({ record: null, beside: null }) }, "← Grid"),
+    make("span", { class: "title" }, title, " ", make("span", { id: "place", class: "quiet", title: "Counted from 0, as in Python" })),
+    records.length > 1 ? make("button", { type: "button", onclick: () => go({ beside: null }) }, "Close the second") : null,
     make("button", { type: "button", id: "before", "aria-label": "Record before", onclick: () => step(-1, grid) }, "‹ Before"),
     make("button", { type: "button", id: "after", "aria-label": "Record after", onclick: () => step(1, grid) }, "After ›"));
+}
+
+// An address that differs from this one by `changes`.
+function link(text, changes) {
+  const next = state();
+  for (const [key, value] of Object.entries(changes)) {
+    if (value === null) next.delete(key);
+    else next.set(key, value);
+  }
+  return make("a", { href: `#${next}` }, text);
 }
 
 function loaderState() {
@@ -112,107 +139,156 @@ function loaderState() {
   return asked;
 }
 
-function content(about, loaded, asked, problem) {
+function content(sides, asked) {
+  layers = [];
+  if (sides.length === 1) {
+    const [{ about, loaded, problem }] = sides;
+    return make("div", { class: "record" }, make("div", { class: "side" }, pictures(sides[0], asked)),
+      make("div", { class: "side" }, damagePanel(about), loaderPanel(loaded, problem), facts(about), columnsPanel(about),
+        exifPanel(about), codePanel(about, loaded)));
+  }
+  return make("div", { class: "record two" }, sides.map((side, i) => make("div", { class: "side" },
+    make("h2", {}, link(`Record ${number(side.about.record)}`, { record: side.about.record, beside: null }), " ",
+      make("span", { class: "quiet" }, [side.about.split, classOf(side.about)].filter(Boolean).join(", "))),
+    pictures(side, asked), damagePanel(side.about), facts(side.about), columnsPanel(side.about),
+    i === 0 ? loaderPanel(side.loaded, side.problem) : null)));
+}
+
+function classOf(about) {
+  const column = about.columns.find((c) => c.name === store.classes?.column);
+  return Number.isInteger(column?.value) ? className(column.value) : null;
+}
+
+function pictures({ about, loaded, problem }, asked) {
   const given = (c) => (loaded ? loaded.columns.find((other) => other.name === c.name) : c);
   const drawn = about.columns.filter((c) => DRAWN.includes(c.type)).map(given).filter((c) => c && !c.error && (c.type === "mask" ? c.nbytes : c.value?.length))
     .sort((a, b) => DRAWN.indexOf(a.type) - DRAWN.indexOf(b.type));
-  const image = loaded ? { shown: loaded.shown } : about.image;
-  const address = loaded ? `/loaded/${about.record}?${asked}` : `/image/${about.record}/image?of=${store.digest}`;
-  const left = make("div", {}, problem && make("div", { class: "panel bad", role: "alert" }, problem),
-    picture(about, image, drawn, address, loaded ?? about, asked));
-  const others = about.columns.filter((c) => c.type === "image" && !c.error);
-  for (const column of others) {
-    left.append(make("h3", {}, column.name), make("div", { class: "stage" },
-      make("img", { src: `/image/${about.record}/${column.name}`, alt: `Column ${column.name}` })));
-  }
-  const key = typeof about.key === "string" ? about.key : null;
-  const damage = [about.image.error, about.key?.error, ...about.findings].filter(Boolean);
-  const right = make("div", {},
-    damage.length ? make("div", { class: "panel bad", role: "alert" }, make("h2", {}, about.marks.join(", ") || "Damaged"),
-      [...new Set(damage)].map((text) => make("p", {}, text))) : null,
-    loaderPanel(loaded), facts(about, key), columnsPanel(about), exifPanel(about), codePanel(about, loaded));
-  return make("div", { class: "record" }, left, right);
+  const made = problem ? [fault(`The loader gives no image: ${problem}`)] : picture(about, loaded ? { shown: loaded.shown } : about.image, drawn,
+    loaded ? `/loaded/${about.record}?${asked}` : `/image/${about.record}/image?of=${store.digest}`, loaded ?? about, asked);
+  const others = about.columns.filter((c) => c.type === "image" && !c.error && c.nbytes);
+  return [made, others.map((column) => [make("h3", {}, column.name), make("div", { class: "stage other" },
+    make("img", { src: `/image/${about.record}/${encodeURIComponent(column.name)}`, alt: `Column ${column.name}` }))])];
+}
+
+const fault = (text) => make("div", { class: "stage" }, make("p", { class: "broken" }, text));
+
+function damagePanel(about) {
+  const said = [about.image.error, about.key?.error].filter((text) => text && !about.findings.some((f) => f.text === text));
+  if (!said.length && !about.findings.length) return null;
+  const others = (also) => also.map((n, i) => [i ? ", " : ": also record ", link(number(n), { beside: n })]);
+  return make("div", { class: "panel bad", role: "alert" }, make("h2", {}, about.marks.join(", ") || "Damaged"),
+    [...new Set(said)].map((text) => make("p", {}, text)), about.findings.map(({ text, also }) => make("p", {}, text, others(also))));
 }
 
 function picture(about, image, drawn, address, source, asked) {
-  layers = [];
-  if (!image.shown) return make("div", { class: "stage" }, make("p", { class: "broken" }, about.image.error ?? "no image"));
+  if (!image.shown) return fault(about.image.error ?? "no image");
   const [width, height] = image.shown;
   const off = new Set((state().get("off") ?? "").split(",").filter(Boolean));
-  const name = typeof about.key === "string" ? about.key : `record ${about.record}`;
-  const canvas = make("div", { class: "canvas" }, make("img", { class: "main", src: address, alt: name }));
-  const grow = Math.max(1, Math.min(8, Math.floor(480 / Math.max(width, height))));
+  const name = typeof about.key === "string" ? about.key : `record ${number(about.record)}`;
+  const main = make("img", { class: "main", src: address, alt: name });
+  const canvas = make("div", { class: "canvas" }, main);
+  const stage = make("div", { class: "stage fitted" }, canvas);
+  stage.style.setProperty("--ratio", width / height);
   canvas.style.aspectRatio = `${width} / ${height}`;
-  canvas.style.width = `min(100%, ${width * grow}px, calc((100vh - 190px) * ${width / height}))`;
-  canvas.classList.toggle("small", grow > 1);
-  const switches = make("div", { class: "layers", role: "group", "aria-label": "Layers" });
-  drawn.forEach((column, place) => {
-    const layer = drawLayer(column, source, width, height, grow, about, asked);
-    const button = make("button", { type: "button", "aria-pressed": String(!off.has(column.name)), title: `Key ${place + 1}` },
-      column.type === "mask" ? column.name : `${column.name} (${column.value.length})`);
-    layer.toggleAttribute("hidden", off.has(column.name));
-    button.addEventListener("click", () => {
-      const visible = button.getAttribute("aria-pressed") !== "true";
-      button.setAttribute("aria-pressed", String(visible));
-      layer.toggleAttribute("hidden", !visible);
-      if (visible) off.delete(column.name);
-      else off.add(column.name);
-      go({ off: [...off].join(",") }, { replace: true });
-    });
-    layers.push(button);
-    canvas.append(layer);
-    switches.append(button);
+  main.addEventListener("error", async () => {
+    const why = await ask(address).catch((error) => error.message);
+    if (stage.isConnected) stage.replaceWith(fault(typeof why === "string" ? why : "the image cannot be shown"));
   });
-  return make("div", {}, make("div", { class: "stage" }, canvas), drawn.length ? switches : null);
+  const switches = make("div", { class: "layers", role: "group", "aria-label": "Layers" });
+  const drawings = drawn.map((column, i) => {
+    const { layer, draw } = drawLayer(column, source, width, height, about, asked);
+    layers[i] = column.name;
+    layer.toggleAttribute("hidden", off.has(column.name));
+    canvas.append(layer);
+    switches.append(make("button", { type: "button", "aria-pressed": String(!off.has(column.name)), title: `Key ${i + 1}`,
+      "data-switch": column.name, onclick: () => turnLayer(column.name) },
+      column.type === "mask" ? column.name : `${column.name} (${number(column.value.length)})`));
+    return draw;
+  });
+  new ResizeObserver(() => {
+    if (!canvas.clientWidth) return;
+    canvas.classList.toggle("small", canvas.clientWidth >= 2 * width && Math.max(width, height) <= 240);
+    for (const draw of drawings) draw?.(width / canvas.clientWidth);
+  }).observe(canvas);
+  return [stage, drawn.length ? switches : null];
 }
 
-function drawLayer(column, source, width, height, grow, about, asked) {
+// Shows or hides the layers of a column, in all pictures.
+function turnLayer(name) {
+  const off = new Set((state().get("off") ?? "").split(",").filter(Boolean));
+  const visible = off.delete(name);
+  if (!visible) off.add(name);
+  const found = (what) => document.querySelectorAll(`[data-${what}="${CSS.escape(name)}"]`);
+  for (const layer of found("layer")) layer.toggleAttribute("hidden", !visible);
+  for (const button of found("switch")) button.setAttribute("aria-pressed", String(visible));
+  go({ off: [...off].join(",") }, { replace: true });
+}
+
+// An element over the image, and what draws in it; that is told how many of the image's pixels are one of the screen's.
+function drawLayer(column, source, width, height, about, asked) {
   if (column.type === "mask") {
-    const address = asked ? `/loaded/${about.record}/${column.name}?${asked}` : `/mask/${about.record}/${column.name}`;
-    return make("img", { class: "mask", src: address, alt: `Mask ${column.name}`, "data-layer": column.name });
+    const name = encodeURIComponent(column.name);
+    const address = asked ? `/loaded/${about.record}/${name}?${asked}` : `/mask/${about.record}/${name}`;
+    return { layer: make("img", { class: "mask", src: address, alt: `Mask ${column.name}`, "data-layer": column.name }) };
   }
-  const unit = Math.max(width, height) / 500 || 1;
-  const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", "data-layer": column.name });
+  const layer = make("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", "data-layer": column.name });
+  const shapes = column.type === "boxes" ? drawBoxes : drawPoints;
+  return { layer, draw: (unit) => layer.replaceChildren(...shapes(column, source, width, height, unit)) };
+}
+
+const ruler = document.createElement("canvas").getContext("2d");
+
+function textWidth(text) {
+  return ruler.measureText(text).width;
+}
+
+function drawBoxes(column, source, width, height, unit) {
   const labels = source.columns.find((c) => c.type === "labels" && c.parallel === column.name);
   const names = store.columns.find((c) => c.name === labels?.name)?.classes ?? (labels && store.classes?.column === labels.name ? store.classes.names : null);
-  if (column.type === "boxes") {
-    column.value.forEach((box, i) => {
-      const [x1, y1, x2, y2] = box.map(Number);
-      if (![x1, y1, x2, y2].every(Number.isFinite)) return;
-      const label = labels?.value?.[i];
-      const text = label === undefined ? "" : names?.[label] ?? String(label);
-      const shade = color(label ?? i);
-      const fill = rgb(shade);
-      svg.append(make("rect", { x: Math.min(x1, x2), y: Math.min(y1, y2), width: Math.abs(x2 - x1), height: Math.abs(y2 - y1),
-        fill: "none", class: "box", stroke: fill, "stroke-width": 2 * unit }));
-      if (!text) return;
-      const size = 13 * unit;
-      const wide = Math.min(width, text.length * size * 0.6 + 6 * unit);
-      const x = Math.max(0, Math.min(x1, x2, width - wide));
-      const y = Math.max(0, Math.min(y1, y2) - size * 1.3);
-      svg.append(make("rect", { class: "label", x, y, width: wide, height: size * 1.3, fill }),
-        make("text", { x: x + 3 * unit, y: y + size, "font-size": size, fill: onTop(shade) }, text));
-    });
-    return svg;
-  }
-  column.value.forEach((row, i) => {
-    const points = Array.isArray(row[0]) ? row : [row];
-    for (const [x, y, visible] of points.map((p) => p.map(Number))) {
-      if (!Number.isFinite(x) || !Number.isFinite(y) || visible <= 0) continue;
-      svg.append(make("circle", { cx: x, cy: y, r: 4 * unit, fill: visible === 1 ? "none" : rgb(color(i)), stroke: "#fff", "stroke-width": 1.5 * unit }));
-    }
+  ruler.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  const boxes = [], words = [], taken = [];
+  column.value.forEach((box, i) => {
+    const [x1, y1, x2, y2] = box.map(Number);
+    if (![x1, y1, x2, y2].every(Number.isFinite)) return;
+    const label = labels?.value?.[i];
+    const shade = color(label ?? i);
+    boxes.push(make("rect", { x: Math.min(x1, x2), y: Math.min(y1, y2), width: Math.abs(x2 - x1), height: Math.abs(y2 - y1),
+      fill: "none", class: "box", stroke: rgb(shade), "stroke-width": 2 * unit }));
+    if (label !== undefined) words.push(drawLabel(names?.[label] ?? String(label), [x1, x2], [y1, y2], shade, width, height, unit, taken));
   });
-  return svg;
+  return [...boxes, ...words];
 }
 
-function loaderPanel(loaded) {
+// A name above the corner of a box, else within or below it: where it is whole within the image, and on no other name.
+function drawLabel(name, across, down, shade, width, height, unit, taken) {
+  const room = width / unit - 6;
+  let text = name;
+  while (text.length > 1 && textWidth(text) > room) text = `${text.slice(0, text.endsWith("…") ? -2 : -1)}…`;
+  const wide = (textWidth(text) + 6) * unit, tall = 16 * unit;
+  const x = Math.max(0, Math.min(Math.min(...across), width - wide));
+  const inside = (y) => Math.max(0, Math.min(y, height - tall));
+  const places = [Math.min(...down) - tall, Math.min(...down), Math.max(...down)].map(inside);
+  const free = (y) => !taken.slice(-MOST_COMPARED).some((other) => other.x < x + wide && x < other.x + other.wide && Math.abs(other.y - y) < tall);
+  const y = places.find(free) ?? places[0];
+  taken.push({ x, y, wide });
+  return make("g", {}, make("rect", { class: "label", x, y, width: wide, height: tall, fill: rgb(shade) }),
+    make("text", { x: x + 3 * unit, y: y + 12 * unit, "font-size": 12 * unit, fill: onTop(shade) }, text));
+}
+
+function drawPoints(column, source, width, height, unit) {
+  return column.value.flatMap((row, i) => (Array.isArray(row[0]) ? row : [row]).map((point) => point.map(Number))
+    .filter(([x, y, visible]) => Number.isFinite(x) && Number.isFinite(y) && !(visible <= 0))
+    .map(([x, y, visible]) => make("circle", { cx: x, cy: y, r: 4 * unit, fill: visible === 1 ? "none" : rgb(color(i)), stroke: "#fff", "stroke-width": 1.5 * unit })));
+}
+
+function loaderPanel(loaded, problem) {
   const now = state();
   const on = now.get("loader") === "1";
   const button = make("button", { type: "button", "aria-pressed": String(on), onclick: () => go({ loader: on ? null : "1" }) }, "As the loader sees it");
   const panel = make("div", { class: "panel loader" }, button);
   if (!on) return panel;
   const field = (name, label, attributes, standard = "") => {
-    const input = make("input", { name, value: now.get(name) ?? standard, ...attributes });
+    const input = make("input", { name, value: now.get(name) ?? standard, "aria-invalid": problem && name === "augment" ? "true" : null, ...attributes });
     input.addEventListener("change", () => go({ [name]: input.value === standard ? null : input.value }));
     return make("label", {}, label, input);
   };
@@ -224,6 +300,7 @@ function loaderPanel(loaded) {
     make("div", { class: "pair" },
       field("seed", "Seed", { type: "number", min: 0, step: 1 }, "0"),
       field("epoch", "Epoch", { type: "number", min: 0, step: 1 }, "0")));
+  if (problem) panel.append(make("p", { class: "wrong", role: "alert" }, problem));
   const exact = loaded && (loaded.exact ? "The pixels are those that PackedLoader gives, bit for bit."
     : "The store holds floating point values; the image is made from those that PackedLoader gives, normalisation undone.");
   if (loaded) panel.append(make("p", { class: "quiet" }, `${loaded.shown[0]} × ${loaded.shown[1]} pixels. ${exact}`));
@@ -232,8 +309,9 @@ function loaderPanel(loaded) {
 
 const table = (rows) => make("table", {}, make("tbody", {}, rows.map(([name, ...cells]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, cells)))));
 
-function facts(about, key) {
+function facts(about) {
   const { image } = about;
+  const key = typeof about.key === "string" ? about.key : null;
   const kind = [image.kind, image.mode, image.progressive ? "progressive" : null].filter(Boolean).join(", ");
   const rows = [["key", key ?? "cannot be read"]];
   if (about.split !== null) rows.push(["split", about.split]);
@@ -263,6 +341,7 @@ function columnText(column) {
     return (all.join(", ") || "none") + cut;
   }
   if (column.type === "bytes") return `${bytes(column.nbytes)}: ${column.value}`;
+  if (column.type === "json") return [folded(column.value), cut];
   if (typeof column.value === "string") return column.value.includes("\n") || column.value.length > 120 ? make("pre", { tabindex: "0", class: column.type === "text" ? "prose" : "" }, column.value + cut) : column.value + cut;
   const text = JSON.stringify(column.value, (_, v) => (typeof v === "number" && !Number.isInteger(v) ? Number(v.toPrecision(6)) : v));
   const rows = Array.isArray(column.value) && Array.isArray(column.value[0]) ? text.replaceAll("],[", "],\n[") : text;
