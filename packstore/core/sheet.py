@@ -12,6 +12,7 @@ import base64
 import binascii
 import json
 import mmap
+import os
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import numpy as np
 from packstore.core.column import INTERNAL, Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import ManifestError
+from packstore.core.files import open_regular
 from packstore.core.manifest import MAX_JSON_BYTES, Manifest
 from packstore.core.plainjson import canonical, to_plain, unique
 
@@ -147,8 +149,8 @@ class Rows:
 
     @classmethod
     def of_file(cls, file: Path) -> Rows:
-        """Those in a file, which may be removed or changed meanwhile. Raises :class:`OSError`."""
-        with file.open("rb") as opened:
+        """Those in a file, which may be removed or changed meanwhile. Raises :class:`OSError`, for a pipe too."""
+        with os.fdopen(open_regular(file), "rb") as opened:
             empty = not opened.seek(0, 2)
             return cls(b"" if empty else mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
 

@@ -314,14 +314,19 @@ class Source(ABC):
         """Counts what is left of what lies in packed files (records, arrays, columns), by reason."""
         return {}
 
-    def ledger(self, claims: Claims) -> Ledger:
-        """Lists all files and gives each its role."""
+    def ledger(self, claims: Claims, split: str | None = None) -> Ledger:
+        """Lists all files and gives each its role. ``split`` is the one that was surveyed, None for all."""
         self.claim_files(claims)
+        others = None if split is None else "images that are not of this split"
         rules = ignore_rules(self.options.ignore)
         return make_ledger(
             self.listed_files(),
             claims,
-            lambda folder, name: rules.reason(folder, name) or self.left_reason(folder, name),
+            lambda folder, name: (
+                rules.reason(folder, name)
+                or (others if name.lower().endswith(IMAGE_SUFFIXES) else None)
+                or self.left_reason(folder, name)
+            ),
             self.left_members(),
         )
 

@@ -142,7 +142,7 @@ class FlatSource(FolderSource):
             size_bytes=size_bytes,
             size_counts=size_counts,
             key_bytes=key_bytes,
-            ledger=self.ledger(claims),
+            ledger=self.ledger(claims, split),
         )
 
     def _summarise(self, labels: LabelsFile) -> LabelsSummary:

@@ -131,7 +131,7 @@ class ImageFolderSource(FolderSource):
             size_bytes=size_bytes,
             size_counts=size_counts,
             key_bytes=key_bytes,
-            ledger=self.ledger(claims),
+            ledger=self.ledger(claims, split),
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:

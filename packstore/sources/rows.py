@@ -190,7 +190,7 @@ class RowSource(Source):
             key_bytes=key_bytes,
             sampled=frozenset(column.name for column in columns),
             value_bytes=value_bytes,
-            ledger=self.ledger(claims),
+            ledger=self.ledger(claims, split),
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:

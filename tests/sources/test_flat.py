@@ -187,7 +187,7 @@ def test_splits_come_in_their_order(folder: Path) -> None:
     ]
     one = source.survey("TEST")
     assert (dict(one.splits), one.columns[0].classes) == ({"test": 2}, ("x", "y", "z"))
-    assert dict(one.ledger.passed_over) == {}
+    assert dict(one.ledger.passed_over) == {"images that are not of this split": 2}
     assert [key for key, _, _ in listed(source, "test")] == ["b.jpg", "sub/deep/d.JPEG"]
     with pytest.raises(SourceError, match="has no split 'val'; splits: train, test, zoo"):
         source.entries("val")

@@ -332,7 +332,7 @@ configs:
     (tmp_path / "set" / "notes.txt").write_text("of no use")
     report = convert(tmp_path / "set", tmp_path / "x.h5")
     assert [(split.name, split.stop) for split in report.manifest.splits] == [("train", 6), ("mine", 9)]
-    assert report.ledger.passed_over == {"Parquet files of no split": 1, "beside the tables (.txt)": 1}
+    assert report.ledger.passed_over == {"Parquet files of no split": 1, "not images (.txt)": 1}
     (tmp_path / "set" / "README.md").write_text(card.replace("b/1.parquet", "b/*.csv"))
     with pytest.raises(SourceError, match="no file is b/"):
         open_source(tmp_path / "set")
@@ -556,7 +556,7 @@ def test_images_beside_tables_that_do_not_name_them_are_counted(named: bool, tmp
     for n in range(2):
         (tmp_path / f"{n}.png").write_bytes(tiny(n))
     with closing(open_source(tmp_path)) as source:
-        assert dict(source.survey().ledger.passed_over) == ({} if named else {"images beside the tables": 2})
+        assert dict(source.survey().ledger.passed_over) == ({} if named else {"images that are no samples": 2})
 
 
 TEXTS = ["dog", "ant", None, "ant", "dog", "dog"]

@@ -239,7 +239,7 @@ def test_folders_without_images_beside_splits_are_passed_over(tmp_path: Path) ->
         survey = open_source(root, kind=kind).survey()
         assert dict(survey.splits) == {"train": 1, "val": 1}
         assert survey.columns[0].classes == ("a",)
-        assert dict(survey.ledger.passed_over) == {"folders without images": 2}
+        assert dict(survey.ledger.passed_over) == {"not images (.txt)": 1, "not images (.xml)": 1}
         assert samples(open_source(root, kind=kind), "val") == [("Val/a/2.jpg", 0)]
 
 
@@ -255,7 +255,7 @@ def test_splits_are_not_classes_beside_other_folders_with_images(tmp_path: Path)
         open_source(root).entries()
     one = open_source(root).survey("test")
     assert (dict(one.splits), one.columns[0].classes) == ({"test": 2}, ("a", "b"))
-    assert dict(one.ledger.passed_over) == {"folders beside the splits": 1, "folders without images": 1}
+    assert dict(one.ledger.passed_over) == {"images that are not of this split": 2, "not images (.md)": 1}
     assert samples(open_source(root), "train") == [("train/a/1.jpg", 0)]
     assert failure(root, "val", kind=None).endswith("has no split 'val'; splits: train, test")
     assert "1 of 4 class folders hold no images: 'doc'" in failure(root)
@@ -339,7 +339,7 @@ def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:
 def test_what_is_passed_over_beside_splits(tmp_path: Path) -> None:
     root = fill(tmp_path / "root", ["train/a/1.jpg", "train/loose.jpg", "loose.jpg"])
     ignored = open_source(root).survey().ledger.passed_over
-    assert dict(ignored) == {"images beside the split folders": 1, "images beside the class folders": 1}
+    assert dict(ignored) == {"images beside the class folders": 2}
 
 
 def test_reasons_do_not_grow_without_bound(tmp_path: Path) -> None:

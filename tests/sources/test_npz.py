@@ -97,7 +97,7 @@ def test_files_side_by_side(split: str, tmp_path: Path) -> None:
     with closing(open_source(tmp_path / "d")) as source:
         survey = source.survey()
         assert dict(survey.splits) == {split.rstrip("_"): 5}
-        assert survey.ledger.passed_over == {"not arrays (.md)": 1}
+        assert survey.ledger.passed_over == {"not images (.md)": 1}
         assert all(np.array_equal(image, x[n].transpose(1, 2, 0)) for n, image in enumerate(images(source)))
     with pytest.raises(AmbiguousSourceError, match="give the folder"):
         open_source(tmp_path / "d" / f"{split}images.npy")

@@ -189,7 +189,7 @@ def test_folders_beside_are_a_question_and_said(tmp_path: Path) -> None:
     with pytest.raises(AmbiguousSourceError, match="--source segmentation"):
         open_source(tmp_path)
     with closing(open_source(tmp_path, kind="segmentation")) as source:
-        assert source.survey().ledger.passed_over["folders of images beside these (depth)"] == 1
+        assert source.survey().ledger.left == {"images in other folders": 1}
 
 
 def test_a_split_without_masks(tmp_path: Path) -> None:
@@ -217,9 +217,9 @@ def test_values_of_masks_are_untouched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("classes.txt", "names of the values of masks, which a store does not hold (classes.txt)"),
-        ("masks/class_names.csv", "names of the values of masks, which a store does not hold (masks/class_names.csv)"),
-        ("label_colors.txt", "names of the values of masks, which a store does not hold (label_colors.txt)"),
+        ("classes.txt", "names of the values of masks, which a store does not hold"),
+        ("masks/class_names.csv", "names of the values of masks, which a store does not hold"),
+        ("label_colors.txt", "names of the values of masks, which a store does not hold"),
         ("notes.txt", "not images (.txt)"),
         ("masks/notes.txt", "not images (.txt)"),
     ],

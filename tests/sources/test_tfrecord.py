@@ -111,11 +111,11 @@ def test_imagenet_of_slim(slim: Path, suffix: str, tmp_path: Path) -> None:
 
 def test_what_it_was_recognised_by(slim: Path) -> None:
     with closing(open_source(slim)) as source:
-        ignored = source.survey().ignored
+        left = source.survey().ledger.members
         assert source.evidence == (
             "3 TFRecord files of tf.train.Example; image/class/label is 1 to 3, and image/class/synset names each"
         )
-        assert ignored == {"features that the images say themselves (size, format)": 5}
+        assert left == {"features that the images say themselves (size, format)": 5}
 
 
 def test_part_of_imagenet_is_numbered_from_1_without_names(slim: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from packstore import AmbiguousSourceError, PackedDataset, convert, verify
 from packstore.core.errors import SampleError, SourceError
 from packstore.core.plainxml import load_xml
 from packstore.sources import Entry, open_source
+from packstore.sources.ledger import Role
 from packstore.sources.voc import CLASSES
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg, mask, voc, voc_xml
@@ -119,7 +120,7 @@ def test_without_sets_all_images_are_taken_and_classes_are_those_found(tmp_path:
     with closing(open_source(fill(tmp_path, files))) as source:
         survey = source.survey()
         assert dict(survey.splits) == {"": 5}
-        assert dict(survey.ledger.passed_over) == {"not images (.txt)": 1}
+        assert dict(survey.ledger.passed_over) == {"not images (.txt)": 1, "not images (.xml)": 1}
         assert next(column.classes for column in survey.columns if column.name == "labels") == ("ant", "zebra")
         assert [source.read(entry).values["boxes"] for entry in source.entries()] == [*[[[0, 1, 3, 4]]] * 4, None]
 
@@ -129,7 +130,9 @@ def test_images_in_no_set_are_counted_and_those_missing_are_bad(tmp_path: Path) 
     (tmp_path / BASE / "JPEGImages/extra.jpg").write_bytes(jpeg(1))
     (tmp_path / BASE / "JPEGImages/2007_000001.jpg").unlink()
     with closing(open_source(tmp_path)) as source:
-        assert source.survey().ledger.passed_over["images in none of the sets"] == 1
+        ledger = source.survey().ledger
+        assert f"{BASE}/JPEGImages/extra.jpg" in ledger.names(Role.LEFT)
+        assert ledger.left["images in none of the sets"] == 3  # with masks of the missing one
         with pytest.raises(SampleError, match="No such file") as caught:
             source.read(list(source.entries())[1])
         assert caught.value.key == f"{BASE}/JPEGImages/2007_000001.jpg"

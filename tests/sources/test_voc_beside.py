@@ -82,14 +82,14 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert document["annotation"]["object"][0]["truncated"] == "1"
     assert dict(open_source(root).survey().ledger.passed_over) == {
         "annotations without an image": 1,
-        "not images (.txt)": 1,
+        "not images (.txt)": 2,
     }
     assert verify(tmp_path / "x.h5", against=root).ok
 
 
 def test_other_annotations_beside_them_are_a_question(tmp_path: Path) -> None:
     fill(beside(tmp_path, ".", "."), {"labels.csv": "file,label\n0000.jpg,a\n0001.jpg,b\n"})
-    with pytest.raises(AmbiguousSourceError, match="could be Pascal VOC: say which, with --source voc"):
+    with pytest.raises(AmbiguousSourceError, match=r"is Pascal VOC, and would be packed without .*labels\.csv"):
         open_source(tmp_path)
 
 

@@ -154,7 +154,9 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
         assert dict(survey.ledger.passed_over) == {
             "splits with the images of another (val)": 1,
             "splits whose images are not there (test: images/none)": 1,
-            "files of labels without an image": 1,
+            "files of labels of no sample": 2,  # one is classes.txt
+            "images that no list names": 2,
+            "not images (.txt)": 2,
             "not images (.md)": 1,
         }
 
@@ -297,7 +299,7 @@ def test_darknet(top: str, said: str, tmp_path: Path) -> None:
         survey = source.survey()
         assert (source.kind, dict(survey.splits)) == ("yolo", {"train": 2, "valid": 1})
         assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
-        assert dict(survey.ledger.passed_over) == {"images that no list names": 1}
+        assert dict(survey.ledger.passed_over) == {"images that no list names": 1, "files of labels of no sample": 1}
         assert [entry.key for entry in source.entries()] == [f"{top}obj/{n}.jpg" for n in (0, 2, 1)]
         values = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
         assert [list(value["labels"]) for value in values] == [[0], [0], [1]]

@@ -157,9 +157,7 @@ class CocoSource(FileRowSource):
         last = name.rpartition("/")[2]
         found = (folder for folder, names in self.tree.folders(is_passed_over) if (last, False) in names)
         place = next(found, None)
-        lies = (
-            "it lies nowhere in this source" if place is None else f"it lies in {printable(place) or 'the top folder'}"
-        )
+        lies = "lies nowhere in this source" if place is None else f"lies in {printable(place) or 'the top folder'}"
         looked = f"beside the file, in images, data and JPEGImages, and in folders named {file.split or 'like a split'}"
         return f"{said}. The first, {printable(name)}, {lies}; it was looked for {looked}"
 

@@ -24,6 +24,7 @@ from packstore.core.parallel import ordered_pieces
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
 from packstore.sources.base import Entry, SourceOptions
 from packstore.sources.dataset import key_of
+from packstore.sources.huggingface.card import CARD
 from packstore.sources.huggingface.exported import exported_columns
 from packstore.sources.huggingface.features import (
     Cells,
@@ -37,7 +38,10 @@ from packstore.sources.huggingface.features import (
     is_text_label,
     load_pyarrow,
 )
+from packstore.sources.huggingface.splits import folder_files
 from packstore.sources.labels import split_name
+from packstore.sources.ledger import Claims, Role
+from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import PROBED, Row, RowSource, in_packing_order
 from packstore.sources.text_labels import LabelTexts
@@ -173,6 +177,19 @@ class TableSource(RowSource):
     def splits(self) -> Sequence[str]:
         """See :meth:`RowSource.splits`."""
         return in_packing_order(split for split, _ in self._found)
+
+    def claim_files(self, claims: Claims) -> None:
+        """See :meth:`Source.claim_files`. If the tables lack bytes of images, they name the images beside them."""
+        super().claim_files(claims)
+        claims.claim(CARD, Role.EVIDENCE)
+        if self.path.is_dir() and self.sheet is None and self.names_images:
+            for name in folder_files(self.path):
+                if name.lower().endswith(IMAGE_SUFFIXES):
+                    claims.claim(name)
+
+    def left_reason(self, folder: str, name: str) -> str | None:
+        """See :meth:`Source.left_reason`."""
+        return "Parquet files of no split" if name.endswith(".parquet") else super().left_reason(folder, name)
 
     def files(self) -> Iterator[Path]:
         """See :meth:`RowSource.files`."""

@@ -119,7 +119,7 @@ class YoloSource(FileRowSource):
     def left_reason(self, folder: str, name: str) -> str | None:
         """See :meth:`Source.left_reason`."""
         if name.endswith(".txt") and folder in self._label_folders:
-            return "files of labels without an image"
+            return "files of labels of no sample"
         return super().left_reason(folder, name)
 
     def left_members(self) -> Mapping[str, int]:

@@ -134,12 +134,18 @@ def _with_splits(tree: Tree, layout: Layout, wanted: Mapping[str, list[tuple[Any
         else:
             layout.splits[split] = found
     if not layout.splits:  # paths of another machine
-        layout.splits = folders_of_images(tree)
-        layout.ignored.clear()
+        found = folders_of_images(tree)
+        if all(_is_absolute(value) for places in wanted.values() for value, _ in places):
+            layout.splits = found
+            layout.ignored.clear()
     if not layout.splits:
         shown = ", ".join(missing_places) or "it names none"
         raise SourceError(f"{tree.name(layout.files[0])}: no images are where it says: {shown}")
     return layout
+
+
+def _is_absolute(value: Any) -> bool:
+    return isinstance(value, str) and (value.startswith(("/", "\\")) or value[1:2] == ":")
 
 
 def _listed_in(wanted: Any) -> list[Any]:
