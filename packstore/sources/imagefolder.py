@@ -202,7 +202,8 @@ class ImageFolderSource(FolderSource):
     def _is_no_class(self, name: str, above: tuple[Identity, ...]) -> bool:
         """Whether a folder at the top holds files, no image among them, and has a name that says so: ``logs``."""
         return (
-            _NO_IMAGES.fullmatch(name.lower()) is not None
+            not self.options.named
+            and _NO_IMAGES.fullmatch(name.lower()) is not None
             and any(
                 not is_directory for _, names in self.tree.folders(is_passed_over, name) for _, is_directory in names
             )

@@ -195,7 +195,7 @@ def test_names_that_several_categories_have_get_their_ids(tmp_path: Path) -> Non
         ([{"id": 1}], [], CATS, "an image without an id or a file name"),
         ([{"id": [1], "file_name": "x"}], [], CATS, "an image without an id"),
         ([coco_image(1) | {"file_name": "../x.jpg"}], [], CATS, "no path within the source"),
-        ([coco_image(1) | {"file_name": "/etc/passwd"}], [], CATS, "no path within the source"),
+        ([coco_image(1) | {"file_name": "/etc/passwd"}], [], CATS, "first, passwd, lies nowhere in this source"),
         ([coco_image(1) | {"file_name": "\ud800.jpg"}], [], CATS, "surrogates not allowed"),
         ([coco_image(1), 5], [], CATS, "'images' is no list of objects"),
         ([coco_image(1)], {"a": 1}, CATS, "'annotations' is no list of objects"),

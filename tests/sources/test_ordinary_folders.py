@@ -109,9 +109,9 @@ NO_CLASSES: dict[str, tuple[dict[str, str], str]] = {
             **numbered("gt_query", 3, ".mat"),
             "readme.txt": "",
         },
-        "",
+        "holds",
     ),
-    "MARS": ({**numbered("bbox_train/0001", start="0001C1T1"), **numbered("bbox_test/0002", start="0002C1T1")}, ""),
+    "MARS": (numbered("bbox_train/0001") | numbered("bbox_test/0002", start="2"), "not those of classes"),
     "MOTS": ({**numbered("train/images/0002"), **numbered("train/instances/0002", end=".png")}, "instances"),
     "KITTI segmentation": (
         {
@@ -146,7 +146,7 @@ NO_CLASSES: dict[str, tuple[dict[str, str], str]] = {
             **numbered("ch4_training_gt", end=".txt", start="gt_img_"),
             **numbered("ch4_test_images", start="img_"),
         },
-        "",
+        "holds",
     ),
     "CHASEDB1": (
         {f"Image_{n:02}{end}": "" for n in range(28) for end in (".jpg", "_1stHO.png", "_2ndHO.png")},
@@ -162,7 +162,7 @@ NO_CLASSES: dict[str, tuple[dict[str, str], str]] = {
         "folders of such folders (Dataset)",
     ),
     "domains": (
-        {f"{domain}/{name}/{domain}{n}.jpg": "" for domain in ("art", "real") for name in ("cat", "dog") for n in (1, 2)},
+        {f"{base}/{name}/{base}{n}.jpg": "" for base in ("art", "real") for name in ("cat", "dog") for n in "12"},
         "same folders of images",
     ),
     "a lone folder images": (numbered("images"), "images"),

@@ -134,9 +134,9 @@ def _with_splits(tree: Tree, layout: Layout, wanted: Mapping[str, list[tuple[Any
         else:
             layout.splits[split] = found
     if not layout.splits:  # paths of another machine
-        found = folders_of_images(tree)
+        folders = folders_of_images(tree)
         if all(_is_absolute(value) for places in wanted.values() for value, _ in places):
-            layout.splits = found
+            layout.splits = folders
             layout.ignored.clear()
     if not layout.splits:
         shown = ", ".join(missing_places) or "it names none"
