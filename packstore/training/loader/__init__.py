@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import cached_property
 from typing import Any, Literal, Never
 
 import numpy as np
@@ -42,12 +43,12 @@ from packstore.training.loader.pipeline import Pipeline
 from packstore.training.loader.prefetch import prefetch
 from packstore.training.loader.residence import Residence, choose_residence
 from packstore.training.loader.resident import Resident
+from packstore.training.loader.state import VERSION, check_state, describe_records
 from packstore.training.loader.streaming import Streaming
 
 __all__ = ["PackedLoader", "Padded", "prefetch"]
 
 _log = logging.getLogger("packstore")
-_STATE_VERSION = 2
 
 
 class PackedLoader:
@@ -204,8 +205,7 @@ class PackedLoader:
         self.batch_size = batch_size = whole("batch_size", batch_size)
         self.device = dataset.device
         self.epoch = 0
-        self.rank, self.world_size = ranks(options)
-        self._epochs = Epochs(dataset, batch_size, options, self.rank, self.world_size)
+        self._epochs = Epochs(dataset, batch_size, options)
         wanted = True if options.pre_transform is not None else options.resident
         streamed = why_not_resident(dataset, options.collate or {})
         if streamed is not None and wanted is True:
@@ -224,7 +224,22 @@ class PackedLoader:
             else Streaming(self.pipeline, self._epochs)
         )
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
-        self._resume: tuple[int, int] | None = None
+        self._resume: tuple[int, int] | None = None  # epoch and records given, over all ranks, of a loaded state
+
+    @property
+    def rank(self) -> int:
+        """Which of ``world_size`` ranks this process is now."""
+        return ranks(self.options)[0]
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are now."""
+        return ranks(self.options)[1]
+
+    @property
+    def sampler(self) -> Iterable[int] | None:
+        """The sampler that was given; as of torch's loader, ``loader.sampler.set_epoch`` sets the next epoch."""
+        return self.options.sampler
 
     def _repr_html_(self) -> str:
         return notebook_html(self)
@@ -242,8 +257,12 @@ class PackedLoader:
         return self._epochs.count()
 
     def __iter__(self) -> Iterator[Any]:
+        self._epochs.begin()
+        if (epoch := self._epochs.take_epoch_of_sampler()) is not None:
+            self.set_epoch(epoch)
         if self._resume is not None:
-            (epoch, first), self._resume = self._resume, None
+            epoch, first = self._resume[0], self._epochs.batches_before(self._resume[1])
+            self._resume = None
         else:
             epoch, first = self.epoch, 0
         self.epoch = epoch + 1
@@ -292,13 +311,15 @@ class PackedLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the latest iteration stands; what it has given by then, a resumed one leaves out."""
-        epoch, batches = self._resume or self._running or (self.epoch, 0)
-        return {
-            "version": _STATE_VERSION,
-            "epoch": epoch,
-            "records": self._epochs.position(batches),
-            **self._identity(),
-        }
+        if self._running is None:
+            self._epochs.begin()
+        epoch, batches = self._running or (self.epoch, 0)
+        epoch, records = self._resume or (epoch, self._epochs.position(batches))
+        return {"version": VERSION, "epoch": epoch, "records": records, **self._identity(), "store": self._store}
+
+    @cached_property
+    def _store(self) -> dict[str, Any]:
+        return describe_records(self.dataset)
 
     def _identity(self) -> dict[str, Any]:
         """What decides on the batches of an epoch, apart from the number of ranks."""
@@ -310,7 +331,7 @@ class PackedLoader:
             "indices": self._epochs.subset_digest,
             "sampler": None if options.sampler is None else type(options.sampler).__name__,
             "length": self._epochs.order.length,
-            "global_batch_size": self.batch_size * self.world_size,
+            "global_batch_size": self._epochs.global_batch_size,
             "drop_last": options.drop_last,
             "seed": options.seed,
             "shuffle": self._epochs.shuffle,
@@ -325,19 +346,18 @@ class PackedLoader:
         global batch size is the same.
 
         Raises:
-            UsageError: The state is of another dataset, order, augmentation or global batch size; names what differs.
+            UsageError: This is no state, or of another dataset, order, augmentation or global batch size; names what
+                differs, and says if the store has grown since.
         """
-        if state.get("version") != _STATE_VERSION:
-            raise UsageError(f"the loader's state has version {state.get('version')!r}, expected {_STATE_VERSION}")
-        for name, own in self._identity().items():
-            if state.get(name) != own:
-                raise UsageError(f"the loader's state has {name} {state.get(name)!r}, this loader {own!r}")
-        given = int(state["records"])
-        self._resume = int(state["epoch"]), self._epochs.batches_before(given)
-        self.epoch = self._resume[0]
-        left = self._epochs.position(self._resume[1]) - given
+        self._epochs.begin()
+        check_state(state, self._identity(), self.dataset)
+        epoch, given = state["epoch"], state["records"]
+        self.set_epoch(epoch)
+        self._epochs.set_epoch_of_sampler(epoch)
+        self._resume = epoch, given
+        left = self._epochs.position(self._epochs.batches_before(given)) - given
         if left:  # of a last batch that fewer ranks were about to share
-            _log.warning("%d records of epoch %d are left out: too few for %d ranks", left, self.epoch, self.world_size)
+            _log.warning("%d records of epoch %d are left out: too few for %d ranks", left, epoch, self.world_size)
 
 
 def _described(operation: Any) -> str:

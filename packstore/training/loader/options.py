@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -104,7 +105,8 @@ class LoaderOptions:
 
 
 def ranks(options: LoaderOptions) -> tuple[int, int]:
-    """``(rank, world size)``: as given, or what ``torch.distributed`` says when it is initialised, or ``(0, 1)``."""
+    """Returns ``(rank, world size)``: as given, or of ``torch.distributed`` once it is initialised, or of the
+    environment that ``torchrun`` makes, or ``(0, 1)``."""
     if options.rank is not None and options.world_size is not None:
         if not 0 <= options.rank < options.world_size:
             raise UsageError(f"rank should be from 0 to {options.world_size - 1}, got {options.rank}")
@@ -112,7 +114,15 @@ def ranks(options: LoaderOptions) -> tuple[int, int]:
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
+    found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(found):  # Lightning sets WORLD_SIZE alone before it starts the other ranks
+        return 0, 1
+    if not all(text.isdecimal() for text in found) or int(found[0]) >= int(found[1]):
+        raise UsageError(
+            f"the environment has RANK={found[0]!r} and WORLD_SIZE={found[1]!r}, which is no rank of several: unset "
+            "them, or say rank= and world_size="
+        )
+    return int(found[0]), int(found[1])
 
 
 OF_DATALOADER = {
@@ -122,7 +132,7 @@ OF_DATALOADER = {
     "persistent_workers": "its threads are made for each epoch, which takes microseconds",
     "collate_fn": "batches are made at once; transform= works on them",
     "exif_transpose": "the dataset has it: PackedDataset(..., exif_transpose=True)",
-    "batch_sampler": "sampler= and batch_size= make the batches",
+    "batch_sampler": "pass the sampler within as sampler=, and batch_size=",
 }
 """Replacements for options of torch's ``DataLoader``."""
 
