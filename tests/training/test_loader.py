@@ -39,7 +39,7 @@ from packstore.training.augment import (
 from packstore.training.augment.base import Crops
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.rows import Rows
-from packstore.training.loader.single_threaded import is_single_threaded, make_single_threaded
+from packstore.training.single_threaded import is_single_threaded, make_single_threaded
 from tests.conftest import Stores
 from tests.makers.datasets import write_image
 

@@ -24,7 +24,7 @@ from packstore.training.augment.operations import apply_operations, plan_operati
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 from packstore.training.loader.rows import Rows
-from packstore.training.loader.single_threaded import make_single_threaded
+from packstore.training.single_threaded import make_single_threaded
 from packstore.training.random_draws import Draws
 
 CHUNK = 16  # records that a thread takes at a time

@@ -89,10 +89,15 @@ class PackedLoader:
             have to be fetched: each rank reads shards of its own, and shuffles within a window of them. True: lanes for
             a store at a URL, else the permutation.
         seed: The order, and all random numbers of ``augment``, are a function of it.
+        stream: Name of the random numbers of ``augment``. Two loaders of one seed give the same records, and crop and
+            flip them alike; with other names, such as ``"global"`` and ``"local"``, each in its own way.
         drop_last: Leave out a last batch that is not full.
         block: Shuffle for disks that cannot seek: blocks of this many consecutive records.
         window: Shards that are mixed at a time with ``"lanes"``, over all ranks (64), or blocks with ``block`` (16).
-        sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``.
+        sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``; it may be
+            endless. Ranks share out what it gives, so it has to give all of them the same: torch's random ones need a
+            ``generator``. One that has ``num_replicas`` and ``rank``, such as ``DistributedSampler``, shares out by
+            itself, and each rank takes all that its own gives, unless ``rank`` is given.
         indices: Use only these items of the dataset.
         augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order; or a single
             one. A random callable draws once a batch: put it in ``PerImage``. ``Compose`` is taken apart.
@@ -110,7 +115,8 @@ class PackedLoader:
         workers: Threads that read and decode; None for one a core. (DataLoader's ``num_workers``, without processes.)
         prefetch: Batches under way at a time.
         rank: Which of ``world_size`` equal parts of each global batch this process takes; None for what
-            ``torch.distributed`` says, or 0 of 1.
+            ``torch.distributed`` says when an epoch begins, or ``RANK`` and ``WORLD_SIZE`` of the environment, or 0 of
+            1.
         world_size: See ``rank``.
         dct_scaling: Scale JPEG files by 1/2 or 1/4 while they are decoded, where a crop is at least so many times the
             size that it is resized to: faster for large photos, and other pixels, by 1 to 3 of 255 on average (see
@@ -144,6 +150,7 @@ class PackedLoader:
         shuffle: bool | Shuffle = False,
         *,
         seed: int = 0,
+        stream: str | None = None,
         drop_last: bool = False,
         block: int | None = None,
         window: int | None = None,
@@ -178,6 +185,7 @@ class PackedLoader:
         self.options = options = LoaderOptions(
             shuffle=shuffle,
             seed=seed,
+            stream=stream,
             drop_last=drop_last,
             block=block,
             window=window,
@@ -297,7 +305,8 @@ class PackedLoader:
         """Where the time went since the loader was made or ``reset_stats()``.
 
         ``images``, ``batches``, ``skipped``, ``seconds``, ``images_per_second``, and seconds of each stage:
-        ``wait`` (the consumer stood idle), ``read`` and ``decode`` (summed over threads), ``augment`` and ``copy``.
+        ``wait`` (the consumer stood idle), ``read`` and ``decode`` (summed over threads), ``augment``, ``per_image``
+        (functions in ``PerImage``; summed over threads with ``generator=True``) and ``copy``.
 
         Of a store at a URL also ``cache_hits`` and ``cache_misses`` (shards that were there, or not, when a thread came
         to read them), ``fetched_bytes``, and ``fetch_wait_seconds`` of threads that waited for shards (summed).
@@ -334,6 +343,7 @@ class PackedLoader:
             "global_batch_size": self._epochs.global_batch_size,
             "drop_last": options.drop_last,
             "seed": options.seed,
+            "stream": options.stream,
             "shuffle": self._epochs.shuffle,
             "block": options.block,
             "window": options.window,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import function_or_none, true_or_false, whole
+from packstore.core.arguments import function_or_none, text_or_none, true_or_false, whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd
+from packstore.training.augment.per_image import check_functions
 from packstore.training.augment.targets import check_target_options
 from packstore.training.dataset import PackedDataset
+from packstore.training.random_draws import key
 
 BatchCallable = Callable[[Any], Any]
 
@@ -33,6 +36,7 @@ class LoaderOptions:
 
     shuffle: bool | Shuffle = False
     seed: int = 0
+    stream: str | None = None
     drop_last: bool = False
     block: int | None = None
     window: int | None = None
@@ -78,6 +82,8 @@ class LoaderOptions:
         function_or_none(
             transform=self.transform, target_transform=self.target_transform, pre_transform=self.pre_transform
         )
+        check_functions(transform=self.transform, pre_transform=self.pre_transform)
+        text_or_none(stream=self.stream)
         if self.sampler is not None and not isinstance(self.sampler, Iterable):
             raise UsageError(f"sampler should give one index after another, got {self.sampler!r}")
         if self.resident not in (True, False, "auto"):
@@ -102,6 +108,13 @@ class LoaderOptions:
             raise UsageError(f"collate should say by column one of {', '.join(forms)}, got {self.collate!r}")
         if (self.rank is None) != (self.world_size is None):
             raise UsageError("rank and world_size go together")
+
+    @property
+    def draws_seed(self) -> int:
+        """Seed of all random numbers but the order."""
+        if self.stream is None:
+            return self.seed
+        return key(self.seed, int.from_bytes(hashlib.sha256(self.stream.encode()).digest()[:8], "big"))
 
 
 def ranks(options: LoaderOptions) -> tuple[int, int]:
