@@ -7,9 +7,11 @@ its own.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from typing import Any, Literal, Never
@@ -49,6 +51,18 @@ from packstore.training.loader.streaming import Streaming
 __all__ = ["PackedLoader", "Padded", "prefetch"]
 
 _log = logging.getLogger("packstore")
+
+_open: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+"""Iterators of all loaders that have not been closed."""
+
+
+@atexit.register
+def _close_iterators() -> None:
+    """Closes them while the modules that they need are still there; at the very end Python empties those first."""
+    for items in list(_open):
+        if not items.gi_running:  # else a thread that outlives the program waits in it
+            items.close()
+
 
 
 class PackedLoader:
@@ -275,9 +289,11 @@ class PackedLoader:
             epoch, first = self.epoch, 0
         self.epoch = epoch + 1
         self._running = epoch, first
-        return self._items(epoch, first)
+        items = self._items(epoch, first)
+        _open.add(items)
+        return items
 
-    def _items(self, epoch: int, first: int) -> Iterator[Any]:
+    def _items(self, epoch: int, first: int) -> Generator[Any, None, None]:
         process = os.getpid()
         with closing(self._producer.batches(epoch, first)) as batches:
             for batch in batches:  # enumerate would hold the batch
