@@ -119,8 +119,9 @@ class PackedLoader:
             Gives floating point images, ``(x / 255 - mean) / std``.
         dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.
             Without ``normalize``, pixels are scaled to 0 … 1.
-        channels_last: Memory format of image batches: True or False, or None for the one that costs nothing, which
-            depends on the store, the mode and the operations (so reshape batches, view may refuse).
+        channels_last: Memory format of image batches. True for a model that was moved to ``torch.channels_last``, which
+            is faster on most devices. A contiguous model would give gradients of other strides than its weights for
+            such batches: ``DistributedDataParallel`` then copies each, and warns.
         transform: Called with each batch of images, last.
         target_transform: Called with each batch of labels.
         pre_transform: Resident only: called once with images ``(M, 3, H, W)`` when they are loaded.
@@ -173,7 +174,7 @@ class PackedLoader:
         augment: Sequence[Any] | Step = (),
         normalize: str | Normalization | MeanAndStd | None = None,
         dtype: torch.dtype | None = None,
-        channels_last: bool | None = None,
+        channels_last: bool = False,
         transform: BatchCallable | None = None,
         target_transform: BatchCallable | None = None,
         pre_transform: BatchCallable | None = None,

@@ -85,7 +85,7 @@ class DeviceSteps:
         dtype = stored if normalizer is None else normalizer.dtype
         if dtype not in (torch.uint8, *BY_ENGINE):
             return None
-        planes = wanted is not True if self._floats else wanted is False
+        planes = not wanted
         if dtype == stored and planes == self._floats:
             return None
         return Finish(dtype, planes, None if self._floats else normalizer)
@@ -159,13 +159,11 @@ class DeviceSteps:
 
     def convert(self, images: torch.Tensor) -> torch.Tensor:
         """Normalisation, dtype and memory format."""
-        if self._normalizer is not None:
-            images = self._normalizer(images) if images.dtype == torch.uint8 else images.to(self._normalizer.dtype)
-        if self._options.channels_last is True:
-            images = images.contiguous(memory_format=torch.channels_last)
-        elif self._options.channels_last is False:
-            images = images.contiguous()
-        return images
+        wanted = torch.channels_last if self._options.channels_last else torch.contiguous_format
+        images = images.contiguous(memory_format=wanted)  # first, while a pixel is a byte; the rest keeps the format
+        if self._normalizer is None:
+            return images
+        return self._normalizer(images) if images.dtype == torch.uint8 else images.to(self._normalizer.dtype)
 
     def __call__(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> Any:
         """All steps in order; the user's ``transform`` last."""

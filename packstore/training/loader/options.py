@@ -45,7 +45,7 @@ class LoaderOptions:
     augment: tuple[Any, ...] = ()
     normalize: str | Normalization | MeanAndStd | None = None
     dtype: torch.dtype | None = None
-    channels_last: bool | None = None
+    channels_last: bool = False
     transform: BatchCallable | None = None
     target_transform: BatchCallable | None = None
     pre_transform: BatchCallable | None = None
@@ -74,11 +74,9 @@ class LoaderOptions:
             value = getattr(self, name)
             if value is not None or name in ("prefetch", "seed"):
                 object.__setattr__(self, name, whole(name, value, least))
-        true_or_false(drop_last=self.drop_last, dct_scaling=self.dct_scaling)
+        true_or_false(drop_last=self.drop_last, dct_scaling=self.dct_scaling, channels_last=self.channels_last)
         if self.shuffle not in (True, False, *get_args(Shuffle)):
             raise UsageError(f"shuffle should be True, False, 'full' or 'lanes', got {self.shuffle!r}")
-        if self.channels_last is not None:
-            true_or_false(channels_last=self.channels_last)
         function_or_none(
             transform=self.transform, target_transform=self.target_transform, pre_transform=self.pre_transform
         )
