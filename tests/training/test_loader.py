@@ -511,7 +511,10 @@ def test_what_differs_from_the_state_is_named(stores: Stores, change: dict[str, 
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (None, "takes what a loader's state_dict\\(\\) gave, got NoneType; look under which name the checkpoint has it"),
+        (
+            None,
+            "takes what a loader's state_dict\\(\\) gave, got NoneType; look under which name the checkpoint has it",
+        ),
         ([1], "takes what a loader's state_dict\\(\\) gave, got list"),
         ({"model": 1}, "takes what a loader's state_dict\\(\\) gave, got dict"),
         ({"version": 2}, "should have whole numbers as epoch and records, and has epoch None, records None"),
@@ -543,7 +546,7 @@ def test_a_state_says_whether_the_store_has_grown_since(tmp_path: Path, splits: 
     words = r"has grown since \(6 records then, 12 now\).*begin the next one: loader.set_epoch\(1\)"
     with pytest.raises(UsageError, match=f"state has dataset .*s.lmdb.* {words}"):
         make("s.lmdb").load_state_dict(state)
-    with pytest.raises(UsageError, match="other.lmdb.* is another one, .*it does not begin with the records of that"):
+    with pytest.raises(UsageError, match=r"other.lmdb.* is another one, .*it does not begin with the records of that"):
         make("other.lmdb").load_state_dict(state)
 
 

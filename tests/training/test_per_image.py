@@ -46,7 +46,7 @@ def test_a_generator_makes_the_same_images_wherever_it_runs(
     dataset = PackedDataset(stores(name), "train")
     augment = [*before, PerImage(_noisy, generator=True), PerImage(InPlace(_noisy), generator=True), *after]
     expected = _loaded(dataset, augment=augment, resident=False, workers=1)
-    assert len(expected.flatten(1).unique(dim=0)) == len(expected)
+    assert len(torch.unique(expected.flatten(1), dim=0)) == len(expected)
     for options in ({"workers": 4}, {"batch_size": 7}, {"batch_size": 1, "workers": 3}, {"channels_last": True}):
         assert torch.equal(_loaded(dataset, augment=augment, resident=False, **options), expected), options
     if name != "files.lmdb":
@@ -67,7 +67,7 @@ def test_functions_run_in_the_threads_that_decode_if_they_take_a_generator(store
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     torch.manual_seed(0)
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=True)[1].tolist()
     try:
         dataset = PackedDataset(stores("files.lmdb"), "train")
         loader = PackedLoader(
@@ -80,7 +80,7 @@ def test_functions_run_in_the_threads_that_decode_if_they_take_a_generator(store
     assert torches == {1}
     assert (threading.main_thread().name in names) is not generator
     assert all(name.startswith("packstore-loader") for name in names) is generator
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=True)[1].tolist()
     assert torch.equal(after[0], states[0])
     assert after[1:] == states[1:]
 
@@ -95,7 +95,9 @@ def test_a_function_with_a_generator_may_resize_and_fail(stores: Stores) -> None
     options["augment"] = [PerImage(lambda image, generator: 1, generator=True)]  # type: ignore[arg-type,return-value]
     with pytest.raises(UsageError, match="should give tensors of one shape, and gave int"):
         _loaded(dataset, **options)
-    with pytest.raises(UsageError, match=r"calls fn\(image, generator=…\), and .* takes no generator; leave generator="):
+    with pytest.raises(
+        UsageError, match=r"calls fn\(image, generator=…\), and .* takes no generator; leave generator="
+    ):
         PerImage(lambda image: image, generator=True)
     with pytest.raises(UsageError, match="generator should be True or False, got 3"):
         PerImage(_noisy, generator=3)  # type: ignore[arg-type]
@@ -181,14 +183,15 @@ def _torchvisions(name: str, **attributes: Any) -> Any:
 
 @pytest.mark.parametrize("option", ["transform", "pre_transform"])
 def test_random_functions_are_refused_as_in_augment(stores: Stores, option: str) -> None:
+    make: Any = PackedLoader
     dataset, erasing = PackedDataset(stores("cifar.lmdb"), "train"), _torchvisions("RandomErasing")
     compose = _torchvisions("Compose", transforms=[_torchvisions("Normalize"), erasing])
     advice = r"put it into augment=: augment\.PerImage\(RandomErasing\(\.\.\.\)\), or a DataLoader"
     for function in (erasing, compose, InPlace(erasing), InPlace(compose)):
         with pytest.raises(UsageError, match=f"RandomErasing would treat the whole batch alike; {advice}"):
-            PackedLoader(dataset, 4, **{option: function})
+            make(dataset, 4, **{option: function})
     for drawn in (PerImage(erasing), RandomHorizontalFlip(), Resize(9), InPlace(RandomHorizontalFlip())):
         with pytest.raises(UsageError, match=f"{option} is called with batches alone, and .* put it into augment="):
-            PackedLoader(dataset, 4, **{option: drawn})
+            make(dataset, 4, **{option: drawn})
     for plain in (torch.neg, _torchvisions("Normalize"), InPlace(torch.neg), torch.nn.Sequential(torch.nn.Identity())):
-        PackedLoader(dataset, 4, **{option: plain})
+        make(dataset, 4, **{option: plain})

@@ -125,9 +125,7 @@ def test_a_sampler_of_a_rank_is_not_shared_out_again(
     for rank in (0, 1):
         ranks(rank, 2)
         sampler: Any = (
-            DistributedSampler(dataset, num_replicas=2, rank=rank)
-            if kind == "DistributedSampler"
-            else Striped(rank)
+            DistributedSampler(dataset, num_replicas=2, rank=rank) if kind == "DistributedSampler" else Striped(rank)
         )
         loader = PackedLoader(dataset, 5, sampler=sampler, resident=resident)
         assert len(loader) == 10
@@ -218,7 +216,7 @@ def test_batches_of_a_batch_sampler_are_told(dataset: PackedDataset) -> None:
     with pytest.raises(UsageError, match="it gives batches: pass the sampler within, and batch_size="):
         list(PackedLoader(dataset, sampler=batches))
     with pytest.raises(UsageError, match="no argument batch_sampler: pass the sampler within as sampler="):
-        PackedLoader(dataset, batch_sampler=batches)  # type: ignore[arg-type]
+        PackedLoader(dataset, batch_sampler=batches)
 
 
 # Endless ones -------------------------------------------------------------------------------------------------------
@@ -245,9 +243,7 @@ def test_an_endless_sampler_is_drawn_as_it_is_needed(dataset: PackedDataset, res
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("length", [5, 50, 8192, 8195, 9001, 12_289])
-def test_drawn_in_parts_ranks_share_as_if_drawn_at_once(
-    dataset: PackedDataset, length: int, world_size: int
-) -> None:
+def test_drawn_in_parts_ranks_share_as_if_drawn_at_once(dataset: PackedDataset, length: int, world_size: int) -> None:
     """Records and their repetitions; longer ones than are drawn at a time."""
     wanted = [(7 * i) % 100 for i in range(length)]
 

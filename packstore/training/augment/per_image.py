@@ -131,7 +131,9 @@ def check_functions(**functions: Any) -> None:
         for part in as_operations([] if function is None else function, "put it into augment=: "):
             inner = list(parts_of(part))[-1]
             if isinstance(inner, Operation):
-                raise UsageError(f"{name} is called with batches alone, and {inner!r} draws a record: put it into augment=")
+                raise UsageError(
+                    f"{name} is called with batches alone, and {inner!r} draws a record: put it into augment="
+                )
 
 
 def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ its own.
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import os
 import weakref
@@ -60,9 +61,10 @@ _open: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 def _close_iterators() -> None:
     """Closes them while the modules that they need are still there; at the very end Python empties those first."""
     for items in list(_open):
-        if not items.gi_running:  # else a thread that outlives the program waits in it
+        if (
+            inspect.getgeneratorstate(items) != inspect.GEN_RUNNING
+        ):  # else a thread that outlives the program waits in it
             items.close()
-
 
 
 class PackedLoader:

@@ -7,7 +7,7 @@ They come as ids: the record number, and in the bits from 32 on how often an epo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import replace
 from itertools import islice
 from operator import index
@@ -110,8 +110,9 @@ class Epochs:
 
     def set_epoch_of_sampler(self, epoch: int) -> None:
         """Tells the sampler the epoch, if it has one."""
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(epoch)
+        set_epoch = getattr(self._sampler, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
             self._sampler_epoch = getattr(self._sampler, "epoch", None)
 
     def count(self) -> int:
@@ -153,7 +154,7 @@ class Epochs:
         """The order of an epoch, as far as its length tells; None for a sampler that has none."""
         if self._sampler is None:
             return self.order
-        return _sampler_order(self.order, len(self._sampler)) if hasattr(self._sampler, "__len__") else None
+        return _sampler_order(self.order, len(self._sampler)) if isinstance(self._sampler, Sized) else None
 
     def batches(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
         """Ids of each batch's records, from batch ``first`` on."""
@@ -190,7 +191,7 @@ class Epochs:
             held = np.concatenate([held, self._draw(drawn, wanted - len(held), occurrences, not len(held))])
             ended = len(held) < wanted
             order = _sampler_order(of_ranks, len(held))
-            if first >= 0 and ended:
+            if ended:
                 _refuse_empty(order)
             count = order.batches() if ended else at_once
             bounds = [order.bounds(number) for number in range(max(first, 0), count)]
@@ -198,9 +199,7 @@ class Epochs:
                 yield held[_places(order, bounds)] + self.first_record, [end - begin for begin, end in bounds]
             held, first = held[count * whole :], first - count
 
-    def _draw(
-        self, drawn: Iterator[Any], count: int, occurrences: Occurrences, needed: bool
-    ) -> NDArray[np.int64]:
+    def _draw(self, drawn: Iterator[Any], count: int, occurrences: Occurrences, needed: bool) -> NDArray[np.int64]:
         """Draws up to ``count`` ids; none at all is an error if they are ``needed``."""
         entries: list[Any] = list(islice(drawn, count))
         if not entries and not needed:
@@ -269,8 +268,7 @@ def _refuse_unseeded(sampler: Any, world_size: int) -> None:
         name = type(sampler).__name__
         raise UsageError(
             f"{name} has no seed: each of the {world_size} ranks would draw another order, and take its part of that; "
-            f"give all ranks the same one, {name}(..., generator=torch.Generator().manual_seed(0)), or use "
-            "shuffle=True, seed=0 instead of a sampler"
+            f"give all ranks the same one: {name}(..., generator=torch.Generator().manual_seed(0))"
         )
 
 

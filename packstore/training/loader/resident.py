@@ -19,9 +19,9 @@ from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.residence import PaddedLayout
 from packstore.training.loader.shards_ahead import ShardsAhead
-from packstore.training.single_threaded import begin_in_fork
 from packstore.training.random_draws import MASK
 from packstore.training.ring import ProducerStream, Ring, is_within, transport_to
+from packstore.training.single_threaded import begin_in_fork
 
 _log = logging.getLogger("packstore")
 _LOADED_BYTES = 32 << 20  # of images that are loaded at a time

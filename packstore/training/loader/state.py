@@ -52,8 +52,8 @@ def _describe_other_dataset(state: Mapping[str, Any], dataset: PackedDataset) ->
     if isinstance(before, Mapping) and _begins_with(dataset, before.get("count"), before.get("digest")):
         grown = f"{before['count']:,} records then, {len(dataset):,} now"
         return (
-            f"the loader's state has dataset {state.get('dataset')!r}: {where} has grown since ({grown}), and orders its "
-            f"records anew; finish the epoch with a copy of the store as it was, or begin the next one: "
+            f"the loader's state has dataset {state.get('dataset')!r}: {where} has grown since ({grown}), and orders "
+            "its records anew; finish the epoch with a copy of the store as it was, or begin the next one: "
             f"loader.set_epoch({state['epoch'] + 1})"
         )
     return (
