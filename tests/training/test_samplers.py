@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import multiprocessing
 import os
 import re
@@ -177,6 +178,34 @@ def test_a_sampler_without_seed_is_refused_on_several_ranks(dataset: PackedDatas
         ranks(rank, 2)
         seen += keys(PackedLoader(dataset, 5, sampler=make(dataset, torch.Generator().manual_seed(0))))
     assert sorted(seen) == sorted(dataset.keys)
+
+
+@pytest.mark.parametrize("kind", WITHOUT_SEED)
+@pytest.mark.parametrize("stop", [0, 3, 20])
+def test_a_state_has_the_generator_of_the_sampler(dataset: PackedDataset, kind: str, stop: int) -> None:
+    """Each epoch draws on from where the one before left the generator."""
+
+    def make() -> PackedLoader:
+        sampler = WITHOUT_SEED[kind](dataset, torch.Generator().manual_seed(5))
+        return PackedLoader(dataset, 5, sampler=sampler)
+
+    loader = make()
+    epochs = [keys(loader) for _ in range(4)]
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    loader = make()
+    for _ in range(2):
+        keys(loader)
+    iterator = iter(loader)
+    for _ in range(stop):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert keys(resumed) == epochs[2][5 * stop :]
+    assert keys(resumed) == epochs[3]
+    with pytest.raises(UsageError, match="state has a generator that torch refuses"):
+        make().load_state_dict(state | {"generator": "00"})
 
 
 @pytest.mark.parametrize("make", [SequentialSampler, lambda ds: list(range(len(ds)))[::-1]])

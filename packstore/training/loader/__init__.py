@@ -343,7 +343,8 @@ class PackedLoader:
             self._epochs.begin()
         epoch, batches = self._running or (self.epoch, 0)
         epoch, records = self._resume or (epoch, self._epochs.position(batches))
-        return {"version": VERSION, "epoch": epoch, "records": records, **self._identity(), "store": self._store}
+        where = {"version": VERSION, "epoch": epoch, "records": records}
+        return where | self._identity() | {"store": self._store, "generator": self._epochs.generator_state}
 
     @cached_property
     def _store(self) -> dict[str, Any]:
@@ -383,6 +384,7 @@ class PackedLoader:
         epoch, given = state["epoch"], state["records"]
         self.set_epoch(epoch)
         self._epochs.set_epoch_of_sampler(epoch)
+        self._epochs.restore_generator(state.get("generator"))
         self._resume = epoch, given
         left = self._epochs.position(self._epochs.batches_before(given)) - given
         if left:  # of a last batch that fewer ranks were about to share

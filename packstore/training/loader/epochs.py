@@ -37,6 +37,7 @@ class Epochs:
         shuffle: The way of shuffling, apart from ``block``; None for none.
         order: The order of the latest epoch, by the ranks that there were when it began. Of a sampler, all but the
             length.
+        generator_state: Hexadecimal state of the sampler's generator when that epoch began; None if it has none.
     """
 
     def __init__(self, dataset: PackedDataset, batch_size: int, options: LoaderOptions) -> None:
@@ -76,10 +77,28 @@ class Epochs:
             UsageError: The epoch would have no batches; several ranks would each draw other records from the sampler.
         """
         self.order = self._order_now()
+        generator = self._generator
+        self.generator_state = None if generator is None else bytes(generator.get_state().tolist()).hex()
         if self._sampler is None:
             _refuse_empty(self.order)
         elif self._options.rank is None and self.order.world_size > 1:
             _refuse_unseeded(self._sampler, self.order.world_size)
+
+    def restore_generator(self, state: str | None) -> None:
+        """Makes the sampler draw the next epoch as that whose :attr:`generator_state` this was."""
+        if self._generator is None or state is None:
+            return
+        try:
+            self._generator.set_state(torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8, device="cpu"))
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise UsageError(f"the loader's state has a generator that torch refuses: {error}") from error
+        self.generator_state = state
+
+    @property
+    def _generator(self) -> torch.Generator | None:
+        """The generator that the sampler draws from, if it has one."""
+        generator = getattr(self._sampler, "generator", None)
+        return generator if isinstance(generator, torch.Generator) else None
 
     def _order_now(self) -> Order:
         rank, world_size = (0, 1) if self._sampler_shares else ranks(self._options)
